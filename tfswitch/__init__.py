@@ -4,6 +4,7 @@ Importing this registers the TensorFlow ops and the Keras layer, so that
 `tf.saved_model.load` and `keras.models.load_model` find them.
 """
 
+import importlib
 import warnings
 from typing import Any
 
@@ -37,7 +38,9 @@ __version__ = _native.version()
 
 
 def __getattr__(name: str) -> Any:
-    """Returns what a former name stands for, with a warning."""
+    """Returns the part that needs Ray, or a former name with a warning."""
+    if name == "ray":
+        return importlib.import_module("tfswitch.ray")
     former = {
         "interchange": ("io", io),
         "RowType": ("StorageDtype", StorageDtype),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _ACCEPTED = (
     '"local://" or "local://NAME" (this process), '
     '"grpc://host:port,host:port", "grpcs://host:port,host:port" (TLS) or '
-    '"grpc+unix:///path" (servers in shard order)'
+    '"grpc+unix:///path" (servers in shard order), or "ray://NAME"'
 )
 
 _lock = threading.Lock()  # Nothing waits while it is held.
@@ -58,15 +58,18 @@ class Cluster:
         self,
         address: str,
         *,
-        timeout: float = 30.0,
+        timeout: float | None = None,
         on_lost_tables: str = "fail",
         tls: _tls.Tls | None = None,
         token: str | os.PathLike[str] | None = None,
     ) -> None:
         if not isinstance(address, str) or not address.startswith(
-            ("local://", "grpc://", "grpcs://", "grpc+unix://")
+            ("local://", "grpc://", "grpcs://", "grpc+unix://", "ray://")
         ):
             raise bad_argument("address", address, _ACCEPTED)
+        may_move = address.startswith("ray://")
+        if timeout is None:
+            timeout = 300.0 if may_move else 30.0
         if not (is_number(timeout, int, float) and 0 < timeout < math.inf):
             raise bad_argument(
                 "timeout", timeout, "a positive number of seconds"
@@ -77,6 +80,11 @@ class Cluster:
             )
         self.address = address
         self.timeout = float(timeout)
+        if may_move:
+            # Ray is asked for only here.
+            from tfswitch.ray import _following
+
+            _following.follow(address, self.timeout)
         self._native = _native.Cluster(
             address, self.timeout, _tls.texts(tls), *_tokens.texts(token)
         )
@@ -466,7 +474,7 @@ class Cluster:
 def connect(
     address: str = "local://",
     *,
-    timeout: float = 30.0,
+    timeout: float | None = None,
     on_lost_tables: str = "fail",
     tls: _tls.Tls | None = None,
     token: str | os.PathLike[str] | None = None,
@@ -484,8 +492,11 @@ def connect(
             "local://NAME": the same, apart from those of other names;
             "grpc://host:port,host:port": servers, in shard order;
             "grpcs://host:port,host:port": the same over TLS;
-            "grpc+unix:///path": one server on this machine.
-        timeout: Longest wait of a call for a server, in seconds.
+            "grpc+unix:///path": one server on this machine;
+            "ray://NAME": those of `tfswitch.ray.start_servers`. When Ray starts
+            one again elsewhere, all that is connected goes there.
+        timeout: Longest wait of a call for a server, in seconds. None: 30; for
+            "ray://" 300, as Ray may need that long to start one again.
         on_lost_tables: The reaction to a server that was restarted and has lost
             its part of a table. "fail": calls for the table fail, with
             `OSError`, or `tf.errors.DataLossError` in graphs, until a

@@ -303,6 +303,13 @@ def _write(
                     "say in `addresses` which servers the tables will be on, "
                     'or save with `mode="embedded"`.'
                 )
+            if cluster.address.startswith("ray://"):
+                raise ValueError(
+                    f"the tables of the model are in {cluster.address!r}, "
+                    "which only processes of that Ray cluster find. Say in "
+                    "`addresses` which servers they will be on, or save with "
+                    '`mode="embedded"`.'
+                )
             content["addresses"] = cluster.address
         with open(file, "w", encoding="utf-8") as model_file:
             json.dump(content, model_file)

@@ -51,7 +51,8 @@ class Worker:
 
     Args:
         worker_id: From 0; each process has its own. By default from TF_CONFIG,
-            else 0.
+            else 0. Those from `num_workers` on come late, for example when
+            machines are added.
         num_workers: How many are waited for at the start. By default from
             TF_CONFIG, else 1.
         consistency: A `Consistency`, "asp" or "bsp"; None means `asp`. All
@@ -112,11 +113,6 @@ class Worker:
             num_workers = max(1, _tf_config.num_workers())
         check_count("num_workers", num_workers, 1)
         check_count("worker_id", worker_id, 0)
-        if worker_id >= num_workers:
-            raise ValueError(
-                "`worker_id` must be below `num_workers`. Received: "
-                f"worker_id={worker_id}, num_workers={num_workers}"
-            )
         if not isinstance(group, str) or not group:
             raise bad_argument("group", group, "a name")
         check_seconds(
@@ -407,6 +403,11 @@ class Worker:
 _present: weakref.WeakValueDictionary[tuple[str, float], Worker] = (
     weakref.WeakValueDictionary()
 )
+
+
+def present_workers() -> list[Worker]:
+    """Returns the workers that this process is, one for each cluster."""
+    return list(_present.values())
 
 
 def group_stats(response: Mapping[str, Any]) -> dict[str, Any]:

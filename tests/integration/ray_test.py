@@ -1,0 +1,443 @@
+"""Servers and workers on a cluster of Ray, all nodes on this machine."""
+
+import os
+import re
+import signal
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tfswitch as tsw
+from tests.certificates import Authority
+from tests.integration import ray_programs
+from tests.programs import ROOT, run_python
+from tests.python.worker_threads import Call, wait_until
+from tests.tokens import TokenFile
+
+ray = pytest.importorskip("ray")
+cluster_utils = pytest.importorskip("ray.cluster_utils")
+
+pytestmark = pytest.mark.slow
+
+ITEMS = [f"item {i}" for i in range(6)]
+ALL_SAMPLES = 2 * len(ITEMS) * ray_programs.NUM_SAMPLES  # Of both epochs.
+
+
+class Machines:
+    """Nodes that come and go beside the head, which has "head" and few CPUs."""
+
+    def __init__(self) -> None:
+        self._cluster = cluster_utils.Cluster(
+            initialize_head=True,
+            head_node_args={
+                "num_cpus": 4,
+                "resources": {"head": 10},
+                "include_dashboard": False,
+            },
+        )
+        self.nodes: list[Any] = []
+        self.address = self._cluster.address
+        ray.init(
+            address=self.address,
+            runtime_env={
+                "env_vars": {
+                    "PYTHONPATH": str(ROOT),
+                    "TF_CPP_MIN_LOG_LEVEL": "2",
+                }
+            },
+        )
+
+    def add(self, **resources: int) -> Any:
+        node = self._cluster.add_node(num_cpus=1, resources=resources)
+        self.nodes.append(node)
+        return node
+
+    def kill(self, node: Any, *pids: int) -> None:
+        """The node, and processes that are its own, are gone at once."""
+        self.nodes.remove(node)
+        self._cluster.remove_node(node, allow_graceful=False)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
+    def clear(self) -> None:
+        for node in self.nodes:
+            self._cluster.remove_node(node)
+        self.nodes.clear()
+
+    def end(self) -> None:
+        ray.shutdown()
+        self._cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def all_machines() -> Iterator[Machines]:
+    found = Machines()
+    yield found
+    found.end()
+
+
+@pytest.fixture
+def machines(all_machines: Machines) -> Iterator[Machines]:
+    yield all_machines
+    all_machines.clear()
+
+
+def start(name: str, num_servers: int, **options: Any) -> tsw.ray.Servers:
+    """Starts servers on the head."""
+    defaults = {
+        "resources_per_server": {"head": 1},
+        "host": "127.0.0.1",
+        "timeout": 60.0,
+    }
+    return tsw.ray.start_servers(
+        num_servers, name=name, **{**defaults, **options}
+    )
+
+
+def process(actor: Any) -> int:
+    return ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))
+
+
+def node_id(actor: Any) -> str:
+    return ray.get(
+        actor.__ray_call__.remote(
+            lambda self: ray.get_runtime_context().get_node_id()
+        )
+    )
+
+
+def count_samples(
+    folder: Path, num_workers: int, servers: tsw.ray.Servers, **options: Any
+) -> tsw.ray.Workers:
+    """Starts workers that wait in the first step of each for a file "go"."""
+    return tsw.ray.start_workers(
+        ray_programs.count_samples,
+        num_workers,
+        servers=servers,
+        args=[ITEMS, folder, True],
+        **{"resources_per_worker": {"head": 1}, **options},
+    )
+
+
+def check_counts(servers: tsw.ray.Servers) -> None:
+    """Each sample has been trained once in each of 2 epochs."""
+    with tsw.Cluster(servers.address) as cluster:
+        ids, counts = ray_programs.make_counts(cluster).export_rows()
+    assert sorted(ids) == list(range(len(ITEMS) * ray_programs.NUM_SAMPLES))
+    # A step of SGD takes the gradient away.
+    assert set(counts.reshape(-1)) == {-2.0}
+
+
+def test_bsp_ends_bit_for_bit_as_if_no_server_had_lost_its_node(
+    machines: Machines, tmp_path: Path
+) -> None:
+    lost = machines.add(server=1)
+    machines.add(server=2)
+    results = {}
+    for name in ("calm", "lossy"):
+        folder = tmp_path / name
+        folder.mkdir()
+        with start(
+            name,
+            2,
+            data_dir=folder / "data",
+            resources_per_server={"server": 1},
+        ) as servers:
+            training = Call(
+                lambda servers=servers, folder=folder: tsw.ray.run_workers(
+                    ray_programs.fit,
+                    3,
+                    servers=servers,
+                    args=[folder],
+                    resources_per_worker={"head": 1},
+                )
+            )
+            marked = folder / "marked"
+            wait_until(
+                lambda marked=marked, training=training: (
+                    marked.exists() or training.is_over
+                )
+            )
+            before = servers.addresses()
+            if name == "lossy":
+                (actor,) = (
+                    actor
+                    for actor in servers._actors
+                    if node_id(actor) == lost.node_id
+                )
+                machines.kill(lost, process(actor))
+            (folder / "go").touch()
+            results[name] = training.result(200.0)
+            has_moved = servers.addresses() != before
+            assert has_moved == (name == "lossy")
+
+    samples = 2 * sum(8 * (ray_programs.STEPS - 3 * i) - i for i in range(3))
+    assert [r["samples"] for r in results["calm"].values()] == [samples] * 3
+    assert results["calm"] == results["lossy"]
+
+
+def test_workers_finish_without_one_that_lost_its_node(
+    machines: Machines, tmp_path: Path
+) -> None:
+    options = {
+        "resources_per_worker": {"worker": 1},
+        "max_restarts": 0,
+        "max_lost": 1,
+    }
+    first, second = machines.add(worker=1), machines.add(worker=2)
+    with (
+        start("finish", 2) as servers,
+        count_samples(tmp_path, 3, servers, **options) as workers,
+    ):
+        for worker in range(3):
+            ray_programs.wait_for(tmp_path / str(worker))
+        (lost,) = (
+            number
+            for number, actor in workers._actors.items()
+            if node_id(actor) == first.node_id
+        )
+        machines.kill(first, int((tmp_path / str(lost)).read_text()))
+        (tmp_path / "go").touch()
+        results = Call(workers.wait).result(200.0)
+
+        assert second in machines.nodes
+        assert sorted(results) == sorted({0, 1, 2} - {lost})
+        check_counts(servers)
+
+
+def test_a_worker_that_dies_is_started_again_as_the_same(
+    machines: Machines, tmp_path: Path
+) -> None:
+    with (
+        start("again", 1) as servers,
+        count_samples(tmp_path, 2, servers) as workers,
+    ):
+        for worker in range(2):
+            ray_programs.wait_for(tmp_path / str(worker))
+        os.kill(int((tmp_path / "1").read_text()), signal.SIGKILL)
+        (tmp_path / "go").touch()
+        results = Call(workers.wait).result(200.0)
+
+        assert sorted(results) == [0, 1]
+        check_counts(servers)
+
+
+def test_workers_come_and_go_while_training_goes_on(
+    machines: Machines, tmp_path: Path
+) -> None:
+    with (
+        start("elastic", 1) as servers,
+        count_samples(tmp_path, 2, servers) as workers,
+    ):
+        for worker in range(2):
+            ray_programs.wait_for(tmp_path / str(worker))
+        workers.remove(0)
+        assert workers.add() == [2]
+        ray_programs.wait_for(tmp_path / "2")
+        (tmp_path / "go").touch()
+        with pytest.raises(KeyError, match="no worker 0 runs"):
+            workers.remove(0)
+        results = Call(workers.wait).result(200.0)
+
+        assert sorted(results) == [1, 2]
+        assert results[2] > 0
+        check_counts(servers)
+
+
+def test_too_many_lost_workers_are_an_error_that_has_the_results(
+    machines: Machines, tmp_path: Path
+) -> None:
+    with (
+        start("lost", 1) as servers,
+        count_samples(tmp_path, 2, servers, max_restarts=0) as workers,
+    ):
+        for worker in range(2):
+            ray_programs.wait_for(tmp_path / str(worker))
+        os.kill(int((tmp_path / "0").read_text()), signal.SIGKILL)
+        (tmp_path / "go").touch()
+        with pytest.raises(
+            tsw.ray.WorkersLost, match=r"lost worker\(s\) 0;"
+        ) as e:
+            Call(workers.wait).result(200.0)
+
+        assert e.value.lost == [0]
+        assert e.value.results == {1: 2 * len(ITEMS) * ray_programs.NUM_SAMPLES}
+
+
+def test_an_exception_of_a_worker_ends_all_and_is_raised(
+    machines: Machines,
+) -> None:
+    with start("fail", 1) as servers:
+        workers = tsw.ray.start_workers(
+            ray_programs.fail_or_wait,
+            2,
+            servers=servers,
+            resources_per_worker={"head": 1},
+        )
+        with pytest.raises(ZeroDivisionError, match="worker 1"):
+            Call(workers.wait).result(200.0)
+
+        assert workers.numbers() == []
+
+
+def test_a_server_whose_process_dies_comes_back_with_its_rows(
+    machines: Machines, tmp_path: Path
+) -> None:
+    with (
+        start("comes", 2, data_dir=tmp_path) as servers,
+        tsw.Cluster(servers.address) as cluster,
+    ):
+        table = tsw.EmbeddingTable("t", 2, cluster=cluster)
+        before = table.lookup_or_create(np.arange(100)).numpy()
+        address = servers.addresses()[1]
+        os.kill(
+            ray.get(
+                servers._actors[1].__ray_call__.remote(
+                    lambda self: self._process.pid
+                )
+            ),
+            signal.SIGKILL,
+        )
+        # Its addresses have to be asked for: until it has died it has one.
+        np.testing.assert_array_equal(
+            table.lookup(np.arange(100)).numpy(), before
+        )
+        wait_until(lambda: addresses_or_none(servers) not in (None, address))
+        np.testing.assert_array_equal(
+            table.lookup(np.arange(100)).numpy(), before
+        )
+
+
+def addresses_or_none(servers: tsw.ray.Servers) -> str | None:
+    try:
+        return servers.addresses()[1]
+    except ConnectionError:
+        return None
+
+
+def test_rows_come_back_from_an_object_store(
+    machines: Machines, tmp_path: Path
+) -> None:
+    for round_ in range(2):
+        with (
+            start("store", 1, data_dir=f"file://{tmp_path}/run") as servers,
+            tsw.Cluster(servers.address) as cluster,
+        ):
+            table = tsw.EmbeddingTable("t", 2, cluster=cluster, seed=1)
+            assert table.size() == 100 * round_
+            table.lookup_or_create(np.arange(100))
+
+
+def test_servers_with_tls_and_tokens_serve_workers_that_have_them(
+    machines: Machines, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    own = authority.sign("server")
+    tokens = TokenFile(tmp_path / "tokens")
+    token = tmp_path / "token"
+    token.write_text(tokens.create("admin"))
+    with start("safe", 1, tls=own, token_file=tokens.path) as servers:
+        results = tsw.ray.run_workers(
+            ray_programs.count_samples,
+            1,
+            servers=servers,
+            args=[ITEMS, tmp_path, False],
+            resources_per_worker={"head": 1},
+            tls=tsw.Tls(ca=authority.ca),
+            token=token,
+        )
+        assert results == {0: ALL_SAMPLES}
+        with pytest.raises(PermissionError, match="token"):
+            tsw.Cluster(servers.address, tls=tsw.Tls(ca=authority.ca))
+
+
+def test_ray_has_the_rows_of_tables_among_its_metrics(
+    machines: Machines,
+) -> None:
+    with (
+        start("measured", 1, metrics_secs=0.2) as servers,
+        tsw.Cluster(servers.address) as cluster,
+    ):
+        tsw.EmbeddingTable("t", 2, cluster=cluster).lookup_or_create([1, 2, 3])
+
+        wait_until(
+            lambda: re.search(
+                r'tfswitch_rows\{.*Table="t".*\} 3\.0',
+                metrics_of_the_head(),
+                re.I,
+            )
+        )
+
+
+def metrics_of_the_head() -> str:
+    (node,) = ray.nodes()
+    address = f"{node['NodeManagerAddress']}:{node['MetricsExportPort']}"
+    with urllib.request.urlopen(f"http://{address}/metrics") as answer:
+        return answer.read().decode()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"num_servers": 0}, ValueError, "`num_servers`"),
+        ({"name": "a/b"}, ValueError, "`name`"),
+        ({"placement": "wide"}, ValueError, "strict_spread"),
+        ({"data_dir": "relative"}, ValueError, "an absolute path"),
+        ({"push_log": True}, ValueError, "`push_log`"),
+        ({"tls": tsw.Tls(ca="ca.pem")}, ValueError, "`cert` and `key`"),
+        (
+            {"host": "0.0.0.0"},
+            RuntimeError,
+            r"(?s)`token_file` .*insecure=True",
+        ),
+        (
+            {"server_flags": {"max_tabels": 1}},
+            RuntimeError,
+            "(?s)server 0 of 'bad' .*max_tabels",
+        ),
+        (
+            {"resources_per_server": {"gold": 1}, "timeout": 2.0},
+            TimeoutError,
+            r"1 times {'gold': 1} .* within 2 s. It has in all",
+        ),
+    ],
+)
+def test_servers_that_cannot_start_are_an_error_that_says_why(
+    machines: Machines,
+    options: dict[str, Any],
+    error: type[Exception],
+    message: str,
+) -> None:
+    arguments = {"num_servers": 1, "name": "bad", **options}
+
+    with pytest.raises(error, match=message):
+        start(arguments.pop("name"), arguments.pop("num_servers"), **arguments)
+
+
+def test_a_name_is_for_one_group_of_servers(machines: Machines) -> None:
+    with start("twice", 1):
+        with pytest.raises(ValueError, match="named 'twice' run"):
+            start("twice", 1)
+    # And free again.
+    start("twice", 1).stop()
+
+
+def test_servers_that_are_not_there_are_named(machines: Machines) -> None:
+    with pytest.raises(
+        ConnectionError, match=r"no servers 'nobody'.*start_serv"
+    ):
+        tsw.connect("ray://nobody")
+
+
+def test_a_process_without_ray_is_told_to_connect_to_it() -> None:
+    result = run_python(
+        "-c",
+        "import tfswitch as tsw\n"
+        "try:\n    tsw.connect('ray://name')\n"
+        "except RuntimeError as error:\n    print(error)\n",
+    )
+    assert "call ray.init(address='auto') first" in result.stdout

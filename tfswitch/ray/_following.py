@@ -1,0 +1,210 @@
+"""Finds the servers of "ray://NAME", and follows them when Ray moves them.
+
+Each server is an actor with a name. A thread of each process that is connected
+asks the actors where their servers are, and waits at each for its end. When an
+actor has ended, it asks again, and Ray answers when the actor runs elsewhere.
+"""
+
+import sys
+import threading
+import time
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+
+from tfswitch import _native
+from tfswitch._control import call
+
+SCHEME = "ray://"
+# Of the actors, for programs of any namespace.
+NAMESPACE = "tfswitch"
+
+_POLL_SECS = 1.0
+
+_lock = threading.Lock()
+_followers: dict[str, "_Follower"] = {}
+
+
+def actor_name(name: str, index: int) -> str:
+    """Returns the name of the actor of a server."""
+    return f"{name}/{index}"
+
+
+def follow(address: str, timeout: float) -> None:
+    """Tells the core where the servers are, from now on.
+
+    Args:
+        address: "ray://NAME".
+        timeout: How long actors that are being started are waited for, in
+            seconds.
+
+    Raises:
+        RuntimeError: If this process is not connected to Ray.
+        ConnectionError: If Ray has no such servers.
+        TimeoutError: If they are not there in time.
+        ValueError: If a token would go over plaintext.
+    """
+    name = address.removeprefix(SCHEME)
+    if not ray.is_initialized():
+        raise RuntimeError(
+            f"this process is not connected to Ray, which has '{address}'; "
+            "call ray.init(address='auto') first"
+        )
+    first = _ask(name, 0, timeout)
+    num_servers = first["num_servers"]
+    with _lock:
+        former = _followers.get(name)
+        if former is not None and former.follows(num_servers):
+            return
+    others = [_ask(name, i, timeout) for i in range(1, num_servers)]
+    follower = _Follower(name, [first, *others])
+    forget(name)
+    with _lock:
+        _followers[name] = follower
+    follower.start()
+
+
+def forget(name: str) -> None:
+    """Follows the servers no more, as their end is wanted."""
+    with _lock:
+        former = _followers.pop(name, None)
+    if former is not None:
+        former.end()
+
+
+class _Follower(threading.Thread):
+    """Knows where the servers of one name are.
+
+    One thread uses it: the one that makes it, and then its own.
+    """
+
+    def __init__(self, name: str, servers: list[dict[str, Any]]) -> None:
+        super().__init__(name=f"tfswitch {SCHEME}{name}", daemon=True)
+        self._name = name
+        self._servers = servers
+        self._ends = threading.Event()
+        self._said = ""
+        self._place()
+
+    def follows(self, num_servers: int) -> bool:
+        """Whether it goes on, and knows as many servers. Of any thread."""
+        return self.is_alive() and len(self._servers) == num_servers
+
+    def end(self) -> None:
+        """Ends it within seconds. Of any thread."""
+        self._ends.set()
+
+    def run(self) -> None:
+        # What Ray has still to answer, and of which server: that it has ended,
+        # or where it is.
+        pending: dict[Any, tuple[str, int]] = {}
+        for index in range(len(self._servers)):
+            self._send("wait_for_end", index, pending)
+        while not self._ends.is_set() and ray.is_initialized():
+            ready: list[Any] = []
+            if pending:
+                ready, _ = ray.wait(
+                    list(pending), num_returns=1, timeout=_POLL_SECS
+                )
+            for reference in ready:
+                method, index = pending.pop(reference)
+                try:
+                    answer = ray.get(reference)
+                except RayError as error:
+                    if method == "info":  # It has not come back.
+                        self._say(f"server {index} is away: {_line(error)}")
+                        self._ends.wait(_POLL_SECS)
+                    self._send("info", index, pending)
+                    continue
+                self._servers[index] = answer
+                self._place()
+                self._send("wait_for_end", index, pending)
+            known = {index for _, index in pending.values()}
+            for index in set(range(len(self._servers))) - known:
+                self._ends.wait(_POLL_SECS)
+                self._send("info", index, pending)
+
+    def _send(
+        self, method: str, index: int, pending: dict[Any, tuple[str, int]]
+    ) -> None:
+        """Asks an actor; it is left out while Ray has none of the name."""
+        try:
+            actor = ray.get_actor(actor_name(self._name, index), NAMESPACE)
+            reference = getattr(actor, method).remote()
+        except (ValueError, RayError) as error:
+            self._say(f"server {index} is gone: {_line(error)}")
+            return
+        pending[reference] = method, index
+
+    def _place(self) -> None:
+        try:
+            call(
+                _native,
+                "PlaceServers",
+                address=f"{SCHEME}{self._name}",
+                servers=[server["address"] for server in self._servers],
+                has_tls=self._servers[0]["has_tls"],
+            )
+        except (ValueError, RuntimeError) as error:
+            if not self.is_alive():  # The one that makes it hears of it.
+                raise
+            self._say(str(error))
+
+    def _say(self, text: str) -> None:
+        """On the error stream, unless it was the last that was said."""
+        if text != self._said and not self._ends.is_set():
+            self._said = text
+            print(
+                f"tfswitch: warning: '{SCHEME}{self._name}': {text}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def _ask(name: str, index: int, timeout: float) -> dict[str, Any]:
+    give_up = time.monotonic() + timeout
+    reference: Any = None
+    failure: RayError | None = None
+    has_said = False
+    while True:
+        left = max(give_up - time.monotonic(), 0.01)
+        try:
+            if reference is None:
+                actor = ray.get_actor(actor_name(name, index), NAMESPACE)
+                reference = actor.info.remote()
+            return ray.get(reference, timeout=min(_POLL_SECS, left))
+        except ValueError as error:
+            if failure is not None:
+                raise ConnectionError(
+                    f"server {index} of '{SCHEME}{name}' has failed: {failure}"
+                ) from failure
+            raise ConnectionError(
+                f"Ray has no servers '{name}'; start them with "
+                f"tfswitch.ray.start_servers(..., name={name!r})"
+            ) from error
+        except GetTimeoutError:
+            pass
+        except RayError as error:  # The next of its restarts may not fail.
+            failure, reference = error, None
+            time.sleep(min(_POLL_SECS, left))
+        if time.monotonic() > give_up:
+            raise TimeoutError(
+                f"server {index} of '{SCHEME}{name}' did not start within "
+                f"{timeout:g} s"
+                + (f": {_line(failure)}" if failure is not None else "")
+                + ". Ray may have no node with its resources: look at "
+                "`ray status`"
+            ) from failure
+        if not has_said:
+            has_said = True
+            print(
+                f"tfswitch: waiting for server {index} of '{SCHEME}{name}', "
+                f"for up to {timeout:g} s",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def _line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0]

@@ -1,0 +1,226 @@
+"""The actor that owns a server process.
+
+Ray sends this module to the actor's process by value, and it imports no part of
+tfswitch that imports TensorFlow: a server needs neither its seconds nor its
+memory, and a node of servers need not have it.
+"""
+
+import asyncio
+import collections
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from typing import Any
+
+import ray
+from ray.util import metrics
+
+# The former server of a node that Ray has given up may live some time longer,
+# with its lock on the data folder.
+_LOCK_SECS = 120.0
+_LOCK_TEXT = "another process writes to"
+_KEPT_LINES = 20
+
+
+class ServerActor:
+    """One server, which lives no longer than the actor.
+
+    If the server ends by itself, so does the actor, and Ray starts both again.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        index: int,
+        num_servers: int,
+        host: str | None,
+        data_dir: str | None,
+        flags: list[str],
+        has_tls: bool,
+        namespace: str,
+        metrics_secs: float,
+    ) -> None:
+        self._name = name
+        self._namespace = namespace
+        self._metrics_secs = metrics_secs
+        self._index = index
+        self._num_servers = num_servers
+        self._has_tls = has_tls
+        self._address = ""
+        self._lines: collections.deque[str] = collections.deque(
+            maxlen=_KEPT_LINES
+        )
+        self._is_ready = threading.Event()
+        self._stops = threading.Event()
+        self._error = ""
+        self._process: subprocess.Popen[str] | None = None
+        command = ["serve"]
+        if data_dir is not None and "://" in data_dir:
+            # What the store has not yet is lost with this process.
+            self._folder = tempfile.TemporaryDirectory(prefix="tfswitch-")
+            command += [f"--data_dir={self._folder.name}/data"]
+            command += [f"--remote={data_dir}", f"--cluster_name={name}"]
+        elif data_dir is not None:
+            command += [f"--data_dir={os.path.join(data_dir, str(index))}"]
+            command += [f"--cluster_name={name}"]
+        host = host or ray.util.get_node_ip_address()
+        self._command = [
+            sys.executable,
+            "-c",
+            "import tfswitch_command; tfswitch_command.main()",
+            *command,
+            f"--address={host}:0",
+            f"--shard_index={index}",
+            f"--num_shards={num_servers}",
+            *flags,
+        ]
+        # A child of this thread, which lives as long as the process.
+        threading.Thread(target=self._own, daemon=True).start()
+        self._is_ready.wait()
+        if self._error:
+            raise RuntimeError(
+                f"server {index} of '{name}' did not start:\n{self._error}"
+            )
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def info(self) -> dict[str, Any]:
+        """Where the server is, and how to talk to it."""
+        if self._index == 0 and self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            threading.Thread(target=self._measure, daemon=True).start()
+        return {
+            "address": self._address,
+            "num_servers": self._num_servers,
+            "has_tls": self._has_tls,
+        }
+
+    async def wait_for_end(self) -> None:
+        """Returns never: who waits hears of the end of this process."""
+        await asyncio.Event().wait()
+
+    async def stop(self) -> int:
+        """Ends the server, which saves its rows; returns its exit code."""
+        self._stops.set()
+        process = self._process
+        assert process is not None
+        process.terminate()
+        while process.poll() is None:
+            await asyncio.sleep(0.05)
+        return process.returncode
+
+    def _own(self) -> None:
+        give_up = time.monotonic() + _LOCK_SECS
+        while True:
+            code = self._run_once()
+            if self._stops.is_set():
+                return
+            text = "\n".join(self._lines)
+            if self._is_ready.is_set():
+                print(f"the server ended with exit code {code}", flush=True)
+                os._exit(1)
+            if _LOCK_TEXT not in text or time.monotonic() > give_up:
+                self._error = text or f"exit code {code}"
+                self._is_ready.set()
+                return
+            time.sleep(1.0)
+
+    def _run_once(self) -> int:
+        self._lines.clear()
+        with subprocess.Popen(
+            self._command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            # Ctrl-C at the driver's terminal is not for the server.
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
+        ) as process:
+            self._process = process
+            assert process.stdout is not None
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                self._lines.append(line.rstrip())
+                _, serves, address = line.partition(" serving on ")
+                if serves and not self._is_ready.is_set():
+                    self._address = address.split()[0].rstrip(",")
+                    self._is_ready.set()
+            return process.wait()
+
+    async def _cluster_address(self) -> str:
+        actors = [
+            ray.get_actor(f"{self._name}/{i}", self._namespace)
+            for i in range(self._num_servers)
+        ]
+        infos: Any = await asyncio.gather(*(a.info.remote() for a in actors))
+        scheme = "grpcs" if self._has_tls else "grpc"
+        return f"{scheme}://{','.join(info['address'] for info in infos)}"
+
+    def _measure(self) -> None:
+        """Tells Ray's metrics the rows of all servers."""
+        assert self._loop is not None
+        import tfswitch_command
+
+        tfswitch_command._put_package()
+        from tfswitch._reports import TableStats
+        from tfswitch.cluster import Cluster
+
+        if self._has_tls and not any(
+            os.environ.get(f"TFSWITCH_TLS_{name}") for name in ("CA", "CERT")
+        ):
+            print(
+                f"no metrics of '{self._name}': set TFSWITCH_TLS_CA, and "
+                "TFSWITCH_TOKEN_FILE, in the env_vars of `runtime_env`",
+                flush=True,
+            )
+            return
+        keys = ("cluster", "table")
+        rows = metrics.Gauge("tfswitch_rows", "Rows of a table.", keys)
+        memory = metrics.Gauge("tfswitch_bytes", "Memory of a table.", keys)
+        rate = metrics.Gauge(
+            "tfswitch_rows_made_per_second", "New rows of a table.", keys
+        )
+        former: dict[str, tuple[float, int]] = {}
+        error = ""
+        while not self._stops.wait(self._metrics_secs):
+            try:
+                address = asyncio.run_coroutine_threadsafe(
+                    self._cluster_address(), self._loop
+                ).result()
+                with Cluster(address, timeout=5.0) as cluster:
+                    infos = cluster._list()
+            except (
+                *(OSError, RuntimeError, ValueError),
+                ray.exceptions.RayError,
+            ) as present:
+                if str(present) != error:
+                    error = str(present)
+                    print(f"no metrics of '{self._name}': {error}", flush=True)
+                if isinstance(present, PermissionError):
+                    return
+                continue  # A server that is away comes back.
+            now = time.monotonic()
+            for info in infos:
+                table, stats = info["config"]["name"], TableStats(info)
+                tags = {"cluster": self._name, "table": table}
+                rows.set(stats["num_rows"], tags)
+                memory.set(stats.memory_bytes, tags)
+                made = stats["inserted_rows"]
+                then, before = former.get(table, (now, made))
+                if now > then:
+                    # A server that comes back counts anew.
+                    rate.set(max(0, made - before) / (now - then), tags)
+                former[table] = now, made
+
+
+def _die_with_parent() -> None:
+    """In the child: SIGKILL when the actor's process has ended."""
+    import ctypes
+
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -1,0 +1,345 @@
+"""Parameter servers as actors of Ray."""
+
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from tfswitch import _tls
+from tfswitch._ranges import bad_argument, is_number
+from tfswitch.ray import _following, _server_actor
+
+# A call of an actor for each process that is connected.
+_MAX_CALLS = 10_000
+_PLACEMENTS = ("spread", "strict_spread", "pack", "strict_pack")
+
+
+class Servers:
+    """The servers of a cluster. Made by `start_servers`.
+
+    Thread-safe. As a context manager it stops them at the end.
+
+    Attributes:
+        name: Of the cluster.
+        address: "ray://NAME", for `tfswitch.connect`.
+    """
+
+    def __init__(
+        self, name: str, actors: Sequence[Any], group: PlacementGroup
+    ) -> None:
+        self.name = name
+        self.address = f"{_following.SCHEME}{name}"
+        self._actors = list(actors)
+        self._group = group
+
+    @property
+    def num_servers(self) -> int:
+        """How many there are."""
+        return len(self._actors)
+
+    def addresses(self) -> list[str]:
+        """Returns where the servers are now, as "host:port" in shard order.
+
+        Raises:
+            ConnectionError: If Ray has given one up.
+        """
+        try:
+            infos = ray.get([actor.info.remote() for actor in self._actors])
+        except RayError as error:
+            raise ConnectionError(f"'{self.address}': {error}") from error
+        return [info["address"] for info in infos]
+
+    def stop(self, timeout: float = 60.0) -> None:
+        """Ends the servers, which save their rows before. Idempotent.
+
+        Args:
+            timeout: How long they may take, in seconds; then they are killed.
+
+        Raises:
+            RuntimeError: If one could not save its rows, or had no time to.
+        """
+        if not self._actors:
+            return
+        _following.forget(self.name)
+        actors, self._actors = self._actors, []
+        give_up = time.monotonic() + timeout
+        stopping = [actor.stop.remote() for actor in actors]
+        failures = []
+        for index, reference in enumerate(stopping):
+            left = max(0.0, give_up - time.monotonic())
+            try:
+                code = ray.get(reference, timeout=left)
+                failure = f"exit code {code}" if code else ""
+            except GetTimeoutError:
+                failure = f"it took longer than {timeout:g} s"
+            except RayError as error:
+                failure = str(error)
+            if failure:
+                failures.append(f"server {index}: {failure}")
+        _remove(actors, self._group)
+        if failures:
+            raise RuntimeError(
+                f"'{self.address}' has not ended well, and writes since the "
+                f"last save may be lost: {'; '.join(failures)}"
+            )
+
+    def __enter__(self) -> "Servers":
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return f"<tfswitch.ray.Servers {self.address!r}, {self.num_servers}>"
+
+
+def start_servers(
+    num_servers: int,
+    *,
+    name: str = "tfswitch",
+    resources_per_server: Mapping[str, float] | None = None,
+    data_dir: str | os.PathLike[str] | None = None,
+    push_log: bool | None = None,
+    tls: _tls.Tls | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    insecure: bool = False,
+    host: str | None = None,
+    placement: str = "spread",
+    server_flags: Mapping[str, Any] | None = None,
+    max_restarts: int = 10,
+    detached: bool = False,
+    runtime_env: Mapping[str, Any] | None = None,
+    metrics_secs: float = 10.0,
+    timeout: float = 300.0,
+) -> Servers:
+    """Starts parameter servers as actors of a placement group.
+
+    Each actor owns a server process. When the process, the actor or the node
+    ends, Ray starts the actor again where the resources are. The server then
+    recovers from `data_dir`, and all that is connected to "ray://NAME" goes
+    there. The processes need no TensorFlow.
+
+    Args:
+        num_servers: How many.
+        name: Of the cluster. Two in one Ray cluster need different ones.
+        resources_per_server: Of each bundle of the placement group, as Ray
+            names them. None: `{"CPU": 1}`.
+        data_dir: A folder of a volume that all nodes share; server i has the
+            folder `i` below it. Or a URL of an object store, as of `tfswitch
+            serve --remote` (docs/object_stores.md): a server that is started
+            again has its last save that was uploaded. None: its rows are lost.
+        push_log: Whether no acknowledged write is lost with a process or a node
+            (docs/durability.md). None: if `data_dir` is a folder.
+        tls: `cert` and `key` of the servers, and with `ca` client certificates
+            are asked for. The files must be on all nodes.
+        token_file: The tokens of clients (docs/access.md), on all nodes.
+        insecure: Serve other machines without TLS and tokens.
+        host: The address that a server binds and that clients get. None: the
+            node's, as Ray has it. "127.0.0.1" if all is on one machine.
+        placement: "spread", "strict_spread" (one server on each node), "pack"
+            or "strict_pack".
+        server_flags: Others of `tfswitch serve --help`, such as
+            `{"checkpoint_every": "5m"}`. A list is a flag that is repeated.
+        max_restarts: How often each server is started again; -1: always.
+        detached: Whether the servers go on when this program ends. Otherwise
+            Ray kills them; call `stop` to have them save.
+        runtime_env: Ray's, of the actors.
+        metrics_secs: How often the tables' rows, new rows per second and bytes
+            go to Ray's metrics, in seconds. Servers that ask for tokens get
+            one of the environment (`runtime_env`), as clients do.
+        timeout: How long their start may take, in seconds.
+
+    Raises:
+        ValueError: If an argument is not allowed, or servers of that name run.
+        RuntimeError: If a server does not start; the message has its lines. If
+            this process is not connected to Ray.
+        TimeoutError: If they have not started in time.
+
+    Example:
+
+    >>> ray.init()
+    >>> with tsw.ray.start_servers(2, data_dir="/shared/run") as servers:
+    ...     tsw.ray.run_workers(train, 3, servers=servers)
+    """
+    if not (is_number(num_servers, int) and num_servers >= 1):
+        raise bad_argument("num_servers", num_servers, "an integer from 1")
+    if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
+        raise bad_argument("name", name, "letters, digits, '_', '-' and '.'")
+    if placement not in _PLACEMENTS:
+        raise bad_argument("placement", placement, " or ".join(_PLACEMENTS))
+    if tls is not None and (tls.cert is None or tls.server_name):
+        raise bad_argument(
+            "tls", tls, "one with `cert` and `key`, without `server_name`"
+        )
+    folder = None if data_dir is None else os.fspath(data_dir)
+    is_url = folder is not None and "://" in folder
+    if folder is not None and not is_url and not os.path.isabs(folder):
+        raise bad_argument(
+            "data_dir", data_dir, "an absolute path, as nodes have no other"
+        )
+    if push_log is None:
+        push_log = folder is not None and not is_url
+    if push_log and folder is None:
+        raise bad_argument("push_log", push_log, "False without a `data_dir`")
+    if not ray.is_initialized():
+        raise RuntimeError(
+            "this process is not connected to Ray; call ray.init() first"
+        )
+    flags = {
+        "push_log": push_log,
+        "insecure": insecure,
+        "token_file": token_file,
+        **(
+            {f"tls_{n}": getattr(tls, n) for n in ("ca", "cert", "key")}
+            if tls is not None
+            else {}
+        ),
+        **(server_flags or {}),
+    }
+    resources = dict(resources_per_server or {"CPU": 1})
+    # By value, so that the actors do not import TensorFlow.
+    ray.cloudpickle.register_pickle_by_value(_server_actor)
+    actor_type: Any = ray.remote(_server_actor.ServerActor)
+    lifetime = "detached" if detached else None
+    give_up = time.monotonic() + timeout
+    group = placement_group(
+        [resources] * num_servers,
+        strategy=placement.upper(),
+        lifetime=lifetime,
+    )
+    actors: list[Any] = []
+    is_started = False
+    try:
+        _wait_for_resources(group, resources, num_servers, name, timeout)
+        for index in range(num_servers):
+            actors.append(
+                actor_type.options(
+                    name=_following.actor_name(name, index),
+                    namespace=_following.NAMESPACE,
+                    lifetime=lifetime,
+                    max_restarts=max_restarts,
+                    max_concurrency=_MAX_CALLS,
+                    num_cpus=resources.get("CPU", 0),
+                    num_gpus=resources.get("GPU", 0),
+                    memory=resources.get("memory"),
+                    resources={
+                        k: v
+                        for k, v in resources.items()
+                        if k not in ("CPU", "GPU", "memory")
+                    },
+                    scheduling_strategy=PlacementGroupSchedulingStrategy(
+                        group, placement_group_bundle_index=index
+                    ),
+                    runtime_env=dict(runtime_env or {}),
+                ).remote(
+                    name=name,
+                    index=index,
+                    num_servers=num_servers,
+                    host=host,
+                    data_dir=folder,
+                    flags=_flags(flags),
+                    has_tls=tls is not None,
+                    namespace=_following.NAMESPACE,
+                    metrics_secs=metrics_secs,
+                )
+            )
+        servers = Servers(name, actors, group)
+        _wait_for_start(servers, give_up, timeout)
+        is_started = True
+    except ValueError as error:  # Of Ray.
+        if "already" not in str(error):
+            raise
+        raise ValueError(
+            f"servers named {name!r} run in this Ray cluster already; connect "
+            f"to '{_following.SCHEME}{name}', or give these another `name`"
+        ) from error
+    finally:
+        if not is_started:
+            _remove(actors, group)
+    return servers
+
+
+def _wait_for_resources(
+    group: PlacementGroup,
+    resources: Mapping[str, float],
+    num_servers: int,
+    name: str,
+    timeout: float,
+) -> None:
+    if group.wait(1.0):
+        return
+    print(
+        f"tfswitch: waiting for {num_servers} times {dict(resources)} of Ray, "
+        f"for the servers of '{name}', for up to {timeout:g} s",
+        file=sys.stderr,
+        flush=True,
+    )
+    give_up = time.monotonic() + timeout
+    while not group.wait(1.0):
+        if time.monotonic() > give_up:
+            raise TimeoutError(
+                f"Ray has not had {num_servers} times {dict(resources)} for "
+                f"the servers of '{name}' within {timeout:g} s. It has in all "
+                f"{ray.cluster_resources()}, and free are "
+                f"{ray.available_resources()}"
+            )
+
+
+def _wait_for_start(servers: Servers, give_up: float, timeout: float) -> None:
+    for index, actor in enumerate(servers._actors):
+        left = max(0.01, give_up - time.monotonic())
+        try:
+            ray.get(actor.info.remote(), timeout=left)
+        except GetTimeoutError as error:
+            raise TimeoutError(
+                f"server {index} of '{servers.name}' did not start within "
+                f"{timeout:g} s. It may still be recovering its rows: see the "
+                "logs of its actor"
+            ) from error
+        except RayError as error:
+            if "--insecure" in str(error):
+                raise RuntimeError(
+                    "the servers can be reached by other machines: pass `tls` "
+                    "and `token_file` to start_servers, or `insecure=True`; or "
+                    "host='127.0.0.1' if all is on one machine. The "
+                    f"server says: {error}"
+                ) from error
+            raise RuntimeError(
+                f"server {index} of '{servers.name}' has failed: {error}"
+            ) from error
+
+
+def _remove(actors: Sequence[Any], group: PlacementGroup) -> None:
+    for actor in actors:
+        ray.kill(actor)
+    remove_placement_group(group)
+
+
+def _flags(values: Mapping[str, Any]) -> list[str]:
+    flags = []
+    for name, value in values.items():
+        for each in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(each, os.PathLike):
+                each = os.path.abspath(each)
+            if each is True:
+                flags.append(f"--{name}")
+            elif each is not None and each is not False:
+                flags.append(f"--{name}={each}")
+    return flags

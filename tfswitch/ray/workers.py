@@ -1,0 +1,352 @@
+"""Workers that train together, as actors of Ray."""
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util import metrics
+
+from tfswitch import _tls
+from tfswitch._ranges import bad_argument, is_number
+from tfswitch.cluster import connect
+from tfswitch.ray.servers import Servers
+from tfswitch.train.worker import present_workers
+
+_POLL_SECS = 1.0
+_METRICS_SECS = 5.0
+
+
+class WorkersLost(RuntimeError):  # noqa: N818
+    """Workers have ended before their function has, and were not replaced.
+
+    Attributes:
+        lost: Their numbers.
+        results: Of the others, by number.
+    """
+
+    def __init__(self, lost: Sequence[int], results: dict[int, Any]) -> None:
+        super().__init__(
+            f"Ray has lost worker(s) {', '.join(map(str, lost))}; the others "
+            "have trained to their end. Raise `max_restarts` to have them "
+            "replaced, or `max_lost` if their data is in a WorkQueue, whose "
+            "items the others have taken over"
+        )
+        self.lost = list(lost)
+        self.results = results
+
+
+class _WorkerActor:
+    """One worker. Its function runs in one thread, and its end in another."""
+
+    def __init__(
+        self,
+        number: int,
+        config: Mapping[str, Any],
+        address: str,
+        connection: Mapping[str, Any],
+    ) -> None:
+        os.environ["TF_CONFIG"] = json.dumps(config)
+        self._number = number
+        self._address = address
+        self._connection = connection
+
+    def run(self, train_fn: Callable[..., Any], args: Sequence[Any]) -> Any:
+        threading.Thread(target=self._measure, daemon=True).start()
+        with connect(self._address, **self._connection):
+            return train_fn(*args)
+
+    def leave(self) -> None:
+        """Lets nobody wait for this worker, whose process ends now."""
+        for worker in present_workers():
+            worker.leave()
+
+    def _measure(self) -> None:
+        keys = ("group", "worker")
+        steps = metrics.Gauge("tfswitch_worker_steps", "Its steps.", keys)
+        rate = metrics.Gauge(
+            "tfswitch_worker_steps_per_second", "Its steps.", keys
+        )
+        former: dict[str, tuple[float, int]] = {}
+        while True:
+            time.sleep(_METRICS_SECS)
+            for worker in present_workers():
+                try:
+                    count = worker.stats()["num_steps"]
+                except (OSError, RuntimeError):
+                    continue  # Of another worker, or its servers are away.
+                tags = {"group": worker.group, "worker": str(self._number)}
+                now = time.monotonic()
+                then, before = former.get(worker.group, (now, count))
+                steps.set(count, tags)
+                if now > then:
+                    rate.set(max(0, count - before) / (now - then), tags)
+                former[worker.group] = now, count
+
+
+class Workers:
+    """Workers that train. Made by `start_workers`.
+
+    Thread-safe: one thread may wait for the results while others add and remove
+    workers. As a context manager it ends those that still run.
+    """
+
+    def __init__(
+        self,
+        train_fn: Callable[..., Any],
+        num_workers: int,
+        address: str,
+        *,
+        args: Sequence[Any],
+        connection: Mapping[str, Any],
+        options: Mapping[str, Any],
+        max_lost: int,
+    ) -> None:
+        self._train_fn = ray.put(train_fn)
+        self._num_workers = num_workers
+        self._address = address
+        self._args = args
+        self._connection = connection
+        self._options = options
+        self._max_lost = max_lost
+        self._lock = threading.Lock()
+        self._next = 0
+        self._actors: dict[int, Any] = {}
+        self._pending: dict[Any, int] = {}
+        self._results: dict[int, Any] = {}
+        self._lost: list[int] = []
+        self.add(num_workers)
+
+    def numbers(self) -> list[int]:
+        """Returns the numbers of the workers that run."""
+        with self._lock:
+            return sorted(self._pending.values())
+
+    def add(self, count: int = 1) -> list[int]:
+        """Starts more workers, while the others train.
+
+        Each joins the group at the clock of the slowest, and takes items of the
+        work queue.
+
+        Returns:
+            Their numbers, which no worker of this job has had.
+        """
+        if not (is_number(count, int) and count >= 1):
+            raise bad_argument("count", count, "an integer from 1")
+        actor_type: Any = ray.remote(_WorkerActor)
+        added = []
+        with self._lock:
+            for _ in range(count):
+                number = self._next
+                # The addresses matter to tf.distribute alone.
+                config = {
+                    "cluster": {
+                        "worker": [
+                            f"worker-{i}:0" for i in range(self._num_workers)
+                        ]
+                    },
+                    "task": {"type": "worker", "index": number},
+                }
+                actor = actor_type.options(**self._options).remote(
+                    number, config, self._address, self._connection
+                )
+                reference = actor.run.remote(self._train_fn, self._args)
+                self._actors[number] = actor
+                self._pending[reference] = number
+                self._next += 1
+                added.append(number)
+        return added
+
+    def remove(self, number: int) -> None:
+        """Ends a worker, while the others train.
+
+        Nobody waits for it any more, and others go on with its item of the work
+        queue behind its last step.
+
+        Args:
+            number: Of one that runs.
+
+        Raises:
+            KeyError: If there is none of that number.
+        """
+        with self._lock:
+            if number not in self._pending.values():
+                raise KeyError(
+                    f"no worker {number} runs; there are "
+                    f"{sorted(self._pending.values())}"
+                )
+            actor = self._actors.pop(number)
+            self._pending = {
+                reference: n
+                for reference, n in self._pending.items()
+                if n != number
+            }
+        try:
+            ray.get(actor.leave.remote(), timeout=30.0)
+        except RayError as error:
+            print(
+                f"tfswitch: warning: worker {number} did not leave, so the "
+                f"others wait for it until its lease ends: {error}",
+                file=sys.stderr,
+                flush=True,
+            )
+        ray.kill(actor)
+
+    def wait(self) -> dict[int, Any]:
+        """Waits until all workers have ended.
+
+        The first exception of a function ends all workers. One that Ray has
+        lost, and does not start again, ends none of the others.
+
+        Returns:
+            What the functions have returned, by the number of the worker, less
+            those that were removed or lost.
+
+        Raises:
+            WorkersLost: If more than `max_lost` were lost.
+            Exception: That of a worker's function.
+        """
+        try:
+            while True:
+                with self._lock:
+                    pending = list(self._pending)
+                if not pending:
+                    break
+                ready, _ = ray.wait(pending, num_returns=1, timeout=_POLL_SECS)
+                for reference in ready:
+                    self._take(reference)
+        finally:
+            self.stop()
+        if len(self._lost) > self._max_lost:
+            raise WorkersLost(self._lost, self._results)
+        return dict(sorted(self._results.items()))
+
+    def stop(self) -> None:
+        """Ends those that still run, at once. Idempotent."""
+        with self._lock:
+            actors, self._actors = self._actors, {}
+            self._pending = {}
+        for actor in actors.values():
+            ray.kill(actor)
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _take(self, reference: Any) -> None:
+        with self._lock:
+            number = self._pending.pop(reference, None)
+        if number is None:  # It was removed meanwhile.
+            return
+        try:
+            self._results[number] = ray.get(reference)
+        except RayTaskError as error:
+            print(
+                f"tfswitch: worker {number} has failed; the others are ended",
+                file=sys.stderr,
+                flush=True,
+            )
+            raise error.as_instanceof_cause() from None
+        except RayError as error:
+            self._lost.append(number)
+            print(
+                f"tfswitch: warning: worker {number} is lost: {error}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def start_workers(
+    train_fn: Callable[..., Any],
+    num_workers: int,
+    *,
+    servers: Servers | str,
+    args: Sequence[Any] = (),
+    resources_per_worker: Mapping[str, float] | None = None,
+    max_restarts: int = 3,
+    max_lost: int = 0,
+    timeout: float = 300.0,
+    tls: _tls.Tls | None = None,
+    token: str | os.PathLike[str] | None = None,
+    runtime_env: Mapping[str, Any] | None = None,
+) -> Workers:
+    """Starts workers as actors, spread over the nodes; see `run_workers`."""
+    if not callable(train_fn):
+        raise bad_argument("train_fn", train_fn, "a function")
+    if not (is_number(num_workers, int) and num_workers >= 1):
+        raise bad_argument("num_workers", num_workers, "an integer from 1")
+    address = servers.address if isinstance(servers, Servers) else servers
+    resources = dict(resources_per_worker or {"CPU": 1})
+    return Workers(
+        train_fn,
+        num_workers,
+        address,
+        args=list(args),
+        connection={"timeout": timeout, "tls": tls, "token": token},
+        options={
+            "num_cpus": resources.pop("CPU", 0),
+            "num_gpus": resources.pop("GPU", 0),
+            "memory": resources.pop("memory", None),
+            "resources": resources,
+            "scheduling_strategy": "SPREAD",
+            "max_restarts": max_restarts,
+            "max_task_retries": max_restarts,
+            "max_concurrency": 2,
+            "runtime_env": dict(runtime_env or {}),
+        },
+        max_lost=max_lost,
+    )
+
+
+def run_workers(
+    train_fn: Callable[..., Any], num_workers: int, **options: Any
+) -> dict[int, Any]:
+    """Runs a function in several workers, and waits for all of them.
+
+    Each is a process with its own TF_CONFIG, so that `tfswitch.train.Worker`
+    and `ParameterServerOptimizer` know which worker they are, and is connected
+    to the servers. Ray starts a worker again that has died, as the same worker
+    and from the beginning of the function: data comes best from a
+    `tfswitch.data.WorkQueue`, which goes on behind its last step.
+
+    Args:
+        train_fn: Pickled, with what it refers to.
+        num_workers: How many; the group waits for so many at the start.
+        servers: What `start_servers` returned, or an address.
+        args: Of the function.
+        resources_per_worker: None: `{"CPU": 1}`.
+        max_restarts: How often Ray starts a worker again whose process or node
+            has died.
+        max_lost: How many may then be lost without an error: the others go on.
+        timeout: The longest wait of a call for a server, in seconds, and so the
+            longest time that Ray may need to start a server again.
+        tls, token: As for `tfswitch.connect`, in the workers. Files must be on
+            their nodes. None: the environment's, such as that of `runtime_env`.
+        runtime_env: Ray's, of the actors.
+
+    Returns:
+        What the function has returned, by the number of the worker.
+
+    Raises:
+        WorkersLost: If more than `max_lost` were lost.
+        Exception: The first of a function. All workers are ended then.
+
+    Example:
+
+    >>> tsw.ray.run_workers(train, 3, servers=servers, args=[files])
+    {0: 0.81, 1: 0.81, 2: 0.81}
+    """
+    return start_workers(train_fn, num_workers, **options).wait()
