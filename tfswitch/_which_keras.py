@@ -1,11 +1,18 @@
-"""The Keras that TF_USE_LEGACY_KERAS chooses, for whom needs it below `keras`.
+"""The Keras that `tf.keras` is, for whom needs it below `keras`.
 
+The environment variable TF_USE_LEGACY_KERAS chooses it, when `tf.keras` is used
+first: Ray Train sets the variable behind that, and it has no effect any more.
 Only `tfswitch.keras` imports it at once; tables work without Keras.
 """
 
 import os
 
-IS_LEGACY = os.environ.get("TF_USE_LEGACY_KERAS") in ("true", "True", "1")
+import tensorflow as tf
+
+try:
+    IS_LEGACY: bool = tf.keras.Model.__module__.startswith("tf_keras.")
+except (ImportError, AttributeError):  # Of the import below more will be said.
+    IS_LEGACY = os.environ.get("TF_USE_LEGACY_KERAS") in ("true", "True", "1")
 
 if IS_LEGACY:
     import tf_keras as keras

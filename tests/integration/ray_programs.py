@@ -3,12 +3,13 @@
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import tfswitch as tsw
 
@@ -83,32 +84,44 @@ class Mark(keras.callbacks.Callback):
             wait_for(self._folder / "go")
 
 
-def fit(folder: Path) -> dict[str, Any]:
-    """Trains a model with plain `fit` on its part of the data, under bsp.
-
-    Returns:
-        "samples" of all workers, and bytes: "rows" by id, "dense" weights.
-    """
-    bsp = tsw.train.Consistency.bsp()
-    worker = tsw.train.Worker(consistency=bsp)
+def make_model(worker: Any, learning_rate: float = 0.01) -> keras.Model:
     keras.utils.set_random_seed(1)
-    random = np.random.default_rng(worker.worker_id)
-    samples = 8 * (STEPS - 3 * worker.worker_id) - worker.worker_id
-    ids = random.integers(0, 500, size=(samples, 3))
-    labels = (ids.sum(axis=1) % 2).astype(np.float32)
     model = keras.Sequential(
         [
-            tsw.keras.DynamicEmbedding(4, name="ids", consistency=bsp, seed=1),
+            tsw.keras.DynamicEmbedding(
+                4, name="ids", consistency=worker.consistency, seed=1
+            ),
             keras.layers.Flatten(),
             keras.layers.Dense(1, activation="sigmoid"),
         ]
     )
     model.compile(
         tsw.keras.ParameterServerOptimizer(
-            "adam", consistency=bsp, worker=worker
+            tsw.optimizers.Adam(learning_rate),
+            consistency=worker.consistency,
+            worker=worker,
         ),
         "binary_crossentropy",
     )
+    return model
+
+
+def make_data(samples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ids of `(samples, 3)`, and labels."""
+    ids = np.random.default_rng(seed).integers(0, 500, size=(samples, 3))
+    return ids, (ids.sum(axis=1) % 2).astype(np.float32)
+
+
+def fit(folder: Path) -> dict[str, Any]:
+    """Trains a model with plain `fit` on its part of the data, under bsp.
+
+    Returns:
+        "samples" of all workers, and bytes: "rows" by id, "dense" weights.
+    """
+    worker = tsw.train.Worker(consistency="bsp")
+    model = make_model(worker)
+    samples = 8 * (STEPS - 3 * worker.worker_id) - worker.worker_id
+    ids, labels = make_data(samples, seed=worker.worker_id)
     callbacks: list[Any] = [tsw.keras.SyncEpochs()]
     if worker.is_chief:
         callbacks.append(Mark(folder))
@@ -137,3 +150,67 @@ def fail_or_wait() -> None:
     if worker.worker_id == 1:
         raise ZeroDivisionError(f"worker {worker.worker_id}")
     threading.Event().wait()
+
+
+def train_loop(config: dict[str, Any]) -> None:
+    """Of a trainer of Ray Train, with its data and its checkpoints."""
+    import ray.train
+
+    with tsw.connect(config["servers"]):
+        worker = tsw.train.Worker(consistency="bsp")
+        model = make_model(worker)
+        shard = ray.train.get_dataset_shard("train")
+
+        def batches() -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
+            for batch in shard.iter_tf_batches(batch_size=8):
+                yield batch["ids"], batch["label"]
+
+        for epoch in range(2):
+            model.fit(
+                tf.data.Dataset.from_generator(
+                    batches,
+                    output_signature=(
+                        tf.TensorSpec([None, 3], tf.int64),
+                        tf.TensorSpec([None], tf.float32),
+                    ),
+                ),
+                initial_epoch=epoch,
+                epochs=epoch + 1,
+                callbacks=[tsw.keras.SyncEpochs()],
+                verbose=0,
+            )
+            checkpoint = None
+            if worker.is_chief:
+                checkpoint = tsw.ray.save_checkpoint("run", model)
+            worker.wait_at_barrier("saved")
+            ray.train.report(
+                {
+                    "samples": worker.stats()["workers"]["samples"],
+                    "dense": float(np.sum(model.layers[-1].get_weights()[0])),
+                },
+                checkpoint=checkpoint,
+            )
+
+
+def trial(config: dict[str, Any]) -> dict[str, float]:
+    """Of Ray Tune: trains with servers of its own."""
+    from ray import tune
+
+    with (
+        tsw.ray.start_servers(
+            1,
+            name=f"trial-{tune.get_context().get_trial_id()}",
+            host="127.0.0.1",
+            resources_per_server={"head": 1},
+        ) as servers,
+        tsw.connect(servers.address) as cluster,
+    ):
+        worker = tsw.train.Worker(0, 1, consistency="bsp")
+        model = make_model(worker, config["learning_rate"])
+        history = model.fit(
+            *make_data(160, seed=0), batch_size=16, epochs=3, verbose=0
+        )
+        return {
+            "loss": history.history["loss"][-1],
+            "tables": float(len(cluster.tables())),
+        }

@@ -380,6 +380,69 @@ def metrics_of_the_head() -> str:
         return answer.read().decode()
 
 
+def test_ray_train_has_checkpoints_that_refer_to_the_tables(
+    machines: Machines, tmp_path: Path
+) -> None:
+    import ray.train
+    from ray.train.tensorflow import TensorflowTrainer
+
+    ids, labels = ray_programs.make_data(200, seed=0)
+    data = ray.data.from_items(
+        [{"ids": i, "label": y} for i, y in zip(ids, labels, strict=True)]
+    )
+    with start("trainer", 2, data_dir=tmp_path / "data") as servers:
+        result = TensorflowTrainer(
+            ray_programs.train_loop,
+            train_loop_config={"servers": servers.address},
+            scaling_config=ray.train.ScalingConfig(num_workers=2),
+            run_config=ray.train.RunConfig(
+                name="run", storage_path=str(tmp_path / "results")
+            ),
+            datasets={"train": data},
+        ).fit()
+        assert result.metrics["samples"] == 400
+        with tsw.connect(servers.address) as cluster:
+            model = ray_programs.make_model(
+                tsw.train.Worker(0, 1, consistency="bsp", group="later")
+            )
+            model.build((None, 3))
+            report = tsw.ray.restore_checkpoint(result.checkpoint, model)
+            assert report["tables"] == ["dense_variables", "ids"]
+            assert report["save"] == 2
+            assert report["num_rows"] > 300
+            kernel = model.layers[-1].get_weights()[0]
+            assert np.sum(kernel) == pytest.approx(result.metrics["dense"])
+
+            # The next saves take the place of the one that it refers to.
+            for _ in range(2):
+                cluster.save("run")
+            with pytest.raises(KeyError, match="save 2"):
+                tsw.ray.restore_checkpoint(result.checkpoint)
+    with pytest.raises(ValueError, match="was not made by"):
+        tsw.ray.restore_checkpoint(
+            ray.train.Checkpoint.from_directory(str(tmp_path))
+        )
+
+
+def test_trials_of_ray_tune_have_servers_of_their_own(
+    machines: Machines, tmp_path: Path
+) -> None:
+    from ray import tune
+
+    results = tune.Tuner(
+        ray_programs.trial,
+        param_space={"learning_rate": tune.grid_search([0.0001, 0.1])},
+        run_config=tune.RunConfig(
+            name="run", storage_path=str(tmp_path), verbose=0
+        ),
+    ).fit()
+
+    assert not results.errors
+    assert [r.metrics["tables"] for r in results] == [2, 2]
+    best = results.get_best_result(metric="loss", mode="min")
+    assert best.config["learning_rate"] == 0.1
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [

@@ -433,6 +433,19 @@ except ImportError as error:
     assert f"pip install '{remedy}'" in message
 
 
+def test_layers_are_of_the_keras_that_tensorflow_has() -> None:
+    """Ray Train sets the variable when `tf.keras` has been used already."""
+    program = """
+import os
+import tensorflow as tf
+tf.keras.layers.Layer
+os.environ["TF_USE_LEGACY_KERAS"] = "1"
+import tfswitch as tsw
+print(issubclass(tsw.keras.DynamicEmbedding, tf.keras.layers.Layer))
+"""
+    assert run_new_interpreter(program).split()[-1] == "True"
+
+
 def test_installation_without_a_module_says_how_to_get_it(
     tmp_path: Path,
 ) -> None:

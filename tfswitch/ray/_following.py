@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from tfswitch import _native
 from tfswitch._control import call
@@ -113,7 +113,7 @@ class _Follower(threading.Thread):
                     answer = ray.get(reference)
                 except RayError as error:
                     if method == "info":  # It has not come back.
-                        self._say(f"server {index} is away: {_line(error)}")
+                        self._say(f"server {index} is away: {reason(error)}")
                         self._ends.wait(_POLL_SECS)
                     self._send("info", index, pending)
                     continue
@@ -133,7 +133,7 @@ class _Follower(threading.Thread):
             actor = ray.get_actor(actor_name(self._name, index), NAMESPACE)
             reference = getattr(actor, method).remote()
         except (ValueError, RayError) as error:
-            self._say(f"server {index} is gone: {_line(error)}")
+            self._say(f"server {index} is gone: {reason(error)}")
             return
         pending[reference] = method, index
 
@@ -177,7 +177,8 @@ def _ask(name: str, index: int, timeout: float) -> dict[str, Any]:
         except ValueError as error:
             if failure is not None:
                 raise ConnectionError(
-                    f"server {index} of '{SCHEME}{name}' has failed: {failure}"
+                    f"server {index} of '{SCHEME}{name}' has failed: "
+                    f"{reason(failure)}"
                 ) from failure
             raise ConnectionError(
                 f"Ray has no servers '{name}'; start them with "
@@ -185,6 +186,8 @@ def _ask(name: str, index: int, timeout: float) -> dict[str, Any]:
             ) from error
         except GetTimeoutError:
             pass
+        except RayTaskError as error:
+            raise ConnectionError(reason(error)) from None
         except RayError as error:  # The next of its restarts may not fail.
             failure, reference = error, None
             time.sleep(min(_POLL_SECS, left))
@@ -192,7 +195,7 @@ def _ask(name: str, index: int, timeout: float) -> dict[str, Any]:
             raise TimeoutError(
                 f"server {index} of '{SCHEME}{name}' did not start within "
                 f"{timeout:g} s"
-                + (f": {_line(failure)}" if failure is not None else "")
+                + (f": {reason(failure)}" if failure is not None else "")
                 + ". Ray may have no node with its resources: look at "
                 "`ray status`"
             ) from failure
@@ -206,5 +209,8 @@ def _ask(name: str, index: int, timeout: float) -> dict[str, Any]:
             )
 
 
-def _line(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
+    """Returns the text of an error, without Ray's traceback."""
+    if isinstance(error, RayTaskError):
+        return str(error.cause)
     return str(error).strip().split("\n")[0]

@@ -7,6 +7,7 @@ memory, and a node of servers need not have it.
 
 import asyncio
 import collections
+import contextlib
 import os
 import signal
 import subprocess
@@ -65,8 +66,13 @@ class ServerActor:
             command += [f"--data_dir={self._folder.name}/data"]
             command += [f"--remote={data_dir}", f"--cluster_name={name}"]
         elif data_dir is not None:
+            # One that the servers share: a save is of all of them.
+            checkpoints = os.path.join(data_dir, "checkpoints")
             command += [f"--data_dir={os.path.join(data_dir, str(index))}"]
+            command += [f"--checkpoint_root={checkpoints}"]
             command += [f"--cluster_name={name}"]
+            with contextlib.suppress(OSError):  # The server says it better.
+                os.makedirs(checkpoints, exist_ok=True)
         host = host or ray.util.get_node_ip_address()
         self._command = [
             sys.executable,
@@ -81,14 +87,19 @@ class ServerActor:
         # A child of this thread, which lives as long as the process.
         threading.Thread(target=self._own, daemon=True).start()
         self._is_ready.wait()
-        if self._error:
-            raise RuntimeError(
-                f"server {index} of '{name}' did not start:\n{self._error}"
-            )
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def info(self) -> dict[str, Any]:
-        """Where the server is, and how to talk to it."""
+        """Where the server is, and how to talk to it.
+
+        Raises:
+            RuntimeError: If it did not start; with its lines.
+        """
+        if self._error:
+            raise RuntimeError(
+                f"server {self._index} of '{self._name}' did not start:\n"
+                f"{self._error}"
+            )
         if self._index == 0 and self._loop is None:
             self._loop = asyncio.get_running_loop()
             threading.Thread(target=self._measure, daemon=True).start()
@@ -106,7 +117,8 @@ class ServerActor:
         """Ends the server, which saves its rows; returns its exit code."""
         self._stops.set()
         process = self._process
-        assert process is not None
+        if process is None or self._error:
+            return 0
         process.terminate()
         while process.poll() is None:
             await asyncio.sleep(0.05)

@@ -3,6 +3,7 @@
 import json
 import os
 import tempfile
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from tfswitch.cluster import Cluster, default_cluster
@@ -54,7 +55,10 @@ def save_checkpoint(
     with open(os.path.join(folder, _TABLES), "w", encoding="utf-8") as file:
         json.dump({"path": os.fspath(path), "save": report["save"]}, file)
     if model is not None:
-        model.save_weights(os.path.join(folder, _WEIGHTS))
+        with warnings.catch_warnings():
+            # That the rows are not in the file.
+            warnings.simplefilter("ignore", UserWarning)
+            model.save_weights(os.path.join(folder, _WEIGHTS))
     return Checkpoint.from_directory(folder)
 
 

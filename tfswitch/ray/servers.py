@@ -58,7 +58,9 @@ class Servers:
         try:
             infos = ray.get([actor.info.remote() for actor in self._actors])
         except RayError as error:
-            raise ConnectionError(f"'{self.address}': {error}") from error
+            raise ConnectionError(
+                f"'{self.address}': {_following.reason(error)}"
+            ) from error
         return [info["address"] for info in infos]
 
     def stop(self, timeout: float = 60.0) -> None:
@@ -85,7 +87,7 @@ class Servers:
             except GetTimeoutError:
                 failure = f"it took longer than {timeout:g} s"
             except RayError as error:
-                failure = str(error)
+                failure = _following.reason(error)
             if failure:
                 failures.append(f"server {index}: {failure}")
         _remove(actors, self._group)
@@ -142,7 +144,8 @@ def start_servers(
         resources_per_server: Of each bundle of the placement group, as Ray
             names them. None: `{"CPU": 1}`.
         data_dir: A folder of a volume that all nodes share; server i has the
-            folder `i` below it. Or a URL of an object store, as of `tfswitch
+            folder `i` below it, and `Cluster.save` the folder `checkpoints`.
+            Or a URL of an object store, as of `tfswitch
             serve --remote` (docs/object_stores.md): a server that is started
             again has its last save that was uploaded. None: its rows are lost.
         push_log: Whether no acknowledged write is lost with a process or a node
@@ -314,16 +317,14 @@ def _wait_for_start(servers: Servers, give_up: float, timeout: float) -> None:
                 "logs of its actor"
             ) from error
         except RayError as error:
-            if "--insecure" in str(error):
+            why = _following.reason(error)
+            if "--insecure" in why:
                 raise RuntimeError(
                     "the servers can be reached by other machines: pass `tls` "
                     "and `token_file` to start_servers, or `insecure=True`; or "
-                    "host='127.0.0.1' if all is on one machine. The "
-                    f"server says: {error}"
-                ) from error
-            raise RuntimeError(
-                f"server {index} of '{servers.name}' has failed: {error}"
-            ) from error
+                    f"host='127.0.0.1' if all is on one machine. {why}"
+                ) from None
+            raise RuntimeError(why) from None
 
 
 def _remove(actors: Sequence[Any], group: PlacementGroup) -> None:

@@ -21,6 +21,7 @@ from tfswitch.train.worker import present_workers
 
 _POLL_SECS = 1.0
 _METRICS_SECS = 5.0
+_HEAD_SECS = 5.0  # Of silence of the head, until it is said.
 
 
 class WorkersLost(RuntimeError):  # noqa: N818
@@ -88,6 +89,37 @@ class _WorkerActor:
                 if now > then:
                     rate.set(max(0, count - before) / (now - then), tags)
                 former[worker.group] = now, count
+
+
+class _Head:
+    """Says when Ray's head is lost: Ray itself is silent for a minute then."""
+
+    def __init__(self) -> None:
+        self._heard = time.monotonic()
+        self._said = False
+        threading.Thread(target=self._ask, daemon=True).start()
+
+    def say_if_lost(self) -> None:
+        silence = time.monotonic() - self._heard
+        if silence < _HEAD_SECS:
+            self._said = False
+        elif not self._said:
+            self._said = True
+            print(
+                "tfswitch: warning: Ray's head has not answered for "
+                f"{silence:.0f} s. Workers and servers that run go on, and "
+                "nothing that dies is started again. Ray ends this program and "
+                "its nodes if the head does not come back within "
+                "RAY_gcs_rpc_server_reconnect_timeout_s (60 s)",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _ask(self) -> None:
+        while ray.is_initialized():
+            ray.nodes()  # It waits for the head.
+            self._heard = time.monotonic()
+            time.sleep(_POLL_SECS)
 
 
 class Workers:
@@ -212,12 +244,14 @@ class Workers:
             WorkersLost: If more than `max_lost` were lost.
             Exception: That of a worker's function.
         """
+        head = _Head()
         try:
             while True:
                 with self._lock:
                     pending = list(self._pending)
                 if not pending:
                     break
+                head.say_if_lost()
                 ready, _ = ray.wait(pending, num_returns=1, timeout=_POLL_SECS)
                 for reference in ready:
                     self._take(reference)
