@@ -21,6 +21,7 @@ from tfswitch.train.worker import present_workers
 
 _POLL_SECS = 1.0
 _METRICS_SECS = 5.0
+_START_SECS = 5.0  # A worker that is not there by then is said.
 _HEAD_SECS = 5.0  # Of silence of the head, until it is said.
 
 
@@ -97,7 +98,11 @@ class _Head:
     def __init__(self) -> None:
         self._heard = time.monotonic()
         self._said = False
+        self._ends = threading.Event()
         threading.Thread(target=self._ask, daemon=True).start()
+
+    def end(self) -> None:
+        self._ends.set()
 
     def say_if_lost(self) -> None:
         silence = time.monotonic() - self._heard
@@ -116,10 +121,9 @@ class _Head:
             )
 
     def _ask(self) -> None:
-        while ray.is_initialized():
+        while not self._ends.wait(_POLL_SECS):
             ray.nodes()  # It waits for the head.
             self._heard = time.monotonic()
-            time.sleep(_POLL_SECS)
 
 
 class Workers:
@@ -147,10 +151,17 @@ class Workers:
         self._connection = connection
         self._options = options
         self._max_lost = max_lost
+        self._resources = {
+            "CPU": options["num_cpus"],
+            "GPU": options["num_gpus"],
+            **options["resources"],
+        }
+        self._has_said_absent = False
         self._lock = threading.Lock()
         self._next = 0
         self._actors: dict[int, Any] = {}
         self._pending: dict[Any, int] = {}
+        self._starting: dict[Any, int] = {}
         self._results: dict[int, Any] = {}
         self._lost: list[int] = []
         self.add(num_workers)
@@ -190,6 +201,7 @@ class Workers:
                 )
                 reference = actor.run.remote(self._train_fn, self._args)
                 self._actors[number] = actor
+                self._starting[actor.__ray_ready__.remote()] = number
                 self._pending[reference] = number
                 self._next += 1
                 added.append(number)
@@ -245,6 +257,7 @@ class Workers:
             Exception: That of a worker's function.
         """
         head = _Head()
+        begin = time.monotonic()
         try:
             while True:
                 with self._lock:
@@ -252,10 +265,12 @@ class Workers:
                 if not pending:
                     break
                 head.say_if_lost()
+                self._check_start(time.monotonic() - begin)
                 ready, _ = ray.wait(pending, num_returns=1, timeout=_POLL_SECS)
                 for reference in ready:
                     self._take(reference)
         finally:
+            head.end()
             self.stop()
         if len(self._lost) > self._max_lost:
             raise WorkersLost(self._lost, self._results)
@@ -279,6 +294,34 @@ class Workers:
         traceback: TracebackType | None,
     ) -> None:
         self.stop()
+
+    def _check_start(self, waited: float) -> None:
+        with self._lock:
+            if self._starting:
+                started, _ = ray.wait(
+                    list(self._starting),
+                    num_returns=len(self._starting),
+                    timeout=0.0,
+                )
+                for reference in started:
+                    del self._starting[reference]
+            absent = sorted(
+                set(self._starting.values()) & set(self._pending.values())
+            )
+        if not absent or waited < _START_SECS:
+            return
+        needs = {k: v for k, v in self._resources.items() if v}
+        available = ray.available_resources()
+        text = (
+            f"worker(s) {', '.join(map(str, absent))}, each with {needs}; Ray "
+            f"has free { ({k: available.get(k, 0.0) for k in needs}) }"
+        )
+        limit = self._connection["timeout"]
+        if waited > limit and absent[0] < self._num_workers:
+            raise TimeoutError(f"Ray has not started within {limit:g} s {text}")
+        if not self._has_said_absent:
+            self._has_said_absent = True
+            print(f"tfswitch: waiting for {text}", file=sys.stderr, flush=True)
 
     def _take(self, reference: Any) -> None:
         with self._lock:
@@ -366,7 +409,8 @@ def run_workers(
             has died.
         max_lost: How many may then be lost without an error: the others go on.
         timeout: The longest wait of a call for a server, in seconds, and so the
-            longest time that Ray may need to start a server again.
+            longest time that Ray may need to start a server again; and the
+            longest wait for the workers to start.
         tls, token: As for `tfswitch.connect`, in the workers. Files must be on
             their nodes. None: the environment's, such as that of `runtime_env`.
         runtime_env: Ray's, of the actors.
@@ -376,6 +420,7 @@ def run_workers(
 
     Raises:
         WorkersLost: If more than `max_lost` were lost.
+        TimeoutError: If Ray has no room for the workers.
         Exception: The first of a function. All workers are ended then.
 
     Example:
