@@ -222,6 +222,14 @@ absl::Status GetWorker(WorkerSession& worker, const v1::GetWorkerRequest&,
   return absl::OkStatus();
 }
 
+absl::Status GetGroupStats(Cluster& cluster,
+                           const v1::GetGroupStatsRequest& request,
+                           v1::GetGroupStatsResponse* response) {
+  TFSWITCH_ASSIGN_OR_RETURN(
+      *response, cluster.client().groups().GroupStats(request.group()));
+  return absl::OkStatus();
+}
+
 absl::Status CreateWorkQueue(WorkerSession& worker,
                              const v1::CreateWorkQueueRequest& request,
                              v1::CreateWorkQueueResponse*) {
@@ -360,6 +368,7 @@ const std::map<absl::string_view, JsonMethod>& Methods() {
           Of("EnterBarrier", EnterBarrier),
           Of("LeaveGroup", LeaveGroup),
           Of("GetWorker", GetWorker),
+          Of("GetGroupStats", GetGroupStats),
           Of("CreateWorkQueue", CreateWorkQueue),
           Of("TakeWorkItem", TakeWorkItem),
           Of("FinishWorkItem", FinishWorkItem),

@@ -487,6 +487,7 @@ WorkerGroup::Stats WorkerGroup::stats() const {
   stats.num_waiting =
       std::count_if(workers_.begin(), workers_.end(),
                     [](const auto& w) { return w.second.is_waiting(); });
+  stats.num_steps = num_steps_;
   return stats;
 }
 

@@ -154,6 +154,7 @@ class WorkerGroup {
     // [s]: how many steps were s clocks ahead of the slowest worker when they
     // ended; the last entry has all that were further ahead.
     std::vector<int64_t> staleness;
+    std::map<uint32_t, int64_t> num_steps;  // By worker; as in Place.
   };
 
   static constexpr int64_t kNoRound = -1;

@@ -73,6 +73,9 @@ v1::GetGroupStatsResponse ToProto(const WorkerGroup::Stats& stats) {
   proto.set_rejoined(stats.rejoined);
   proto.mutable_staleness()->Add(stats.staleness.begin(),
                                  stats.staleness.end());
+  for (const auto& [worker, count] : stats.num_steps) {
+    (*proto.mutable_num_steps())[worker] = count;
+  }
   return proto;
 }
 

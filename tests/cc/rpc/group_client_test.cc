@@ -23,6 +23,8 @@ namespace tfswitch {
 namespace {
 
 using testing::HasSubstr;
+using testing::Pair;
+using testing::UnorderedElementsAre;
 
 // The parameter is the number of servers; 0: tables in this process.
 class GroupClientTest : public testing::TestWithParam<int> {
@@ -76,6 +78,8 @@ TEST_P(GroupClientTest, UnevenWorkersTrainInRoundsAndAllEnd) {
   EXPECT_EQ(stats.rounds(), 40);
   EXPECT_EQ(stats.contributions(), 20 + 30 + 40);
   EXPECT_EQ(stats.num_active(), 0);
+  EXPECT_THAT(stats.num_steps(),
+              UnorderedElementsAre(Pair(0, 20), Pair(1, 30), Pair(2, 40)));
 }
 
 TEST_P(GroupClientTest, StalenessIsBounded) {
