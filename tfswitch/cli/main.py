@@ -1,4 +1,4 @@
-"""`tfswitch serve`, `info`, `export`, `token`, `cmake-dir` and `version`.
+"""The command line, but for the commands that have modules of their own.
 
 A command imports its modules when it is called, so that help comes at once.
 """
@@ -57,9 +57,10 @@ _CHECKPOINT_ROOT = flags.DEFINE_string(
 _DATA_DIR = flags.DEFINE_string(
     "data_dir",
     None,
-    "serve: a folder of this server alone, from which it comes back with its "
-    "rows after it was stopped or killed. Default: none, so that rows are in "
-    "memory only.",
+    "serve, launch: a folder of this server alone, from which it comes back "
+    "with its rows after it was stopped or killed; of launch, the folder that "
+    "has those of its servers. Default: none, so that rows are in memory only; "
+    "of launch, a temporary one, which it removes at the end.",
 )
 _CHECKPOINT_EVERY = flags.DEFINE_string(
     "checkpoint_every",
@@ -158,12 +159,13 @@ _SBOM = flags.DEFINE_bool(
 _USAGE = """usage: tfswitch COMMAND [flags]
 
 commands:
-  serve         serves tables: one shard of a cluster
-  info ADDRESS  prints what servers hold, as of host:port,host:port
-  token ACTION  create, revoke ID or list: who may do what on servers
-  export        writes bases and deltas of tables on servers, at intervals
-  cmake-dir     prints where find_package(tfswitch) of CMake finds it
-  version       prints the version
+  serve           serves tables: one shard of a cluster
+  launch PROGRAM  runs servers and workers here; its arguments may follow
+  info ADDRESS    prints what servers hold, as of host:port,host:port
+  token ACTION    create, revoke ID or list: who may do what on servers
+  export          writes bases and deltas of tables on servers, at intervals
+  cmake-dir       prints where find_package(tfswitch) of CMake finds it
+  version         prints the version
 
 `tfswitch COMMAND --help` lists the flags of a command."""
 
@@ -295,6 +297,10 @@ def _cmake_dir() -> None:
 # With how many arguments they may have; their return value is the exit code.
 _COMMANDS: dict[str, tuple[range, Callable[..., int | None]]] = {
     "serve": (range(1), _serve),
+    "launch": (
+        range(1, sys.maxsize),
+        lambda *words: _imported("launch").run(*words),
+    ),
     "info": (range(1, 2), lambda address: _imported("info").run(address)),
     "export": (range(1), lambda: _imported("export").run()),
     "token": (range(1, 3), lambda *words: _imported("token").run(*words)),
@@ -332,6 +338,25 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
         ) from error
 
 
+def _split_at_program(words: list[str]) -> tuple[list[str], list[str]]:
+    """Splits the words of `launch`: its own, and the program with arguments."""
+    has_command = False
+    i = 0
+    while i < len(words):
+        name = words[i].lstrip("-")
+        if words[i] == "--":
+            return words[:i], words[i + 1 :]
+        if name != words[i]:
+            if name in flags.FLAGS and not flags.FLAGS[name].boolean:
+                i += 1  # Its value.
+        elif has_command:
+            break
+        else:
+            has_command = True
+        i += 1
+    return words[:i], words[i:]
+
+
 def _line_of(command: str) -> str:
     """The usage's description of the command."""
     lines = map(str.strip, _USAGE.splitlines()[3:])
@@ -363,8 +388,11 @@ def main() -> None:
     """The entry point of the `tfswitch` program."""
     arguments = sys.argv[1:]
     command = next((word for word in arguments if word in _COMMANDS), None)
-    if command in ("info", "export", "token"):
+    if command in ("launch", "info", "export", "token"):
         _imported(command)
+    of_program: list[str] = []
+    if command == "launch":
+        arguments, of_program = _split_at_program(arguments)
     if not {"--help", "-h", "-help"}.isdisjoint(arguments):
         print(_help(command))
     elif arguments == ["--version"]:
@@ -372,6 +400,6 @@ def main() -> None:
     else:
         app.run(
             functools.partial(_explain, _run),
-            argv=["tfswitch", *arguments],
+            argv=["tfswitch", *arguments, "--", *of_program],
             flags_parser=functools.partial(_explain, _parse_flags),
         )

@@ -7,21 +7,19 @@ Signals that stop are blocked in all threads and taken by one, so that none is
 lost, comes twice, or meets code that it must not interrupt.
 """
 
-import ctypes
-import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from absl import logging
 
+from tfswitch.cli import _processes
+from tfswitch.cli._processes import STOP_SIGNALS
 from tfswitch.remote.companion import Companion
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_PR_SET_PDEATHSIG = 1
 _POLL_SECS = 0.1
 
 
@@ -47,7 +45,7 @@ def run(
     """
     # Packages of stores tell a lot.
     logging.set_verbosity(logging.WARNING)
-    signals = {*_STOP_SIGNALS, signal.SIGCHLD}
+    signals = {*STOP_SIGNALS, signal.SIGCHLD}
     former = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     companion = make_companion()
     errors: list[Exception] = []
@@ -60,7 +58,7 @@ def run(
 
     preparing = _start(prepare)
     while preparing.is_alive():
-        taken = signal.sigtimedwait(_STOP_SIGNALS, _POLL_SECS)
+        taken = signal.sigtimedwait(STOP_SIGNALS, _POLL_SECS)
         if taken is not None:
             # The next fetch goes on from here.
             return 128 + taken.si_signo
@@ -72,26 +70,25 @@ def run(
         # Ctrl-C comes to the group: the server would get it twice, and the
         # second one kills it.
         start_new_session=True,
-        preexec_fn=_in_child(former),
+        preexec_fn=_processes.ending_with_parent(former),
     )
     uploading = _start(companion.run)
     if hears_requests:
         _start(companion.serve_requests)
     while server.poll() is None:
         number = signal.sigwait(signals)
-        if number in _STOP_SIGNALS:
+        if number in STOP_SIGNALS:
             server.send_signal(number)
     companion.stop()
     _wait(uploading, timeout)
-    code = server.returncode
-    return code if code >= 0 else 128 - code
+    return _processes.exit_code(server.returncode)
 
 
 def _wait(uploading: threading.Thread, timeout: float) -> None:
     begin = time.monotonic()
     has_said = False
     while uploading.is_alive():
-        taken = signal.sigtimedwait(_STOP_SIGNALS, _POLL_SECS)
+        taken = signal.sigtimedwait(STOP_SIGNALS, _POLL_SECS)
         waited = time.monotonic() - begin
         if not has_said and waited > 1.0:
             has_said = True
@@ -120,17 +117,3 @@ def _start(work: Callable[[], None]) -> threading.Thread:
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     return thread
-
-
-def _in_child(mask: Iterable[int]) -> Callable[[], None]:
-    libc = ctypes.CDLL(None)
-    parent = os.getpid()
-
-    def prepare() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        # To kill this process is to kill the server.
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return prepare

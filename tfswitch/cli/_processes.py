@@ -1,0 +1,342 @@
+"""Child processes that end together, with all that they have started.
+
+`run_guarded` calls the function that starts them in a child of its own: a guard
+waits for that child. Linux gives the orphans among all descendants to these two
+(`PR_SET_CHILD_SUBREAPER`), so that each can end what the other one has left,
+also after `kill -9` of one of them.
+"""
+
+import collections
+import contextlib
+import ctypes
+import os
+import re
+import select
+import selectors
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+# Found before any fork: another thread may hold the loader's lock then.
+_prctl = ctypes.CDLL(None).prctl
+
+# From SIGTERM to SIGKILL.
+_GRACE_SECS = 5.0
+
+# A pipe never holds more.
+_PIPE_BYTES = 1 << 20
+# A longer line is printed in parts.
+_LONGEST_LINE = 1 << 16
+_NUM_LAST_LINES = 20
+# Progress bars go back to the begin of their line.
+_BACK = re.compile(r"[\r\b]+")
+
+
+def ending_with_parent(
+    mask: Iterable[int], number: int = signal.SIGKILL
+) -> Callable[[], None]:
+    """Returns the function that a new child has to call first.
+
+    Args:
+        mask: The signals that the child blocks.
+        number: The signal that it gets when the calling thread has ended.
+    """
+    parent = os.getpid()
+
+    def prepare() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        _prctl(_PR_SET_PDEATHSIG, number)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return prepare
+
+
+def run_guarded(work: Callable[[], int]) -> int:
+    """Calls `work` in a child, and leaves no process behind, however that ends.
+
+    The child is in a session of its own: Ctrl-C comes to this process alone. It
+    passes on a first stop signal, and at a second one kills everything. If this
+    process is killed, the child gets SIGTERM.
+
+    Args:
+        work: Makes a `Job`, and returns the exit code.
+
+    Returns:
+        The code, or 128 and the number of the signal that ended the child.
+    """
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    signals = {*STOP_SIGNALS, signal.SIGCHLD}
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    # They stay blocked until the child has handlers.
+    prepare = ending_with_parent(signals, signal.SIGTERM)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setsid()
+            prepare()
+            code = work()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    passed: int | None = None
+    status: int | None = None
+    while status is None:
+        number = signal.sigwait(signals)
+        if number in STOP_SIGNALS:
+            os.kill(child, number if passed is None else signal.SIGKILL)
+            passed = passed or number
+        status = _reap().get(child)
+    kill_descendants()
+    signal.pthread_sigmask(signal.SIG_SETMASK, former)
+    return exit_code(status if passed is None or status >= 0 else -passed)
+
+
+def exit_code(status: int) -> int:
+    """The exit code of a shell for a status, which is negative for a signal."""
+    return status if status >= 0 else 128 - status
+
+
+def kill_descendants() -> None:
+    """Kills all processes that this one and its children have started."""
+    while children := _children():
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in children:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def _children() -> list[int]:
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        # It may end at this moment.
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:
+            # The name of the program, in brackets, may have spaces.
+            fields = file.read().rpartition(")")[2].split()
+            if int(fields[1]) == os.getpid():
+                found.append(int(name))
+    return found
+
+
+def _reap() -> dict[int, int]:
+    """The statuses of children that have ended, adopted ones included."""
+    ended: dict[int, int] = {}
+    with contextlib.suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            ended[found[0]] = os.waitstatus_to_exitcode(found[1])
+    return ended
+
+
+class Console:
+    """Prints lines, with a few below them that are redrawn at a terminal.
+
+    Not thread-safe.
+
+    Attributes:
+        is_terminal: Whether the error stream, which has the redrawn lines, is
+            one.
+        has_reader: False after a write has failed; then nothing is printed.
+    """
+
+    def __init__(self) -> None:
+        self.is_terminal = os.isatty(2)
+        self.has_reader = True
+        self._below: list[str] = []
+
+    def print(self, lines: Sequence[str], file: int = 1) -> None:
+        """Prints lines above those that are redrawn.
+
+        Args:
+            lines: Without their ends.
+            file: 1 or 2.
+        """
+        if lines:
+            below = self._below
+            self.draw([])
+            self._write(file, "".join(f"{line}\n" for line in lines))
+            self.draw(below)
+
+    def draw(self, lines: list[str]) -> None:
+        """Puts these lines in place of those that were drawn before."""
+        text = f"\x1b[{len(self._below)}A\x1b[J" if self._below else ""
+        if lines:
+            width = (os.get_terminal_size(2).columns or 80) - 1
+            text += "".join(f"{line[:width]}\n" for line in lines)
+        self._write(2, text)
+        self._below = lines
+
+    def _write(self, file: int, text: str) -> None:
+        data = text.encode(errors="replace")
+        while data and self.has_reader:
+            try:
+                data = data[os.write(file, data) :]
+            except BlockingIOError:  # Another process has set the terminal so.
+                select.select([], [file], [])
+            except OSError:
+                self.has_reader = False
+
+
+class Process:
+    """A child in a session of its own; its output is one stream of lines.
+
+    Args:
+        name: Such as "worker 1".
+        command: The program and its arguments.
+        environment: Its variables, besides those of this process.
+
+    Attributes:
+        status: Its exit code, negative for a signal; None while it runs.
+        begin: When it was started, by time.monotonic().
+        last_lines: The last that it has printed.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
+        self.name = name
+        self.command = command
+        self.environment = environment
+        self.status: int | None = None
+        self.begin = time.monotonic()
+        self.last_lines: collections.deque[str] = collections.deque(
+            maxlen=_NUM_LAST_LINES
+        )
+        self._rest = b""
+        self._popen = subprocess.Popen(
+            command,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=ending_with_parent(()),
+        )
+        self.pid = self._popen.pid
+        assert self._popen.stdout is not None
+        self.output = self._popen.stdout
+        os.set_blocking(self.output.fileno(), False)
+
+    def read_lines(self) -> list[str] | None:
+        """Returns the lines that have come; None at the end of the stream."""
+        try:
+            data = os.read(self.output.fileno(), _PIPE_BYTES)
+        except BlockingIOError:
+            return []
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        if self._rest and (not data or len(self._rest) > _LONGEST_LINE):
+            whole.append(self._rest)
+            self._rest = b""
+        lines = [self._shown(line) for line in whole]
+        return lines if data or lines else None
+
+    def set_ended(self, status: int) -> list[str]:
+        """Returns the lines that it had printed before it ended."""
+        self.status = self._popen.returncode = status
+        lines = [] if self.output.closed else self.read_lines() or []
+        if self._rest:
+            lines.append(self._shown(self._rest))
+            self._rest = b""
+        return lines
+
+    def describe_end(self) -> str:
+        """Such as "worker 1 was ended by SIGKILL"."""
+        status = self.status
+        assert status is not None
+        if status >= 0:
+            return f"{self.name} ended with exit code {status}"
+        try:
+            number = signal.Signals(-status).name
+        except ValueError:  # Real-time signals have no names.
+            number = f"signal {-status}"
+        return f"{self.name} was ended by {number}"
+
+    def _shown(self, line: bytes) -> str:
+        states = _BACK.split(line.decode(errors="replace").rstrip())
+        # A progress bar has written each state over the one before.
+        shown = next(filter(None, reversed(states)), "")
+        self.last_lines.append(shown)
+        return f"[{self.name}] {shown}".rstrip()
+
+
+class Job:
+    """The processes of one job; prints their lines as they come.
+
+    To be made once, and used by one thread, in the function of `run_guarded`.
+    """
+
+    def __init__(self, console: Console) -> None:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        self.processes: list[Process] = []
+        self._console = console
+        self._selector = selectors.DefaultSelector()
+        self._signals, wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        signals = {*STOP_SIGNALS, signal.SIGCHLD}
+        for number in signals:
+            signal.signal(number, lambda *_: None)  # It is in the pipe.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+        self._selector.register(self._signals, selectors.EVENT_READ)
+
+    def start(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str]
+    ) -> Process:
+        """Starts a process. Raises OSError if there is no such program."""
+        process = Process(name, command, environment)
+        self.processes.append(process)
+        self._selector.register(process.output, selectors.EVENT_READ, process)
+        return process
+
+    def wait(self, until: float) -> tuple[list[int], list[Process]]:
+        """Waits until something has happened, or `until` of time.monotonic().
+
+        Returns:
+            Stop signals that have come, and processes that have ended.
+        """
+        signals: list[int] = []
+        timeout = max(0.0, until - time.monotonic())
+        for key, _ in self._selector.select(timeout):
+            if key.data is None:
+                numbers = os.read(self._signals, 1 << 16)
+                signals += [n for n in numbers if n in STOP_SIGNALS]
+                continue
+            lines = key.data.read_lines()
+            if lines is None:
+                self._selector.unregister(key.fileobj)
+                key.data.output.close()
+            else:
+                self._console.print(lines)
+        statuses = _reap()
+        ended = [p for p in self.processes if p.pid in statuses]
+        for process in ended:
+            self._console.print(process.set_ended(statuses[process.pid]))
+            self.processes.remove(process)
+        return signals, ended
+
+    def end(self, processes: Iterable[Process]) -> None:
+        """Ends processes and their groups: by SIGTERM, later by SIGKILL."""
+        for number, secs in (
+            (signal.SIGTERM, _GRACE_SECS),
+            (signal.SIGKILL, float("inf")),
+        ):
+            running = [p for p in processes if p.status is None]
+            for process in running:
+                os.killpg(process.pid, number)
+            until = time.monotonic() + secs
+            while (
+                any(p.status is None for p in running)
+                and time.monotonic() < until
+            ):
+                # A group's others may not end with its leader.
+                self.wait(min(until, time.monotonic() + 1.0))

@@ -1,0 +1,369 @@
+"""`tfswitch launch`: a job of servers and workers here (docs/launch.md)."""
+
+import collections
+import contextlib
+import datetime
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from absl import app, flags
+
+from tfswitch.cli import _durations, _processes, programs
+from tfswitch.cluster import Cluster
+
+_SERVERS = flags.DEFINE_integer(
+    "servers", 1, "launch: how many servers to start.", lower_bound=1
+)
+_WORKERS = flags.DEFINE_integer(
+    "workers", 1, "launch: how many workers to start.", lower_bound=1
+)
+_TF_PS = flags.DEFINE_integer(
+    "tf_ps",
+    0,
+    "launch: how many parameter servers of TensorFlow's own to start, and a "
+    "chief that coordinates, as tf.distribute.ParameterServerStrategy needs "
+    "them. They are the ps of TF_CONFIG then, and the environment variable "
+    "TFSWITCH_SERVERS names the servers of tfswitch.",
+    lower_bound=0,
+)
+_SERVER_ARGS = flags.DEFINE_multi_string(
+    "server_arg",
+    [],
+    "launch: a flag for each server, such as --server_arg=--max_tables=100. "
+    "May be repeated.",
+)
+_MAX_RESTARTS = flags.DEFINE_integer(
+    "max_restarts",
+    3,
+    "launch: how often each server is started again that has died.",
+    lower_bound=0,
+)
+_TIMEOUT = _durations.define(
+    "timeout",
+    None,
+    "launch: the job is ended, with exit code 124, after so long. Default: "
+    "never.",
+)
+_GROUP = flags.DEFINE_string(
+    "group", "train", "launch: the group of workers whose steps are shown."
+)
+_PROGRESS_EVERY = _durations.define(
+    "progress_every",
+    "30s",
+    "launch: how often a line of each worker is printed, if the error stream "
+    "is no terminal.",
+)
+
+# As `timeout` of coreutils.
+_TIMED_OUT = 124
+_REDRAW_SECS = 1.0
+_POLL_SECS = 1.0
+# Rates are of the steps since then.
+_RATE_SECS = 10.0
+
+
+def run(*words: str) -> int:
+    """Runs a program with its arguments in each worker; returns the code."""
+    command = _command(words)
+    server = programs.server_command(_SERVER_ARGS.value)
+    addresses = free_addresses(
+        _SERVERS.value + _WORKERS.value + _TF_PS.value + 1
+    )
+    kept: str | None = flags.FLAGS.data_dir
+    try:
+        data_dir = kept or tempfile.mkdtemp(prefix="tfswitch_launch_")
+        os.makedirs(data_dir, exist_ok=True)
+    except OSError as error:
+        raise app.UsageError(f"--data_dir: {error}") from error
+
+    def remove() -> None:
+        if kept is None:
+            shutil.rmtree(data_dir, ignore_errors=True)
+
+    def work() -> int:
+        try:
+            return _Launch(command, server, addresses, data_dir).run()
+        finally:
+            remove()
+
+    try:
+        return _processes.run_guarded(work)
+    finally:
+        # The other process may have been killed.
+        remove()
+
+
+def _command(words: Sequence[str]) -> list[str]:
+    program = words[0]
+    if program.endswith(".py"):
+        if os.path.isfile(program):
+            # Unbuffered, so that lines come when they are printed.
+            return [sys.executable, "-u", *words]
+    elif shutil.which(program) is not None:
+        return list(words)
+    raise app.UsageError(
+        f"there is no program {program!r}. Name a file that ends in .py, or a "
+        "command; a program in this folder that is none of Python's is ./NAME"
+    )
+
+
+def free_addresses(count: int) -> list[str]:
+    """Returns addresses that nobody listens at.
+
+    Everybody has to know them before anybody listens. They are below the ports
+    that the system gives to clients, so that no connection takes one meanwhile.
+    """
+    ports = random.sample(range(20_000, 32_000), 12_000)
+    found: list[str] = []
+    with contextlib.ExitStack() as stack:
+        while len(found) < count:
+            if not ports:
+                raise app.UsageError(
+                    f"expected {count} free ports from 20000 to 31999, found "
+                    f"{len(found)}. Start fewer servers and workers"
+                )
+            port = ports.pop()
+            listener = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                listener.bind(("127.0.0.1", port))
+                found.append(f"127.0.0.1:{port}")
+    return found
+
+
+class _End(NamedTuple):
+    """The exit code of the job, and its reason; none if all went well."""
+
+    code: int
+    reason: str = ""
+    lines: Sequence[str] = ()
+
+
+class _Launch:
+    """One job, from the start of its processes to the end of the last one.
+
+    Args:
+        command: What a worker runs.
+        server: The server program, with flags for all servers.
+        addresses: Free ones.
+        data_dir: The folder for those of the servers.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        server: Sequence[str],
+        addresses: Sequence[str],
+        data_dir: str,
+    ) -> None:
+        self._command = command
+        self._server = server
+        self._addresses = addresses
+        self._data_dir = data_dir
+        self._console = _processes.Console()
+        self._job = _processes.Job(self._console)
+        self._servers: dict[str, str] = {}  # Addresses, by name.
+        self._restarts: collections.Counter[str] = collections.Counter()
+        # The tasks that run `command`, by name.
+        self._tasks: dict[str, _processes.Process] = {}
+        self._deciding: list[str] = []
+        self._steps = _Steps()
+
+    def run(self) -> int:
+        """Returns the exit code."""
+        end = _End(1)
+        try:
+            self._start()
+            end = self._watch()
+        finally:
+            self._console.draw([])
+            if end.reason:
+                self._say(f"{end.reason}; ending the job")
+            # A worker may save something on the servers when it is told to end.
+            self._job.end(self._tasks.values())
+            self._job.end(self._job.processes)
+            _processes.kill_descendants()
+            self._console.print(end.lines, 2)
+        return end.code
+
+    def _start(self) -> None:
+        servers = self._addresses[: _SERVERS.value]
+        others = self._addresses[_SERVERS.value :]
+        cluster = {"worker": others[: _WORKERS.value]}
+        if _TF_PS.value:
+            cluster = {
+                "chief": others[-1:],
+                **cluster,
+                "ps": others[_WORKERS.value : -1],
+            }
+            self._deciding = ["chief 0"]
+        else:
+            self._deciding = [f"worker {i}" for i in range(_WORKERS.value)]
+        environment = {
+            "TFSWITCH_SERVERS": ",".join(servers),
+            "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
+        }
+        for i, address in enumerate(servers):
+            self._servers[f"server {i}"] = address
+            self._start_server(f"server {i}")
+        for kind, tasks in cluster.items():
+            for i in range(len(tasks)):
+                config = {
+                    "cluster": {"ps": servers, **cluster},
+                    "task": {"type": kind, "index": i},
+                }
+                self._tasks[f"{kind} {i}"] = self._job.start(
+                    f"{kind} {i}",
+                    self._command,
+                    {**environment, "TF_CONFIG": json.dumps(config)},
+                )
+        self._steps.watch("grpc://" + ",".join(servers), _GROUP.value)
+
+    def _start_server(self, name: str) -> None:
+        index = list(self._servers).index(name)
+        # Relative paths of checkpoints are those of the workers.
+        root = "" if os.getcwd() == "/" else os.getcwd()
+        place = [
+            f"--address={self._servers[name]}",
+            f"--shard_index={index}",
+            f"--num_shards={_SERVERS.value}",
+            f"--data_dir={os.path.join(self._data_dir, str(index))}",
+            "--push_log",
+            f"--checkpoint_root={root}",
+        ]
+        program, *others = self._server
+        # Behind ours, so that they may replace them.
+        self._job.start(name, [program, *place, *others], {})
+
+    def _watch(self) -> _End:
+        begin = time.monotonic()
+        deadline = begin + (_TIMEOUT.value or math.inf)
+        every = (
+            _REDRAW_SECS if self._console.is_terminal else _PROGRESS_EVERY.value
+        )
+        next_progress = begin + every
+        while True:
+            signals, ended = self._job.wait(min(deadline, next_progress))
+            if signals:
+                name = signal.Signals(signals[0]).name
+                return _End(128 + signals[0], f"{name} has come")
+            for process in ended:
+                end = self._end_after(process)
+                if end is not None:
+                    return end
+            if all(self._tasks[name].status == 0 for name in self._deciding):
+                return _End(0)
+            if not self._console.has_reader:
+                return _End(128 + signal.SIGPIPE)
+            now = time.monotonic()
+            if now >= deadline:
+                return _End(
+                    _TIMED_OUT,
+                    f"the job is not over after {_TIMEOUT.value:g} s "
+                    "(--timeout)",
+                )
+            if now >= next_progress:
+                next_progress = now + every
+                self._show_progress(now)
+
+    def _end_after(self, process: _processes.Process) -> _End | None:
+        """Starts a server again that has died; None if the job goes on."""
+        name, status = process.name, process.status
+        assert status is not None
+        how = process.describe_end()
+        if name in self._servers:
+            # With an error of its own it would end again.
+            if status <= 0 and self._restarts[name] < _MAX_RESTARTS.value:
+                self._restarts[name] += 1
+                self._say(
+                    f"{how}; starting it again (restart {self._restarts[name]} "
+                    f"of at most {_MAX_RESTARTS.value})"
+                )
+                self._start_server(name)
+                return None
+            if self._restarts[name]:
+                how += f", after {self._restarts[name]} restarts"
+        elif status == 0 and name in self._deciding:
+            return None
+        lines = [f"{how}; its last lines:"]
+        lines += [f"  {line}" for line in process.last_lines]
+        # Also of one that should have gone on.
+        return _End(_processes.exit_code(status) or 1, how, lines)
+
+    def _show_progress(self, now: float) -> None:
+        workers = [name for name in self._tasks if not name.startswith("ps ")]
+        lines = []
+        for number, name in enumerate(workers):
+            task = self._tasks[name]
+            secs = now - task.begin
+            lines.append(
+                f"{name}: {self._steps.describe(number)}"
+                + ("ended" if task.status is not None else _describe(secs))
+            )
+        if self._console.is_terminal:
+            self._console.draw(lines)
+        else:
+            self._console.print(lines, 2)
+
+    def _say(self, line: str) -> None:
+        self._console.print([f"tfswitch launch: {line}"], 2)
+
+
+def _describe(secs: float) -> str:
+    if secs < 60:
+        return f"running {secs:.0f} s"
+    return f"running {datetime.timedelta(seconds=int(secs))}"
+
+
+class _Steps:
+    """How many steps the workers of a group have ended, and how fast.
+
+    A thread asks for them, which may wait for a server. Its last answer is
+    replaced as a whole, so that there is nothing to lock.
+    """
+
+    def __init__(self) -> None:
+        self._latest: dict[int, tuple[int, float]] = {}
+
+    def watch(self, address: str, group: str) -> None:
+        threading.Thread(
+            target=self._ask, args=(address, group), daemon=True
+        ).start()
+
+    def describe(self, worker: int) -> str:
+        """Such as "1,204 steps, 31.2 steps/s, "; empty if it has none."""
+        steps, rate = self._latest.get(worker, (None, 0.0))
+        return "" if steps is None else f"{steps:,} steps, {rate:.1f} steps/s, "
+
+    def _ask(self, address: str, group: str) -> None:
+        cluster: Cluster | None = None
+        samples: dict[int, collections.deque[tuple[float, int]]]
+        samples = collections.defaultdict(collections.deque)
+        while True:
+            time.sleep(_POLL_SECS)
+            # Whatever is wrong with it, the job goes on. Often there is no
+            # group yet, or a server is away.
+            with contextlib.suppress(Exception):
+                if cluster is None:
+                    cluster = Cluster(address, timeout=5.0)
+                latest = {}
+                for worker, steps in cluster._group_steps(group).items():
+                    now = time.monotonic()
+                    past = samples[worker]
+                    past.append((now, steps))
+                    while len(past) > 2 and past[1][0] < now - _RATE_SECS:
+                        past.popleft()
+                    secs = now - past[0][0]
+                    rate = (steps - past[0][1]) / secs if secs > 0 else 0.0
+                    latest[worker] = (steps, max(0.0, rate))
+                self._latest = latest
