@@ -1,17 +1,17 @@
 """Dense variables by Horovod's all-reduce, embeddings on tfswitch servers.
 
-    python examples/distributed/launch.py horovod_workers.py \
-        --workers 2 --servers 2 --horovod
+    tfswitch launch --servers=2 horovodrun -np 2 python horovod_workers.py
 
 The same as `multi_worker_mirrored.py`, whose text says how data that ends at
 different times is dealt with; here it is Horovod that sums. Its own answer,
 `hvd.join()`, divides by the number of all workers, also of those that have no
 data left, and refuses the all-gathers that sparse gradients need.
 
-Horovod tells each process its number, and the "ps" of TF_CONFIG are tfswitch
-servers. Not run by the tests unless Horovod is installed: its last release,
-0.28.1, does not compile against TensorFlow 2.21, whose wheel no longer has
-headers that it includes (`tensorflow/compiler/xla/client/xla_builder.h`).
+Horovod tells each process its number. The "ps" of TF_CONFIG, which horovodrun
+passes on to its processes, are tfswitch servers. Not run by the tests unless
+Horovod is installed: its last release, 0.28.1, does not compile against
+TensorFlow 2.21, whose wheel no longer has headers that it includes
+(`tensorflow/compiler/xla/client/xla_builder.h`).
 """
 
 import sys

@@ -1,7 +1,6 @@
 """Trains in several processes with plain `fit`, all variables on the servers.
 
-    python examples/distributed/launch.py keras_workers.py \
-        --workers 2 --servers 2 -- --consistency bsp
+    tfswitch launch --servers=2 --workers=2 keras_workers.py --consistency=bsp
 
 Every worker runs this program, and TF_CONFIG tells each which one it is. Its
 "ps" entries are tfswitch servers; tfswitch finds them there by itself. They

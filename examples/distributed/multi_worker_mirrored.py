@@ -1,6 +1,6 @@
 """Dense variables by all-reduce, embeddings on tfswitch servers.
 
-    python examples/distributed/launch.py multi_worker_mirrored.py --workers 2
+    tfswitch launch --servers=2 --workers=2 multi_worker_mirrored.py
 
 `tf.distribute.MultiWorkerMirroredStrategy` keeps a copy of the dense variables
 in every worker and sums gradients over the network; the embeddings, which would

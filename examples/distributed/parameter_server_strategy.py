@@ -1,7 +1,7 @@
 """Dense variables on TensorFlow's parameter servers, embeddings on tfswitch's.
 
-    python examples/distributed/launch.py parameter_server_strategy.py \
-        --workers 2 --servers 2 --tf_ps 1
+    tfswitch launch --servers=2 --workers=2 --tf_ps=1 \
+        parameter_server_strategy.py
 
 Every task of TF_CONFIG runs this program. The chief holds the training loop of
 `tf.distribute.ParameterServerStrategy`: it schedules steps, and the workers run

@@ -305,6 +305,21 @@ def test_kill_9_of_the_launcher_leaves_no_process(victim, launch, write):
     job.finish(-signal.SIGKILL if victim == "guard" else 128 + signal.SIGKILL)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nothing.py"], "tfswitch: there is no program 'nothing.py'"),
+        (["--workers=0", "true"], "tfswitch: flag --workers=0"),
+        (["--data_dir=/dev/null/d", "true"], "tfswitch: --data_dir: .*/dev/n"),
+    ],
+    ids=["program", "flag", "folder"],
+)
+def test_bad_usage_ends_with_2(words, message, launch):
+    (line,) = launch(*words).finish(2)
+
+    assert re.match(message, line)
+
+
 def test_a_job_that_takes_too_long_is_ended(launch, write):
     lines = launch("--timeout=1s", write("time.sleep(600)")).finish(124)
 
@@ -350,7 +365,7 @@ def test_a_server_that_dies_too_often_ends_the_job(launch, write):
     lines = job.finish(137)
 
     begin = lines.index(
-        "server 1 was ended by SIGKILL, after 1 restarts; its last lines:"
+        "server 1 was ended by SIGKILL (restarts: 1); its last lines:"
     )
     assert re.fullmatch("  tfswitch-server .* serving on .*", lines[begin + 1])
 

@@ -33,7 +33,8 @@ def test_a_bad_flag_is_named_with_the_range():
     ("arguments", "message"),
     [
         ([], "usage: tfswitch"),
-        (["fly"], "no command 'fly'. Commands: serve, info"),
+        (["fly"], "no command 'fly'. Commands: serve, launch"),
+        (["launch"], "expected `tfswitch launch PROGRAM`"),
         (["info"], "expected `tfswitch info ADDRESS`"),
         (["serve", "twice"], "Received: 'serve twice'"),
     ],

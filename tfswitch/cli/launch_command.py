@@ -256,7 +256,7 @@ class _Launch:
             signals, ended = self._job.wait(min(deadline, next_progress))
             if signals:
                 name = signal.Signals(signals[0]).name
-                return _End(128 + signals[0], f"{name} has come")
+                return _End(128 + signals[0], f"{name} came")
             for process in ended:
                 end = self._end_after(process)
                 if end is not None:
@@ -292,11 +292,12 @@ class _Launch:
                 self._start_server(name)
                 return None
             if self._restarts[name]:
-                how += f", after {self._restarts[name]} restarts"
+                how += f" (restarts: {self._restarts[name]})"
         elif status == 0 and name in self._deciding:
             return None
-        lines = [f"{how}; its last lines:"]
-        lines += [f"  {line}" for line in process.last_lines]
+        printed = [f"  {line}" for line in process.last_lines]
+        lines = [f"{how}; " + ("its last lines:" if printed else "no output")]
+        lines += printed
         # Also of one that should have gone on.
         return _End(_processes.exit_code(status) or 1, how, lines)
 
