@@ -142,7 +142,8 @@ def _reap() -> dict[int, int]:
 class Console:
     """Prints lines, with a few below them that are redrawn at a terminal.
 
-    Not thread-safe.
+    Until it is closed, nothing else of this process comes to the error stream,
+    where the core tells of servers that are away. Not thread-safe.
 
     Attributes:
         is_terminal: Whether the error stream, which has the redrawn lines, is
@@ -153,18 +154,20 @@ class Console:
     def __init__(self) -> None:
         self.is_terminal = os.isatty(2)
         self.has_reader = True
+        self._error = os.dup(2)
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), 2)
         self._below: list[str] = []
 
-    def print(self, lines: Sequence[str], file: int = 1) -> None:
-        """Prints lines above those that are redrawn.
+    def close(self) -> None:
+        os.dup2(self._error, 2)
 
-        Args:
-            lines: Without their ends.
-            file: 1 or 2.
-        """
+    def print(self, lines: Sequence[str], is_error: bool = False) -> None:
+        """Prints lines, without their ends, above those that are redrawn."""
         if lines:
             below = self._below
             self.draw([])
+            file = self._error if is_error else 1
             self._write(file, "".join(f"{line}\n" for line in lines))
             self.draw(below)
 
@@ -172,9 +175,9 @@ class Console:
         """Puts these lines in place of those that were drawn before."""
         text = f"\x1b[{len(self._below)}A\x1b[J" if self._below else ""
         if lines:
-            width = (os.get_terminal_size(2).columns or 80) - 1
+            width = (os.get_terminal_size(self._error).columns or 80) - 1
             text += "".join(f"{line[:width]}\n" for line in lines)
-        self._write(2, text)
+        self._write(self._error, text)
         self._below = lines
 
     def _write(self, file: int, text: str) -> None:
@@ -206,8 +209,6 @@ class Process:
         self, name: str, command: Sequence[str], environment: Mapping[str, str]
     ) -> None:
         self.name = name
-        self.command = command
-        self.environment = environment
         self.status: int | None = None
         self.begin = time.monotonic()
         self.last_lines: collections.deque[str] = collections.deque(

@@ -193,7 +193,8 @@ class _Launch:
             self._job.end(self._tasks.values())
             self._job.end(self._job.processes)
             _processes.kill_descendants()
-            self._console.print(end.lines, 2)
+            self._console.print(end.lines, is_error=True)
+            self._console.close()
         return end.code
 
     def _start(self) -> None:
@@ -314,10 +315,10 @@ class _Launch:
         if self._console.is_terminal:
             self._console.draw(lines)
         else:
-            self._console.print(lines, 2)
+            self._console.print(lines, is_error=True)
 
     def _say(self, line: str) -> None:
-        self._console.print([f"tfswitch launch: {line}"], 2)
+        self._console.print([f"tfswitch launch: {line}"], is_error=True)
 
 
 def _describe(secs: float) -> str:
