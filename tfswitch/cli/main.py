@@ -6,6 +6,7 @@ A command imports its modules when it is called, so that help comes at once.
 import functools
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -83,8 +84,8 @@ _PUSH_LOG_SYNC = flags.DEFINE_string(
 _PUSH_LOG_MAX_BYTES = flags.DEFINE_integer(
     "push_log_max_bytes",
     None,
-    "serve: the longest log; the state is saved when it has half of that. "
-    "Default: 8 GiB.",
+    "serve, size: the longest log; the state is saved when it has half of "
+    "that. Default: 8 GiB.",
     lower_bound=1,
 )
 _CLUSTER_NAME = flags.DEFINE_string(
@@ -162,6 +163,7 @@ commands:
   serve           serves tables: one shard of a cluster
   launch PROGRAM  runs servers and workers here; its arguments may follow
   info ADDRESS    prints what servers hold, as of host:port,host:port
+  size            prints the memory and the disk that rows need
   token ACTION    create, revoke ID or list: who may do what on servers
   export          writes bases and deltas of tables on servers, at intervals
   cmake-dir       prints where find_package(tfswitch) of CMake finds it
@@ -302,6 +304,7 @@ _COMMANDS: dict[str, tuple[range, Callable[..., int | None]]] = {
         lambda *words: _imported("launch").run(*words),
     ),
     "info": (range(1, 2), lambda address: _imported("info").run(address)),
+    "size": (range(1), lambda: _imported("size").run()),
     "export": (range(1), lambda: _imported("export").run()),
     "token": (range(1, 3), lambda *words: _imported("token").run(*words)),
     "cmake-dir": (range(1), _cmake_dir),
@@ -368,7 +371,9 @@ def _help(command: str | None) -> str:
         return _USAGE
     values = flags.FLAGS
     for flag in [values[name] for name in values]:
-        if command in (flag.help or "").split(":")[0].split(", "):
+        # That of an enum begins with its values, such as "<read|train>: ".
+        text = re.sub(r"^<.*?>: ", "", flag.help or "")
+        if command in text.split(":")[0].split(", "):
             values.register_key_flag_for_module(command, flag)
     listed = values.module_help(command).split("\n", 2)[2:]
     head = f"tfswitch {_line_of(command)}\n"
@@ -388,7 +393,7 @@ def main() -> None:
     """The entry point of the `tfswitch` program."""
     arguments = sys.argv[1:]
     command = next((word for word in arguments if word in _COMMANDS), None)
-    if command in ("launch", "info", "export", "token"):
+    if command in ("launch", "info", "size", "export", "token"):
         _imported(command)
     of_program: list[str] = []
     if command == "launch":

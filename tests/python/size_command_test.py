@@ -1,0 +1,143 @@
+"""`tfswitch size`: its predictions, against what servers then take."""
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tfswitch as tsw
+from tests.programs import run_python
+from tests.support import ServerProcess
+
+ROWS = 200_000
+
+
+def predict(*arguments: str) -> dict:
+    command = ("-m", "tfswitch", "size", *arguments, "--json")
+    return json.loads(run_python(*command).stdout)
+
+
+def resident_bytes(server: ServerProcess) -> int:
+    status = Path(f"/proc/{server._process.pid}/status").read_text()
+    return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) << 10
+
+
+@pytest.mark.parametrize(
+    ("flags", "dim", "settings"),
+    [
+        (["--dim=16"], 16, {"optimizer": "adam"}),
+        (
+            [
+                "--dim=6",
+                "--optimizer=adagrad",
+                "--storage_dtype=bfloat16,bfloat16",
+                "--statistics=show_click",
+            ],
+            6,
+            {
+                "optimizer": "adagrad",
+                "storage_dtype": tsw.StorageDtype("bfloat16", "bfloat16"),
+                "statistics": tsw.statistics.ShowClick(),
+            },
+        ),
+    ],
+    ids=["adam", "16 bits and statistics"],
+)
+def test_prediction_is_what_a_server_takes(flags, dim, settings, tmp_path):
+    predicted = predict(f"--rows={ROWS}", *flags)
+    memory = predicted["memory_bytes"]
+    server_flags = (
+        f"--data_dir={tmp_path}",
+        "--push_log",
+        *predicted["server_flags"],
+    )
+
+    with ServerProcess(flags=server_flags) as server:
+        before = resident_bytes(server)
+        with tsw.connect(f"grpc://{server.address}") as cluster:
+            table = tsw.EmbeddingTable("t", dim, **settings)
+            for ids in np.array_split(np.arange(ROWS), 10):
+                table.push(ids, np.ones((ids.size, dim)))
+            stats = cluster.stats()["t"]
+        growth = resident_bytes(server) - before
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+
+    table_bytes = memory["rows"] + memory["index"] + memory["reserved"]
+    assert stats.memory_bytes == pytest.approx(table_bytes, rel=0.15)
+    assert predicted["row_stride_bytes"] == stats["row_stride_bytes"]
+    assert memory["rows"] < growth
+    assert growth < table_bytes + memory["stamps"] + memory["process"]
+    saved = sum(
+        file.stat().st_size for file in tmp_path.glob("state/t/*.safetensors")
+    )
+    assert predicted["disk_bytes"]["saves"] == pytest.approx(4 * saved, rel=0.1)
+
+
+def test_rows_beyond_the_sample_cost_as_much_each():
+    small, large = (
+        predict(f"--rows={rows}", "--dim=64")["memory_bytes"]
+        for rows in ("2M", "2000M")
+    )
+
+    assert large["rows"] == 1000 * small["rows"]
+    assert large["index"] == pytest.approx(1000 * small["index"], rel=0.1)
+    assert large["reserved"] == pytest.approx(small["reserved"], rel=0.5)
+
+
+def test_server_with_most_rows_is_what_counts():
+    # One of the three has 342 of 1024 virtual shards.
+    plan = predict("--rows=1024k", "--dim=4", "--servers=3")
+
+    assert plan["rows_per_server"] == 342_000
+
+
+def test_text_has_the_sums_and_the_requests():
+    command = ("-m", "tfswitch", "size", "--rows=20k", "--dim=4", "--servers=2")
+
+    text = run_python(*command).stdout
+
+    assert text.startswith("20,000 rows of 4 floats, adam, on 2 server(s)")
+    plan = predict("--rows=20k", "--dim=4", "--servers=2")["kubernetes"]
+    assert f"memory: {plan['memory']}" in text
+    assert f"storage: {plan['storage']}" in text
+    assert "--max_buffer_bytes=536870912\n" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--dim=4"], "--rows is missing. Give it, such as --rows=100M"),
+        (["--rows=1M"], "--dim is missing. Give it, such as --dim=16"),
+        (["--rows=1X", "--dim=4"], "flag --rows=1X: expected a number from 1"),
+        (["--rows=0", "--dim=4"], "flag --rows=0: expected a number from 1"),
+        (["--rows=1M", "--dim=4097"], "--dim=4097: table 'size': dim: exp"),
+        (
+            ["--rows=1M", "--dim=4", "--optimizer=best"],
+            "flag --optimizer=best: value should be one of <sgd|",
+        ),
+        (
+            ["--rows=1M", "--dim=4", "--storage_dtype=int8"],
+            '--storage_dtype: `embeddings` must be one of "float32"',
+        ),
+        (
+            ["--rows=1M", "--dim=4", "--storage_dtype=float32,int8,int8"],
+            "--storage_dtype: expected one type, or two",
+        ),
+    ],
+)
+def test_bad_values_are_named(arguments, error):
+    result = run_python("-m", "tfswitch", "size", *arguments, check=False)
+
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1].startswith(f"tfswitch: {error}")
+
+
+def test_help_lists_flags_with_a_choice():
+    result = run_python("-m", "tfswitch", "size", "--help")
+
+    assert "--optimizer: <sgd|" in result.stdout
+    assert "--statistics: <usage|show_click>" in result.stdout

@@ -1,0 +1,263 @@
+"""`tfswitch size` says how much memory and disk the rows of a table take.
+
+It makes a table with these settings in this process, gives it rows up to
+_SAMPLE_BYTES, and reads the table's own figures. Each row beyond them costs as
+much: strides are equal, and the 16 stripes of an index grow out of step, so
+that its bytes per row are the same at any size (cc/table/embedding_table.cc).
+"""
+
+import json
+import math
+import re
+from typing import Any
+
+import numpy as np
+from absl import app, flags
+
+from tfswitch import _native, statistics, storage_dtype
+from tfswitch._control import call, integers
+from tfswitch._reports import format_bytes
+from tfswitch._table_spec import TableSpec
+from tfswitch.optimizers import _rules
+
+_MIB = 1 << 20
+_SAMPLE_BYTES = 256 * _MIB
+_SAMPLE_STEP = 1 << 17
+# The stamp of a row's last change: RowStore::InitStamps() in cc/table.
+_STAMP_BYTES = 4
+# An idle server has 20 MiB; its allocator keeps some of what calls gave back.
+_PROCESS_BYTES = 64 * _MIB
+# Copies of rows that change during a save: a share of the rows.
+_SAVE_SHARE = 8
+_MIN_SAVE_BYTES = 64 * _MIB
+# A save of all rows begins when the changes since the last such save have made
+# its files half as long again. Then there are the saves that go on from it, the
+# last one of those before, and the new one: 1.5 + 1.5 + 1 (docs/durability.md).
+_SAVES = 4
+
+_UNITS = {
+    "": 1,
+    **{unit: 1000**i for i, unit in enumerate("kMGT", 1)},
+    "B": 10**9,
+    **{f"{unit}i": 1024**i for i, unit in enumerate("KMGT", 1)},
+}
+
+
+class _QuantityParser(flags.ArgumentParser[int]):
+    """A count, from text such as "30000", "2.5M", "1B" or "512Mi"."""
+
+    syntactic_help = (
+        "a number from 1 on, such as 30000, 2.5M, 1B (a thousand M) or 512Mi"
+    )
+
+    def parse(self, argument: str | int) -> int:
+        text = str(argument)
+        match = re.fullmatch(r"([\d_]+(?:\.\d+)?)([kMGTB]|[KMGT]i|)", text)
+        count = float(match[1]) * _UNITS[match[2]] if match else 0.0
+        if not 1 <= count < 2**53:
+            raise ValueError(f"expected {self.syntactic_help}")
+        return round(count)
+
+    def flag_type(self) -> str:
+        return "quantity"
+
+
+def _define_quantity(
+    name: str, default: str | None, help: str
+) -> flags.FlagHolder[int]:
+    serializer: flags.ArgumentSerializer[int] = flags.ArgumentSerializer()
+    return flags.DEFINE(
+        _QuantityParser(), name, default, help, serializer=serializer
+    )
+
+
+_ROWS = _define_quantity(
+    "rows", None, "size: rows of the table on all servers, such as 100M."
+)
+_DIM = flags.DEFINE_integer(
+    "dim", None, "size: floats of a row's embedding.", lower_bound=1
+)
+_OPTIMIZER = flags.DEFINE_enum(
+    "optimizer",
+    "adam",
+    [name.lower() for name in _rules.__all__],
+    "size: the optimizer, whose state lies in the row.",
+)
+_SERVERS = flags.DEFINE_integer(
+    "servers", 1, "size: how many servers there are.", lower_bound=1
+)
+_STORAGE_DTYPE = flags.DEFINE_list(
+    "storage_dtype",
+    ["float32"],
+    "size: how floats are kept: float32, bfloat16 or float16; after a comma, "
+    "the same for the optimizer's state.",
+)
+_STATISTICS = flags.DEFINE_enum(
+    "statistics",
+    None,
+    ["usage", "show_click"],
+    "size: what is counted for each row. Default: nothing.",
+)
+_MAX_BUFFER_BYTES = _define_quantity(
+    "max_buffer_bytes",
+    "512Mi",
+    "size: the server's bound for requests that arrive, and for answers that "
+    "are not read yet. Two of the longest messages must fit.",
+)
+_JSON = flags.DEFINE_bool("json", False, "size: writes JSON.")
+
+
+def run() -> None:
+    """Prints what a server needs, and what all of them need."""
+    rows, dim = _ROWS.value, _DIM.value
+    if rows is None or dim is None:
+        missing = "--rows=100M" if rows is None else "--dim=16"
+        raise app.UsageError(
+            f"{missing.split('=')[0]} is missing. Give it, such as {missing}"
+        )
+    plan = _plan(rows, _SERVERS.value, _config(dim))
+    print(json.dumps(plan, indent=2) if _JSON.value else _as_text(plan))
+
+
+def _config(dim: int) -> dict[str, Any]:
+    """The table's config, as the flags have it."""
+    types = dict(
+        zip(("embeddings", "slots"), _STORAGE_DTYPE.value, strict=False)
+    )
+    try:
+        if not 1 <= len(_STORAGE_DTYPE.value) <= 2:
+            raise ValueError(
+                "expected one type, or two with a comma between them. "
+                f"Received: {','.join(_STORAGE_DTYPE.value)!r}"
+            )
+        stored = storage_dtype.StorageDtype(**types)
+    except ValueError as error:
+        raise app.UsageError(f"--storage_dtype: {error}") from error
+    spec = TableSpec(
+        optimizer=_OPTIMIZER.value,
+        storage_dtype=stored,
+        statistics={
+            None: None,
+            "usage": statistics.Usage(),
+            "show_click": statistics.ShowClick(),
+        }[_STATISTICS.value],
+        seed=0,
+    )
+    return spec.to_table_config("size", dim)
+
+
+def _plan(rows: int, servers: int, config: dict[str, Any]) -> dict[str, Any]:
+    cluster = _native.Cluster("local://tfswitch-size", 30.0)
+    try:
+        table = cluster.open_table(json.dumps(config))
+    except ValueError as error:  # The dimension is too large.
+        raise app.UsageError(f"--dim={config['dim']}: {error}") from error
+    # Each server has a range of the virtual shards; one may have one more.
+    (info,) = call(cluster, "ListTables")["tables"]
+    shards = info["config"]["num_virtual_shards"]
+    on_server = math.ceil(rows * math.ceil(shards / servers) / shards)
+    table_bytes, slot_floats = _measure(cluster, table, on_server)
+    row_bytes = table_bytes["rows"]
+    save_bytes = max(_MIN_SAVE_BYTES, row_bytes // _SAVE_SHARE // _MIB * _MIB)
+    memory = {
+        **table_bytes,
+        "stamps": _STAMP_BYTES * on_server,
+        "messages": 2 * _MAX_BUFFER_BYTES.value,
+        "saving": save_bytes,
+        "process": _PROCESS_BYTES,
+    }
+    # A key, and floats whatever the storage dtype (docs/checkpoint_format.md).
+    saved_bytes = on_server * (8 + 4 * (config["dim"] + slot_floats))
+    log_bytes = flags.FLAGS.push_log_max_bytes or 8 << 30
+    disk = {"saves": _SAVES * saved_bytes, "push_log": log_bytes}
+    return {
+        "rows": rows,
+        "dim": config["dim"],
+        "optimizer": _OPTIMIZER.value,
+        "servers": servers,
+        "rows_per_server": on_server,
+        "row_stride_bytes": row_bytes // on_server,
+        "memory_bytes": memory,
+        "disk_bytes": disk,
+        "server_flags": [
+            f"--max_message_bytes={_MAX_BUFFER_BYTES.value // 2}",
+            f"--max_buffer_bytes={_MAX_BUFFER_BYTES.value}",
+            f"--max_save_bytes={save_bytes}",
+            f"--push_log_max_bytes={log_bytes}",
+        ],
+        "kubernetes": {
+            "memory": _quantity(sum(memory.values())),
+            "storage": _quantity(sum(disk.values())),
+        },
+    }
+
+
+def _measure(
+    cluster: _native.Cluster, table: _native.Table, rows: int
+) -> tuple[dict[str, int], int]:
+    """The bytes of a table of so many rows, and floats per row for state."""
+    made = 0
+    while True:
+        (info,) = call(cluster, "ListTables")["tables"]
+        sizes = integers(
+            info,
+            ("row_bytes", "index_bytes", "reserved_bytes", "row_stride_bytes"),
+        )
+        if made == rows or sizes["row_bytes"] + sizes["index_bytes"] >= (
+            _SAMPLE_BYTES
+        ):
+            break
+        # Steps of wide rows are short.
+        step = max(1, _SAMPLE_BYTES // 8 // sizes["row_stride_bytes"])
+        step = min(rows - made, step, _SAMPLE_STEP)
+        table.pull(np.arange(made, made + step), True)
+        made += step
+    return {
+        "rows": rows * sizes["row_stride_bytes"],
+        "index": sizes["index_bytes"] * rows // made,
+        # Ahead of use: no more for more rows.
+        "reserved": sizes["reserved_bytes"],
+    }, info["slot_floats"]
+
+
+def _quantity(num_bytes: int) -> str:
+    """Text of Kubernetes, rounded up: in Gi, below 16 Gi in quarters of it."""
+    step = 256 if num_bytes < 16 << 30 else 1024
+    mib = math.ceil(num_bytes / _MIB / step) * step
+    return f"{mib}Mi" if mib % 1024 else f"{mib // 1024}Gi"
+
+
+def _as_text(plan: dict[str, Any]) -> str:
+    memory, disk = plan["memory_bytes"], plan["disk_bytes"]
+    lines = [
+        (f"rows, {plan['row_stride_bytes']} B each", memory["rows"]),
+        ("index", memory["index"]),
+        ("touched ahead of use", memory["reserved"]),
+        ("stamps of changes", memory["stamps"]),
+        ("requests and answers", memory["messages"]),
+        ("copies during a save", memory["saving"]),
+        ("the process", memory["process"]),
+        ("memory", sum(memory.values())),
+        ("saves", disk["saves"]),
+        ("push log", disk["push_log"]),
+        ("disk of --data_dir", sum(disk.values())),
+    ]
+    servers = plan["servers"]
+    text = [
+        f"{plan['rows']:,} rows of {plan['dim']} floats, {plan['optimizer']}, "
+        f"on {servers} server(s): up to {plan['rows_per_server']:,} on each",
+        "",
+        f"{'':22}{'one server':>13}{'all':>13}",
+        *(
+            f"{name:22}{format_bytes(each):>13}"
+            f"{format_bytes(each * servers):>13}"
+            for name, each in lines
+        ),
+        "",
+        "Flags of each server, whose defaults go by the machine:",
+        *(f"  {flag}" for flag in plan["server_flags"]),
+        "In Kubernetes, for each server:",
+        f"  memory: {plan['kubernetes']['memory']}   # request and limit",
+        f"  storage: {plan['kubernetes']['storage']}",
+    ]
+    return "\n".join(text)
