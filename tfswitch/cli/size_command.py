@@ -254,7 +254,7 @@ def _as_text(plan: dict[str, Any]) -> str:
             for name, each in lines
         ),
         "",
-        "Flags of each server, whose defaults go by the machine:",
+        "Flags of tfswitch-server, whose defaults go by the machine:",
         *(f"  {flag}" for flag in plan["server_flags"]),
         "In Kubernetes, for each server:",
         f"  memory: {plan['kubernetes']['memory']}   # request and limit",
