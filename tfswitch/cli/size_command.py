@@ -30,10 +30,11 @@ _PROCESS_BYTES = 64 * _MIB
 # Copies of rows that change during a save: a share of the rows.
 _SAVE_SHARE = 8
 _MIN_SAVE_BYTES = 64 * _MIB
-# A save of all rows begins when the changes since the last such save have made
-# its files half as long again. Then there are the saves that go on from it, the
-# last one of those before, and the new one: 1.5 + 1.5 + 1 (docs/durability.md).
-_SAVES = 4
+# A save adds what has changed to the files of the one before, unless these are
+# already half as long again as the rows: up to twice the rows, where each save
+# has half of them. While all rows are written anew, the files before and those
+# before them are still there: 2 + 2 + 1 (docs/durability.md).
+_SAVES = 5
 
 _UNITS = {
     "": 1,
