@@ -23,7 +23,7 @@ import yaml
 
 import tfswitch as tsw
 from tests.certificates import Authority
-from tests.programs import ROOT, environment, run_python
+from tests.programs import ROOT, environment
 from tests.support import SERVER, ServerProcess
 from tests.tokens import TokenFile
 from tfswitch import _tf_config
@@ -475,7 +475,13 @@ def test_memory_and_disk_are_those_of_tfswitch_size() -> None:
     command = re.search(r"# tfswitch (size .*)", text)[1]
     values = (CHART / "values.yaml").read_text()
     assert f"# tfswitch {command}\n" in values
-    result = run_python("-m", "tfswitch", *command.split(), "--json")
+    code = "import tfswitch_command; tfswitch_command.main()"
+    result = subprocess.run(
+        [sys.executable, "-c", code, *command.split(), "--json"],
+        env=environment(),
+        capture_output=True,
+        check=True,
+    )
 
     plan = json.loads(result.stdout)
 

@@ -3,21 +3,36 @@
 import json
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import tfswitch as tsw
-from tests.programs import run_python
+from tests.programs import environment
 from tests.support import ServerProcess
 
 ROWS = 200_000
 
 
+def size(
+    *arguments: str, check: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Runs the command as it is installed, which does not import TensorFlow."""
+    code = "import tfswitch_command; tfswitch_command.main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, "size", *arguments],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=check,
+    )
+
+
 def predict(*arguments: str) -> dict:
-    command = ("-m", "tfswitch", "size", *arguments, "--json")
-    return json.loads(run_python(*command).stdout)
+    return json.loads(size(*arguments, "--json").stdout)
 
 
 def resident_bytes(server: ServerProcess) -> int:
@@ -96,9 +111,7 @@ def test_server_with_most_rows_is_what_counts():
 
 
 def test_text_has_the_sums_and_the_requests():
-    command = ("-m", "tfswitch", "size", "--rows=20k", "--dim=4", "--servers=2")
-
-    text = run_python(*command).stdout
+    text = size("--rows=20k", "--dim=4", "--servers=2").stdout
 
     assert text.startswith("20,000 rows of 4 floats, adam, on 2 server(s)")
     plan = predict("--rows=20k", "--dim=4", "--servers=2")["kubernetes"]
@@ -130,14 +143,14 @@ def test_text_has_the_sums_and_the_requests():
     ],
 )
 def test_bad_values_are_named(arguments, error):
-    result = run_python("-m", "tfswitch", "size", *arguments, check=False)
+    result = size(*arguments, check=False)
 
     assert result.returncode == 2
     assert result.stderr.splitlines()[-1].startswith(f"tfswitch: {error}")
 
 
 def test_help_lists_flags_with_a_choice():
-    result = run_python("-m", "tfswitch", "size", "--help")
+    result = size("--help")
 
     assert "--optimizer: <sgd|" in result.stdout
     assert "--statistics: <usage|show_click>" in result.stdout
