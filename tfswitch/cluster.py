@@ -82,7 +82,7 @@ class Cluster:
         self.timeout = float(timeout)
         if may_move:
             # Ray is asked for only here.
-            from tfswitch.ray import _following
+            from tfswitch import _following
 
             _following.follow(address, self.timeout)
         self._native = _native.Cluster(

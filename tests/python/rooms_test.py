@@ -20,6 +20,7 @@ ROOMS = [
     "data",
     "keras",
     "saved_model",
+    "ray",
     "cli",
 ]
 

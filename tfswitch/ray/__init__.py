@@ -3,15 +3,9 @@
 Ray places, supervises and restarts the processes. Needs `tfswitch[ray]`.
 """
 
-try:
-    import ray as _ray  # noqa: F401
-except ModuleNotFoundError as error:
-    if error.name != "ray":
-        raise
-    raise ImportError(
-        "tfswitch.ray needs Ray: `pip install 'tfswitch[ray]'`"
-    ) from error
-
+from tfswitch import (
+    _following,  # noqa: F401  First: it says how to install Ray.
+)
 from tfswitch.ray.checkpoints import restore_checkpoint, save_checkpoint
 from tfswitch.ray.servers import Servers, start_servers
 from tfswitch.ray.workers import (

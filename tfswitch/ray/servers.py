@@ -17,9 +17,9 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from tfswitch import _tls
+from tfswitch import _following, _tls
 from tfswitch._ranges import bad_argument, is_number
-from tfswitch.ray import _following, _server_actor
+from tfswitch.ray import _server_actor
 
 # A call of an actor for each process that is connected.
 _MAX_CALLS = 10_000

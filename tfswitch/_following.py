@@ -10,8 +10,15 @@ import threading
 import time
 from typing import Any
 
-import ray
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+try:
+    import ray
+    from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+except ModuleNotFoundError as error:
+    if error.name != "ray":
+        raise
+    raise ImportError(
+        "servers and workers of Ray need Ray: `pip install 'tfswitch[ray]'`"
+    ) from error
 
 from tfswitch import _native
 from tfswitch._control import call
