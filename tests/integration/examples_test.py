@@ -150,6 +150,17 @@ def test_next_item_beats_popularity(options: list[str]) -> None:
     assert number(r"sampled \w+: .* MRR (\S+)", output) > popularity
 
 
+def test_movielens_on_ray_counts_each_rating_once_in_each_epoch() -> None:
+    pytest.importorskip("ray")
+
+    output = run(
+        EXAMPLES / "ray_movielens.py", "--max_ratings=4000", "--epochs=2"
+    )
+
+    assert number(r"AUC (\S+) on ratings", output) > 0.55
+    assert number(r"; (\d+) samples of all workers", output) == 6400
+
+
 def test_criteo_stream_learns_from_files_and_the_standard_input(
     tmp_path: Path,
 ) -> None:

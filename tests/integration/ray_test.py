@@ -14,7 +14,7 @@ import pytest
 import tfswitch as tsw
 from tests.certificates import Authority
 from tests.integration import ray_programs
-from tests.programs import ROOT, run_python
+from tests.programs import ROOT, environment, run_python
 from tests.python.worker_threads import Call, wait_until
 from tests.tokens import TokenFile
 
@@ -268,6 +268,24 @@ def test_too_many_lost_workers_are_an_error_that_has_the_results(
         assert e.value.results == {1: 2 * len(ITEMS) * ray_programs.NUM_SAMPLES}
 
 
+def test_workers_that_ray_has_no_room_for_are_an_error_that_says_why(
+    machines: Machines, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with start("full", 1) as servers:
+        workers = tsw.ray.start_workers(
+            ray_programs.fail_or_wait,
+            2,
+            servers=servers,
+            resources_per_worker={"gold": 1},
+            timeout=7.0,
+        )
+        message = r"within 7 s worker\(s\) 0, 1, each with {'gold': 1}"
+        with pytest.raises(TimeoutError, match=message):
+            workers.wait()
+
+    assert "tfswitch: waiting for worker(s) 0, 1" in capfd.readouterr().err
+
+
 def test_an_exception_of_a_worker_ends_all_and_is_raised(
     machines: Machines,
 ) -> None:
@@ -504,3 +522,32 @@ def test_a_process_without_ray_is_told_to_connect_to_it() -> None:
         "except RuntimeError as error:\n    print(error)\n",
     )
     assert "call ray.init(address='auto') first" in result.stdout
+
+
+def test_the_loss_of_the_head_is_said() -> None:
+    result = run_python(
+        "-c",
+        """
+import ray
+from ray.cluster_utils import Cluster
+import tfswitch as tsw
+import threading
+from tests.integration import ray_programs
+
+cluster = Cluster(
+    initialize_head=True,
+    head_node_args={"num_cpus": 2, "include_dashboard": False},
+)
+ray.init(address=cluster.address)
+with tsw.ray.start_servers(1, name="head", host="127.0.0.1") as servers:
+    workers = tsw.ray.start_workers(
+        threading.Event().wait, 1, servers=servers, timeout=60.0
+    )
+    cluster.head_node.kill_gcs_server(check_alive=False)
+    workers.wait()
+""",
+        check=False,
+        env=environment(RAY_gcs_rpc_server_reconnect_timeout_s="10"),
+    )
+    assert "head has not answered for" in result.stderr
+    assert result.returncode != 0
