@@ -85,7 +85,7 @@ class ServerActor:
             *flags,
         ]
         # A child of this thread, which lives as long as the process.
-        threading.Thread(target=self._own, daemon=True).start()
+        threading.Thread(target=self._run, daemon=True).start()
         self._is_ready.wait()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -124,7 +124,14 @@ class ServerActor:
             await asyncio.sleep(0.05)
         return process.returncode
 
-    def _own(self) -> None:
+    def _run(self) -> None:
+        try:
+            self._run_to_its_end()
+        except Exception as error:
+            self._error = f"{type(error).__name__}: {error}"
+            self._is_ready.set()
+
+    def _run_to_its_end(self) -> None:
         give_up = time.monotonic() + _LOCK_SECS
         while True:
             code = self._run_once()

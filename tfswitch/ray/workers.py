@@ -357,7 +357,7 @@ def start_workers(
     max_lost: int = 0,
     timeout: float = 300.0,
     tls: _tls.Tls | None = None,
-    token: str | os.PathLike[str] | None = None,
+    token: os.PathLike[str] | None = None,
     runtime_env: Mapping[str, Any] | None = None,
 ) -> Workers:
     """Starts workers as actors, spread over the nodes; see `run_workers`."""
@@ -365,6 +365,12 @@ def start_workers(
         raise bad_argument("train_fn", train_fn, "a function")
     if not (is_number(num_workers, int) and num_workers >= 1):
         raise bad_argument("num_workers", num_workers, "an integer from 1")
+    if token is not None and not isinstance(token, os.PathLike):
+        raise ValueError(
+            "`token` must be a pathlib.Path of a file on the workers' nodes, "
+            "because Ray would keep and show the token itself. Received: "
+            f"a {type(token).__name__}"
+        )
     address = servers.address if isinstance(servers, Servers) else servers
     resources = dict(resources_per_worker or {"CPU": 1})
     return Workers(
@@ -411,8 +417,9 @@ def run_workers(
         timeout: The longest wait of a call for a server, in seconds, and so the
             longest time that Ray may need to start a server again; and the
             longest wait for the workers to start.
-        tls, token: As for `tfswitch.connect`, in the workers. Files must be on
-            their nodes. None: the environment's, such as that of `runtime_env`.
+        tls, token: As for `tfswitch.connect`, in the workers; the token as the
+            `pathlib.Path` of its file. Files must be on their nodes. None: the
+            environment's, such as that of `runtime_env`.
         runtime_env: Ray's, of the actors.
 
     Returns:
