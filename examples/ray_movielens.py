@@ -1,7 +1,8 @@
 """Trains on MovieLens latest-small with servers and workers of Ray.
 
     python examples/ray_movielens.py             # Ray on this machine
-    python examples/ray_movielens.py --ray=auto --data_dir=/shared/movielens
+    python examples/ray_movielens.py --ray=auto --data_dir=/shared/movielens \\
+        --secrets=/run/secrets
     tfswitch launch --servers=2 --workers=3 \\
         examples/ray_movielens.py --without_ray
 
@@ -33,6 +34,17 @@ _SERVERS = flags.DEFINE_integer("servers", 2, "How many servers.")
 _WORKERS = flags.DEFINE_integer("workers", 3, "How many workers.")
 _DATA_DIR = flags.DEFINE_string(
     "data_dir", None, "A folder that all nodes share. None: a temporary one."
+)
+_SECRETS = flags.DEFINE_string(
+    "secrets",
+    None,
+    "A folder on all nodes with server.pem, server.key and tokens, for servers "
+    "that other machines reach. Clients go by TFSWITCH_TLS_CA, "
+    "TFSWITCH_TLS_SERVER_NAME and TFSWITCH_TOKEN_FILE; the token needs the "
+    "role admin, to make the work queue.",
+)
+_SERVER_RESOURCE = flags.DEFINE_string(
+    "server_resource", "CPU", "A server takes 1 of this resource of Ray."
 )
 _EPOCHS = flags.DEFINE_integer("epochs", 3, "How often to see all ratings.")
 _MAX_RATINGS = flags.DEFINE_integer(
@@ -121,6 +133,11 @@ def main(argv: Sequence[str]) -> None:
             report(result)
         return
 
+    if _RAY.value != "local" and not (_DATA_DIR.value and _SECRETS.value):
+        raise app.UsageError(
+            "--ray of several machines needs --data_dir and --secrets"
+        )
+
     import ray
 
     # The workers find the modules of this folder in it.
@@ -133,13 +150,22 @@ def main(argv: Sequence[str]) -> None:
         else None,
         runtime_env={"working_dir": folder},
     )
+    security: dict[str, Any] = {"host": "127.0.0.1"}
+    if _SECRETS.value:
+        secrets = pathlib.Path(_SECRETS.value)
+        security = {
+            "tls": tsw.Tls(
+                cert=secrets / "server.pem", key=secrets / "server.key"
+            ),
+            "token_file": secrets / "tokens",
+        }
     with tempfile.TemporaryDirectory(prefix="movielens-") as temporary:
         with tsw.ray.start_servers(
             _SERVERS.value,
             name="movielens",
             data_dir=_DATA_DIR.value or temporary,
-            # Without a shared folder all is on this machine.
-            host=None if _DATA_DIR.value else "127.0.0.1",
+            resources_per_server={_SERVER_RESOURCE.value: 1},
+            **security,
         ) as servers:
             print(f"{servers.address} has {', '.join(servers.addresses())}")
             results = tsw.ray.run_workers(

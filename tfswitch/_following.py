@@ -31,6 +31,7 @@ _POLL_SECS = 1.0
 
 _lock = threading.Lock()
 _followers: dict[str, "_Follower"] = {}
+_making: dict[str, threading.Lock] = {}  # A thread at a time makes a follower.
 
 
 def actor_name(name: str, index: int) -> str:
@@ -58,18 +59,21 @@ def follow(address: str, timeout: float) -> None:
             f"this process is not connected to Ray, which has '{address}'; "
             "call ray.init(address='auto') first"
         )
-    first = _ask(name, 0, timeout)
-    num_servers = first["num_servers"]
     with _lock:
-        former = _followers.get(name)
-        if former is not None and former.follows(num_servers):
-            return
-    others = [_ask(name, i, timeout) for i in range(1, num_servers)]
-    follower = _Follower(name, [first, *others])
-    forget(name)
-    with _lock:
-        _followers[name] = follower
-    follower.start()
+        making = _making.setdefault(name, threading.Lock())
+    with making:
+        first = ask(name, 0, timeout)
+        num_servers = first["num_servers"]
+        with _lock:
+            former = _followers.get(name)
+            if former is not None and former.follows(num_servers):
+                return
+        others = [ask(name, i, timeout) for i in range(1, num_servers)]
+        follower = _Follower(name, [first, *others])
+        forget(name)
+        with _lock:
+            _followers[name] = follower
+        follower.start()
 
 
 def forget(name: str) -> None:
@@ -103,12 +107,12 @@ class _Follower(threading.Thread):
         self._ends.set()
 
     def run(self) -> None:
-        # What Ray has still to answer, and of which server: that it has ended,
+        # What Ray has still to answer, and of which server: that it has moved,
         # or where it is.
         pending: dict[Any, tuple[str, int]] = {}
         for index in range(len(self._servers)):
             self._send("wait_for_end", index, pending)
-        while not self._ends.is_set() and ray.is_initialized():
+        while not self._is_over():
             ready: list[Any] = []
             if pending:
                 ready, _ = ray.wait(
@@ -119,29 +123,43 @@ class _Follower(threading.Thread):
                 try:
                     answer = ray.get(reference)
                 except RayError as error:
+                    answer = None
                     if method == "info":  # It has not come back.
                         self._say(f"server {index} is away: {reason(error)}")
                         self._ends.wait(_POLL_SECS)
+                if answer is None:
                     self._send("info", index, pending)
-                    continue
-                self._servers[index] = answer
-                self._place()
-                self._send("wait_for_end", index, pending)
+                else:
+                    self._servers[index] = answer
+                    self._place()
+                    self._send("wait_for_end", index, pending)
             known = {index for _, index in pending.values()}
             for index in set(range(len(self._servers))) - known:
                 self._ends.wait(_POLL_SECS)
                 self._send("info", index, pending)
 
+    def _is_over(self) -> bool:
+        # Without this a call of Ray would connect to a cluster, or start one.
+        return self._ends.is_set() or not ray.is_initialized()
+
     def _send(
         self, method: str, index: int, pending: dict[Any, tuple[str, int]]
     ) -> None:
         """Asks an actor; it is left out while Ray has none of the name."""
+        if self._is_over():
+            return
         try:
             actor = ray.get_actor(actor_name(self._name, index), NAMESPACE)
-            reference = getattr(actor, method).remote()
         except (ValueError, RayError) as error:
             self._say(f"server {index} is gone: {reason(error)}")
             return
+        reference: Any
+        if method == "info":
+            reference = actor.info.remote()
+        else:
+            reference = actor.wait_for_end.remote(
+                self._servers[index]["address"]
+            )
         pending[reference] = method, index
 
     def _place(self) -> None:
@@ -160,7 +178,7 @@ class _Follower(threading.Thread):
 
     def _say(self, text: str) -> None:
         """On the error stream, unless it was the last that was said."""
-        if text != self._said and not self._ends.is_set():
+        if text != self._said and not self._is_over():
             self._said = text
             print(
                 f"tfswitch: warning: '{SCHEME}{self._name}': {text}",
@@ -169,7 +187,13 @@ class _Follower(threading.Thread):
             )
 
 
-def _ask(name: str, index: int, timeout: float) -> dict[str, Any]:
+def ask(name: str, index: int, timeout: float) -> dict[str, Any]:
+    """Returns where a server is.
+
+    Raises:
+        ConnectionError: If Ray has no such server, or it has failed.
+        TimeoutError: If it is not there in time.
+    """
     give_up = time.monotonic() + timeout
     reference: Any = None
     failure: RayError | None = None

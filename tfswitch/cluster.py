@@ -69,7 +69,7 @@ class Cluster:
             raise bad_argument("address", address, _ACCEPTED)
         may_move = address.startswith("ray://")
         if timeout is None:
-            timeout = 300.0 if may_move else 30.0
+            timeout = _timeout_of_environment(300.0 if may_move else 30.0)
         if not (is_number(timeout, int, float) and 0 < timeout < math.inf):
             raise bad_argument(
                 "timeout", timeout, "a positive number of seconds"
@@ -489,7 +489,7 @@ def connect(
     Without a call of `connect`, tables live in this process, or on the servers
     that the "ps" entry of the TF_CONFIG environment variable names, with TLS if
     one of the variables TFSWITCH_TLS_CA, TFSWITCH_TLS_CERT, TFSWITCH_TLS_KEY
-    and TFSWITCH_TLS_SERVER_NAME is set.
+    and TFSWITCH_TLS_SERVER_NAME is set, and a timeout of TFSWITCH_TIMEOUT.
 
     Args:
         address: One of
@@ -500,8 +500,9 @@ def connect(
             "grpc+unix:///path": one server on this machine;
             "ray://NAME": those of `tfswitch.ray.start_servers`. When Ray starts
             one again elsewhere, all that is connected goes there.
-        timeout: Longest wait of a call for a server, in seconds. None: 30; for
-            "ray://" 300, as Ray may need that long to start one again.
+        timeout: Longest wait of a call for a server, in seconds. None: that of
+            the environment variable TFSWITCH_TIMEOUT, else 30; for "ray://"
+            300, as Ray may need that long to start one again.
         on_lost_tables: The reaction to a server that was restarted and has lost
             its part of a table. "fail": calls for the table fail, with
             `OSError`, or `tf.errors.DataLossError` in graphs, until a
@@ -567,6 +568,20 @@ def default_cluster() -> Cluster:
     if global_default is not cluster:
         cluster.close()
     return global_default
+
+
+def _timeout_of_environment(default: float) -> float:
+    text = os.environ.get("TFSWITCH_TIMEOUT", "")
+    try:
+        timeout = float(text or default)
+    except ValueError:
+        timeout = math.nan
+    if 0.0 < timeout < math.inf:
+        return timeout
+    raise ValueError(
+        "the environment variable TFSWITCH_TIMEOUT must be a positive number "
+        f"of seconds. Received: TFSWITCH_TIMEOUT={text!r}"
+    )
 
 
 def _names(argument: str, tables: Iterable[str]) -> list[str]:

@@ -183,19 +183,20 @@ def test_bsp_ends_bit_for_bit_as_if_no_server_had_lost_its_node(
 def test_workers_finish_without_one_that_lost_its_node(
     machines: Machines, tmp_path: Path
 ) -> None:
-    options = {"resources_per_worker": {"worker": 1}, "max_restarts": 0}
+    # Ray would start it again, and has no room for it.
+    options = {"resources_per_worker": {"worker": 1}, "timeout": 15.0}
     first = machines.add(worker=1)
     machines.add(worker=2)
     with (
         start("finish", 2) as servers,
         count_samples(tmp_path, 3, servers, **options) as workers,
     ):
-        for worker in range(3):
-            ray_programs.wait_for(tmp_path / str(worker))
+        for number in range(3):
+            ray_programs.wait_for(tmp_path / str(number))
         (lost,) = (
             number
-            for number, actor in workers._actors.items()
-            if node_id(actor) == first.node_id
+            for number, worker in workers._actors.items()
+            if node_id(worker.actor) == first.node_id
         )
         machines.kill(first, int((tmp_path / str(lost)).read_text()))
         (tmp_path / "go").touch()
@@ -355,7 +356,7 @@ def test_ray_has_the_rows_of_tables_among_its_metrics(
 
 
 def metrics_of_the_head() -> str:
-    (node,) = ray.nodes()
+    (node,) = (node for node in ray.nodes() if node["Alive"])
     address = f"{node['NodeManagerAddress']}:{node['MetricsExportPort']}"
     with urllib.request.urlopen(f"http://{address}/metrics") as answer:
         return answer.read().decode()
@@ -443,6 +444,7 @@ def test_trials_of_ray_tune_have_servers_of_their_own(
             RuntimeError,
             "(?s)server 0 of 'bad' .*max_tabels",
         ),
+        ({"server_flags": {"tls_cert": "a"}}, ValueError, "as 'tls_cert'"),
         (
             {"resources_per_server": {"gold": 1}, "timeout": 2.0},
             TimeoutError,
@@ -470,6 +472,19 @@ def test_a_name_is_for_one_group_of_servers(machines: Machines) -> None:
     start("twice", 1).stop()
 
 
+def test_detached_servers_are_found_and_stopped_by_others(
+    machines: Machines,
+) -> None:
+    start("detached", 2, detached=True)
+    found = tsw.ray.get_servers("detached")
+    assert found.num_servers == len(found.addresses()) == 2
+
+    found.stop()
+
+    with pytest.raises(ConnectionError, match="no servers 'detached'"):
+        tsw.ray.get_servers("detached")
+
+
 def test_servers_that_are_not_there_are_named(machines: Machines) -> None:
     with pytest.raises(
         ConnectionError, match=r"no servers 'nobody'.*start_serv"
@@ -494,7 +509,6 @@ def test_the_loss_of_the_head_is_said() -> None:
 import ray
 from ray.cluster_utils import Cluster
 import tfswitch as tsw
-import threading
 from tests.integration import ray_programs
 
 cluster = Cluster(
@@ -504,7 +518,7 @@ cluster = Cluster(
 ray.init(address=cluster.address)
 with tsw.ray.start_servers(1, name="head", host="127.0.0.1") as servers:
     workers = tsw.ray.start_workers(
-        threading.Event().wait, 1, servers=servers, timeout=60.0
+        ray_programs.fail_or_wait, 1, servers=servers, timeout=60.0
     )
     cluster.head_node.kill_gcs_server(check_alive=False)
     workers.wait()

@@ -35,10 +35,22 @@ def test_a_bad_server_address_is_named(address):
         tsw.connect(address)
 
 
-@pytest.mark.parametrize("timeout", [0, -1.0, float("inf"), "5", None, True])
+@pytest.mark.parametrize("timeout", [0, -1.0, float("inf"), "5", True])
 def test_a_bad_timeout_is_named(timeout):
     with pytest.raises(ValueError, match="Received: timeout="):
         tsw.connect("local://", timeout=timeout)
+
+
+def test_the_environment_has_a_timeout(monkeypatch):
+    monkeypatch.setenv("TFSWITCH_TIMEOUT", "2.5")
+    with tsw.Cluster("local://timeout") as cluster:
+        assert cluster.timeout == 2.5
+    with tsw.Cluster("local://timeout", timeout=1.0) as cluster:
+        assert cluster.timeout == 1.0
+    for bad in ("0", "-1", "inf", "soon"):
+        monkeypatch.setenv("TFSWITCH_TIMEOUT", bad)
+        with pytest.raises(ValueError, match=f"TFSWITCH_TIMEOUT='{bad}'"):
+            tsw.Cluster("local://timeout")
 
 
 @pytest.mark.parametrize("tf_config", [None, {"cluster": {"worker": ["w:1"]}}])

@@ -20,8 +20,8 @@ ROOMS = [
     "data",
     "keras",
     "saved_model",
-    "ray",
     "cli",
+    "ray",
 ]
 
 

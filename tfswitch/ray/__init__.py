@@ -7,7 +7,7 @@ from tfswitch import (
     _following,  # noqa: F401  First: it says how to install Ray.
 )
 from tfswitch.ray.checkpoints import restore_checkpoint, save_checkpoint
-from tfswitch.ray.servers import Servers, start_servers
+from tfswitch.ray.servers import Servers, get_servers, start_servers
 from tfswitch.ray.workers import (
     Workers,
     WorkersLost,
@@ -19,6 +19,7 @@ __all__ = [
     "Servers",
     "Workers",
     "WorkersLost",
+    "get_servers",
     "restore_checkpoint",
     "run_workers",
     "save_checkpoint",

@@ -9,7 +9,6 @@ import asyncio
 import collections
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from ray.util import metrics
 _LOCK_SECS = 120.0
 _LOCK_TEXT = "another process writes to"
 _KEPT_LINES = 20
+_RETRY_SECS = 5.0
 
 
 class ServerActor:
@@ -43,6 +43,7 @@ class ServerActor:
         flags: list[str],
         has_tls: bool,
         namespace: str,
+        group: Any,
         metrics_secs: float,
     ) -> None:
         self._name = name
@@ -59,6 +60,11 @@ class ServerActor:
         self._stops = threading.Event()
         self._error = ""
         self._process: subprocess.Popen[str] | None = None
+        self._group = group
+        self._is_again = (
+            ray.get_runtime_context().was_current_actor_reconstructed
+        )
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         command = ["serve"]
         if data_dir is not None and "://" in data_dir:
             # What the store has not yet is lost with this process.
@@ -107,11 +113,16 @@ class ServerActor:
             "address": self._address,
             "num_servers": self._num_servers,
             "has_tls": self._has_tls,
+            "group": self._group,
         }
 
-    async def wait_for_end(self) -> None:
-        """Returns never: who waits hears of the end of this process."""
-        await asyncio.Event().wait()
+    async def wait_for_end(self, address: str) -> None:
+        """Returns when the server is not at the address any more.
+
+        Who waits hears of the end of this process.
+        """
+        if address == self._address:
+            await asyncio.Event().wait()
 
     async def stop(self) -> int:
         """Ends the server, which saves its rows; returns its exit code."""
@@ -122,7 +133,12 @@ class ServerActor:
         process.terminate()
         while process.poll() is None:
             await asyncio.sleep(0.05)
+        self._clean()
         return process.returncode
+
+    def _clean(self) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def _run(self) -> None:
         try:
@@ -140,6 +156,13 @@ class ServerActor:
             text = "\n".join(self._lines)
             if self._is_ready.is_set():
                 print(f"the server ended with exit code {code}", flush=True)
+                self._clean()
+                os._exit(1)
+            if self._is_again and _LOCK_TEXT not in text:
+                # What it needs may come back: Ray tries it again.
+                print(f"the server did not start: exit code {code}", flush=True)
+                time.sleep(_RETRY_SECS)
+                self._clean()
                 os._exit(1)
             if _LOCK_TEXT not in text or time.monotonic() > give_up:
                 self._error = text or f"exit code {code}"
@@ -148,6 +171,9 @@ class ServerActor:
             time.sleep(1.0)
 
     def _run_once(self) -> int:
+        _put_package()
+        from tfswitch.cli._processes import ending_with_parent
+
         self._lines.clear()
         with subprocess.Popen(
             self._command,
@@ -158,7 +184,7 @@ class ServerActor:
             errors="replace",
             # Ctrl-C at the driver's terminal is not for the server.
             start_new_session=True,
-            preexec_fn=_die_with_parent,
+            preexec_fn=ending_with_parent(()),
         ) as process:
             self._process = process
             assert process.stdout is not None
@@ -183,9 +209,7 @@ class ServerActor:
     def _measure(self) -> None:
         """Tells Ray's metrics the rows of all servers."""
         assert self._loop is not None
-        import tfswitch_command
-
-        tfswitch_command._put_package()
+        _put_package()
         from tfswitch._reports import TableStats
         from tfswitch.cluster import Cluster
 
@@ -237,9 +261,9 @@ class ServerActor:
                 former[table] = now, made
 
 
-def _die_with_parent() -> None:
-    """In the child: SIGKILL when the actor's process has ended."""
-    import ctypes
+def _put_package() -> None:
+    """Lets modules of tfswitch be imported without TensorFlow."""
+    if "tfswitch" not in sys.modules:
+        import tfswitch_command
 
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+        tfswitch_command._put_package()

@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import tempfile
 import warnings
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from tfswitch.cluster import Cluster, default_cluster
@@ -35,7 +37,8 @@ def save_checkpoint(
             than Ray keeps checkpoints (`num_to_keep`).
 
     Returns:
-        For `ray.train.report(metrics, checkpoint=...)`.
+        For `ray.train.report(metrics, checkpoint=...)`. Its folder is removed
+        when the object is gone.
 
     Raises:
         OSError, RuntimeError, ValueError: As `Cluster.save`.
@@ -52,6 +55,8 @@ def save_checkpoint(
     cluster = default_cluster() if cluster is None else cluster
     report = cluster.save(path, **options)
     folder = tempfile.mkdtemp(prefix="tfswitch-")
+    checkpoint = Checkpoint.from_directory(folder)
+    weakref.finalize(checkpoint, shutil.rmtree, folder, ignore_errors=True)
     with open(os.path.join(folder, _TABLES), "w", encoding="utf-8") as file:
         json.dump({"path": os.fspath(path), "save": report["save"]}, file)
     if model is not None:
@@ -59,7 +64,7 @@ def save_checkpoint(
             # That the rows are not in the file.
             warnings.simplefilter("ignore", UserWarning)
             model.save_weights(os.path.join(folder, _WEIGHTS))
-    return Checkpoint.from_directory(folder)
+    return checkpoint
 
 
 def restore_checkpoint(

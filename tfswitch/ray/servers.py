@@ -1,5 +1,6 @@
 """Parameter servers as actors of Ray."""
 
+import contextlib
 import os
 import re
 import sys
@@ -23,11 +24,17 @@ from tfswitch.ray import _server_actor
 
 # A call of an actor for each process that is connected.
 _MAX_CALLS = 10_000
+# Those that arguments give.
+_OWNED_FLAGS = {
+    *("address", "shard_index", "num_shards", "data_dir", "cluster_name"),
+    *("push_log", "tls_ca", "tls_cert", "tls_key", "token_file", "insecure"),
+    "remote",
+}
 _PLACEMENTS = ("spread", "strict_spread", "pack", "strict_pack")
 
 
 class Servers:
-    """The servers of a cluster. Made by `start_servers`.
+    """The servers of a cluster. Made by `start_servers` and `get_servers`.
 
     Thread-safe. As a context manager it stops them at the end.
 
@@ -77,20 +84,22 @@ class Servers:
         _following.forget(self.name)
         actors, self._actors = self._actors, []
         give_up = time.monotonic() + timeout
-        stopping = [actor.stop.remote() for actor in actors]
         failures = []
-        for index, reference in enumerate(stopping):
-            left = max(0.0, give_up - time.monotonic())
-            try:
-                code = ray.get(reference, timeout=left)
-                failure = f"exit code {code}" if code else ""
-            except GetTimeoutError:
-                failure = f"it took longer than {timeout:g} s"
-            except RayError as error:
-                failure = _following.reason(error)
-            if failure:
-                failures.append(f"server {index}: {failure}")
-        _remove(actors, self._group)
+        try:
+            stopping = [actor.stop.remote() for actor in actors]
+            for index, reference in enumerate(stopping):
+                left = max(0.0, give_up - time.monotonic())
+                try:
+                    code = ray.get(reference, timeout=left)
+                    failure = f"exit code {code}" if code else ""
+                except GetTimeoutError:
+                    failure = f"it took longer than {timeout:g} s"
+                except RayError as error:
+                    failure = _following.reason(error)
+                if failure:
+                    failures.append(f"server {index}: {failure}")
+        finally:
+            _remove(actors, self._group)
         if failures:
             raise RuntimeError(
                 f"'{self.address}' has not ended well, and writes since the "
@@ -106,7 +115,13 @@ class Servers:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.stop()
+        try:
+            self.stop()
+        except RuntimeError as error:
+            if exc is None:
+                raise
+            # The first error is the one that the user has to hear of.
+            print(f"tfswitch: warning: {error}", file=sys.stderr, flush=True)
 
     def __repr__(self) -> str:
         return f"<tfswitch.ray.Servers {self.address!r}, {self.num_servers}>"
@@ -162,7 +177,8 @@ def start_servers(
             `{"checkpoint_every": "5m"}`. A list is a flag that is repeated.
         max_restarts: How often each server is started again; -1: always.
         detached: Whether the servers go on when this program ends. Otherwise
-            Ray kills them; call `stop` to have them save.
+            Ray kills them; call `stop` to have them save. `get_servers` finds
+            them again.
         runtime_env: Ray's, of the actors.
         metrics_secs: How often the tables' rows, new rows per second and bytes
             go to Ray's metrics, in seconds. Servers that ask for tokens get
@@ -177,8 +193,10 @@ def start_servers(
 
     Example:
 
-    >>> ray.init()
-    >>> with tsw.ray.start_servers(2, data_dir="/shared/run") as servers:
+    >>> ray.init("local")
+    >>> with tsw.ray.start_servers(
+    ...     2, data_dir="/tmp/run", host="127.0.0.1"
+    ... ) as servers:
     ...     tsw.ray.run_workers(train, 3, servers=servers)
     """
     if not (is_number(num_servers, int) and num_servers >= 1):
@@ -201,9 +219,23 @@ def start_servers(
         push_log = folder is not None and not is_url
     if push_log and folder is None:
         raise bad_argument("push_log", push_log, "False without a `data_dir`")
+    owned = {name for name in server_flags or {} if name in _OWNED_FLAGS}
+    if owned:
+        raise bad_argument(
+            "server_flags",
+            server_flags,
+            f"flags that are not arguments of start_servers, as {min(owned)!r}",
+        )
+    if not is_number(metrics_secs, int, float) or metrics_secs <= 0:
+        raise bad_argument("metrics_secs", metrics_secs, "seconds above 0")
     if not ray.is_initialized():
         raise RuntimeError(
             "this process is not connected to Ray; call ray.init() first"
+        )
+    if _is_in_use(name):
+        raise ValueError(
+            f"servers named {name!r} run in this Ray cluster already; connect "
+            f"to '{_following.SCHEME}{name}', or give these another `name`"
         )
     flags = {
         "push_log": push_log,
@@ -260,23 +292,48 @@ def start_servers(
                     flags=_flags(flags),
                     has_tls=tls is not None,
                     namespace=_following.NAMESPACE,
+                    group=group,
                     metrics_secs=metrics_secs,
                 )
             )
         servers = Servers(name, actors, group)
         _wait_for_start(servers, give_up, timeout)
         is_started = True
-    except ValueError as error:  # Of Ray.
-        if "already" not in str(error):
-            raise
-        raise ValueError(
-            f"servers named {name!r} run in this Ray cluster already; connect "
-            f"to '{_following.SCHEME}{name}', or give these another `name`"
-        ) from error
     finally:
         if not is_started:
             _remove(actors, group)
     return servers
+
+
+def get_servers(name: str = "tfswitch", timeout: float = 30.0) -> Servers:
+    """Returns servers that run, such as detached ones of another program.
+
+    Args:
+        name: As of `start_servers`.
+        timeout: How long they are waited for, in seconds.
+
+    Raises:
+        ConnectionError: If Ray has none of that name.
+        TimeoutError: If they do not answer in time.
+
+    Example:
+
+    >>> tsw.ray.get_servers("nightly").stop()
+    """
+    info = _following.ask(name, 0, timeout)
+    actors = [
+        ray.get_actor(_following.actor_name(name, i), _following.NAMESPACE)
+        for i in range(info["num_servers"])
+    ]
+    return Servers(name, actors, info["group"])
+
+
+def _is_in_use(name: str) -> bool:
+    try:
+        ray.get_actor(_following.actor_name(name, 0), _following.NAMESPACE)
+    except ValueError:
+        return False
+    return True
 
 
 def _wait_for_resources(
@@ -328,8 +385,11 @@ def _wait_for_start(servers: Servers, give_up: float, timeout: float) -> None:
 
 
 def _remove(actors: Sequence[Any], group: PlacementGroup) -> None:
+    if not ray.is_initialized():  # Then they are gone, or detached.
+        return
     for actor in actors:
-        ray.kill(actor)
+        with contextlib.suppress(RayError):  # It may have ended by itself.
+            ray.kill(actor)
     remove_placement_group(group)
 
 

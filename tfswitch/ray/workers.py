@@ -1,6 +1,8 @@
 """Workers that train together, as actors of Ray."""
 
+import dataclasses
 import json
+import math
 import os
 import sys
 import threading
@@ -21,7 +23,7 @@ from tfswitch.train.worker import present_workers
 
 _POLL_SECS = 1.0
 _METRICS_SECS = 5.0
-_START_SECS = 5.0  # A worker that is not there by then is said.
+_ABSENT_SECS = 5.0  # A worker that is not heard of for so long is said.
 _HEAD_SECS = 5.0  # Of silence of the head, until it is said.
 
 
@@ -92,6 +94,16 @@ class _WorkerActor:
                 former[worker.group] = now, count
 
 
+@dataclasses.dataclass
+class _Running:
+    """A worker: Ray answers its ping when its actor runs somewhere."""
+
+    actor: Any
+    ping: Any
+    heard: float
+    has_started: bool = False
+
+
 class _Head:
     """Says when Ray's head is lost: Ray itself is silent for a minute then."""
 
@@ -156,12 +168,11 @@ class Workers:
             "GPU": options["num_gpus"],
             **options["resources"],
         }
-        self._has_said_absent = False
+        self._said_absent: list[int] = []
         self._lock = threading.Lock()
         self._next = 0
-        self._actors: dict[int, Any] = {}
+        self._actors: dict[int, _Running] = {}
         self._pending: dict[Any, int] = {}
-        self._starting: dict[Any, int] = {}
         self._results: dict[int, Any] = {}
         self._lost: list[int] = []
         self.add(num_workers)
@@ -200,8 +211,9 @@ class Workers:
                     number, config, self._address, self._connection
                 )
                 reference = actor.run.remote(self._train_fn, self._args)
-                self._actors[number] = actor
-                self._starting[actor.__ray_ready__.remote()] = number
+                self._actors[number] = _Running(
+                    actor, actor.__ray_ready__.remote(), time.monotonic()
+                )
                 self._pending[reference] = number
                 self._next += 1
                 added.append(number)
@@ -225,7 +237,7 @@ class Workers:
                     f"no worker {number} runs; there are "
                     f"{sorted(self._pending.values())}"
                 )
-            actor = self._actors.pop(number)
+            actor = self._actors.pop(number).actor
             self._pending = {
                 reference: n
                 for reference, n in self._pending.items()
@@ -257,7 +269,6 @@ class Workers:
             Exception: That of a worker's function.
         """
         head = _Head()
-        begin = time.monotonic()
         try:
             while True:
                 with self._lock:
@@ -265,7 +276,7 @@ class Workers:
                 if not pending:
                     break
                 head.say_if_lost()
-                self._check_start(time.monotonic() - begin)
+                self._check_presence()
                 ready, _ = ray.wait(pending, num_returns=1, timeout=_POLL_SECS)
                 for reference in ready:
                     self._take(reference)
@@ -281,8 +292,10 @@ class Workers:
         with self._lock:
             actors, self._actors = self._actors, {}
             self._pending = {}
-        for actor in actors.values():
-            ray.kill(actor)
+        if not ray.is_initialized():  # Then they have ended.
+            return
+        for each in actors.values():
+            ray.kill(each.actor)
 
     def __enter__(self) -> "Workers":
         return self
@@ -295,33 +308,68 @@ class Workers:
     ) -> None:
         self.stop()
 
-    def _check_start(self, waited: float) -> None:
+    def _check_presence(self) -> None:
+        """Says who is not there, and gives up who stays away."""
         with self._lock:
-            if self._starting:
-                started, _ = ray.wait(
-                    list(self._starting),
-                    num_returns=len(self._starting),
-                    timeout=0.0,
-                )
-                for reference in started:
-                    del self._starting[reference]
-            absent = sorted(
-                set(self._starting.values()) & set(self._pending.values())
-            )
-        if not absent or waited < _START_SECS:
+            running = {
+                number: self._actors[number]
+                for number in sorted(self._pending.values())
+            }
+        pings = {each.ping: each for each in running.values()}
+        answered, _ = ray.wait(list(pings), num_returns=len(pings), timeout=0.0)
+        now = time.monotonic()
+        for reference in answered:
+            each = pings[reference]
+            each.ping = each.actor.__ray_ready__.remote()
+            try:
+                ray.get(reference)
+            except RayError:
+                continue  # Ray starts it again, or its `run` says why not.
+            each.heard, each.has_started = now, True
+        absent = [
+            number
+            for number, each in running.items()
+            if now - each.heard > _ABSENT_SECS
+        ]
+        if not absent:
+            self._said_absent = absent
             return
         needs = {k: v for k, v in self._resources.items() if v}
         available = ray.available_resources()
+        free = {k: available.get(k, 0.0) for k in needs}
         text = (
             f"worker(s) {', '.join(map(str, absent))}, each with {needs}; Ray "
-            f"has free { ({k: available.get(k, 0.0) for k in needs}) }"
+            f"has free {free}"
         )
         limit = self._connection["timeout"]
-        if waited > limit and absent[0] < self._num_workers:
-            raise TimeoutError(f"Ray has not started within {limit:g} s {text}")
-        if not self._has_said_absent:
-            self._has_said_absent = True
+        for number in absent:
+            if now - running[number].heard < limit:
+                continue
+            if running[number].has_started:
+                self._lose(number, f"not started again within {limit:g} s")
+            elif number < self._num_workers:
+                raise TimeoutError(
+                    f"Ray has not started within {limit:g} s {text}"
+                )
+        if absent != self._said_absent:
+            self._said_absent = absent
             print(f"tfswitch: waiting for {text}", file=sys.stderr, flush=True)
+
+    def _lose(self, number: int, why: str) -> None:
+        with self._lock:
+            lost = self._actors.pop(number)
+            self._pending = {
+                reference: n
+                for reference, n in self._pending.items()
+                if n != number
+            }
+        ray.kill(lost.actor)
+        self._lost.append(number)
+        print(
+            f"tfswitch: warning: worker {number} is lost: {why}",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def _take(self, reference: Any) -> None:
         with self._lock:
@@ -338,12 +386,7 @@ class Workers:
             )
             raise error.as_instanceof_cause() from None
         except RayError as error:
-            self._lost.append(number)
-            print(
-                f"tfswitch: warning: worker {number} is lost: {error}",
-                file=sys.stderr,
-                flush=True,
-            )
+            self._lose(number, str(error))
 
 
 def start_workers(
@@ -365,6 +408,16 @@ def start_workers(
         raise bad_argument("train_fn", train_fn, "a function")
     if not (is_number(num_workers, int) and num_workers >= 1):
         raise bad_argument("num_workers", num_workers, "an integer from 1")
+    for name, value, least in (
+        ("max_restarts", max_restarts, -1),
+        ("max_lost", max_lost, 0),
+    ):
+        if not (is_number(value, int) and value >= least):
+            raise bad_argument(name, value, f"an integer from {least}")
+    if not (is_number(timeout, int, float) and 0 < timeout < math.inf):
+        raise bad_argument("timeout", timeout, "a positive number of seconds")
+    if isinstance(args, str):
+        raise bad_argument("args", args, "a list of arguments")
     if token is not None and not isinstance(token, os.PathLike):
         raise ValueError(
             "`token` must be a pathlib.Path of a file on the workers' nodes, "
@@ -412,7 +465,8 @@ def run_workers(
         args: Of the function.
         resources_per_worker: None: `{"CPU": 1}`.
         max_restarts: How often Ray starts a worker again whose process or node
-            has died.
+            has died; -1: always. One for which Ray has no room within
+            `timeout` is lost.
         max_lost: How many may then be lost without an error: the others go on.
         timeout: The longest wait of a call for a server, in seconds, and so the
             longest time that Ray may need to start a server again; and the

@@ -532,7 +532,9 @@ absl::Status UnaryCall::Wait(grpc::ByteBuffer* response) {
       if (ended) break;
       TFSWITCH_RETURN_IF_ERROR(Watch(begin));
       // Of a server that has moved nobody will hear more.
-      if (attempt->link != connection_->link()) attempt->context.TryCancel();
+      if (kind_ != CallKind::kOnce && attempt->link != connection_->link()) {
+        attempt->context.TryCancel();
+      }
     }
     const grpc::Status status =
         ended ? attempt->status
