@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfswitch as tsw
+from tests.integration.work_queue_program import make_counts
 
 NUM_SAMPLES = 40  # Of each item of a queue.
 STEPS = 30  # Of worker 0 in an epoch; others have fewer.
@@ -24,19 +25,6 @@ def wait_for(path: Path) -> None:
         if time.monotonic() > give_up:
             raise TimeoutError(f"{path} did not come")
         time.sleep(0.01)
-
-
-def make_counts(cluster: Any = None) -> tsw.EmbeddingTable:
-    """A table that counts how often each sample has been trained."""
-    return tsw.EmbeddingTable(
-        "counts",
-        1,
-        initializer="zeros",
-        optimizer=tsw.optimizers.SGD(1.0),
-        seed=0,
-        consistency=tsw.train.Consistency.bsp(reduction="sum"),
-        cluster=cluster,
-    )
 
 
 def count_samples(items: Sequence[str], folder: Path, pause: bool) -> int:

@@ -14,6 +14,7 @@ import pytest
 import tfswitch as tsw
 from tests.certificates import Authority
 from tests.integration import ray_programs
+from tests.integration.work_queue_program import make_counts
 from tests.programs import ROOT, environment, run_python
 from tests.python.worker_threads import Call, wait_until
 from tests.tokens import TokenFile
@@ -126,7 +127,7 @@ def count_samples(
 def check_counts(servers: tsw.ray.Servers) -> None:
     """Each sample has been trained once in each of 2 epochs."""
     with tsw.Cluster(servers.address) as cluster:
-        ids, counts = ray_programs.make_counts(cluster).export_rows()
+        ids, counts = make_counts(cluster).export_rows()
     assert sorted(ids) == list(range(len(ITEMS) * ray_programs.NUM_SAMPLES))
     # A step of SGD takes the gradient away.
     assert set(counts.reshape(-1)) == {-2.0}
