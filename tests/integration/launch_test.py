@@ -1,6 +1,7 @@
 """`tfswitch launch`: exit codes, restarts, and that no process is left."""
 
 import contextlib
+import fcntl
 import json
 import os
 import pty
@@ -8,8 +9,10 @@ import queue
 import random
 import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 import uuid
@@ -45,7 +48,9 @@ class Launch:
 
     Args:
         words: Flags, the program, and its arguments.
-        stdout: A file, to read from elsewhere; then there are no lines.
+        stdout: A file, to read from elsewhere; then there are no lines, unless
+            those of `stderr`.
+        stderr: That of its process; by default the same.
         variables: Of its environment.
 
     Attributes:
@@ -53,7 +58,11 @@ class Launch:
     """
 
     def __init__(
-        self, *words: object, stdout: int | None = None, **variables: str
+        self,
+        *words: object,
+        stdout: int | None = None,
+        stderr: int = subprocess.STDOUT,
+        **variables: str,
     ) -> None:
         self._mark = f"{MARK}={uuid.uuid4()}"
         name, value = self._mark.split("=")
@@ -67,15 +76,16 @@ class Launch:
             env=environment(**{name: value}, **variables),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if stdout is None else stdout,
-            stderr=subprocess.STDOUT,
+            stderr=stderr,
             text=True,
             errors="strict",
         )
+        self._stream = self.process.stdout or self.process.stderr
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
-        for line in self.process.stdout or ():
+        for line in self._stream or ():
             self._queue.put(line.rstrip("\n"))
         self._queue.put(None)
 
@@ -135,8 +145,8 @@ class Launch:
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
         self._reader.join()
-        if self.process.stdout:
-            self.process.stdout.close()
+        if self._stream:
+            self._stream.close()
 
 
 @pytest.fixture
@@ -201,9 +211,11 @@ def test_tasks_know_their_place_and_arguments_are_theirs(launch, write):
 
 
 def test_a_command_knows_the_servers(launch):
-    job = launch("sh", "-c", "echo $TFSWITCH_SERVERS $TF_CONFIG")
+    job = launch(
+        *("sh", "-c", "echo $TFSWITCH_SERVERS $TFSWITCH_TIMEOUT $TF_CONFIG")
+    )
 
-    servers, config = job.wait_for(r"\[worker 0\] (\S+) (\{.*)").groups()
+    servers, config = job.wait_for(r"\[worker 0\] (\S+) 300 (\{.*)").groups()
     assert json.loads(config)["cluster"]["ps"] == servers.split(",")
     job.finish(0)
 
@@ -320,6 +332,22 @@ def test_bad_usage_ends_with_2(words, message, launch):
     assert re.match(message, line)
 
 
+def test_a_program_that_cannot_be_executed_ends_with_2(launch, tmp_path):
+    (script := tmp_path / "script").write_text("echo\n")
+    script.chmod(0o755)
+
+    lines = launch(script).finish(2)
+
+    assert (
+        f"tfswitch launch: '{script}' cannot be run (Exec format error). A "
+        "script needs a first line such as #!/bin/sh; ending the job"
+    ) in lines
+
+
+def test_files_of_tls_in_the_environment_are_not_for_the_job(launch):
+    launch(PROGRAM, 1, 0, TFSWITCH_TLS_CA="/nothing").finish(0)
+
+
 def test_a_job_that_takes_too_long_is_ended(launch, write):
     lines = launch("--timeout=1s", write("time.sleep(600)")).finish(124)
 
@@ -337,6 +365,62 @@ def test_a_job_ends_when_nobody_reads_its_lines(launch):
     os.close(reading)
 
     job.finish(128 + signal.SIGPIPE)
+
+
+@pytest.fixture
+def full_pipe() -> Iterator[int]:
+    """The end to write to."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, bytes(4096))
+    os.set_blocking(writing, True)
+    yield writing
+    os.close(writing)
+    os.close(reading)
+
+
+def test_a_reader_that_never_reads_holds_up_nobody_but_workers(
+    launch, full_pipe
+):
+    def pids() -> list[int]:
+        return job.pids("--shard_index=0")
+
+    job = launch("sh", "-c", "while echo line; do :; done", stdout=full_pipe)
+    while not (found := pids()):
+        time.sleep(0.01)
+    os.kill(found[0], signal.SIGKILL)
+    while not (again := pids()) or again == found:
+        time.sleep(0.01)
+
+    job.process.send_signal(signal.SIGTERM)
+
+    job.finish(128 + signal.SIGTERM)
+
+
+def test_a_job_that_takes_too_long_is_ended_though_nobody_reads(
+    launch, full_pipe
+):
+    program = ("sh", "-c", "while echo line; do :; done")
+
+    launch("--timeout=1s", *program, stdout=full_pipe).finish(124)
+
+
+def test_a_job_goes_on_though_the_disk_of_its_log_is_full(launch):
+    with open("/dev/full", "wb") as full:
+        job = launch(
+            *("sh", "-c", "echo line; echo line"),
+            stdout=full.fileno(),
+            stderr=subprocess.PIPE,
+        )
+
+        lines = job.finish(0)
+
+    assert lines == [
+        "tfswitch launch: lines are lost, as they cannot be written: No space "
+        "left on device"
+    ]
 
 
 def test_killed_servers_come_back_and_no_step_is_lost(launch):
@@ -427,6 +511,34 @@ def test_steps_stay_below_the_lines_at_a_terminal(launch):
     while not re.search(pattern, text):
         text += os.read(ours, 1 << 16).decode()
     os.close(ours)
+
+
+def test_lines_for_more_workers_than_the_terminal_has_rows_are_left_out():
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 5, 80, 0, 0))
+    subprocess.run(
+        [
+            *(sys.executable, "-c"),
+            "import tfswitch_command, time\n"
+            "tfswitch_command._put_package()\n"
+            "from tfswitch.cli import _processes\n"
+            "console = _processes.Console()\n"
+            "for name in 'ab':\n"
+            "    console.draw([name + str(i) for i in range(9)])\n"
+            "while console.is_writing: time.sleep(0.01)\n",
+        ],
+        env=environment(),
+        stderr=theirs,
+        check=True,
+    )
+    os.close(theirs)
+
+    drawn = os.read(ours, 1 << 16).decode()
+
+    os.close(ours)
+    assert drawn == (
+        "a0\r\na1\r\nand 7 more\r\n\x1b[3A\x1b[Jb0\r\nb1\r\nand 7 more\r\n"
+    )
 
 
 def test_kills_at_random_instants_leave_nothing_behind(launch):

@@ -9,13 +9,16 @@ also after `kill -9` of one of them.
 import collections
 import contextlib
 import ctypes
+import errno
 import os
+import queue
 import re
 import select
 import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,6 +38,10 @@ _PIPE_BYTES = 1 << 20
 # A longer line is printed in parts.
 _LONGEST_LINE = 1 << 16
 _NUM_LAST_LINES = 20
+# With more than so many texts that are not written yet, no more lines are read.
+_MOST_TEXTS = 64
+# How soon their number is looked at again.
+_POLL_SECS = 0.02
 # Progress bars go back to the begin of their line.
 _BACK = re.compile(r"[\r\b]+")
 
@@ -143,12 +150,13 @@ class Console:
     """Prints lines, with a few below them that are redrawn at a terminal.
 
     Until it is closed, nothing else of this process comes to the error stream,
-    where the core tells of servers that are away. Not thread-safe.
+    where the core tells of servers that are away. A thread writes, so that this
+    one never waits for a reader. Not thread-safe.
 
     Attributes:
         is_terminal: Whether the error stream, which has the redrawn lines, is
             one.
-        has_reader: False after a write has failed; then nothing is printed.
+        has_reader: False after its reader has gone; then nothing is printed.
     """
 
     def __init__(self) -> None:
@@ -158,6 +166,19 @@ class Console:
         with open(os.devnull, "wb") as nothing:
             os.dup2(nothing.fileno(), 2)
         self._below: list[str] = []
+        self._has_failed = False
+        self._texts: queue.Queue[tuple[int, str]] = queue.Queue()
+        threading.Thread(target=self._write_texts, daemon=True).start()
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether something that was printed is not written yet."""
+        return self._texts.unfinished_tasks > 0
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether its reader takes too long for more lines."""
+        return self._texts.unfinished_tasks > _MOST_TEXTS
 
     def close(self) -> None:
         os.dup2(self._error, 2)
@@ -168,27 +189,50 @@ class Console:
             below = self._below
             self.draw([])
             file = self._error if is_error else 1
-            self._write(file, "".join(f"{line}\n" for line in lines))
+            self._texts.put((file, "".join(f"{line}\n" for line in lines)))
             self.draw(below)
 
     def draw(self, lines: list[str]) -> None:
         """Puts these lines in place of those that were drawn before."""
         text = f"\x1b[{len(self._below)}A\x1b[J" if self._below else ""
         if lines:
-            width = (os.get_terminal_size(self._error).columns or 80) - 1
+            size = os.get_terminal_size(self._error)
+            # A line that has left the screen cannot be erased.
+            most = max(1, (size.lines or 24) - 2)
+            if len(lines) > most:
+                num_others = len(lines) - most + 1
+                lines = [*lines[: most - 1], f"and {num_others} more"]
+            width = (size.columns or 80) - 1
             text += "".join(f"{line[:width]}\n" for line in lines)
-        self._write(self._error, text)
+        if text:
+            self._texts.put((self._error, text))
         self._below = lines
 
-    def _write(self, file: int, text: str) -> None:
-        data = text.encode(errors="replace")
-        while data and self.has_reader:
-            try:
-                data = data[os.write(file, data) :]
-            except BlockingIOError:  # Another process has set the terminal so.
-                select.select([], [file], [])
-            except OSError:
-                self.has_reader = False
+    def _write_texts(self) -> None:
+        while True:
+            file, text = self._texts.get()
+            data = text.encode(errors="replace")
+            while data and self.has_reader:
+                try:
+                    data = data[os.write(file, data) :]
+                except BlockingIOError:  # Another process has set it so.
+                    select.select([], [file], [])
+                except OSError as error:
+                    file, data = self._error, self._after(error)
+            self._texts.task_done()
+
+    def _after(self, error: OSError) -> bytes:
+        """Returns what to say about lines that could not be written."""
+        if error.errno in (errno.EPIPE, errno.EIO):
+            self.has_reader = False
+            os.kill(os.getpid(), signal.SIGCHLD)  # `Job.wait` returns.
+        elif not self._has_failed:
+            self._has_failed = True
+            return (
+                "tfswitch launch: lines are lost, as they cannot be written: "
+                f"{error.strerror}\n"
+            ).encode()
+        return b""
 
 
 class Process:
@@ -282,13 +326,15 @@ class Job:
         self.processes: list[Process] = []
         self._console = console
         self._selector = selectors.DefaultSelector()
+        self._signal_selector = selectors.DefaultSelector()
         self._signals, wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         signals = {*STOP_SIGNALS, signal.SIGCHLD}
         for number in signals:
             signal.signal(number, lambda *_: None)  # It is in the pipe.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-        self._selector.register(self._signals, selectors.EVENT_READ)
+        for selector in (self._selector, self._signal_selector):
+            selector.register(self._signals, selectors.EVENT_READ)
 
     def start(
         self, name: str, command: Sequence[str], environment: Mapping[str, str]
@@ -307,7 +353,11 @@ class Job:
         """
         signals: list[int] = []
         timeout = max(0.0, until - time.monotonic())
-        for key, _ in self._selector.select(timeout):
+        selector = self._selector
+        if self._console.is_behind:
+            # Those that print wait meanwhile.
+            selector, timeout = self._signal_selector, min(timeout, _POLL_SECS)
+        for key, _ in selector.select(timeout):
             if key.data is None:
                 numbers = os.read(self._signals, 1 << 16)
                 signals += [n for n in numbers if n in STOP_SIGNALS]
@@ -324,6 +374,17 @@ class Job:
             self._console.print(process.set_ended(statuses[process.pid]))
             self.processes.remove(process)
         return signals, ended
+
+    def flush(self, until: float) -> list[int]:
+        """Waits until all lines are written; returns signals that came."""
+        signals: list[int] = []
+        while (
+            self._console.is_writing
+            and not signals
+            and time.monotonic() < until
+        ):
+            signals, _ = self.wait(time.monotonic() + _POLL_SECS)
+        return signals
 
     def end(self, processes: Iterable[Process]) -> None:
         """Ends processes and their groups: by SIGTERM, later by SIGKILL."""

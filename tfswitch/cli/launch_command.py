@@ -65,8 +65,11 @@ _PROGRESS_EVERY = _durations.define(
     "is no terminal.",
 )
 
+_USAGE = 2
 # As `timeout` of coreutils.
 _TIMED_OUT = 124
+# The time for the reader of the last lines, after a signal or the timeout.
+_FLUSH_SECS = 2.0
 _REDRAW_SECS = 1.0
 _POLL_SECS = 1.0
 # Rates are of the steps since then.
@@ -92,6 +95,9 @@ def run(*words: str) -> int:
             shutil.rmtree(data_dir, ignore_errors=True)
 
     def work() -> int:
+        # The servers have no TLS. Empty is as good as not set.
+        for name in ("CA", "CERT", "KEY", "SERVER_NAME"):
+            os.environ[f"TFSWITCH_TLS_{name}"] = ""
         try:
             return _Launch(command, server, addresses, data_dir).run()
         finally:
@@ -178,13 +184,13 @@ class _Launch:
         self._tasks: dict[str, _processes.Process] = {}
         self._deciding: list[str] = []
         self._steps = _Steps()
+        self._deadline = time.monotonic() + (_TIMEOUT.value or math.inf)
 
     def run(self) -> int:
         """Returns the exit code."""
         end = _End(1)
         try:
-            self._start()
-            end = self._watch()
+            end = self._start() or self._watch()
         finally:
             self._console.draw([])
             if end.reason:
@@ -194,10 +200,13 @@ class _Launch:
             self._job.end(self._job.processes)
             _processes.kill_descendants()
             self._console.print(end.lines, is_error=True)
+            least = time.monotonic() + _FLUSH_SECS
+            signals = self._job.flush(max(self._deadline, least))
             self._console.close()
-        return end.code
+        return 128 + signals[0] if signals else end.code
 
-    def _start(self) -> None:
+    def _start(self) -> _End | None:
+        """Starts all processes; None if they could be started."""
         servers = self._addresses[: _SERVERS.value]
         others = self._addresses[_SERVERS.value :]
         cluster = {"worker": others[: _WORKERS.value]}
@@ -212,6 +221,7 @@ class _Launch:
             self._deciding = [f"worker {i}" for i in range(_WORKERS.value)]
         environment = {
             "TFSWITCH_SERVERS": ",".join(servers),
+            "TFSWITCH_TIMEOUT": os.environ.get("TFSWITCH_TIMEOUT", "300"),
             "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
         }
         for i, address in enumerate(servers):
@@ -223,12 +233,21 @@ class _Launch:
                     "cluster": {"ps": servers, **cluster},
                     "task": {"type": kind, "index": i},
                 }
-                self._tasks[f"{kind} {i}"] = self._job.start(
-                    f"{kind} {i}",
-                    self._command,
-                    {**environment, "TF_CONFIG": json.dumps(config)},
-                )
+                try:
+                    self._tasks[f"{kind} {i}"] = self._job.start(
+                        f"{kind} {i}",
+                        self._command,
+                        {**environment, "TF_CONFIG": json.dumps(config)},
+                    )
+                except OSError as error:
+                    return _End(
+                        _USAGE,
+                        f"{self._command[0]!r} cannot be run "
+                        f"({error.strerror}). A script needs a first line such "
+                        "as #!/bin/sh",
+                    )
         self._steps.watch("grpc://" + ",".join(servers), _GROUP.value)
+        return None
 
     def _start_server(self, name: str) -> None:
         index = list(self._servers).index(name)
@@ -247,16 +266,15 @@ class _Launch:
         self._job.start(name, [program, *place, *others], {})
 
     def _watch(self) -> _End:
-        begin = time.monotonic()
-        deadline = begin + (_TIMEOUT.value or math.inf)
         every = (
             _REDRAW_SECS if self._console.is_terminal else _PROGRESS_EVERY.value
         )
-        next_progress = begin + every
+        next_progress = time.monotonic() + every
         while True:
-            signals, ended = self._job.wait(min(deadline, next_progress))
+            signals, ended = self._job.wait(min(self._deadline, next_progress))
             if signals:
                 name = signal.Signals(signals[0]).name
+                self._deadline = 0.0
                 return _End(128 + signals[0], f"{name} came")
             for process in ended:
                 end = self._end_after(process)
@@ -267,7 +285,7 @@ class _Launch:
             if not self._console.has_reader:
                 return _End(128 + signal.SIGPIPE)
             now = time.monotonic()
-            if now >= deadline:
+            if now >= self._deadline:
                 return _End(
                     _TIMED_OUT,
                     f"the job is not over after {_TIMEOUT.value:g} s "
@@ -275,7 +293,8 @@ class _Launch:
                 )
             if now >= next_progress:
                 next_progress = now + every
-                self._show_progress(now)
+                if not self._console.is_behind:
+                    self._show_progress(now)
 
     def _end_after(self, process: _processes.Process) -> _End | None:
         """Starts a server again that has died; None if the job goes on."""
