@@ -102,6 +102,7 @@ int RunServer(const std::vector<std::string>& arguments) {
                  ? absl::CancelledError("the server is stopped")
                  : absl::OkStatus();
     });
+    if (absl::IsCancelled(recovered)) return kStopped;
     if (!recovered.ok()) {
       PrintError(recovered);
       return kCannotServe;

@@ -1,7 +1,9 @@
 """Servers that come back with their rows: docs/durability.md."""
 
+import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -11,8 +13,9 @@ import numpy as np
 import pytest
 
 import tfswitch as tsw
+from tests.programs import HANG_SECS, environment
 from tests.python.worker_threads import Call
-from tests.support import ServerProcess
+from tests.support import SERVER, ServerProcess
 
 IDS = np.arange(200)
 
@@ -92,6 +95,33 @@ def test_a_server_that_is_stopped_loses_nothing_and_keeps_its_folder_apart(
     with start() as server, tsw.connect(f"grpc://{server.address}") as cluster:
         assert tsw.EmbeddingTable("user", 1, initializer="ones").size() == 200
         cluster.restore("daily")
+
+
+def test_a_server_that_is_stopped_while_it_recovers_ends_without_an_error(
+    tmp_path: Path,
+) -> None:
+    flags = f"--data_dir={tmp_path}"
+    with ServerProcess(flags=(flags,)) as server:
+        with tsw.connect(f"grpc://{server.address}"):
+            tsw.EmbeddingTable("user", 1).lookup_or_create(IDS)
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+
+    def stop() -> None:
+        # It is pending, and blocked, when the program starts.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    ended = subprocess.run(
+        [SERVER, "--address=127.0.0.1:0", flags],
+        env=environment(),
+        preexec_fn=stop,
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECS,
+    )
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
 def test_a_table_restored_under_another_name_is_there_after_a_kill(
