@@ -462,12 +462,43 @@ def test_flags_of_workers_are_those_of_their_program() -> None:
         program,
         *flags,
     ]
-    source = ROOT / program.removeprefix("/")
-    defined = set(
-        re.findall(r'flags\.DEFINE_\w+\(\s*"(\w+)"', source.read_text())
-    )
     assert flags
-    assert names_of(flags) <= defined
+    assert names_of(flags) <= flags_of(program)
+
+
+def flags_of(program: str) -> set[str]:
+    source = (ROOT / program.removeprefix("/")).read_text()
+    return set(re.findall(r'flags\.DEFINE_\w+\(\s*"(\w+)"', source))
+
+
+def test_job_of_ray_finds_the_folders_and_the_resource_of_its_cluster() -> None:
+    command = one("RayJob", "tfswitch-movielens")["spec"]["entrypoint"].split()
+    assert command[0] == "python"
+    values = dict(word.removeprefix("--").split("=") for word in command[2:])
+    assert set(values) <= flags_of(command[1])
+    cluster = one("RayCluster")
+    groups = cluster["spec"]["workerGroupSpecs"]
+    (resources,) = (
+        json.loads(json.loads(group["rayStartParams"]["resources"]))
+        for group in groups
+        if group["groupName"] == "servers"
+    )
+    assert resources == {values["server_resource"]: 1}
+    for pod in pods(cluster):
+        mounts = {m["mountPath"] for m in container(pod)["volumeMounts"]}
+        assert {"/data", values["secrets"]} <= mounts
+        sources = next(
+            volume["projected"]["sources"]
+            for volume in pod["spec"]["volumes"]
+            if volume["name"] == "secrets"
+        )
+        files = {
+            item["path"]
+            for source in sources
+            for item in source["secret"]["items"]
+        }
+        assert {"server.pem", "server.key", "tokens"} <= files
+    assert values["data_dir"].startswith("/data/")
 
 
 def test_memory_and_disk_are_those_of_tfswitch_size() -> None:
@@ -563,6 +594,12 @@ servers:
   count: 3
   storageClass: fast
   flags: []
+  command: [tfswitch, serve, --remote=s3://bucket/run]
+  env: [{name: AWS_REGION, value: eu-central-1}]
+  extraVolumes: [{name: shared, persistentVolumeClaim: {claimName: shared}}]
+  extraVolumeMounts: [{name: shared, mountPath: /checkpoints}]
+  serviceAccountName: store
+  egress: [{ports: [{port: 443}]}]
   nodeSelector: {pool: memory}
   tolerations: [{key: dedicated, operator: Exists}]
 serving: {enabled: true, claim: models, minReplicas: 3}
@@ -586,6 +623,18 @@ certManager: {enabled: true}
     assert container(pod)["args"] == [
         *("--shard_index=$(SHARD_INDEX)", "--num_shards=3", "--push_log")
     ]
+    assert container(pod)["command"][1:] == [
+        *("serve", "--remote=s3://bucket/run")
+    ]
+    assert [variable["name"] for variable in container(pod)["env"]] == [
+        *("SHARD_INDEX", "AWS_REGION")
+    ]
+    mount = container(pod)["volumeMounts"][-1]
+    assert (mount["name"], mount["mountPath"]) == ("shared", "/checkpoints")
+    assert pod["spec"]["volumes"][-1]["name"] == "shared"
+    assert pod["spec"]["serviceAccountName"] == "store"
+    policy = found["NetworkPolicy", "other"]["spec"]
+    assert policy["egress"] == [{"ports": [{"port": 443}]}]
     assert pod["spec"]["nodeSelector"] == {"pool": "memory"}
     (claim,) = servers["volumeClaimTemplates"]
     assert claim["spec"]["storageClassName"] == "fast"
