@@ -118,6 +118,15 @@ def test_text_has_the_sums_and_the_requests():
     assert f"memory: {plan['memory']}" in text
     assert f"storage: {plan['storage']}" in text
     assert "--max_buffer_bytes=536870912\n" in text
+    assert "--max_bloom_bytes=1\n" in text
+
+
+def test_memory_for_bloom_filters_is_in_the_request_and_bounded():
+    plan = predict("--rows=20k", "--dim=4", "--max_bloom_bytes=20Gi")
+
+    # Besides, buffers take 1 GiB.
+    assert plan["kubernetes"]["memory"] == "22Gi"
+    assert f"--max_bloom_bytes={20 << 30}" in plan["server_flags"]
 
 
 @pytest.mark.parametrize(
@@ -127,6 +136,10 @@ def test_text_has_the_sums_and_the_requests():
         (["--rows=1M"], "--dim is missing. Give it, such as --dim=16"),
         (["--rows=1X", "--dim=4"], "flag --rows=1X: expected a number from 1"),
         (["--rows=0", "--dim=4"], "flag --rows=0: expected a number from 1"),
+        (
+            ["--rows=1M", "--dim=4", "--max_buffer_bytes=1k"],
+            "flag --max_buffer_bytes=1k: expected a number from 2097152 on",
+        ),
         (["--rows=1M", "--dim=4097"], "--dim=4097: table 'size': dim: exp"),
         (
             ["--rows=1M", "--dim=4", "--optimizer=best"],

@@ -47,15 +47,18 @@ _UNITS = {
 class _QuantityParser(flags.ArgumentParser[int]):
     """A count, from text such as "30000", "2.5M", "1B" or "512Mi"."""
 
-    syntactic_help = (
-        "a number from 1 on, such as 30000, 2.5M, 1B (a thousand M) or 512Mi"
-    )
+    def __init__(self, least: int) -> None:
+        self._least = least
+        self.syntactic_help = (
+            f"a number from {least} on, such as 30000, 2.5M, 1B (a thousand M) "
+            "or 512Mi"
+        )
 
     def parse(self, argument: str | int) -> int:
         text = str(argument)
         match = re.fullmatch(r"([\d_]+(?:\.\d+)?)([kMGTB]|[KMGT]i|)", text)
-        count = float(match[1]) * _UNITS[match[2]] if match else 0.0
-        if not 1 <= count < 2**53:
+        count = float(match[1]) * _UNITS[match[2]] if match else -1.0
+        if not self._least <= count < 2**53:
             raise ValueError(f"expected {self.syntactic_help}")
         return round(count)
 
@@ -64,16 +67,19 @@ class _QuantityParser(flags.ArgumentParser[int]):
 
 
 def _define_quantity(
-    name: str, default: str | None, help: str
+    name: str, default: str | None, help: str, *, least: int
 ) -> flags.FlagHolder[int]:
     serializer: flags.ArgumentSerializer[int] = flags.ArgumentSerializer()
     return flags.DEFINE(
-        _QuantityParser(), name, default, help, serializer=serializer
+        _QuantityParser(least), name, default, help, serializer=serializer
     )
 
 
 _ROWS = _define_quantity(
-    "rows", None, "size: rows of the table on all servers, such as 100M."
+    "rows",
+    None,
+    "size: rows of the table on all servers, such as 100M.",
+    least=1,
 )
 _DIM = flags.DEFINE_integer(
     "dim", None, "size: floats of a row's embedding.", lower_bound=1
@@ -104,6 +110,14 @@ _MAX_BUFFER_BYTES = _define_quantity(
     "512Mi",
     "size: the server's bound for requests that arrive, and for answers that "
     "are not read yet. Two of the longest messages must fit.",
+    least=2 * _MIB,
+)
+_MAX_BLOOM_BYTES = _define_quantity(
+    "max_bloom_bytes",
+    "0",
+    "size: the server's bound for the Bloom filters of all tables, such as "
+    "256Mi. They are what BloomMinCount needs.",
+    least=0,
 )
 _JSON = flags.DEFINE_bool("json", False, "size: writes JSON.")
 
@@ -165,6 +179,7 @@ def _plan(rows: int, servers: int, config: dict[str, Any]) -> dict[str, Any]:
         "stamps": _STAMP_BYTES * on_server,
         "messages": 2 * _MAX_BUFFER_BYTES.value,
         "saving": save_bytes,
+        "bloom": _MAX_BLOOM_BYTES.value,
         "process": _PROCESS_BYTES,
     }
     # A key, and floats whatever the storage dtype (docs/checkpoint_format.md).
@@ -184,6 +199,8 @@ def _plan(rows: int, servers: int, config: dict[str, Any]) -> dict[str, Any]:
             f"--max_message_bytes={_MAX_BUFFER_BYTES.value // 2}",
             f"--max_buffer_bytes={_MAX_BUFFER_BYTES.value}",
             f"--max_save_bytes={save_bytes}",
+            # 0 would be half of the memory; no filter has one byte.
+            f"--max_bloom_bytes={_MAX_BLOOM_BYTES.value or 1}",
             f"--push_log_max_bytes={log_bytes}",
         ],
         "kubernetes": {
@@ -237,6 +254,7 @@ def _as_text(plan: dict[str, Any]) -> str:
         ("stamps of changes", memory["stamps"]),
         ("requests and answers", memory["messages"]),
         ("copies during a save", memory["saving"]),
+        ("Bloom filters", memory["bloom"]),
         ("the process", memory["process"]),
         ("memory", sum(memory.values())),
         ("saves", disk["saves"]),
