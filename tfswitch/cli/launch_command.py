@@ -221,7 +221,7 @@ class _Launch:
             self._deciding = [f"worker {i}" for i in range(_WORKERS.value)]
         environment = {
             "TFSWITCH_SERVERS": ",".join(servers),
-            "TFSWITCH_TIMEOUT": os.environ.get("TFSWITCH_TIMEOUT", "300"),
+            "TFSWITCH_TIMEOUT": os.environ.get("TFSWITCH_TIMEOUT") or "300",
             "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
         }
         for i, address in enumerate(servers):
