@@ -173,10 +173,10 @@ def submit(
     yield run
     for job, steps in jobs:
         job.kill()
-        job.communicate()
         for group in re.findall(r"\d+", steps.read_text()):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(int(group), signal.SIGKILL)
+        job.communicate()
 
 
 def two_ports() -> int:
