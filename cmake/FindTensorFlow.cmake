@@ -37,8 +37,8 @@ function(tfswitch_find_tensorflow python)
     set(command "${python}" ${option})
     execute_process(
       COMMAND
-        ${command} -c "import importlib.util, os
-spec = importlib.util.find_spec('tensorflow')
+        ${command} -c "import importlib.util, os, sys
+spec = importlib.util.find_spec('tensorflow') or sys.exit(1)
 path = os.path.join(os.path.dirname(spec.origin), 'libtensorflow_framework.so.2')
 print(path, os.stat(path).st_mtime_ns)"
       OUTPUT_VARIABLE key

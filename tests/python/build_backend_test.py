@@ -176,6 +176,15 @@ def test_cmake_prefers_a_tensorflow_that_the_build_required(
     assert "-- TensorFlow 2.18.0 in /lib" in result.stdout, result.stderr
 
 
+def test_cmake_without_tensorflow_says_which_to_install(target: Target) -> None:
+    result = target.ask_cmake()
+
+    assert result.returncode != 0
+    wanted = f"has no TensorFlow. Install {EXTRAS['tensorflow'][0]} or"
+    assert wanted in " ".join(result.stderr.split())
+    assert "Traceback" not in result.stderr
+
+
 @pytest.mark.parametrize("version", ["2.17.1", "2.22.0"])
 def test_cmake_refuses_a_tensorflow_outside_the_supported_range(
     version: str, target: Target
