@@ -17,11 +17,14 @@ from tests.programs import ROOT
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(7200)]
 
-# The oldest and the newest TensorFlow, with the oldest Keras that each allows
-# and the newest.
+# Each TensorFlow, with the oldest Keras that it allows and the newest.
 ENDS = [
     ("2.18", "keras==3.5.0"),
     ("2.18", "keras"),
+    ("2.19", "keras==3.5.0"),
+    ("2.19", "keras"),
+    ("2.20", "keras==3.10.0"),
+    ("2.20", "keras"),
     ("2.21", "keras==3.12.0"),
     ("2.21", "keras"),
 ]
