@@ -124,7 +124,7 @@ def test_python_requirements_have_the_versions_of_the_environment(
         del requirements[extra]
 
     for requirement in itertools.chain(*requirements.values()):
-        name = re.split(r"[<>=]", requirement)[0]
+        name = re.split(r"[\[<>=]", requirement)[0]
         version = importlib.metadata.version(name)
         assert components[name]["version"] == version
     assert components["tensorflow"]["version"] == tf.__version__

@@ -154,16 +154,6 @@ def test_without_it_a_worker_is_the_only_one(embedded):
     assert (worker.worker_id, worker.num_workers) == (0, 1)
 
 
-def test_a_worker_outside_its_cluster_is_named(tf_config):
-    tf_config({"worker": ["w0:1", "w1:1"]}, ("worker", 2))
-
-    with (
-        tsw.connect("local://tf_config_outside"),
-        pytest.raises(ValueError, match="worker_id=2, num_workers=2"),
-    ):
-        tsw.train.Worker()
-
-
 # --- tfswitch serve ---------------------------------------------------------
 
 
