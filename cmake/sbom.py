@@ -37,6 +37,7 @@ _LICENCES = {
     "pyarrow": "Apache-2.0",
     "pybind11": "BSD-3-Clause",
     "python": "Python-2.0",
+    "ray": "Apache-2.0",
     "re2": "BSD-3-Clause",
     "rich": "MIT",
     "s3fs": "BSD-3-Clause",
@@ -198,7 +199,7 @@ def _python_packages() -> list[dict[str, Any]]:
     """Returns the components of what pyproject.toml requires at run time."""
     text = (_ROOT / "pyproject.toml").read_text(encoding="utf-8")
     components = []
-    for key in ("dependencies", "keras2", "parquet", "remote"):
+    for key in ("dependencies", "keras2", "parquet", "ray", "remote"):
         # Python 3.10 cannot read TOML, whose lists of strings are Python's.
         found = re.search(rf"^{key} = (\[.*?\])$", text, re.M | re.S)
         assert found is not None, key
