@@ -73,6 +73,8 @@ def run_guarded(work: Callable[[], int]) -> int:
     passes on a first stop signal, and at a second one kills everything. If this
     process is killed, the child gets SIGTERM.
 
+    Stop signals stay blocked, as the process is to end with the result.
+
     Args:
         work: Makes a `Job`, and returns the exit code.
 
@@ -81,8 +83,9 @@ def run_guarded(work: Callable[[], int]) -> int:
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     signals = {*STOP_SIGNALS, signal.SIGCHLD}
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    # They stay blocked until the child has handlers.
+    # To the end of this process: a signal that comes when the child has ended
+    # does not change the exit code. In the child until it has handlers.
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     prepare = ending_with_parent(signals, signal.SIGTERM)
     child = os.fork()
     if child == 0:
@@ -105,7 +108,6 @@ def run_guarded(work: Callable[[], int]) -> int:
             passed = passed or number
         status = _reap().get(child)
     kill_descendants()
-    signal.pthread_sigmask(signal.SIG_SETMASK, former)
     return exit_code(status if passed is None or status >= 0 else -passed)
 
 
