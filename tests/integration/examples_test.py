@@ -151,8 +151,6 @@ def test_next_item_beats_popularity(options: list[str]) -> None:
 
 
 def test_movielens_on_ray_counts_each_rating_once_in_each_epoch() -> None:
-    pytest.importorskip("ray")
-
     output = run(
         EXAMPLES / "ray_movielens.py", "--max_ratings=4000", "--epochs=2"
     )

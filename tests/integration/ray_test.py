@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
+from ray import cluster_utils
 
 import tfswitch as tsw
 from tests.certificates import Authority
@@ -18,9 +20,6 @@ from tests.integration.work_queue_program import make_counts
 from tests.programs import ROOT, environment, run_python
 from tests.python.worker_threads import Call, wait_until
 from tests.tokens import TokenFile
-
-ray = pytest.importorskip("ray")
-cluster_utils = pytest.importorskip("ray.cluster_utils")
 
 pytestmark = pytest.mark.slow
 

