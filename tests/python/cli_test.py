@@ -2,13 +2,17 @@
 
 import importlib.metadata
 import importlib.util
+import os
+import signal
+import subprocess
+import sys
 
 import pytest
 from absl import app
 from absl.testing import flagsaver
 
 import tfswitch as tsw
-from tests.programs import run_python
+from tests.programs import environment, run_python
 from tfswitch.cli import main as cli
 from tfswitch.cli import programs
 
@@ -17,6 +21,20 @@ def test_version_is_that_of_the_package():
     result = run_python("-m", "tfswitch", "version")
 
     assert result.stdout == f"tfswitch {tsw.__version__}\n"
+
+
+def test_a_command_ends_quietly_if_its_reader_has_gone():
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "tfswitch", "--help"]
+
+    result = subprocess.run(
+        command, stdout=writer, stderr=subprocess.PIPE, env=environment()
+    )
+
+    os.close(writer)
+    assert result.returncode == 128 + signal.SIGPIPE
+    assert b"BrokenPipeError" not in result.stderr
 
 
 def test_a_bad_flag_is_named_with_the_range():

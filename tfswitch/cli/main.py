@@ -7,6 +7,7 @@ import functools
 import importlib
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -391,6 +392,18 @@ def _explain(call: Callable[[Sequence[str]], Any], argv: Sequence[str]) -> Any:
 
 def main() -> None:
     """The entry point of the `tfswitch` program."""
+    try:
+        try:
+            _main()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader, such as `head`, has gone. Python flushes again at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
+
+
+def _main() -> None:
     arguments = sys.argv[1:]
     command = next((word for word in arguments if word in _COMMANDS), None)
     if command in ("launch", "info", "size", "export", "token"):
