@@ -282,23 +282,39 @@ def test_limits_of_a_token_name_themselves(server, tokens):
         )
     with connected(server, token) as cluster:
         table = tsw.EmbeddingTable("t0", 4, cluster=cluster)
-        tsw.EmbeddingTable("t1", 4, cluster=cluster)
+        admission = tsw.admission.MinCount(3)
+        waiting = tsw.EmbeddingTable(
+            "t1", 4, admission=admission, cluster=cluster
+        )
         with pytest.raises(RuntimeError, match=r"2 tables .*max_tables is 2"):
             tsw.EmbeddingTable("t2", 4, cluster=cluster)
-        tsw.EmbeddingTable("t1", 4, cluster=cluster)
+        tsw.EmbeddingTable("t1", 4, admission=admission, cluster=cluster)
 
         table.lookup_or_create(np.arange(20))
+        # Ids that wait for admission count, too.
+        waiting.push(np.arange(3), np.ones((3, 4), np.float32))
         for insert in (
             lambda ids: table.lookup_or_create(ids),
             lambda ids: table.push(ids, np.ones((ids.size, 4), np.float32)),
             lambda ids: table.assign(ids, np.ones((ids.size, 4), np.float32)),
+            lambda ids: tsw.ops.push(
+                waiting.handle,
+                tf.constant(ids),
+                np.ones((ids.size, 4), np.float32),
+                tf.constant(0.1),
+                insert_missing=False,  # The policy decides.
+            ),
         ):
-            with pytest.raises(RuntimeError, match="max_rows is 25"):
+            with pytest.raises(
+                (RuntimeError, tf.errors.ResourceExhaustedError),
+                match="max_rows is 25",
+            ):
                 insert(np.arange(10, 26))
-        table.lookup_or_create(np.arange(25))
-        assert table.stats()["num_rows"] == 25
-        # Rows that are there go on learning.
-        table.push(np.arange(25), np.ones((25, 4), np.float32))
+        table.lookup_or_create(np.arange(22))
+        assert table.stats()["num_rows"] == 22
+        # What is there goes on learning.
+        table.push(np.arange(22), np.ones((22, 4), np.float32))
+        waiting.push(np.arange(3), np.ones((3, 4), np.float32))
         with pytest.raises(RuntimeError, match="max_request_bytes of 4000"):
             table.lookup(np.arange(1000))
 

@@ -32,7 +32,11 @@ absl::Status CheckRowQuota(const Visit& visit, const Shard& shard,
   const auto count_rows = [&] {
     int64_t rows = 0;
     for (const auto& each : shard.Tables()) {
-      if (record.MayUse(each->config().name)) rows += each->size();
+      if (!record.MayUse(each->config().name)) continue;
+      rows += each->size();
+      if (each->config().admission.has_candidates()) {
+        rows += each->stats().num_candidates;
+      }
     }
     return rows;
   };
@@ -49,7 +53,7 @@ absl::Status CheckRowQuota(const Visit& visit, const Shard& shard,
     each.table->ReadUsage(each.keys, kServersDay, absl::MakeSpan(usage),
                           absl::MakeSpan(states));
     for (size_t i = 0; i < states.size(); ++i) {
-      if (states[i] != KeyState::kRow) {
+      if (states[i] == KeyState::kUnknown) {
         missing.emplace(each.table, each.keys[i]);
       }
     }

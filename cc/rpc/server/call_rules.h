@@ -22,8 +22,8 @@ struct Insertion {
 };
 
 // ResourceExhausted if the tables of this server that the caller may use would
-// have more rows than its token allows after all `insertions` of a call. Calls
-// at the same moment may add some more.
+// have more rows, with the ids that wait for admission, than its token allows
+// after all `insertions` of a call. Calls at the same moment may add some more.
 absl::Status CheckRowQuota(const Visit& visit, const Shard& shard,
                            absl::Span<const Insertion> insertions);
 

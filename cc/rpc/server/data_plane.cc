@@ -1,6 +1,7 @@
 // A Call is the tag of one event at a time: first of a new call, then of the
-// end of its answer, then of a new call again. The thread of its queue does the
-// work between them, so that the calls and buffers of a queue need no lock.
+// end of its answer; then it is idle, and is used for a new call again. The
+// thread of its queue does the work between them, so that the calls and buffers
+// of a queue need no lock.
 // Buffers stay from call to call, and Trim() frees those that are unusually
 // large.
 //
@@ -13,6 +14,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <list>
 #include <new>
 #include <optional>
 #include <thread>
@@ -20,14 +22,27 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "cc/base/mutex.h"
 #include "cc/base/status_macros.h"
+#include "cc/base/steady_clock.h"
 #include "cc/rpc/byte_buffers.h"
 #include "cc/rpc/server/call_rules.h"
 #include "cc/rpc/status_conversion.h"
 #include "cc/wire/codec.h"
 
 namespace tfswitch {
+namespace {
+
+// A queue keeps the objects of so many calls.
+constexpr size_t kMaxIdle = 256;
+// The answers of a queue that peers have not read; each takes some 20 KiB
+// besides its rows.
+constexpr size_t kMaxUnread = 8192;
+// How long a peer may take to read when the memory of answers is used up.
+constexpr absl::Duration kTimeToRead = absl::Seconds(10);
+
+}  // namespace
 
 // How calls of a method are asked for, and answered.
 struct DataPlane::Method {
@@ -44,11 +59,11 @@ struct DataPlane::Method {
 // then the object is used again. Belongs to the thread of its queue.
 class DataPlane::Call {
  public:
-  explicit Call(const Method& method) : method(method) {}
-
-  const Method& method;
+  const Method* method = nullptr;
   bool answered = false;  // The next event is the end of the answer.
-  bool inside = false;    // Counted by the gate until the answer has gone out.
+  absl::Time answered_at;
+  std::list<Call*>::iterator unread;  // Its place there while it is answered.
+  bool inside = false;  // Counted by the gate until the answer has gone out.
   uint64_t reserved_bytes = 0;  // For its answer.
   Visit visit;                  // Until the answer has gone out.
   grpc::ByteBuffer request;
@@ -63,7 +78,8 @@ struct DataPlane::Queue {
   std::thread thread;
 
   // Used by the queue's thread only.
-  std::vector<std::unique_ptr<Call>> calls;
+  std::vector<std::unique_ptr<Call>> idle;
+  std::list<Call*> unread;  // Answered and not gone out, the oldest first.
   std::vector<absl::string_view> pieces;
   DecodeScratch scratch;
   AssignRequest assign;
@@ -85,18 +101,49 @@ struct DataPlane::Queue {
   Mutex mutex;
   bool open ABSL_GUARDED_BY(mutex) = true;
 
-  void AskForCall(Service* service, Call* call) {
+  void AskForCall(Service* service, const Method& method) {
+    if (idle.empty()) idle.push_back(std::make_unique<Call>());
+    Call* const call = idle.back().get();
+    call->method = &method;
+    call->context.emplace();
+    call->writer.emplace(&*call->context);
+    grpc::ServerCompletionQueue* const queue = completions.get();
+    MutexLock lock(&mutex);
+    if (!open) return;
+    idle.back().release();  // Its event has it now.
+    idle.pop_back();
+    (service->*method.ask)(&*call->context, &call->request, &*call->writer,
+                           queue, queue, call);
+  }
+
+  // Takes a call whose answer has gone out, or cannot any more.
+  void Recycle(std::unique_ptr<Call> call) {
     call->answered = false;
+    call->visit = Visit();
     call->request.Clear();
     call->response.Clear();
     call->writer.reset();
-    call->context.emplace();
-    call->writer.emplace(&*call->context);
-    grpc::ServerCompletionQueue* queue = completions.get();
-    MutexLock lock(&mutex);
-    if (!open) return;
-    (service->*call->method.ask)(&*call->context, &call->request,
-                                 &*call->writer, queue, queue, call);
+    call->context.reset();
+    if (idle.size() < kMaxIdle) idle.push_back(std::move(call));
+  }
+
+  // Ends the oldest calls whose answers the peers do not read: those over the
+  // number that a queue may have, and, if `bytes` are to be freed, those that
+  // have had time.
+  void CancelUnread(uint64_t bytes) {
+    const absl::Time slow = SteadyNow() - kTimeToRead;
+    uint64_t freed = 0;
+    for (auto it = unread.begin(); it != unread.end();) {
+      Call* const call = *it;
+      const bool is_one_too_many = unread.size() > kMaxUnread;
+      if (!is_one_too_many && (freed >= bytes || call->answered_at > slow)) {
+        break;
+      }
+      freed += call->reserved_bytes;
+      it = unread.erase(it);
+      call->unread = unread.end();
+      call->context->TryCancel();
+    }
   }
 };
 
@@ -134,8 +181,7 @@ void DataPlane::Start() {
   for (const std::unique_ptr<Queue>& queue : queues_) {
     for (const Method& method : kMethods) {
       for (int i = 0; i < kCallsPerQueue; ++i) {
-        queue->calls.push_back(std::make_unique<Call>(method));
-        queue->AskForCall(service_, queue->calls.back().get());
+        queue->AskForCall(service_, method);
       }
     }
     queue->thread = std::thread(&DataPlane::Run, this, queue.get());
@@ -165,17 +211,20 @@ void DataPlane::Run(Queue* queue) {
   void* tag;
   bool ok;
   while (queue->completions->Next(&tag, &ok)) {
-    Call* call = static_cast<Call*>(tag);
+    std::unique_ptr<Call> owned(static_cast<Call*>(tag));
+    Call* const call = owned.get();
     if (call->answered) {
       if (call->inside) door_.gate->Leave();
-      call->visit = Visit();
-      call->inside = false;
       answer_bytes_ -= std::exchange(call->reserved_bytes, 0);
-      queue->AskForCall(service_, call);
+      if (call->unread != queue->unread.end()) {
+        queue->unread.erase(call->unread);
+      }
+      queue->Recycle(std::move(owned));
       continue;
     }
     if (!ok) continue;  // The server is shutting down; there is no call.
-    call->answered = true;
+    // Others need not wait until a peer has read the answer to this one.
+    queue->AskForCall(service_, *call->method);
     absl::Status status = door_.gate->Enter();
     call->inside = status.ok();
     if (status.ok()) {
@@ -185,13 +234,17 @@ void DataPlane::Run(Queue* queue) {
         status = absl::ResourceExhaustedError("the server is out of memory");
       }
     }
-    door_.access->NoteEnd(*call->context, call->visit, call->method.rule, {},
+    door_.access->NoteEnd(*call->context, call->visit, call->method->rule, {},
                           status);
+    call->answered = true;
+    call->answered_at = SteadyNow();
+    call->unread = queue->unread.insert(queue->unread.end(), call);
     if (status.ok()) {
-      call->writer->Finish(call->response, grpc::Status::OK, call);
+      call->writer->Finish(call->response, grpc::Status::OK, owned.release());
     } else {
-      call->writer->FinishWithError(ToGrpcStatus(status), call);
+      call->writer->FinishWithError(ToGrpcStatus(status), owned.release());
     }
+    queue->CancelUnread(/*bytes=*/0);
     queue->Trim();
   }
 }
@@ -203,11 +256,11 @@ absl::Status DataPlane::Answer(Call* call, Queue* queue) {
         "the deadline passed before the server came to the call");
   }
   TFSWITCH_RETURN_IF_ERROR(
-      door_.access->Admit(&*call->context, call->method.rule, &call->visit));
+      door_.access->Admit(&*call->context, call->method->rule, &call->visit));
   TFSWITCH_RETURN_IF_ERROR(
       call->visit.AddRequest(&*call->context, call->request.Length()));
   ListPieces(&call->request, &queue->pieces);
-  return (this->*call->method.answer)(call, queue);
+  return (this->*call->method->answer)(call, queue);
 }
 
 absl::StatusOr<std::shared_ptr<EmbeddingTable>> DataPlane::FindFor(
@@ -220,11 +273,13 @@ absl::StatusOr<std::shared_ptr<EmbeddingTable>> DataPlane::FindFor(
   return shard_->FindTable(table);
 }
 
-absl::Status DataPlane::ReserveAnswer(Call* call, uint64_t bytes) {
+absl::Status DataPlane::ReserveAnswer(Call* call, Queue* queue,
+                                      uint64_t bytes) {
   TFSWITCH_RETURN_IF_ERROR(call->visit.AddAnswer(&*call->context, bytes));
   call->reserved_bytes = bytes;
   const uint64_t all = answer_bytes_ += bytes;
   if (all <= max_answer_bytes_) return absl::OkStatus();
+  queue->CancelUnread(all - max_answer_bytes_);
   return absl::ResourceExhaustedError(absl::StrCat(
       "with this one of ", bytes,
       " bytes, answers that peers have not read "
@@ -235,7 +290,7 @@ absl::Status DataPlane::ReserveAnswer(Call* call, uint64_t bytes) {
 }
 
 absl::Status DataPlane::AnswerPull(Call* call, Queue* queue) {
-  const bool is_many = call->method.is_many;
+  const bool is_many = call->method->is_many;
   if (is_many) {
     TFSWITCH_RETURN_IF_ERROR(ReadPullManyRequest(
         queue->pieces, &queue->part_scratch, &queue->pulls));
@@ -269,7 +324,7 @@ absl::Status DataPlane::AnswerPull(Call* call, Queue* queue) {
         "; pull fewer keys per call or start the server with a larger "
         "--max_message_bytes"));
   }
-  TFSWITCH_RETURN_IF_ERROR(ReserveAnswer(call, size));
+  TFSWITCH_RETURN_IF_ERROR(ReserveAnswer(call, queue, size));
   TFSWITCH_RETURN_IF_ERROR(CheckRowQuota(call->visit, *shard_, insertions));
   // A slice for each, so that the floats of each are aligned.
   std::vector<grpc::Slice> slices(pulls.size());
@@ -317,7 +372,7 @@ absl::Status DataPlane::AnswerPart(const Call& call, const PullRequest& pull,
 }
 
 absl::Status DataPlane::AnswerPush(Call* call, Queue* queue) {
-  const bool is_many = call->method.is_many;
+  const bool is_many = call->method->is_many;
   if (is_many) {
     TFSWITCH_RETURN_IF_ERROR(ReadPushManyRequest(
         queue->pieces, &queue->part_scratch, &queue->pushes));
@@ -332,7 +387,8 @@ absl::Status DataPlane::AnswerPush(Call* call, Queue* queue) {
     TFSWITCH_ASSIGN_OR_RETURN(
         auto table, FindFor(*call, {request.table, request.table_incarnation},
                             /*changes=*/true));
-    if (request.insert_missing) {
+    // The policy decides in place of the caller.
+    if (request.insert_missing || !table->config().admission.is_always()) {
       insertions.push_back({table.get(), request.keys});
     }
     pushes.push_back({std::move(table), &request});

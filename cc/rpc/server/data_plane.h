@@ -24,12 +24,12 @@ namespace tfswitch {
 // on the thread that polls: each hand-over to another thread would cost 20 to
 // 40 us, as much as the rest of a small call.
 //
-//   new call -> read bytes -> Shard -> answer in one slice -> wait for it to go
-//   out -> ask for the next call
+//   new call -> ask for the next one -> read bytes -> Shard -> answer in one
+//   slice -> wait for it to go out
 //
 // A queue asks for kCallsPerQueue calls of each method; more than that wait in
 // gRPC, where its quota bounds them. Answers that peers do not read are bounded
-// by `max_answer_bytes`.
+// in number, and by `max_answer_bytes`: the oldest ones end with CANCELLED.
 //
 // Start and Shutdown are called once, by one thread, in this order.
 class DataPlane {
@@ -73,8 +73,8 @@ class DataPlane {
                                                           const TableRef& table,
                                                           bool changes) const;
   // Counts an answer to a pull until it has gone out. ResourceExhausted if that
-  // is too much.
-  absl::Status ReserveAnswer(Call* call, uint64_t bytes);
+  // is too much; answers that peers are slow to read make room then.
+  absl::Status ReserveAnswer(Call* call, Queue* queue, uint64_t bytes);
   // One part of the answer to a PullMany with its header, or one without.
   absl::Status AnswerPart(const Call& call, const PullRequest& pull,
                           EmbeddingTable& table, bool has_header,

@@ -777,6 +777,59 @@ TEST(GrpcServerTest, HealthServiceAnswers) {
       grpc::StatusCode::NOT_FOUND);
 }
 
+TEST(GrpcServerTest, HealthRequestsThatAreLongAreNotParsed) {
+  const auto server = StartServer();
+  PlainPeer peer(server->address());
+  std::string request, response;
+  while (request.size() < 5000) request += std::string("\x7a\x00", 2);
+
+  for (const char* method : {"Check", "Watch"}) {
+    const grpc::Status status = peer.CallBytes(
+        absl::StrCat("/grpc.health.v1.Health/", method), request, &response);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+    EXPECT_THAT(status.error_message(), HasSubstr("5000 bytes"));
+  }
+}
+
+TEST(GrpcServerTest, PeersThatDoNotReadTheirAnswersAreInNobodysWay) {
+  constexpr int kNumUnread = 100;
+  GrpcServerOptions options;
+  options.num_threads = 1;
+  const auto server = StartServer(options);
+  const auto client = Connect(server->address()).value();
+  ASSERT_TRUE(client->CreateTable(SmallTable("t", 64)).ok());
+  v1::PullRequest pull;
+  pull.set_table("t");
+  // More than a peer takes without reading.
+  for (Key key = 0; key < 1000; ++key) pull.add_keys(key);
+  grpc::GenericStub stub(PlainPeer::Channel(server->address()));
+  grpc::CompletionQueue queue;
+  void* tag;
+  bool ok;
+  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+  std::vector<std::unique_ptr<grpc::GenericClientAsyncReaderWriter>> calls;
+  for (int i = 0; i < kNumUnread; ++i) {
+    contexts.push_back(std::make_unique<grpc::ClientContext>());
+    calls.push_back(stub.PrepareCall(
+        contexts.back().get(), "/tfswitch.v1.ParameterServer/Pull", &queue));
+    calls.back()->StartCall(nullptr);
+    ASSERT_TRUE(queue.Next(&tag, &ok));
+    calls.back()->WriteLast(ToByteBuffer(pull.SerializeAsString()),
+                            grpc::WriteOptions(), nullptr);
+    ASSERT_TRUE(queue.Next(&tag, &ok));
+    EXPECT_TRUE(ok);
+  }
+
+  EXPECT_TRUE(PullRows(*client, "t", 64, {1, 2, 3}).ok());
+
+  std::vector<grpc::Status> statuses(kNumUnread);
+  for (int i = 0; i < kNumUnread; ++i) {
+    contexts[i]->TryCancel();
+    calls[i]->Finish(&statuses[i], nullptr);
+    ASSERT_TRUE(queue.Next(&tag, &ok));
+  }
+}
+
 TEST(GrpcServerTest, UntilItIsOpenedItDoesNotServeAndClientsWait) {
   GrpcServerOptions options;
   options.starts_closed = true;
