@@ -1,7 +1,7 @@
 """The form of server addresses, checked where no connection is made yet.
 
-The rules of cc/capi/cluster.cc and cc/rpc/address.cc, which check an address
-when a client connects.
+The rules, besides that of tokens, are those of cc/capi/cluster.cc and
+cc/rpc/address.cc, which check an address when a client connects.
 """
 
 import re
@@ -14,6 +14,33 @@ SERVERS = (
 # The kernel's limit: sockaddr_un.sun_path, less the byte that ends it.
 _MAX_UNIX_PATH = 107
 _MAX_PORT = 65535
+# The begin of those of tfswitch/_token_file.py; the rest may be cut.
+_TOKEN = re.compile(r"tfswitch_[0-9a-f]{12}_", re.IGNORECASE)
+
+
+def check_has_no_token(name: str, address: object) -> None:
+    """Keeps tokens out of addresses, which errors and logs name.
+
+    Args:
+        name: That of the argument.
+        address: As it was given.
+
+    Raises:
+        ValueError: If it has one, or a host with an "@". The message does not
+            have the address.
+    """
+    text = str(address)
+    # Paths, and names of Ray's or of this process, may have an "@".
+    has_user = not text.startswith(("local://", "ray://")) and any(
+        "@" in server and not server.startswith(("/", "unix:"))
+        for server in text.rpartition("://")[2].split(",")
+    )
+    if has_user or _TOKEN.search(text):
+        raise ValueError(
+            f"`{name}` must have no token, and no host with an '@'; give a "
+            "token as `token`, or in the file that TFSWITCH_TOKEN_FILE names. "
+            "The address is left out here, as it may have a secret"
+        )
 
 
 def why_no_servers(address: object) -> str | None:

@@ -7,6 +7,7 @@ For readers and type checkers a field `beta_1: Decay = 0.9` is a float.
 
 import dataclasses
 import math
+import os
 import threading
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
@@ -111,6 +112,19 @@ def bad_argument(
     return ValueError(
         f"{owner}`{name}` must be {expected}. Received: {name}={value!r}"
     )
+
+
+def checked_text(name: str, value: str | os.PathLike[str]) -> str:
+    """Returns the text, or the text of the path, for the core.
+
+    Raises:
+        ValueError: If it is not valid Unicode. The error has no cause, and its
+            message not the value, as that may be a secret.
+    """
+    text = os.fsdecode(value)
+    if text.encode(errors="replace").decode() != text:
+        raise ValueError(f"`{name}` is not valid Unicode; give it as UTF-8")
+    return text
 
 
 def integers(low: int, high: int) -> Range:

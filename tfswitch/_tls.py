@@ -3,7 +3,7 @@
 import dataclasses
 import os
 
-from tfswitch._ranges import bad_argument
+from tfswitch._ranges import bad_argument, checked_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,15 +59,15 @@ def texts(tls: Tls | None) -> tuple[str, str, str, str] | None:
     """Returns the fields for the core, "" for None.
 
     Raises:
-        ValueError: If it is something else.
+        ValueError: If it is something else, or has a text that is not Unicode.
     """
     if tls is None:
         return None
     if not isinstance(tls, Tls):
         raise bad_argument("tls", tls, "None or a tfswitch.Tls")
     return (
-        os.fspath(tls.ca or ""),
-        os.fspath(tls.cert or ""),
-        os.fspath(tls.key or ""),
-        tls.server_name or "",
+        checked_text("ca", tls.ca or ""),
+        checked_text("cert", tls.cert or ""),
+        checked_text("key", tls.key or ""),
+        checked_text("server_name", tls.server_name or ""),
     )

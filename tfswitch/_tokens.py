@@ -2,7 +2,7 @@
 
 import os
 
-from tfswitch._ranges import bad_argument
+from tfswitch._ranges import bad_argument, checked_text
 
 
 def texts(token: str | os.PathLike[str] | None) -> tuple[str, str]:
@@ -14,7 +14,7 @@ def texts(token: str | os.PathLike[str] | None) -> tuple[str, str]:
     if token is None:
         return "", ""
     if isinstance(token, os.PathLike):
-        return "", os.fspath(token)
+        return "", checked_text("token", token)
     if not (isinstance(token, str) and token):
         # Whatever it is, it may hold a secret.
         raise bad_argument(
@@ -22,4 +22,4 @@ def texts(token: str | os.PathLike[str] | None) -> tuple[str, str]:
             type(token),
             "None, a token as a str, or a pathlib.Path of a file with one",
         )
-    return token, ""
+    return checked_text("token", token), ""

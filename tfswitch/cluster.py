@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tfswitch import _native, _tf_config, _tls, _tokens
+from tfswitch import _addresses, _native, _tf_config, _tls, _tokens
 from tfswitch._control import call, integers
 from tfswitch._progress_bar import progress_bar
-from tfswitch._ranges import Range, bad_argument, is_number
+from tfswitch._ranges import Range, bad_argument, checked_text, is_number
 from tfswitch._reports import ClusterStats, TableStats
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class Cluster:
         tls: _tls.Tls | None = None,
         token: str | os.PathLike[str] | None = None,
     ) -> None:
+        _addresses.check_has_no_token("address", address)
         if not isinstance(address, str) or not address.startswith(
             ("local://", "grpc://", "grpcs://", "grpc+unix://", "ray://")
         ):
@@ -85,8 +86,12 @@ class Cluster:
             from tfswitch import _following
 
             _following.follow(address, self.timeout)
+        # pybind11 prints all arguments if it cannot take one.
         self._native = _native.Cluster(
-            address, self.timeout, _tls.texts(tls), *_tokens.texts(token)
+            checked_text("address", address),
+            self.timeout,
+            _tls.texts(tls),
+            *_tokens.texts(token),
         )
         call(
             self._native,
@@ -526,9 +531,9 @@ def connect(
         default comes back.
 
     Raises:
-        ValueError: If the address has none of these forms, another argument
-            has a value that is not allowed, a file cannot be used, or a token
-            would go over plaintext to another machine.
+        ValueError: If the address has none of these forms, or has a token in
+            it, another argument has a value that is not allowed, a file cannot
+            be used, or a token would go over plaintext to another machine.
         PermissionError: If a server does not take the token, or asks for one.
         ConnectionError, TimeoutError: If a server does not answer. The message
             names it.

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from tests.tokens import TokenFile, id_of
 from tfswitch import _token_file
 
 IDS = np.arange(10)
+COMMAND = (sys.executable, "-c", "import tfswitch_command as c; c.main()")
 
 
 @pytest.fixture
@@ -139,6 +141,74 @@ def test_a_token_never_goes_to_other_machines_as_plaintext(tokens, monkeypatch):
     monkeypatch.setenv("TFSWITCH_TOKEN", token)
     with pytest.raises(ValueError, match=message):
         tsw.connect(address)
+
+
+@pytest.mark.parametrize("name", ["ca", "server_name", "address", "token"])
+def test_an_argument_that_is_not_unicode_brings_no_token_into_errors(
+    name, tokens
+):
+    token = tokens.create("read")
+    arguments = {"address": "grpcs://127.0.0.1:1", "token": token}
+    if name in arguments:
+        arguments[name] += "\udc80"
+    else:
+        arguments["tls"] = tsw.Tls(**{name: "x\udc80"})
+
+    with pytest.raises(ValueError, match=f"`{name}` is not valid") as error:
+        tsw.connect(**arguments)
+
+    assert_has_no_secret(error.value, token)
+
+
+def assert_has_no_secret(error: BaseException, token: str) -> None:
+    secret = token.split("_")[2]
+    assert secret not in "".join(traceback.format_exception(error))
+    # A UnicodeEncodeError would have it in a field that it does not print.
+    assert error.__context__ is None
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "TOKEN",
+        "grpc://TOKEN",
+        "grpc://TOKEN@127.0.0.1:1",
+        "grpc://127.0.0.1:1,user:TOKEN@127.0.0.1:2",
+        "grpc+unix:///TOKEN",
+        "ray://TOKEN",
+    ],
+)
+def test_a_token_in_an_address_is_refused_and_not_printed(address, tokens):
+    token = tokens.create("read")
+    with pytest.raises(ValueError, match="TFSWITCH_TOKEN_FILE") as error:
+        tsw.connect(address.replace("TOKEN", token))
+    assert_has_no_secret(error.value, token)
+
+
+def test_commands_print_no_token_of_an_address(tokens):
+    token = tokens.create("read")
+    for words in (
+        ("info", token),
+        ("export", f"--cluster=grpc://{token}@127.0.0.1:1"),
+    ):
+        ended = subprocess.run(
+            [*COMMAND, *words],
+            env=environment(),
+            capture_output=True,
+            text=True,
+        )
+        assert "TFSWITCH_TOKEN_FILE" in ended.stderr
+        assert token[-64:] not in ended.stdout + ended.stderr
+
+
+def test_names_and_paths_may_have_an_at_sign(tmp_path):
+    tsw.Cluster("local://me@here").close()
+    with (
+        tsw.Server(f"unix:{tmp_path}/a@b") as server,
+        tsw.Cluster(f"grpc+unix://{tmp_path}/a@b") as cluster,
+        tsw.Cluster(f"grpc://{server.address}"),
+    ):
+        assert cluster.tables() == []
 
 
 def test_the_token_of_the_environment_is_for_programs(server, tokens, tmp_path):
@@ -449,10 +519,7 @@ def test_who_trains_some_tables_takes_no_steps_with_bsp(server, tokens):
 
 def run_token(*words: str) -> str:
     return subprocess.run(
-        [
-            *(sys.executable, "-c", "import tfswitch_command as c; c.main()"),
-            *("token", *words),
-        ],
+        [*COMMAND, "token", *words],
         check=True,
         capture_output=True,
         text=True,

@@ -14,7 +14,7 @@ from typing import Literal
 
 from absl import app, flags
 
-from tfswitch import _tf_config, export
+from tfswitch import _addresses, _tf_config, export
 from tfswitch.cli import _durations
 from tfswitch.cluster import Cluster
 
@@ -124,6 +124,10 @@ def _schedule(
             raise app.UsageError(
                 "--cluster must be given where TF_CONFIG names no ps"
             )
+    try:
+        _addresses.check_has_no_token("--cluster", address)
+    except ValueError as error:
+        raise app.UsageError(str(error)) from error
     if not address.startswith(("grpc://", "grpcs://", "grpc+unix://")):
         raise app.UsageError(
             "--cluster must be of servers, as grpc://host:port. Received: "

@@ -168,6 +168,7 @@ class _Remote:
 
     def __post_init__(self) -> None:
         if self.addresses is not None:
+            _addresses.check_has_no_token("addresses", self.addresses)
             why = _addresses.why_no_servers(self.addresses)
             if why is not None:
                 raise bad_argument(
