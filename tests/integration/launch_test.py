@@ -220,6 +220,18 @@ def test_a_command_knows_the_servers(launch):
     job.finish(0)
 
 
+def test_tensorflows_own_servers_are_said_to_be_open(launch, write):
+    program = write(
+        "kind = json.loads(os.environ['TF_CONFIG'])['task']['type']\n"
+        "time.sleep(0 if kind == 'chief' else 600)\n"
+    )
+
+    job = launch("--tf_ps=1", program)
+
+    job.wait_for("tfswitch launch: warning: .*--tf_ps.* listen on all .*")
+    assert "warning" not in "".join(job.finish(0)[1:])
+
+
 def test_lines_are_whole_and_progress_bars_are_their_last_state(launch, write):
     program = write(
         "def put(data):\n"

@@ -217,6 +217,11 @@ class _Launch:
                 "ps": others[_WORKERS.value : -1],
             }
             self._deciding = ["chief 0"]
+            self._say(
+                "warning: with --tf_ps, TensorFlow's own servers listen on all "
+                "interfaces, without TLS and tokens. Whoever reaches their "
+                "ports can run code as you; keep others away with a firewall"
+            )
         else:
             self._deciding = [f"worker {i}" for i in range(_WORKERS.value)]
         environment = {
