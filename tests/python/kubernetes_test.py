@@ -116,7 +116,7 @@ def test_manifests_have_the_fields_of_kubernetes(file: Path) -> None:
             "ray.io/v1",
             "rayVersion headGroupSpec workerGroupSpecs",
         ),
-        ("RayJob", "ray.io/v1", "clusterSelector entrypoint"),
+        ("RayJob", "ray.io/v1", "clusterSelector submissionMode entrypoint"),
         ("Issuer", "cert-manager.io/v1", "selfSigned ca"),
         (
             "Certificate",
@@ -236,6 +236,36 @@ def test_those_that_talk_to_servers_have_the_label_that_lets_them() -> None:
         assert peer["podSelector"]["matchLabels"].items() <= (
             pod["metadata"]["labels"].items()
         )
+
+
+def test_only_ray_its_operator_and_labelled_pods_reach_ray() -> None:
+    """A job of Ray has the tokens and keys that its pods mount."""
+    cluster = one("RayCluster")
+    policy = one("NetworkPolicy", "tfswitch-ray")["spec"]
+    # KubeRay gives this label to all pods of the cluster.
+    ray = {"matchLabels": {"ray.io/cluster": cluster["metadata"]["name"]}}
+    assert policy["podSelector"] == ray
+    assert "Ingress" in policy["policyTypes"]
+    inside, outside = policy["ingress"]
+    assert inside == {"from": [{"podSelector": ray}]}
+    (port,) = outside["ports"]
+    head, *_ = pods(cluster)
+    assert {"name": port["port"], "containerPort": 8265} in (
+        container(head)["ports"]
+    )
+    client, operator = outside["from"]
+    assert client == {
+        "podSelector": {"matchLabels": {"tfswitch-ray-client": "true"}}
+    }
+    # Another namespace can give its pods any label, and not the name of this.
+    (name,) = operator["namespaceSelector"]["matchLabels"]
+    assert name == "kubernetes.io/metadata.name"
+    assert operator["podSelector"]["matchLabels"] == {
+        "app.kubernetes.io/component": "kuberay-operator"
+    }
+    # The default is a pod without the label.
+    job = one("RayJob", "tfswitch-movielens")["spec"]
+    assert job["submissionMode"] == "HTTPMode"
 
 
 def test_all_agree_on_the_number_of_servers_and_workers() -> None:
