@@ -9,6 +9,8 @@ import pytest
 
 from tests.programs import run_pytest
 
+pytestmark = pytest.mark.submission
+
 OUR_OWN = "servers or refused or named"
 TESTS = {
     "checkpoint": "process-epoch or process-3",

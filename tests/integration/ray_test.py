@@ -21,7 +21,7 @@ from tests.programs import ROOT, environment, run_python
 from tests.python.worker_threads import Call, wait_until
 from tests.tokens import TokenFile
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.submission]
 
 ITEMS = [f"item {i}" for i in range(6)]
 ALL_SAMPLES = 2 * len(ITEMS) * ray_programs.NUM_SAMPLES  # Of both epochs.
@@ -31,6 +31,8 @@ class Machines:
     """Nodes that come and go beside the head, which has "head" and few CPUs."""
 
     def __init__(self) -> None:
+        # Ray's processes would wait for those of other tests.
+        os.environ["RAY_worker_niceness"] = "0"
         self._cluster = cluster_utils.Cluster(
             initialize_head=True,
             head_node_args={
