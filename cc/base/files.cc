@@ -351,9 +351,16 @@ absl::Status WriteFileAtomically(const std::string& path,
 
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path,
                                           size_t max_bytes) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // To open a pipe would wait for its writer.
+  const int fd = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   if (fd < 0) return ErrnoStatus("open", path, errno);
   auto close_file = absl::MakeCleanup([fd] { close(fd); });
+  struct stat info;
+  if (fstat(fd, &info) != 0) return ErrnoStatus("examine", path, errno);
+  if (!S_ISREG(info.st_mode)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "'", path, "' is a folder, a pipe or a device; give a regular file"));
+  }
   std::string contents;
   char buffer[16384];
   for (;;) {

@@ -105,8 +105,8 @@ absl::Status WriteFileAtomically(
 absl::Status WriteFileAtomically(const std::string& path,
                                  absl::string_view contents);
 
-// NotFound if there is no such file, ResourceExhausted if it is longer than
-// `max_bytes`.
+// NotFound if there is no such file, FailedPrecondition if it is no regular
+// one, ResourceExhausted if it is longer than `max_bytes`.
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path,
                                           size_t max_bytes);
 

@@ -1,5 +1,8 @@
 #include "cc/base/watched_file.h"
 
+#include <sys/stat.h>
+
+#include <filesystem>
 #include <fstream>
 #include <optional>
 #include <string>
@@ -39,6 +42,19 @@ TEST(WatchedFileTest, AFileThatCannotBeReadIsTriedAgain) {
   }
   Write(path, "ok");
   EXPECT_EQ(*file.ReadIfChanged(true), "ok");
+}
+
+TEST(WatchedFileTest, APipeInPlaceOfTheFileIsAnErrorAndHoldsNobody) {
+  const ScopedFolder folder;
+  const std::string path = folder.path() + "/file";
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  WatchedFile file(path, 100);
+
+  EXPECT_EQ(file.ReadIfChanged(true).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  std::filesystem::remove(path);
+  Write(path, "one");
+  EXPECT_EQ(*file.ReadIfChanged(true), "one");
 }
 
 }  // namespace

@@ -26,6 +26,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "cc/client/checkpoints.h"
 #include "cc/rpc/address.h"
 #include "cc/rpc/byte_buffers.h"
 #include "gmock/gmock.h"
@@ -590,17 +591,26 @@ TEST(GrpcServerTest, WorkersThatWaitLeaveThreadsForOthers) {
 
 TEST(GrpcServerTest, ARestoreEndsWhenItsClientHasGone) {
   const ScopedFolder folder;
-  // Whoever reads it waits for the other end.
-  const std::string manifest = folder.path() + "/manifest.json";
-  ASSERT_EQ(mkfifo(manifest.c_str(), 0600), 0);
   GrpcServerOptions options;
   options.max_control_calls = 4;
   ShardOptions shard;
   shard.checkpoint_root = folder.path();
   const auto server = StartServer(options, shard);
-  const auto end_reading = absl::MakeCleanup([&manifest] {
-    const int fd = open(manifest.c_str(), O_RDWR | O_NONBLOCK);
-    unlink(manifest.c_str());  // Nobody begins to read it any more.
+  const auto client = *Connect(server->address());
+  ASSERT_TRUE(client->CreateTable(SmallTable("t")).ok());
+  ASSERT_TRUE(PushOnes(*client, "t", 2, {1}).ok());
+  ASSERT_TRUE(SaveCheckpoint(*client, {folder.path()}).ok());
+  std::string rows;
+  for (const auto& entry :
+       std::filesystem::recursive_directory_iterator(folder.path())) {
+    if (entry.path().extension() == ".safetensors") rows = entry.path();
+  }
+  // Whoever reads it waits for the other end.
+  ASSERT_EQ(unlink(rows.c_str()), 0);
+  ASSERT_EQ(mkfifo(rows.c_str(), 0600), 0);
+  const auto end_reading = absl::MakeCleanup([&rows] {
+    const int fd = open(rows.c_str(), O_RDWR | O_NONBLOCK);
+    unlink(rows.c_str());  // Nobody begins to read it any more.
     close(fd);
   });
   PlainPeer peer(server->address());
