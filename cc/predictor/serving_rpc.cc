@@ -1,8 +1,9 @@
 // Each method lets its caller in, reads its request into the C types of
 // serving_rpc.h and calls the handler, whose answers a Collector writes into
-// the response. Predict is a stream of one request to gRPC, so that it reads
-// the request itself: else gRPC would answer a malformed one with INTERNAL and
-// no text, and decode those of callers that are refused.
+// the response. Methods are streams of one request, as bytes, to gRPC, so that
+// they read and parse it themselves: else gRPC would answer a malformed one
+// with INTERNAL and no text, and parse those of callers that are refused, and
+// long ones.
 //
 // The process also has libtfswitch_core.so, if a model has rows. Both libraries
 // use one libprotobuf, which ends a process that brings the same .proto file
@@ -151,85 +152,77 @@ class Slots {
   std::atomic<int> taken_{0};
 };
 
-// Runs work(visit, request) if the caller may ask for the model that the
-// request names, and there is a slot. The request is read when the caller is
-// known: those who are not must not have the server parse it.
-template <typename Request, typename Response, typename Work>
-grpc::Status Gated(AccessControl* access, Slots* slots,
-                   grpc::ServerContext* context, const char* method,
-                   grpc::ServerUnaryStreamer<Request, Response>* stream,
-                   const Work& work) {
-  const MethodRule rule = {method, v1::ROLE_READ};
-  std::vector<std::string> models;
-  Visit visit;
-  Request request;
-  absl::Status status = access->Admit(context, rule, &visit);
-  // Also while the message is on its way.
-  if (status.ok()) status = slots->Enter();
-  const auto leave = absl::MakeCleanup([slots, is_in = status.ok()] {
-    if (is_in) slots->Leave();
-  });
-  if (status.ok() && !stream->Read(&request)) {
-    status = absl::InvalidArgumentError(
-        absl::StrCat("no message came, or it is not a ",
-                     Request::descriptor()->full_name()));
-  }
-  if (status.ok()) status = visit.AddRequest(context, request.ByteSizeLong());
-  if (status.ok()) {
-    models.push_back(request.model_spec().name());
-    // A token has the name of a model where others have that of a table.
-    status = visit.CheckTable(models[0]);
-  }
-  access->NoteEnd(*context, visit, rule, models, status);
-  return status.ok() ? work(&visit, request) : ToGrpcStatus(status);
+// A handler of calls that answers with run(context, visit, request, &response),
+// if the caller may ask for the model that the request names, and there is a
+// slot. The request is read when the caller is known, and parsed when its
+// length is.
+template <typename Request, typename Response, typename Run>
+grpc::internal::MethodHandler* GatedHandler(AccessControl* access, Slots* slots,
+                                            const char* method,
+                                            const Run& run) {
+  using Stream = grpc::ServerUnaryStreamer<grpc::ByteBuffer, Response>;
+  const auto handle = [=](grpc::ServerContext* context, Stream* stream) {
+    const MethodRule rule = {method, v1::ROLE_READ};
+    std::vector<std::string> models;
+    Visit visit;
+    grpc::ByteBuffer bytes;
+    Request request;
+    absl::Status status = access->Admit(context, rule, &visit);
+    // Also while the message is on its way.
+    if (status.ok()) status = slots->Enter();
+    const auto leave = absl::MakeCleanup([slots, is_in = status.ok()] {
+      if (is_in) slots->Leave();
+    });
+    if (status.ok() && !stream->Read(&bytes)) {
+      status = absl::InvalidArgumentError("the call has no message");
+    }
+    if (status.ok()) status = visit.ParseRequest(context, &bytes, &request);
+    if (status.ok()) {
+      models.push_back(request.model_spec().name());
+      // A token has the name of a model where others have that of a table.
+      status = visit.CheckTable(models[0]);
+    }
+    access->NoteEnd(*context, visit, rule, models, status);
+    if (!status.ok()) return ToGrpcStatus(status);
+    Response response;
+    grpc::Status answered = run(context, &visit, request, &response);
+    if (answered.ok()) stream->Write(response, grpc::WriteOptions());
+    return answered;
+  };
+  return new grpc::internal::StreamedUnaryHandler<grpc::ByteBuffer, Response>(
+      handle);
 }
 
 // Thread-safe, as the handler is.
-class PredictionService final
-    : public api::PredictionService::WithStreamedUnaryMethod_Predict<
-          api::PredictionService::WithStreamedUnaryMethod_GetModelMetadata<
-              api::PredictionService::Service>> {
+class PredictionService final : public api::PredictionService::Service {
  public:
   PredictionService(const ServingHandler& handler,
                     const ServingRpcOptions& options, AccessControl* access)
       : handler_(handler),
-        access_(access),
         max_tensor_bytes_(options.max_message_bytes),
-        slots_(options.max_requests) {}
-
-  grpc::Status StreamedPredict(
-      grpc::ServerContext* context,
-      grpc::ServerUnaryStreamer<api::PredictRequest, api::PredictResponse>*
-          stream) override {
-    return Gated(access_, &slots_, context, "Predict", stream,
-                 [&](Visit* visit, const api::PredictRequest& request) {
-                   api::PredictResponse response;
-                   grpc::Status status = Answer(*context, request, &response);
-                   if (status.ok()) {
-                     status = ToGrpcStatus(
-                         visit->AddAnswer(context, response.ByteSizeLong()));
-                   }
-                   if (status.ok()) {
-                     stream->Write(response, grpc::WriteOptions());
-                   }
-                   return status;
-                 });
-  }
-
-  grpc::Status StreamedGetModelMetadata(
-      grpc::ServerContext* context,
-      grpc::ServerUnaryStreamer<api::GetModelMetadataRequest,
-                                api::GetModelMetadataResponse>* stream)
-      override {
-    return Gated(access_, &slots_, context, "GetModelMetadata", stream,
-                 [&](Visit*, const api::GetModelMetadataRequest& request) {
-                   api::GetModelMetadataResponse response;
-                   grpc::Status status = Describe(request, &response);
-                   if (status.ok()) {
-                     stream->Write(response, grpc::WriteOptions());
-                   }
-                   return status;
-                 });
+        slots_(options.max_requests) {
+    MarkMethodStreamed(
+        IndexOf<api::PredictRequest>("PredictionService", "Predict"),
+        GatedHandler<api::PredictRequest, api::PredictResponse>(
+            access, &slots_, "Predict",
+            [this](grpc::ServerContext* context, Visit* visit,
+                   const api::PredictRequest& request,
+                   api::PredictResponse* response) {
+              const grpc::Status status = Answer(*context, request, response);
+              return status.ok() ? ToGrpcStatus(visit->AddAnswer(
+                                       context, response->ByteSizeLong()))
+                                 : status;
+            }));
+    MarkMethodStreamed(IndexOf<api::GetModelMetadataRequest>(
+                           "PredictionService", "GetModelMetadata"),
+                       GatedHandler<api::GetModelMetadataRequest,
+                                    api::GetModelMetadataResponse>(
+                           access, &slots_, "GetModelMetadata",
+                           [this](grpc::ServerContext*, Visit*,
+                                  const api::GetModelMetadataRequest& request,
+                                  api::GetModelMetadataResponse* response) {
+                             return Describe(request, response);
+                           }));
   }
 
  private:
@@ -298,41 +291,33 @@ class PredictionService final
   }
 
   const ServingHandler handler_;
-  AccessControl* const access_;
   const int64_t max_tensor_bytes_;
   Slots slots_;
 };
 
 // Thread-safe, as the handler is.
-class ModelService final
-    : public api::ModelService::WithStreamedUnaryMethod_GetModelStatus<
-          api::ModelService::Service> {
+class ModelService final : public api::ModelService::Service {
  public:
   ModelService(const ServingHandler& handler, AccessControl* access)
-      : handler_(handler), access_(access), slots_(kMaxStatusCalls) {}
-
-  grpc::Status StreamedGetModelStatus(
-      grpc::ServerContext* context,
-      grpc::ServerUnaryStreamer<api::GetModelStatusRequest,
-                                api::GetModelStatusResponse>* stream) override {
-    return Gated(access_, &slots_, context, "GetModelStatus", stream,
-                 [&](Visit*, const api::GetModelStatusRequest& request) {
-                   api::GetModelStatusResponse response;
-                   Collector collector;
-                   collector.versions = &response;
-                   const ServingAnswer answer = collector.Functions();
-                   const ServingModelSpec spec = SpecOf(request.model_spec());
-                   handler_.get_status(handler_.context, &spec, &answer);
-                   if (collector.status.ok()) {
-                     stream->Write(response, grpc::WriteOptions());
-                   }
-                   return collector.status;
-                 });
+      : handler_(handler), slots_(kMaxStatusCalls) {
+    MarkMethodStreamed(
+        IndexOf<api::GetModelStatusRequest>("ModelService", "GetModelStatus"),
+        GatedHandler<api::GetModelStatusRequest, api::GetModelStatusResponse>(
+            access, &slots_, "GetModelStatus",
+            [this](grpc::ServerContext*, Visit*,
+                   const api::GetModelStatusRequest& request,
+                   api::GetModelStatusResponse* response) {
+              Collector collector;
+              collector.versions = response;
+              const ServingAnswer answer = collector.Functions();
+              const ServingModelSpec spec = SpecOf(request.model_spec());
+              handler_.get_status(handler_.context, &spec, &answer);
+              return collector.status;
+            }));
   }
 
  private:
   const ServingHandler handler_;
-  AccessControl* const access_;
   Slots slots_;
 };
 

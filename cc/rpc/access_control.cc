@@ -1,5 +1,7 @@
 #include "cc/rpc/access_control.h"
 
+#include <grpcpp/support/proto_buffer_reader.h>
+
 #include <algorithm>
 #include <cstdio>
 
@@ -47,11 +49,43 @@ std::string CertificateName(const grpc::ServerContext& context) {
   return names.empty() ? "" : std::string(ViewOf(names[0]));
 }
 
-// A text of a caller in a line of ours.
+// A text of a caller in a line of ours, which a terminal may show: printable
+// ASCII alone.
 std::string Quoted(absl::string_view text) {
   constexpr size_t kLongest = 200;
-  return DumpJson(absl::StrCat(text.substr(0, kLongest),
-                               text.size() > kLongest ? "..." : ""));
+  return Json(absl::StrCat(text.substr(0, kLongest),
+                           text.size() > kLongest ? "..." : ""))
+      .dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
+}
+
+// Null: the server has no tokens.
+bool HasRole(const KnownToken* token, v1::Role role) {
+  return role != v1::ROLE_UNSPECIFIED &&
+         (token == nullptr || role <= token->record.role);
+}
+
+absl::Status CheckRoleOf(const KnownToken* token, v1::Role role,
+                         absl::string_view what) {
+  if (HasRole(token, role)) return absl::OkStatus();
+  if (role == v1::ROLE_UNSPECIFIED || token == nullptr) {
+    return absl::PermissionDeniedError(
+        absl::StrCat(what, " is allowed to nobody"));
+  }
+  return absl::PermissionDeniedError(
+      absl::StrCat("token ", token->record.id, " has the role ",
+                   RoleName(token->record.role), ", and ", what, " needs ",
+                   RoleName(role), "; use a token with that role"));
+}
+
+absl::Status CheckRule(const KnownToken* token, const MethodRule& rule) {
+  TFSWITCH_RETURN_IF_ERROR(CheckRoleOf(token, rule.least_role, rule.method));
+  if (!rule.needs_all_tables || token == nullptr || token->record.MayUseAll()) {
+    return absl::OkStatus();
+  }
+  return absl::PermissionDeniedError(absl::StrCat(
+      "token ", token->record.id, " is for the tables '",
+      absl::StrJoin(token->record.tables, "', '"), "', and ", rule.method,
+      " is about all of them; use a token without --tables"));
 }
 
 bool IsRefusal(const absl::Status& status) {
@@ -87,16 +121,11 @@ std::vector<std::string> TablesIn(const google::protobuf::Message& request) {
 }
 
 bool Visit::May(v1::Role role) const {
-  if (!is_in_ || role == v1::ROLE_UNSPECIFIED) return false;
-  return token_ == nullptr || role <= token_->record.role;
+  return is_in_ && HasRole(token_.get(), role);
 }
 
 bool Visit::MayUse(absl::string_view table) const {
   return is_in_ && (token_ == nullptr || token_->record.MayUse(table));
-}
-
-bool Visit::MayUseAllTables() const {
-  return is_in_ && (token_ == nullptr || token_->record.MayUseAll());
 }
 
 absl::Status Visit::CheckTable(absl::string_view table) const {
@@ -110,15 +139,7 @@ absl::Status Visit::CheckTable(absl::string_view table) const {
 }
 
 absl::Status Visit::CheckRole(v1::Role role, absl::string_view what) const {
-  if (May(role)) return absl::OkStatus();
-  if (role == v1::ROLE_UNSPECIFIED || token_ == nullptr) {
-    return absl::PermissionDeniedError(
-        absl::StrCat(what, " is allowed to nobody"));
-  }
-  return absl::PermissionDeniedError(
-      absl::StrCat("token ", token_->record.id, " has the role ",
-                   RoleName(token_->record.role), ", and ", what, " needs ",
-                   RoleName(role), "; use a token with that role"));
+  return CheckRoleOf(token_.get(), is_in_ ? role : v1::ROLE_UNSPECIFIED, what);
 }
 
 absl::Status Visit::AddRequest(grpc::ServerContext* context, uint64_t bytes) {
@@ -146,6 +167,19 @@ absl::Status Visit::AddAnswer(grpc::ServerContext* context, uint64_t bytes) {
   }
   if (!added.ok()) context->AddTrailingMetadata(kRetryPushback, kPause);
   return added;
+}
+
+absl::Status Visit::ParseRequest(grpc::ServerContext* context,
+                                 grpc::ByteBuffer* bytes,
+                                 google::protobuf::Message* request) {
+  TFSWITCH_RETURN_IF_ERROR(AddRequest(context, bytes->Length()));
+  grpc::ProtoBufferReader reader(bytes);
+  if (!request->ParseFromZeroCopyStream(&reader)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the message is not a ", request->GetDescriptor()->full_name()));
+  }
+  bytes->Clear();
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<AccessControl>> AccessControl::Open(
@@ -196,6 +230,10 @@ absl::Status AccessControl::Admit(grpc::ServerContext* context,
           "or as the metadata 'authorization: Bearer TOKEN'");
     }
     TFSWITCH_ASSIGN_OR_RETURN(visit->token_, tokens_->Find(presented));
+  }
+  // First, so that a caller too many without the role is refused for the role.
+  TFSWITCH_RETURN_IF_ERROR(CheckRule(visit->token_.get(), rule));
+  if (visit->token_ != nullptr) {
     absl::Status entered = visit->token_->use->Enter(visit->token_->record);
     if (!entered.ok()) {
       context->AddTrailingMetadata(kRetryPushback, kPause);
@@ -203,14 +241,6 @@ absl::Status AccessControl::Admit(grpc::ServerContext* context,
     }
   }
   visit->is_in_ = true;
-  TFSWITCH_RETURN_IF_ERROR(visit->CheckRole(rule.least_role, rule.method));
-  if (rule.needs_all_tables && !visit->MayUseAllTables()) {
-    const TokenRecord& record = visit->token_->record;
-    return absl::PermissionDeniedError(absl::StrCat(
-        "token ", record.id, " is for the tables '",
-        absl::StrJoin(record.tables, "', '"), "', and ", rule.method,
-        " is about all of them; use a token without --tables"));
-  }
   return absl::OkStatus();
 }
 
@@ -223,7 +253,7 @@ void AccessControl::NoteEnd(const grpc::ServerContext& context,
     return;
   }
   const std::string certificate = CertificateName(context);
-  (is_refusal ? refused_ : done_)
+  (is_refusal || !visit.is_in_ ? refused_ : done_)
       .Write(absl::StrCat(
           absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(),
                            absl::UTCTimeZone()),

@@ -5,6 +5,7 @@
 #define TFSWITCH_CC_RPC_ACCESS_CONTROL_H_
 
 #include <grpcpp/server_context.h>
+#include <grpcpp/support/byte_buffer.h>
 
 #include <cstdint>
 #include <memory>
@@ -53,6 +54,14 @@ const MethodRule& RuleFor() {
   return rule;
 }
 
+// The place of a method in its service, which has the messages of Request's
+// file.
+template <typename Request>
+int IndexOf(const char* service, const char* method) {
+  const auto* file = Request::descriptor()->file();
+  return file->FindServiceByName(service)->FindMethodByName(method)->index();
+}
+
 // The tables that a request names.
 std::vector<std::string> TablesIn(const google::protobuf::Message& request);
 
@@ -79,7 +88,6 @@ class Visit {
   // All false for nobody; all true for a server without tokens.
   bool May(v1::Role role) const;
   bool MayUse(absl::string_view table) const;
-  bool MayUseAllTables() const;
 
   // PermissionDenied, naming the caller and the table.
   absl::Status CheckTable(absl::string_view table) const;
@@ -90,6 +98,11 @@ class Visit {
   // other calls, the answer says that a retry helps (kRetryPushback).
   absl::Status AddRequest(grpc::ServerContext* context, uint64_t bytes);
   absl::Status AddAnswer(grpc::ServerContext* context, uint64_t bytes);
+  // AddRequest(), and then parses and clears `bytes`: parsed, they may take
+  // many times as much memory. InvalidArgument if they are no such message.
+  absl::Status ParseRequest(grpc::ServerContext* context,
+                            grpc::ByteBuffer* bytes,
+                            google::protobuf::Message* request);
 
   // Also of a caller that is not let in. Null: the server has no tokens, or
   // does not know the one that was shown.

@@ -31,7 +31,7 @@ from tests.integration.predictor_test import PredictionServer, save
 from tests.programs import ROOT
 from tests.python.worker_threads import wait_until
 from tests.support import ServerProcess
-from tests.tokens import TokenFile
+from tests.tokens import TokenFile, id_of
 
 # The packages of the two servers.
 PARAMETERS = "tfswitch.v1"
@@ -78,6 +78,9 @@ NEED_ALL_TABLES = set(
 )
 # The fields of requests with names of tables and models that a rule covers.
 FIELDS_OF_RULES = {"table", "table_incarnation", "model_spec"}
+
+LIST_TABLES = "/tfswitch.v1.ParameterServer/ListTables"
+DROP_TABLE = "/tfswitch.v1.ParameterServer/DropTable"
 
 NO_CONNECTION = "UNAVAILABLE"
 NO_TOKEN = "UNAUTHENTICATED"
@@ -509,41 +512,80 @@ def test_calls_without_a_message_take_only_their_slots(tokens, services):
         wait_until(lambda: refusal() == "")
 
 
+@contextlib.contextmanager
+def held_call(channel: grpc.Channel, token: str) -> Iterator[grpc.Future]:
+    """A call without its message, which takes the one place of a token."""
+    metadata = [("authorization", f"Bearer {token}")]
+    start = channel.stream_unary(LIST_TABLES).future
+    ends = threading.Event()
+
+    def never() -> Iterator[bytes]:
+        ends.wait()
+        yield b""
+
+    held: list[grpc.Future] = []
+
+    def is_full() -> bool:
+        # Another call may have been there first.
+        if not held or held[-1].done():
+            held.append(start(never(), metadata=metadata))
+        return refusal_of(channel, LIST_TABLES, token) is not None
+
+    try:
+        wait_until(is_full)
+        yield held[-1]
+    finally:
+        ends.set()
+
+
+def refusal_of(
+    channel: grpc.Channel, path: str, token: str
+) -> grpc.RpcError | None:
+    metadata = [("authorization", f"Bearer {token}")]
+    try:
+        channel.unary_unary(path)(b"", metadata=metadata, timeout=30)
+    except grpc.RpcError as error:
+        return error
+    return None
+
+
 def test_a_call_too_many_of_a_token_is_told_to_come_again(tokens, services):
     token = tokens.create("read", max_calls_in_flight=1)
-    metadata = [("authorization", f"Bearer {token}")]
-    ends = threading.Event()
-    path = "/tfswitch.v1.ParameterServer/ListTables"
     with (
         ServerProcess(flags=(f"--token_file={tokens.path}",)) as server,
         grpc.insecure_channel(server.address) as channel,
     ):
+        with held_call(channel, token) as held:
+            error = refusal_of(channel, LIST_TABLES, token)
+            assert error is not None
+            assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+            trailers = dict(error.trailing_metadata())
+            assert int(trailers["grpc-retry-pushback-ms"]) > 0
+            assert not held.done()
+        wait_until(lambda: refusal_of(channel, LIST_TABLES, token) is None)
 
-        def never() -> Iterator[bytes]:
-            ends.wait()
-            yield b""
 
-        def is_refused() -> bool:
-            try:
-                channel.unary_unary(path)(b"", metadata=metadata, timeout=30)
-            except grpc.RpcError as error:
-                assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-                trailers = dict(error.trailing_metadata())
-                return int(trailers["grpc-retry-pushback-ms"]) > 0
-            return False
+@pytest.mark.parametrize(
+    ("role", "code"),
+    [("read", NO_RIGHT), ("admin", "RESOURCE_EXHAUSTED")],
+)
+def test_calls_too_many_hide_none_of_an_administrator(
+    role, code, tokens, capfd
+):
+    token = tokens.create(role, max_calls_in_flight=1)
+    admin = tokens.create("admin")
+    with (
+        ServerProcess(flags=(f"--token_file={tokens.path}",)) as server,
+        grpc.insecure_channel(server.address) as channel,
+    ):
+        with held_call(channel, token):
+            codes = {
+                refusal_of(channel, DROP_TABLE, token).code().name
+                for _ in range(300)
+            }
+        refusal_of(channel, DROP_TABLE, admin)
 
-        try:
-            held: list[grpc.Future] = []
-
-            def is_full() -> bool:
-                # Another call may have been there first.
-                if not held or held[-1].done():
-                    start = channel.stream_unary(path).future
-                    held.append(start(never(), metadata=metadata))
-                return is_refused()
-
-            wait_until(is_full)
-            assert not held[-1].done()
-        finally:
-            ends.set()
-        wait_until(lambda: not is_refused())
+    assert codes == {code}
+    lines = capfd.readouterr().err
+    assert lines.count(f"call=DropTable token={id_of(admin)} ") == 1
+    assert lines.count(f"call=DropTable token={id_of(token)} ") >= 200

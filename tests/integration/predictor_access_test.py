@@ -229,6 +229,30 @@ def test_the_quota_of_a_token_holds(
         assert get_status(channel)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        # Merged, it is short; and it cannot be parsed.
+        get_model_status_pb2.GetModelStatusRequest(
+            model_spec={"name": MODEL}
+        ).SerializeToString()
+        * 1000,
+        b"\xff" * 10000,
+    ],
+)
+def test_the_length_of_a_request_counts_before_it_is_parsed(
+    body: bytes, server: PredictionServer, credentials: Credentials
+) -> None:
+    path = "/tensorflow.serving.ModelService/GetModelStatus"
+    token = credentials("for short requests")
+    with grpc.secure_channel(server.address, token) as channel:
+        with pytest.raises(grpc.RpcError) as refused:
+            channel.unary_unary(path)(body, timeout=HANG_SECS)
+
+    assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert f"a message of {len(body)} bytes" in refused.value.details()
+
+
 OPEN = "--address=0.0.0.0:0"
 
 

@@ -464,6 +464,19 @@ def test_a_flood_of_refused_calls_hides_no_other(server, tokens, capfd):
     assert lines.count('tables="last" result=OK') == 1
 
 
+def test_a_line_of_the_audit_has_nothing_that_a_terminal_obeys(
+    server, tokens, capfd
+):
+    with connected(server, tokens.create("admin")) as cluster:
+        with pytest.raises(KeyError):
+            cluster.drop("a\x7f\u009b31m\x1bé")
+
+    (line,) = re.findall("tfswitch: audit: .*", capfd.readouterr().err)
+    assert r'tables="a\u007f\u009b31m\u001b\u00e9"' in line
+    assert line.isascii()
+    assert line.isprintable()
+
+
 def test_a_file_of_tokens_stays_where_it_is_and_whose_it_is(tmp_path):
     real = tmp_path / "real"
     link = tmp_path / "link"

@@ -7,14 +7,12 @@
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/method_handler.h>
-#include <grpcpp/support/proto_buffer_reader.h>
 #include <grpcpp/support/sync_stream.h>
 
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "cc/rpc/access_control.h"
 #include "cc/rpc/server/call_gate.h"
 #include "cc/rpc/server/call_rules.h"
@@ -43,7 +41,7 @@ bool Waits(const Request&, long) {
 
 // Runs work(visit, request) if the caller may make this call, for the tables
 // that it names. The request is read when the caller is known, and parsed when
-// its length is: that may take many times as much memory.
+// its length is.
 template <typename Request, typename Stream, typename Work>
 grpc::Status Gated(const Door& door, grpc::ServerContext* context,
                    Stream* stream, const Work& work) {
@@ -60,17 +58,8 @@ grpc::Status Gated(const Door& door, grpc::ServerContext* context,
       status = absl::CancelledError("the call has no message");
     }
   }
-  if (status.ok()) status = visit.AddRequest(context, bytes.Length());
-  if (status.ok()) {
-    grpc::ProtoBufferReader reader(&bytes);
-    if (request.ParseFromZeroCopyStream(&reader)) {
-      tables = TablesIn(request);
-    } else {
-      status = absl::InvalidArgumentError(absl::StrCat(
-          "the message is not a ", Request::descriptor()->full_name()));
-    }
-    bytes.Clear();
-  }
+  if (status.ok()) status = visit.ParseRequest(context, &bytes, &request);
+  if (status.ok()) tables = TablesIn(request);
   for (const std::string& table : tables) {
     if (status.ok()) status = visit.CheckTable(table);
   }
@@ -82,14 +71,6 @@ grpc::Status Gated(const Door& door, grpc::ServerContext* context,
   }
   door.access->NoteEnd(*context, visit, rule, tables, status);
   return ToGrpcStatus(status);
-}
-
-// The place of a method in its service, which has the messages of Request's
-// file.
-template <typename Request>
-int IndexOf(const char* service, const char* method) {
-  const auto* file = Request::descriptor()->file();
-  return file->FindServiceByName(service)->FindMethodByName(method)->index();
 }
 
 // A handler of a control call: run(context, visit, request, &response).
