@@ -103,17 +103,17 @@ struct DataPlane::Queue {
 
   void AskForCall(Service* service, const Method& method) {
     if (idle.empty()) idle.push_back(std::make_unique<Call>());
-    Call* const call = idle.back().get();
-    call->method = &method;
-    call->context.emplace();
-    call->writer.emplace(&*call->context);
+    Call& call = *idle.back();
+    call.method = &method;
+    call.context.emplace();
+    call.writer.emplace(&*call.context);
     grpc::ServerCompletionQueue* const queue = completions.get();
     MutexLock lock(&mutex);
     if (!open) return;
-    idle.back().release();  // Its event has it now.
+    Call* const tag = idle.back().release();  // Its event has it now.
     idle.pop_back();
-    (service->*method.ask)(&*call->context, &call->request, &*call->writer,
-                           queue, queue, call);
+    (service->*method.ask)(&*call.context, &call.request, &*call.writer, queue,
+                           queue, tag);
   }
 
   // Takes a call whose answer has gone out, or cannot any more.
