@@ -1,0 +1,89 @@
+"""A peer that leaves answers unread, in HTTP/2 by hand: libraries read on."""
+
+import contextlib
+import selectors
+import socket
+import struct
+
+import numpy as np
+
+import tfswitch as tsw
+from tests.python.worker_threads import wait_until
+from tests.support import ServerProcess
+
+CALLS_PER_PEER = 1000
+# docs/server.md
+MAX_UNREAD = 8192
+
+RST_STREAM = 3
+PULL = b"\x0a\x01t\x12\x08" + struct.pack("<q", 7)  # Of id 7 of table "t".
+
+
+def frame(kind: int, flags: int, stream: int, content: bytes) -> bytes:
+    head = struct.pack(">I", len(content))[1:] + bytes([kind, flags])
+    return head + struct.pack(">I", stream) + content
+
+
+def pull(stream: int) -> bytes:
+    fields = b"\x83\x86"  # :method POST, :scheme http
+    for name, value in (
+        (b":path", b"/tfswitch.v1.ParameterServer/Pull"),
+        (b":authority", b"x"),
+        (b"te", b"trailers"),
+        (b"content-type", b"application/grpc"),
+    ):
+        fields += b"\0" + bytes([len(name)]) + name
+        fields += bytes([len(value)]) + value
+    message = b"\0" + struct.pack(">I", len(PULL)) + PULL
+    return frame(1, 4, stream, fields) + frame(0, 1, stream, message)
+
+
+class Peer:
+    """Gives the server's answers no room, and counts calls that it ends."""
+
+    def __init__(self, address: str) -> None:
+        host, port = address.rsplit(":", 1)
+        self.socket = socket.create_connection((host, int(port)), timeout=60)
+        self.num_ended = 0
+        self._bytes = b""
+        no_window = struct.pack(">HI", 4, 0)
+        self.socket.sendall(
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, no_window)
+        )
+
+    def read(self) -> None:
+        self._bytes += self.socket.recv(1 << 20)
+        while len(self._bytes) >= 9:
+            end = 9 + int.from_bytes(self._bytes[:3], "big")
+            if len(self._bytes) < end:
+                break
+            self.num_ended += self._bytes[3] == RST_STREAM
+            self._bytes = self._bytes[end:]
+
+
+def test_the_oldest_of_too_many_unread_answers_end_and_others_are_served():
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(ServerProcess(flags=("--num_threads=1",)))
+        cluster = stack.enter_context(
+            tsw.Cluster(f"grpc://{server.address}", timeout=20.0)
+        )
+        table = tsw.EmbeddingTable("t", 4, cluster=cluster)
+        rows = table.lookup_or_create(np.arange(10))
+        selector = stack.enter_context(selectors.DefaultSelector())
+        peers = [Peer(server.address) for _ in range(9)]
+        for peer in peers:
+            stack.enter_context(peer.socket)
+            selector.register(peer.socket, selectors.EVENT_READ, peer)
+            for i in range(CALLS_PER_PEER):
+                peer.socket.sendall(pull(2 * i + 1))
+
+        def has_ended() -> bool:
+            for key, _ in selector.select(timeout=0.1):
+                key.data.read()
+            ended = sum(peer.num_ended for peer in peers)
+            return ended == len(peers) * CALLS_PER_PEER - MAX_UNREAD
+
+        wait_until(has_ended)
+        np.testing.assert_array_equal(table.lookup(np.arange(10)), rows)
+
+        assert peers[0].num_ended > 0 == peers[-1].num_ended
