@@ -269,6 +269,7 @@ def test_the_first_failure_ends_all_with_its_last_lines(
     # Opening it waits for the other side, so both have started by then.
     os.mkfifo(tmp_path / "started")
     program = write(
+        f"if index == 0: {STUBBORN.splitlines()[0]}\n"
         f"open({str(tmp_path / 'started')!r}, 'r' if index else 'w').close()\n"
         "if index == 0:\n"
         f"    {STUBBORN.replace(chr(10), chr(10) + '    ')}\n"
