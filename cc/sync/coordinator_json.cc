@@ -100,9 +100,9 @@ WorkProgress ProgressOf(const Json& json) {
 Json WorkerGroup::Save() const {
   Json workers = Json::array();
   for (const auto& [id, each] : workers_) {
-    workers.push_back(
-        Json::array({id, each.incarnation, each.clock, each.last_round,
-                     each.barrier, each.visits, each.opening}));
+    workers.push_back(Json::array({id, each.incarnation, each.clock,
+                                   each.last_round, each.barrier, each.visits,
+                                   each.opening, each.missing_steps}));
   }
   Json closed = Json::array();
   for (const Round& round : closed_) {
@@ -114,12 +114,16 @@ Json WorkerGroup::Save() const {
           {"workers", std::move(workers)},
           {"ever_joined", ever_joined_},
           {"seen", seen_},
+          {"left", left_},
           {"next_incarnation", next_incarnation_},
           {"first_of_present_run", first_of_present_run_},
           {"openings", num_openings_},
           {"departures", num_departures_},
+          {"num_awaited", num_awaited_},
           {"waits_for_joins", waits_for_joins_},
+          {"has_begun", has_begun_},
           {"last_clock", last_clock_},
+          {"first_clock", first_clock_},
           {"num_steps", num_steps_},
           {"open_round", open_round_},
           {"open", ToJson(open_)},
@@ -141,16 +145,21 @@ absl::Status WorkerGroup::Restore(const Json& saved) {
       worker.barrier = each.at(4).get<std::string>();
       worker.visits = GetIntegers<int64_t>(each.at(5));
       worker.opening = GetIntegers<int64_t>(each.at(6));
+      worker.missing_steps = GetIntegers<uint32_t>(each.at(7));
     }
     ever_joined_ = GetIntegers<std::set<uint32_t>>(saved.at("ever_joined"));
     seen_ = GetIntegers<std::set<uint32_t>>(saved.at("seen"));
+    left_ = GetIntegers<std::set<uint32_t>>(saved.at("left"));
     next_incarnation_ = GetIntegers<uint64_t>(saved.at("next_incarnation"));
     first_of_present_run_ =
         GetIntegers<uint64_t>(saved.at("first_of_present_run"));
     num_openings_ = GetIntegers<int64_t>(saved.at("openings"));
     num_departures_ = GetIntegers<int64_t>(saved.at("departures"));
+    num_awaited_ = GetIntegers<uint32_t>(saved.at("num_awaited"));
     waits_for_joins_ = saved.at("waits_for_joins").get<bool>();
+    has_begun_ = saved.at("has_begun").get<bool>();
     last_clock_ = GetIntegers<int64_t>(saved.at("last_clock"));
+    first_clock_ = GetIntegers<int64_t>(saved.at("first_clock"));
     num_steps_ =
         GetIntegers<std::map<uint32_t, int64_t>>(saved.at("num_steps"));
     open_round_ = GetIntegers<int64_t>(saved.at("open_round"));

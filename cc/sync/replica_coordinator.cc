@@ -307,6 +307,7 @@ absl::StatusOr<ReplicaPlace> ReplicaCoordinator::WaitAtBarrier(
         TFSWITCH_ASSIGN_OR_RETURN(
             const std::optional<ReplicaPlace> place,
             state_->PlaceAfterBarrier(worker, incarnation));
+        if (!place.has_value() && applier_ == 0) return HasEnded();
         if (!place.has_value() || applied_ < place->round) return NotYet();
         after = *place;
         return absl::OkStatus();

@@ -1,8 +1,8 @@
-// Join, Arrive, Enter, Leave and Tick end with Settle(). It closes the open
-// round if that is complete and then opens a barrier if all wait, so that no
-// event can forget its consequences. A call that is repeated because its answer
-// was lost has the number before the expected one (clock, visit), and changes
-// nothing but the lease.
+// Join, Arrive, Enter, Leave and Tick end with Settle(). It ends the run if all
+// its workers have left, closes the open round if that is complete and then
+// opens a barrier if all wait, so that no event can forget its consequences. A
+// call that is repeated because its answer was lost has the number before the
+// expected one (clock, visit), and changes nothing but the lease.
 //
 // A contribution stays in open_ when its worker goes, and is withdrawn only if
 // the worker begins anew or the group does. CloseIfComplete() sorts
@@ -57,6 +57,7 @@ WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
       group_instance_(first_incarnation),
       next_incarnation_(first_incarnation),
       first_of_present_run_(first_incarnation),
+      num_awaited_(options.num_workers),
       waits_for_joins_(options.num_workers > 0) {
   stats_.staleness.resize(kStalenessBuckets);
 }
@@ -100,8 +101,49 @@ void WorkerGroup::BeginAnew() {
   // Contributions left over are of a run that never began.
   Withdraw([](const Contribution&) { return true; });
   seen_.clear();
-  waits_for_joins_ = options_.num_workers > 0;
+  left_.clear();
+  first_clock_ = 0;
+  num_awaited_ = options_.num_workers;
+  waits_for_joins_ = num_awaited_ > 0;
+  has_begun_ = false;
   joins_end_ = absl::InfiniteFuture();
+}
+
+void WorkerGroup::BeginAnewIfAllHaveLeft() {
+  if (workers_.empty() ||
+      !std::all_of(workers_.begin(), workers_.end(),
+                   [](const auto& w) { return w.second.has_come_back(); })) {
+    return;
+  }
+  has_begun_ = true;
+  num_openings_ = 0;
+  seen_.clear();
+  first_clock_ = last_clock_;
+  joins_end_ = absl::InfiniteFuture();
+  for (auto& [id, worker] : workers_) {
+    worker.missing_steps = 0;
+    worker.opening = 0;
+    seen_.insert(id);
+    joins_end_ = std::min(joins_end_, worker.joined + options_.join_timeout);
+    if (worker.is_waiting()) continue;
+    // The others are to contribute to the same round.
+    const auto pending = std::count_if(open_.begin(), open_.end(),
+                                       [&w = worker](const Contribution& c) {
+                                         return c.incarnation == w.incarnation;
+                                       });
+    first_clock_ = std::min(first_clock_, worker.clock - pending);
+  }
+  num_awaited_ =
+      std::min<size_t>(options_.num_workers, seen_.size() + left_.size());
+  waits_for_joins_ = seen_.size() < num_awaited_;
+  left_.clear();
+}
+
+void WorkerGroup::NoteStep(Worker* of) {
+  const bool is_theirs = !of->has_come_back();
+  of->missing_steps &= ~kOwnStep;
+  if (!is_theirs) return;
+  for (auto& [id, worker] : workers_) worker.missing_steps &= ~kTheirStep;
 }
 
 void WorkerGroup::Reconfigure(const WorkerGroupOptions& options) {
@@ -120,14 +162,21 @@ WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now,
   // Awaited workers begin together; a late one begins as far as the slowest, so
   // that nobody has to wait for it to catch up.
   int64_t clock = std::min(SlowestClock(), last_clock_);
-  if (waits_for_joins_) clock = 0;
+  if (waits_for_joins_) clock = first_clock_;
   seen_.insert(worker);
   if (!ever_joined_.insert(worker).second) ++stats_.rejoined;
   Worker joined;
   joined.incarnation = next_incarnation_++;
   joined.clock = clock;
+  joined.joined = now;
   joined.lease_end = now + options_.lease;
   if (num_openings_ > 0) joined.opening = -1;
+  const auto former = workers_.find(worker);
+  if (former != workers_.end()) {
+    joined.missing_steps = former->second.missing_steps;
+  } else if (left_.erase(worker) > 0 && !comes_back && !waits_for_joins_) {
+    joined.missing_steps = kOwnStep | kTheirStep;
+  }
   const auto is_own = [worker](const Contribution& c) {
     return c.worker == worker;
   };
@@ -141,7 +190,7 @@ WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now,
   if (!workers_.insert_or_assign(worker, joined).second) ++num_departures_;
   if (waits_for_joins_) {
     if (seen_.size() == 1) joins_end_ = now + options_.join_timeout;
-    if (seen_.size() >= options_.num_workers) waits_for_joins_ = false;
+    if (seen_.size() >= num_awaited_) waits_for_joins_ = false;
   }
   Settle();
   return {joined.incarnation, joined.clock, std::max(next_round, open_round_),
@@ -183,6 +232,7 @@ absl::Status WorkerGroup::Arrive(uint32_t worker, uint64_t incarnation,
   }
   const auto staleness = static_cast<size_t>(clock - SlowestClock());
   found->clock = clock + 1;
+  NoteStep(found);
   ++num_steps_[worker];
   last_clock_ = std::max(last_clock_, found->clock);
   ++stats_.staleness[std::min(staleness, kStalenessBuckets - 1)];
@@ -274,6 +324,7 @@ void WorkerGroup::VoidAll() {
 void WorkerGroup::Leave(uint32_t worker, uint64_t incarnation) {
   if (!IsMember(worker, incarnation)) return;
   workers_.erase(worker);
+  left_.insert(worker);
   ++num_departures_;
   Settle();
 }
@@ -297,7 +348,10 @@ void WorkerGroup::Expire(const Expiry& expiry) {
 }
 
 void WorkerGroup::RenewLeases(absl::Time now) {
-  for (auto& [id, worker] : workers_) worker.lease_end = now + options_.lease;
+  for (auto& [id, worker] : workers_) {
+    worker.joined = now;
+    worker.lease_end = now + options_.lease;
+  }
   if (waits_for_joins_ && !seen_.empty()) {
     joins_end_ = now + options_.join_timeout;
   }
@@ -312,7 +366,10 @@ absl::Time WorkerGroup::NextTick() const {
 }
 
 bool WorkerGroup::IsComplete() const {
-  if (waits_for_joins_ || open_.empty()) return false;
+  if (open_.empty()) return false;
+  // What is left of the run before is a last round.
+  const bool have_all_gone = has_begun_ && workers_.empty();
+  if (waits_for_joins_ && !have_all_gone) return false;
   const uint32_t wanted = options_.contributions_per_round;
   if (wanted != 0 && open_.size() >= wanted) return true;
   if (takes_many_contributions()) {  // That all have made one says nothing.
@@ -325,6 +382,7 @@ bool WorkerGroup::IsComplete() const {
 }
 
 void WorkerGroup::Settle() {
+  BeginAnewIfAllHaveLeft();
   CloseIfComplete();
   OpenIfAllWait();
 }
@@ -358,12 +416,16 @@ void WorkerGroup::OpenIfAllWait() {
   opened_barrier_ = barrier;
   ++num_openings_;
   int64_t clock = 0;
+  bool is_of_present_run = false;
   for (const auto& [id, worker] : workers_) {
-    if (worker.barrier == barrier) clock = std::max(clock, worker.clock);
+    if (worker.barrier != barrier) continue;
+    clock = std::max(clock, worker.clock);
+    is_of_present_run = is_of_present_run || !worker.has_come_back();
   }
   for (auto& [id, worker] : workers_) {
     if (worker.barrier != barrier) continue;
     worker.barrier.clear();
+    if (is_of_present_run) worker.missing_steps = 0;
     worker.opening = num_openings_;
     worker.clock = clock;
     worker.last_round = open_round_ - 1;
@@ -452,8 +514,8 @@ std::string WorkerGroup::Describe(const Predicate& is_named) const {
         ")"));
   }
   if (waits_for_joins_) {
-    const size_t num_absent = options_.num_workers - seen_.size();
-    names.push_back(absl::StrCat(num_absent, " of ", options_.num_workers,
+    const size_t num_absent = num_awaited_ - seen_.size();
+    names.push_back(absl::StrCat(num_absent, " of ", num_awaited_,
                                  " workers that have not joined"));
   }
   return absl::StrJoin(names, ", ");

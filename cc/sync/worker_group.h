@@ -18,6 +18,12 @@
 // epoch is used up. Nobody waits for it elsewhere meanwhile. When the barrier
 // opens, all go on together, at one clock.
 //
+// A run ends when all its workers have left. One may be back before the last
+// has left, as each comes to its end by itself. Unless it has trained together
+// with the others since, or passed a barrier with them, it is of the next run,
+// which waits for all that have left: so nobody trains or passes a barrier
+// alone because another one was a moment later in leaving.
+//
 // Terms: a worker's clock is how many steps it has ended; its staleness is how
 // far that is ahead of the slowest worker. All events go through one machine in
 // one order, and it alone decides.
@@ -44,8 +50,7 @@ struct WorkerGroupOptions {
   // How long a worker is believed to live after it was last heard of.
   absl::Duration lease = absl::Seconds(30);
   // So many workers are waited for before the first round closes, or the first
-  // worker runs ahead; 0: nobody is. A group that all have left begins anew
-  // with the next one to join.
+  // worker runs ahead, in each run; 0: nobody is.
   uint32_t num_workers = 0;
   // But no longer than this after the first has joined.
   absl::Duration join_timeout = absl::Seconds(600);
@@ -301,6 +306,9 @@ class WorkerGroup {
   void RenewLeases(absl::Time now);
 
  private:
+  static constexpr uint32_t kOwnStep = 1;
+  static constexpr uint32_t kTheirStep = 2;
+
   struct Worker {
     uint64_t incarnation = 0;
     int64_t clock = 0;
@@ -310,7 +318,13 @@ class WorkerGroup {
     int64_t visits = 0;   // Barriers that it has come to.
     // The last that opened for it: as number, or 0 if none has opened yet.
     int64_t opening = 0;
+    absl::Time joined;
+    // That it has left the present run before, and come back, and which of
+    // these have not ended a step since: it (kOwnStep), one of those that have
+    // been there all the time (kTheirStep).
+    uint32_t missing_steps = 0;
 
+    bool has_come_back() const { return missing_steps != 0; }
     bool is_waiting() const { return !barrier.empty(); }
   };
 
@@ -332,6 +346,9 @@ class WorkerGroup {
   std::string Describe(const Predicate& is_named) const;
   // All have gone; the next one to join is the first.
   void BeginAnew();
+  // The same if there are only workers that have come back, who stay.
+  void BeginAnewIfAllHaveLeft();
+  void NoteStep(Worker* of);
   // Carries out the consequences of an event; to be called after each.
   void Settle();
   void CloseIfComplete();
@@ -343,15 +360,19 @@ class WorkerGroup {
   uint64_t group_instance_;
   std::map<uint32_t, Worker> workers_;  // The active ones, in order.
   std::set<uint32_t> ever_joined_;
-  std::set<uint32_t> seen_;  // Workers that have joined since it began.
+  std::set<uint32_t> seen_;  // Workers that have joined in the present run.
+  std::set<uint32_t> left_;  // Of these, have left, and are not back.
   uint64_t next_incarnation_;
   uint64_t first_of_present_run_;  // Incarnation; a run begins anew.
   int64_t num_openings_ = 0;       // Barriers, in the present run.
   std::string opened_barrier_;     // For TakeOpenedBarrier().
   int64_t num_departures_ = 0;
+  size_t num_awaited_;  // So many join before the present run begins.
   bool waits_for_joins_;
+  bool has_begun_ = false;  // The present run, or one before without a break.
   absl::Time joins_end_ = absl::InfiniteFuture();
-  int64_t last_clock_ = 0;  // The greatest of any worker.
+  int64_t last_clock_ = 0;   // The greatest of any worker.
+  int64_t first_clock_ = 0;  // At which the workers of a run begin together.
   // The steps of each worker that have ended and were not withdrawn.
   std::map<uint32_t, int64_t> num_steps_;
   int64_t open_round_ = 0;

@@ -47,6 +47,8 @@ class Member:
     clock: int
     last_round: int  # The latest that does not miss it.
     waits: bool = False  # At the barrier.
+    # It has left this run before: these have not ended a step since.
+    missing: set[str] = dataclasses.field(default_factory=set)
 
 
 class Group:
@@ -55,7 +57,11 @@ class Group:
     def __init__(self) -> None:
         self.members: dict[int, Member] = {}
         self.seen: set[int] = set()
+        self.left: set[int] = set()
+        self.num_awaited = NUM_WORKERS
         self.waits_for_joins = True
+        self.has_begun = False
+        self.first_clock = 0
         self.last_clock = 0
         self.arrivals = 0
         self.open_round = 0
@@ -71,19 +77,31 @@ class Group:
     def join(self, process: "Process") -> None:
         if not self.members and self.seen:
             self.seen.clear()
+            self.left.clear()
             self.open = []
-            self.last_clock = 0
+            self.last_clock = self.first_clock = 0
+            self.num_awaited = NUM_WORKERS
             self.waits_for_joins = True
+            self.has_begun = False
         clock = min(self.slowest(), self.last_clock)
         if self.waits_for_joins:
-            clock = 0
+            clock = self.first_clock
         worker = process.worker_id
+        missing: set[str] = set()
+        if worker in self.members:
+            missing = self.members[worker].missing
+        elif worker in self.left:
+            self.left.remove(worker)
+            if not self.waits_for_joins:
+                missing = {"own", "theirs"}
         self.seen.add(worker)
         # What the worker has contributed before it was started again, and has
         # not seen applied, is withdrawn.
         self.open = [each for each in self.open if each[0] != worker]
-        self.members[worker] = Member(process, clock, self.open_round - 1)
-        if len(self.seen) >= NUM_WORKERS:
+        self.members[worker] = Member(
+            process, clock, self.open_round - 1, missing=missing
+        )
+        if len(self.seen) >= self.num_awaited:
             self.waits_for_joins = False
         self._settle()
         process.round = self.open_round
@@ -94,6 +112,10 @@ class Group:
         member.clock += 1
         self.last_clock = max(self.last_clock, member.clock)
         self.arrivals += 1
+        if not member.missing:
+            for other in self.members.values():
+                other.missing.discard("theirs")
+        member.missing.discard("own")
         if contributes and process.round == self.open_round:
             self.open.append((process.worker_id, process.pushed))
             member.last_round = self.open_round
@@ -107,6 +129,7 @@ class Group:
     def leave(self, process: "Process") -> None:
         if self.has(process):
             del self.members[process.worker_id]
+            self.left.add(process.worker_id)
             self._settle()
 
     def has(self, process: "Process") -> bool:
@@ -114,17 +137,39 @@ class Group:
         return member is not None and member.process is process
 
     def _settle(self) -> None:
-        self._close_if_complete()
         members = self.members.values()
+        if members and all(m.missing for m in members):
+            # Of one that has contributed already, the step before.
+            open_of = [worker for worker, _ in self.open]
+            self.first_clock = min(
+                [
+                    member.clock - open_of.count(worker)
+                    for worker, member in self.members.items()
+                    if not member.waits
+                ],
+                default=self.last_clock,
+            )
+            for member in members:
+                member.missing = set()
+            self.seen = set(self.members)
+            self.num_awaited = len(self.seen | self.left)
+            self.waits_for_joins = bool(self.left)
+            self.has_begun = True
+            self.left.clear()
+        self._close_if_complete()
         if self.waits_for_joins or not all(m.waits for m in members):
             return
+        is_of_this_run = not all(m.missing for m in members)
         for member in members:  # The barrier opens.
             member.waits = False
+            if is_of_this_run:
+                member.missing = set()
             member.clock = max(m.clock for m in members)
             member.last_round = self.open_round - 1
 
     def _close_if_complete(self) -> None:
-        if self.waits_for_joins or not self.open:
+        have_all_gone = self.has_begun and not self.members
+        if not self.open or (self.waits_for_joins and not have_all_gone):
             return
         if any(
             m.last_round < self.open_round and not m.waits
@@ -326,11 +371,14 @@ class WorkersMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            # Others come, so that nobody waits for them, and all leave.
-            for worker in range(NUM_WORKERS):
-                if worker not in self._group.seen:
-                    self.start(worker)
             while self._group.members:
+                # Others come, so that nobody waits for them, and all leave.
+                for worker in range(NUM_WORKERS):
+                    if (
+                        self._group.waits_for_joins
+                        and worker not in self._group.seen
+                    ):
+                        self.start(worker)
                 idle = [
                     m.process
                     for m in self._group.members.values()

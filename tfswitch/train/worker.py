@@ -235,7 +235,8 @@ class Worker:
         Nobody waits for this worker elsewhere meanwhile: rounds close without
         it, and `ssp` does not count it. When the barrier opens, all steps that
         workers have ended are applied on all servers, and they go on at one
-        clock. One that leaves or dies is not waited for.
+        clock. One that leaves or dies is not waited for; if this worker has
+        left the group before, at the end of `fit` say, see `leave`.
 
         Args:
             name: The name of the barrier. All workers come to the same barriers
@@ -287,15 +288,16 @@ class Worker:
         """Tells the group that nobody has to wait for this worker.
 
         To be called when its data ends, and after an exception, as the lease
-        is renewed as long as the process lives. The next step joins again.
-        Idempotent.
+        is renewed as long as the process lives. The next step or barrier joins
+        again. If all others have left by then, or leave while it waits there,
+        it waits until they are back too, as at the start, but no longer than
+        `join_secs` since it has joined again. Idempotent.
         """
         if _present.get(self._place) is self:
             call(self._native, "LeaveGroup")
 
     def _leave_after_fit(self) -> None:
-        # The first worker to come back when all have left waits for all once
-        # more, also for those that the group has given up.
+        # Those that come back wait for the others once more.
         if self._loops:
             self._leaves_after_loops = True
         else:

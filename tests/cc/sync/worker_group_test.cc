@@ -484,6 +484,104 @@ TEST(WorkerGroupTest, ANewcomerElsewhereInTheProgramStopsNobody) {
             absl::StatusCode::kFailedPrecondition);
 }
 
+TEST(WorkerGroupTest, OneThatIsBackBeforeAllHaveLeftWaitsForTheNextRun) {
+  WorkerGroup group(Options(3));
+  Player a(&group, 0, kStart), b(&group, 1, kStart), c(&group, 2, kStart);
+  for (Player* each : {&a, &b, &c}) ASSERT_TRUE(each->Arrive(kStart).ok());
+  group.Leave(a.id, a.incarnation);
+  group.Leave(b.id, b.incarnation);
+  Player back(&group, 0, kStart);
+  Player also_back(&group, 1, kStart);
+  ASSERT_TRUE(Enter(&back, "saved", 0, kStart).ok());
+  ASSERT_TRUE(also_back.Arrive(kStart).ok());
+
+  group.Leave(c.id, c.incarnation);
+
+  // Neither the barrier opens nor the round closes without it.
+  EXPECT_TRUE(Waits(&group, back));
+  EXPECT_EQ(group.open_round(), 1);
+  EXPECT_THAT(group.DescribeAbsent("saved"), HasSubstr("not joined"));
+  Player last(&group, 2, kStart);
+  EXPECT_EQ(last.clock, 1);  // Where the others began.
+  ASSERT_TRUE(last.Arrive(kStart).ok());
+  EXPECT_THAT(WorkersOf(*group.ClosedRound(1)), testing::ElementsAre(1, 2));
+  ASSERT_TRUE(Enter(&also_back, "saved", 0, kStart).ok());
+  ASSERT_TRUE(Enter(&last, "saved", 0, kStart).ok());
+  EXPECT_FALSE(Waits(&group, back));
+
+  // Those that die then, or do not come, are waited for no longer than usual.
+  group.Leave(back.id, back.incarnation);
+  group.Leave(also_back.id, also_back.incarnation);
+  Player again(&group, 0, kStart + absl::Seconds(9));
+  group.Tick(kStart + absl::Seconds(10));  // The last one is given up.
+  ASSERT_TRUE(Enter(&again, "saved", 0, kStart + absl::Seconds(15)).ok());
+  for (int second = 20; second < 69; second += 5) {
+    EXPECT_TRUE(Waits(&group, again)) << second;
+    group.Tick(kStart + absl::Seconds(second));
+    ASSERT_TRUE(group
+                    .Heartbeat(again.id, again.incarnation,
+                               kStart + absl::Seconds(second))
+                    .ok());
+  }
+  group.Tick(kStart + absl::Seconds(69));
+  EXPECT_FALSE(Waits(&group, again));
+}
+
+TEST(WorkerGroupTest, OneThatIsBackAndGoesOnWithTheOthersIsOfTheirRun) {
+  for (const bool meet_at_barrier : {false, true}) {
+    WorkerGroup group(Options(2));
+    Player a(&group, 0, kStart), b(&group, 1, kStart);
+    ASSERT_TRUE(a.Arrive(kStart).ok());
+    ASSERT_TRUE(b.Arrive(kStart).ok());
+    group.Leave(b.id, b.incarnation);
+    Player back(&group, 1, kStart);
+    if (meet_at_barrier) {
+      ASSERT_TRUE(Enter(&back, "epoch").ok());
+      ASSERT_TRUE(Enter(&a, "epoch").ok());
+    } else {
+      a.Proceed();
+      ASSERT_TRUE(a.Arrive(kStart).ok());
+      ASSERT_TRUE(back.Arrive(kStart).ok());
+    }
+    back.Proceed();
+    ASSERT_TRUE(back.Arrive(kStart).ok());
+    const int64_t waits_for_a = group.open_round();
+
+    group.Leave(a.id, a.incarnation);
+
+    EXPECT_EQ(group.open_round(), waits_for_a + 1);
+  }
+}
+
+TEST(WorkerGroupTest, AStepThatTheNextRunWouldHaveTakenIsALastRound) {
+  WorkerGroup group(Options(2));
+  Player a(&group, 0, kStart), b(&group, 1, kStart);
+  group.Leave(b.id, b.incarnation);
+  Player back(&group, 1, kStart);
+  ASSERT_TRUE(a.Arrive(kStart).ok());
+  group.Leave(a.id, a.incarnation);
+  EXPECT_EQ(group.open_round(), 0);  // The next run waits for it to come back.
+
+  group.Leave(back.id, back.incarnation);
+
+  EXPECT_THAT(WorkersOf(*group.ClosedRound(0)), testing::ElementsAre(0));
+}
+
+TEST(WorkerGroupTest, OneAwaitedByOthersThatHaveGoneOnBeginsWhereTheyAre) {
+  WorkerGroup group(Options(3));
+  Player a(&group, 0, kStart), b(&group, 1, kStart), c(&group, 2, kStart);
+  group.Leave(b.id, b.incarnation);
+  group.Leave(c.id, c.incarnation);
+  Player at_barrier(&group, 1, kStart), ahead(&group, 2, kStart);
+  ASSERT_TRUE(Enter(&at_barrier, "b").ok());
+  ahead.round = WorkerGroup::kNoRound;
+  for (int i = 0; i < 10; ++i) ASSERT_TRUE(ahead.Arrive(kStart).ok());
+
+  group.Leave(a.id, a.incarnation);
+
+  EXPECT_EQ(Player(&group, 0, kStart).clock, 10);
+}
+
 TEST(WorkerGroupTest, ABarrierFlushesARoundOfManyContributions) {
   WorkerGroupOptions options = Options(2);
   options.contributions_per_round = 5;
