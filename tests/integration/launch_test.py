@@ -178,14 +178,15 @@ def write(tmp_path: Path) -> Callable[[str], Path]:
 
 
 # It has a child in a session of its own, and both hold out against SIGTERM.
+# Each line is one write, as that of the other one could come into it.
 STUBBORN = (
-    "signal.signal(signal.SIGTERM, lambda *_: print('told', flush=True))\n"
+    "signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'told\\n'))\n"
     "subprocess.Popen(\n"
-    "    [sys.executable, '-c', 'import signal, time;'\n"
+    "    [sys.executable, '-c', 'import os, signal, time;'\n"
     "     'signal.signal(signal.SIGTERM, signal.SIG_IGN);'\n"
-    "     'print(\"child\", flush=True); time.sleep(600)'],\n"
+    "     'os.write(1, b\"child\\\\n\"); time.sleep(600)'],\n"
     "    start_new_session=True)\n"
-    "print('ready', flush=True)\n"
+    "os.write(1, b'ready\\n')\n"
     "while True: time.sleep(600)\n"
 )
 
