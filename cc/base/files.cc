@@ -349,8 +349,9 @@ absl::Status WriteFileAtomically(const std::string& path,
       path, {absl::MakeConstSpan(contents.data(), contents.size())});
 }
 
-absl::StatusOr<std::string> ReadWholeFile(const std::string& path,
-                                          size_t max_bytes) {
+namespace {
+
+absl::StatusOr<int> OpenRegularFile(const std::string& path) {
   // To open a pipe would wait for its writer.
   const int fd = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   if (fd < 0) return ErrnoStatus("open", path, errno);
@@ -361,6 +362,16 @@ absl::StatusOr<std::string> ReadWholeFile(const std::string& path,
     return absl::FailedPreconditionError(absl::StrCat(
         "'", path, "' is a folder, a pipe or a device; give a regular file"));
   }
+  std::move(close_file).Cancel();
+  return fd;
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> ReadWholeFile(const std::string& path,
+                                          size_t max_bytes) {
+  TFSWITCH_ASSIGN_OR_RETURN(const int fd, OpenRegularFile(path));
+  auto close_file = absl::MakeCleanup([fd] { close(fd); });
   std::string contents;
   char buffer[16384];
   for (;;) {
@@ -420,8 +431,7 @@ FolderLock::~FolderLock() {
 
 absl::StatusOr<std::unique_ptr<MappedFile>> MappedFile::Open(
     const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return ErrnoStatus("open", path, errno);
+  TFSWITCH_ASSIGN_OR_RETURN(const int fd, OpenRegularFile(path));
   auto close_file = absl::MakeCleanup([fd] { close(fd); });
   return Map(fd, path);
 }

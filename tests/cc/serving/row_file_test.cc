@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -430,6 +431,9 @@ TEST_F(RowFileTest, AFileThatIsNotWholeIsRefused) {
   std::filesystem::remove(path_);
   EXPECT_EQ(RowFile::Open(path_, info).status().code(),
             absl::StatusCode::kNotFound);
+  ASSERT_EQ(mkfifo(path_.c_str(), 0600), 0);  // Its opening holds nobody.
+  EXPECT_EQ(RowFile::Open(path_, info).status().code(),
+            absl::StatusCode::kFailedPrecondition);
 }
 
 TEST_F(RowFileTest, NoFlippedBitGoesUnnoticed) {
