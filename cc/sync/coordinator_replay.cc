@@ -18,6 +18,16 @@
 #include "cc/sync/coordinator_json.h"
 
 namespace tfswitch {
+namespace {
+
+// Files may have been written by somebody else.
+template <typename Options>
+absl::Status CheckSaved(const Options& options) {
+  const absl::Status valid = options.Validate();
+  return valid.ok() ? valid : absl::DataLossError(valid.message());
+}
+
+}  // namespace
 
 void Coordinator::StartLog(Log log, WriteGate* gate) {
   log_ = std::move(log);
@@ -35,8 +45,9 @@ absl::Status Coordinator::Replay(absl::string_view event) {
     }
     const auto name = json.at(1).get<std::string>();
     if (kind == "create_group") {
-      MakeGroup(name, GroupOptionsOf(json.at(2)),
-                GetIntegers<uint64_t>(json.at(3)));
+      const WorkerGroupOptions options = GroupOptionsOf(json.at(2));
+      TFSWITCH_RETURN_IF_ERROR(CheckSaved(options));
+      MakeGroup(name, options, GetIntegers<uint64_t>(json.at(3)));
       return absl::OkStatus();
     }
     TFSWITCH_ASSIGN_OR_RETURN(Group * group, Find(name));
@@ -46,8 +57,9 @@ absl::Status Coordinator::Replay(absl::string_view event) {
       return absl::OkStatus();
     }
     if (kind == "create_queue") {
-      MakeWorkQueue(group, json.at(2).get<std::string>(),
-                    QueueOptionsOf(json.at(3)));
+      const WorkQueueOptions options = QueueOptionsOf(json.at(3));
+      TFSWITCH_RETURN_IF_ERROR(CheckSaved(options));
+      MakeWorkQueue(group, json.at(2).get<std::string>(), options);
       return absl::OkStatus();
     }
     if (kind == "join") {
@@ -122,8 +134,9 @@ absl::Status Coordinator::RestoreGroups(absl::string_view saved) {
     for (const Json& each : groups) {
       const auto name = each.at("name").get<std::string>();
       const Json& state = each.at("state");
-      MakeGroup(name, GroupOptionsOf(each.at("options")),
-                GetIntegers<uint64_t>(state.at("instance")));
+      const WorkerGroupOptions options = GroupOptionsOf(each.at("options"));
+      TFSWITCH_RETURN_IF_ERROR(CheckSaved(options));
+      MakeGroup(name, options, GetIntegers<uint64_t>(state.at("instance")));
       Group& group = *groups_.at(name);
       TFSWITCH_RETURN_IF_ERROR(group.state.Restore(state));
       group.num_departures = GetIntegers<int64_t>(each.at("departures"));

@@ -244,13 +244,16 @@ TEST(CoordinatorReplayTest, RepetitionsAndHeartbeatsAreNotLogged) {
   EXPECT_EQ(logged.num_events(), num_events);
 }
 
-TEST(CoordinatorReplayTest, ARecordOfAnotherKindIsAnError) {
+TEST(CoordinatorReplayTest, ARecordThatNoCallHasWrittenIsAnError) {
   Coordinator coordinator;
   ASSERT_TRUE(coordinator.CreateGroup("g", {}).ok());
 
   for (const char* text :
        {"{}", "[]", "[\"join\"]", "[\"dance\",\"g\",0,1]", "[\"arrive\",\"g\"]",
-        "[\"join\",\"g\",0,0,0,1e300]", "[\"join\",\"g\",0.5,0,0,0]"}) {
+        "[\"join\",\"g\",0,0,0,1e300]", "[\"join\",\"g\",0.5,0,0,0]",
+        // A queue of no epochs, and a group without a lease.
+        "[\"create_queue\",\"g\",\"q\",[[\"a\"],0,false,1]]",
+        "[\"create_group\",\"h\",[[0,0],0,[0,0],0,false,\"\"],1]"}) {
     EXPECT_TRUE(absl::IsDataLoss(coordinator.Replay(text))) << text;
   }
 }
