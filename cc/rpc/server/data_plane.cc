@@ -97,7 +97,7 @@ struct DataPlane::Queue {
     part_scratch.Trim();
   }
 
-  // gRPC does not allow to ask for a call on a queue that is shut down.
+  // gRPC does not allow to begin anything on a queue that is shut down.
   Mutex mutex;
   bool open ABSL_GUARDED_BY(mutex) = true;
 
@@ -114,6 +114,19 @@ struct DataPlane::Queue {
     idle.pop_back();
     (service->*method.ask)(&*call.context, &call.request, &*call.writer, queue,
                            queue, tag);
+  }
+
+  // Sends the answer to a call, whose event has it then. False if it is too
+  // late: the call has been cancelled with the server.
+  bool Finish(Call* call, const absl::Status& status) {
+    MutexLock lock(&mutex);
+    if (!open) return false;
+    if (status.ok()) {
+      call->writer->Finish(call->response, grpc::Status::OK, call);
+    } else {
+      call->writer->FinishWithError(ToGrpcStatus(status), call);
+    }
+    return true;
   }
 
   // Takes a call whose answer has gone out, or cannot any more.
@@ -238,12 +251,12 @@ void DataPlane::Run(Queue* queue) {
                           status);
     call->answered = true;
     call->answered_at = SteadyNow();
-    call->unread = queue->unread.insert(queue->unread.end(), call);
-    if (status.ok()) {
-      call->writer->Finish(call->response, grpc::Status::OK, owned.release());
-    } else {
-      call->writer->FinishWithError(ToGrpcStatus(status), owned.release());
+    if (!queue->Finish(call, status)) {
+      if (call->inside) door_.gate->Leave();
+      continue;
     }
+    // Its event comes to this thread, later.
+    call->unread = queue->unread.insert(queue->unread.end(), owned.release());
     queue->CancelUnread(/*bytes=*/0);
     queue->Trim();
   }
