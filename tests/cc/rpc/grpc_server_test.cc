@@ -10,6 +10,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -127,6 +128,9 @@ class SocketFolder {
 
 int ConnectTo(const std::string& address) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const timeval longest = {20, 0};  // Of connecting, and of one send.
+  EXPECT_EQ(setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &longest, sizeof(longest)),
+            0);
   sockaddr_in to = {};
   to.sin_family = AF_INET;
   to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -181,8 +185,10 @@ class RawPeer {
   // Says that the server's settings hold.
   void TakeSettings() { SendFrame(kSettings, kAck, 0, ""); }
 
-  // Whether the server has ended the connection or a call; reads what has come.
+  // Whether the server has ended the connection or a call, or takes no more;
+  // reads what has come.
   bool IsTurnedAway() {
+    if (!takes_all_) return true;
     char buffer[4096];
     ssize_t got;
     while ((got = recv(fd_, buffer, sizeof(buffer), MSG_DONTWAIT)) > 0) {
@@ -226,12 +232,14 @@ class RawPeer {
                       std::string(1, flags), BigEndian(stream, 4), payload));
   }
 
-  // A server may have hung up already.
+  // A server may have hung up already, or read nothing for long.
   void Send(const std::string& bytes) {
-    (void)send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    const ssize_t sent = send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    if (sent != static_cast<ssize_t>(bytes.size())) takes_all_ = false;
   }
 
   const int fd_;
+  bool takes_all_ = true;
   uint32_t stream_ = 1;
   std::string arrived_;
 };
