@@ -139,11 +139,11 @@ void WorkerGroup::BeginAnewIfAllHaveLeft() {
   left_.clear();
 }
 
-void WorkerGroup::NoteStep(Worker* of) {
-  const bool is_theirs = !of->has_come_back();
-  of->missing_steps &= ~kOwnStep;
+void WorkerGroup::NoteStep(Worker* worker) {
+  const bool is_theirs = !worker->has_come_back();
+  worker->missing_steps &= ~kOwnStep;
   if (!is_theirs) return;
-  for (auto& [id, worker] : workers_) worker.missing_steps &= ~kTheirStep;
+  for (auto& [id, other] : workers_) other.missing_steps &= ~kTheirStep;
 }
 
 void WorkerGroup::Reconfigure(const WorkerGroupOptions& options) {

@@ -348,7 +348,8 @@ class WorkerGroup {
   void BeginAnew();
   // The same if there are only workers that have come back, who stay.
   void BeginAnewIfAllHaveLeft();
-  void NoteStep(Worker* of);
+  // It has ended a step, which tells with whom it trains.
+  void NoteStep(Worker* worker);
   // Carries out the consequences of an event; to be called after each.
   void Settle();
   void CloseIfComplete();

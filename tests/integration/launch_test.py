@@ -182,12 +182,12 @@ def write(tmp_path: Path) -> Callable[[str], Path]:
 STUBBORN = (
     "signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'told\\n'))\n"
     "subprocess.Popen(\n"
-    "    [sys.executable, '-c', 'import os, signal, time;'\n"
+    "    [sys.executable, '-c', 'import os, signal;'\n"
     "     'signal.signal(signal.SIGTERM, signal.SIG_IGN);'\n"
-    "     'os.write(1, b\"child\\\\n\"); time.sleep(600)'],\n"
+    "     'os.write(1, b\"child\\\\n\"); signal.pause()'],\n"
     "    start_new_session=True)\n"
     "os.write(1, b'ready\\n')\n"
-    "while True: time.sleep(600)\n"
+    "while True: signal.pause()\n"
 )
 
 
