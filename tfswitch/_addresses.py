@@ -6,6 +6,8 @@ cc/rpc/address.cc, which check an address when a client connects.
 
 import re
 
+from tfswitch._tokens import has_token
+
 SERVERS = (
     '"grpc://host:port,host:port", "grpcs://host:port,host:port" or '
     '"grpc+unix:///path", the servers in shard order'
@@ -14,8 +16,6 @@ SERVERS = (
 # The kernel's limit: sockaddr_un.sun_path, less the byte that ends it.
 _MAX_UNIX_PATH = 107
 _MAX_PORT = 65535
-# The begin of those of tfswitch/_token_file.py; the rest may be cut.
-_TOKEN = re.compile(r"tfswitch_[0-9a-f]{12}_", re.IGNORECASE)
 
 
 def check_has_no_token(name: str, address: object) -> None:
@@ -35,7 +35,7 @@ def check_has_no_token(name: str, address: object) -> None:
         "@" in server and not server.startswith(("/", "unix:"))
         for server in text.rpartition("://")[2].split(",")
     )
-    if has_user or _TOKEN.search(text):
+    if has_user or has_token(text):
         raise ValueError(
             f"`{name}` must have no token, and no host with an '@'; give a "
             "token as `token`, or in the file that TFSWITCH_TOKEN_FILE names. "
@@ -58,6 +58,8 @@ def why_no_servers(address: object) -> str | None:
     scheme, separator, rest = address.partition("://")
     if not separator or scheme not in ("grpc", "grpcs", "grpc+unix"):
         return "it has another scheme"
+    if "://" in rest:
+        return "it has more than one scheme"
     for server in rest.split(","):
         is_unix = scheme == "grpc+unix"
         why = _why_no_path(server) if is_unix else _why_no_server(server)

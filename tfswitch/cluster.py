@@ -515,8 +515,10 @@ def connect(
             "recreate": calls go on with empty rows there, and a warning on the
             error stream says so once. It holds for all that this process does
             with this address and timeout, until the next `connect` to them.
-        tls: For "grpcs://" only. It holds for all that this process does with
-            this address, also in graphs. None: that of the `connect` before.
+        tls: For "grpcs://" only. It holds for this cluster and its tables, also
+            in graphs, and for what this process does with the address alone,
+            such as saved models that it loads, until the next `connect` to it.
+            None: that of the `connect` before.
             Fields that are None come from the environment variables
             TFSWITCH_TLS_CA, TFSWITCH_TLS_CERT, TFSWITCH_TLS_KEY and
             TFSWITCH_TLS_SERVER_NAME, if they are set.

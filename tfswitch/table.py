@@ -392,6 +392,7 @@ class EmbeddingTable(TrackedTable):
             return embedding_ops.table_handle(
                 self._cluster.address,
                 self._config,
+                cluster_id=self._cluster._native.id,
                 timeout_s=self._cluster.timeout,
                 shared_name=(
                     f"tfswitch/{self._cluster.address}/{self._name}/"

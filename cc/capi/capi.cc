@@ -158,7 +158,7 @@ TlsFiles ToTlsFiles(const Tfswitch_TlsFiles& tls) {
 }
 
 absl::Status OpenCluster(const char* address, double timeout_s,
-                         const Tfswitch_Credentials* credentials,
+                         const Tfswitch_Credentials* credentials, uint64_t id,
                          Tfswitch_Cluster** cluster) {
   *cluster = nullptr;
   if (!(timeout_s > 0.0) || !std::isfinite(timeout_s)) {
@@ -172,9 +172,13 @@ absl::Status OpenCluster(const char* address, double timeout_s,
   }
   TFSWITCH_ASSIGN_OR_RETURN(
       std::shared_ptr<Cluster> opened,
-      tfswitch::OpenCluster(address, absl::Seconds(timeout_s), given));
+      tfswitch::OpenCluster(address, absl::Seconds(timeout_s), given, id));
   *cluster = new Tfswitch_Cluster{std::move(opened)};
   return absl::OkStatus();
+}
+
+uint64_t ClusterId(const Tfswitch_Cluster* cluster) {
+  return cluster->cluster->id();
 }
 
 int32_t ClusterNumShards(const Tfswitch_Cluster* cluster) {
@@ -598,6 +602,7 @@ const Tfswitch_Api& Api() {
     api.unpin_served_rows = Free;
     api.served_lookup = Guarded<ServedLookup>::Run;
     api.set_interrupt_check = SetInterruptCheck;
+    api.cluster_id = ClusterId;
     return api;
   }();
   return api;

@@ -63,6 +63,19 @@ struct Registry {
     if (given.tls.has_value()) kept.tls = given.tls;
     if (!(given.token == TokenSource())) kept.token = given.token;
   }
+
+  // Null if none is open at the address under this id.
+  std::shared_ptr<Cluster> Find(const std::string& address, uint64_t id)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    for (const auto& [key, weak] : open) {
+      std::shared_ptr<Cluster> cluster = weak.lock();
+      if (cluster != nullptr && cluster->id() == id &&
+          absl::StartsWith(key, absl::StrCat(address, "\n"))) {
+        return cluster;
+      }
+    }
+    return nullptr;
+  }
 };
 
 Registry& TheRegistry() {
@@ -184,6 +197,9 @@ absl::StatusOr<ClusterAddress> ParseClusterAddress(absl::string_view address) {
   }
   for (const absl::string_view server : absl::StrSplit(rest, ',')) {
     if (server.empty()) return BadAddress(address, "a server name is empty");
+    if (absl::StrContains(server, "://")) {
+      return BadAddress(address, "it has more than one scheme");
+    }
     if (is_unix) {
       if (server[0] != '/') {
         return BadAddress(address, "a socket path must be absolute");
@@ -241,7 +257,14 @@ absl::Status PlaceServers(const std::string& address,
 
 absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(const std::string& address,
                                                      absl::Duration timeout,
-                                                     const Credentials& given) {
+                                                     const Credentials& given,
+                                                     uint64_t id) {
+  Registry& registry = TheRegistry();
+  {
+    MutexLock lock(&registry.mutex);
+    std::shared_ptr<Cluster> cluster = registry.Find(address, id);
+    if (cluster != nullptr) return cluster;
+  }
   TFSWITCH_ASSIGN_OR_RETURN(const ClusterAddress parsed,
                             ParseClusterAddress(address));
   if (given.tls.has_value() && !parsed.has_tls) {
@@ -260,7 +283,6 @@ absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(const std::string& address,
       {address, absl::FormatDuration(timeout), files.ca, files.cert, files.key,
        files.server_name, credentials.token.text, credentials.token.file},
       "\n");
-  Registry& registry = TheRegistry();
   std::shared_ptr<Shard> local_shard;
   {
     MutexLock lock(&registry.mutex);

@@ -26,7 +26,7 @@ extern "C" {
 
 // Incremented when this struct changes. New functions are appended. The caller
 // checks it, because a core that is older than the caller has a shorter struct.
-#define TFSWITCH_API_VERSION 13
+#define TFSWITCH_API_VERSION 14
 #define TFSWITCH_ERROR_SIZE 2048
 // Parts of one call of pull or push.
 #define TFSWITCH_MAX_PARTS 256
@@ -185,12 +185,14 @@ typedef struct Tfswitch_Api {
   // "grpc+unix:///path": servers in shard order. "ray://NAME": servers that
   // PlaceServers of `call` has told the places of. Waits for every server to
   // answer. Each open has its own close; an address that is open already shares
-  // its connections. `credentials` hold for this address from now on. Those
-  // that are not given are those of the last opening that had them. Others are
-  // those of the environment (TFSWITCH_TLS_CA, _CERT, _KEY, _SERVER_NAME,
-  // TFSWITCH_TOKEN, TFSWITCH_TOKEN_FILE).
+  // its connections. With the `id` of a cluster that is open at this address it
+  // is that one; without (0) `credentials` say which. They hold for this
+  // address from now on, and those that are not given are those of the last
+  // opening that had them. Others are those of the environment
+  // (TFSWITCH_TLS_CA, _CERT, _KEY, _SERVER_NAME, TFSWITCH_TOKEN,
+  // TFSWITCH_TOKEN_FILE).
   int (*open_cluster)(const char* address, double timeout_s,
-                      const Tfswitch_Credentials* credentials,
+                      const Tfswitch_Credentials* credentials, uint64_t id,
                       Tfswitch_Cluster** cluster, char* error);
   void (*close_cluster)(Tfswitch_Cluster* cluster);
   int32_t (*cluster_num_shards)(const Tfswitch_Cluster* cluster);
@@ -325,6 +327,10 @@ typedef struct Tfswitch_Api {
   // Sets the function that calls ask now and then while they wait, on their own
   // thread: nonzero ends the call, with the code of Cancelled. NULL: none.
   void (*set_interrupt_check)(int (*check)(void));
+
+  // --- Which cluster ---------------------------------------------------------
+  // For open_cluster. No other cluster of any process has it.
+  uint64_t (*cluster_id)(const Tfswitch_Cluster* cluster);
 } Tfswitch_Api;
 
 // The core's functions, or NULL if it does not speak `api_version`.

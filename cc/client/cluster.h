@@ -34,6 +34,8 @@ class Cluster {
   void set_day(float day) { day_.store(day, std::memory_order_relaxed); }
   float day() const { return day_.load(std::memory_order_relaxed); }
 
+  // No other cluster of any process has it.
+  uint64_t id() const { return client_id_; }
   int num_shards() const { return client_->num_shards(); }
   bool is_remote() const { return is_remote_; }
 

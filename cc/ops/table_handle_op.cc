@@ -28,6 +28,7 @@ REGISTER_OP("Tfswitch>TableHandle")
     .Output("handle: resource")
     .Attr("cluster: string")
     .Attr("config: string")
+    .Attr("cluster_id: int = 0")
     .Attr("timeout_s: float = 30.0")
     .Attr("container: string = ''")
     .Attr("shared_name: string = ''")
@@ -43,6 +44,8 @@ the same handle. Handles with the same `container` and `shared_name` are one.
 handle: The table, for the other ops.
 cluster: `local://`, or `grpc://host:port,host:port` in shard order.
 config: The settings of the table, as JSON.
+cluster_id: Which one of those that are open at `cluster` in this process; if
+  none has this number, the one with the credentials that were given last.
 timeout_s: How long to wait for the servers to answer.
 container: Where the handle lives; empty is the default container.
 shared_name: The name under which ops share the handle; empty makes it private
@@ -70,6 +73,7 @@ class TableHandleOp : public AsyncOpKernel {
       : AsyncOpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("cluster", &cluster_));
     OP_REQUIRES_OK(context, context->GetAttr("config", &config_));
+    OP_REQUIRES_OK(context, context->GetAttr("cluster_id", &cluster_id_));
     OP_REQUIRES_OK(context, context->GetAttr("timeout_s", &timeout_s_));
   }
 
@@ -111,8 +115,9 @@ class TableHandleOp : public AsyncOpKernel {
 
   absl::Status OpenAndOutput(OpKernelContext* context) {
     RefCountPtr<TableResource> opened;
-    TF_RETURN_IF_ERROR(
-        TableResource::Open(cluster_, config_, timeout_s_, &opened));
+    TF_RETURN_IF_ERROR(TableResource::Open(cluster_,
+                                           static_cast<uint64_t>(cluster_id_),
+                                           config_, timeout_s_, &opened));
     // Another op may have opened the same handle meanwhile; then its table is
     // the one, and ours is closed.
     TableResource* kept = nullptr;
@@ -137,6 +142,7 @@ class TableHandleOp : public AsyncOpKernel {
   // Constant after construction.
   std::string cluster_;
   std::string config_;
+  int64_t cluster_id_ = 0;
   float timeout_s_ = 0.0f;
 
   // Written once, under container_once_.

@@ -32,12 +32,14 @@ using tensorflow::core::RefCountPtr;
 }  // namespace
 
 absl::Status TableResource::Open(const std::string& cluster,
-                                 const std::string& config, double timeout_s,
+                                 uint64_t cluster_id, const std::string& config,
+                                 double timeout_s,
                                  RefCountPtr<TableResource>* table) {
   return CallCore([&](const Tfswitch_Api& api, char* error) {
     Tfswitch_Cluster* open_cluster = nullptr;
     int code = api.open_cluster(cluster.c_str(), timeout_s,
-                                /*credentials=*/nullptr, &open_cluster, error);
+                                /*credentials=*/nullptr, cluster_id,
+                                &open_cluster, error);
     if (code != 0) return code;
     Tfswitch_Table* open_table = nullptr;
     code = api.open_table(open_cluster, config.c_str(), &open_table, error);

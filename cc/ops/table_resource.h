@@ -25,9 +25,9 @@ namespace tfswitch {
 // Thread-safe.
 class TableResource : public tensorflow::ResourceBase {
  public:
-  // Opens the cluster and the table in it. Blocks for at most about
-  // `timeout_s`.
-  static absl::Status Open(const std::string& cluster,
+  // Opens the cluster, which is the one of `cluster_id` if that is open here,
+  // and the table in it. Blocks for at most about `timeout_s`.
+  static absl::Status Open(const std::string& cluster, uint64_t cluster_id,
                            const std::string& config, double timeout_s,
                            tensorflow::core::RefCountPtr<TableResource>* table);
 

@@ -403,8 +403,10 @@ class Cluster {
     const Tfswitch_TlsFiles files = ToTlsFiles(tls);
     const Tfswitch_Credentials credentials = {
         tls.has_value() ? &files : nullptr, token.c_str(), token_file.c_str()};
-    Run(api->open_cluster, address.c_str(), timeout, &credentials, &opened);
+    Run(api->open_cluster, address.c_str(), timeout, &credentials, /*id=*/0,
+        &opened);
     cluster_ = std::shared_ptr<Tfswitch_Cluster>(opened, api->close_cluster);
+    id_ = static_cast<int64_t>(api->cluster_id(opened));
     num_shards_ = api->cluster_num_shards(opened);
     is_remote_ = api->cluster_is_remote(opened) != 0;
   }
@@ -413,6 +415,7 @@ class Cluster {
   Cluster& operator=(const Cluster&) = delete;
 
   const std::string& address() const { return address_; }
+  int64_t id() const { return id_; }
   int num_shards() const { return num_shards_; }
   bool is_remote() const { return is_remote_; }
 
@@ -462,6 +465,7 @@ class Cluster {
   std::shared_ptr<Tfswitch_Cluster> cluster_;  // Null once closed. GIL.
   // Constant after construction.
   const std::string address_;
+  int64_t id_ = 0;
   int num_shards_ = 0;
   bool is_remote_ = false;
 };
@@ -564,6 +568,7 @@ PYBIND11_MODULE(_native, m) {
            py::arg("address"), py::arg("timeout"), py::arg("tls") = py::none(),
            py::arg("token") = "", py::arg("token_file") = "")
       .def_property_readonly("address", &Cluster::address)
+      .def_property_readonly("id", &Cluster::id)
       .def_property_readonly("num_shards", &Cluster::num_shards)
       .def_property_readonly("is_remote", &Cluster::is_remote)
       .def("call", &Cluster::Call, py::arg("method"), py::arg("request_json"))

@@ -379,6 +379,7 @@ def test_what_is_served_where_it_was_not_trained(table, servers, tmp_path):
         ({"addresses": "grpc://a:1 ,b:2"}, "'1 ' is no port"),
         ({"addresses": "grpc://a:1, b:2"}, "has a blank.* in ' b:2'"),
         ({"addresses": "grpc://::1:7"}, "needs brackets"),
+        ({"addresses": "grpcs://a:1,grpc://b:2"}, "more than one scheme"),
         ({"addresses": "grpc+unix:///" + 107 * "a"}, "longer than 107 bytes"),
         ({"deadline_secs": 0}, "deadline_secs=0"),
         ({"deadline_secs": float("nan")}, "deadline_secs=nan"),

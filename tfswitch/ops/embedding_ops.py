@@ -77,13 +77,21 @@ def _observations(
 
 
 def table_handle(
-    cluster: str, config: str, *, timeout_s: float, shared_name: str
+    cluster: str,
+    config: str,
+    *,
+    cluster_id: int,
+    timeout_s: float,
+    shared_name: str,
 ) -> tf.Tensor:
     """Opens a table and returns the resource that stands for it.
 
     Args:
         cluster: Address as in `tfswitch.connect`.
         config: The table's config as JSON.
+        cluster_id: Which one of those that are open at the address in this
+            process. One of another process is as good as none: then it is the
+            one with the credentials that were given last.
         timeout_s: Longest wait for a server, in seconds.
         shared_name: The name of the resource in TensorFlow's manager.
 
@@ -93,6 +101,7 @@ def table_handle(
     return _library.tfswitch_table_handle(
         cluster=cluster,
         config=config,
+        cluster_id=cluster_id,
         timeout_s=timeout_s,
         shared_name=shared_name,
     )

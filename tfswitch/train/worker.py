@@ -140,7 +140,6 @@ class Worker:
         self._wait_secs = float(wait_secs)
         self._cluster = cluster if cluster is not None else default_cluster()
         self._native = self._cluster._native
-        self._place = (self._cluster.address, self._cluster.timeout)
         call(
             self._native,
             "JoinGroup",
@@ -162,7 +161,7 @@ class Worker:
         self._loops: set[object] = set()
         self._leaves_after_loops = False
         self._process = os.getpid()
-        _present[self._place] = self
+        _present[self._native.id] = self
         # A process that ends by itself does not leave its lease to run out.
         self._cluster._before_close = weakref.WeakMethod(self._part)
         _part_at_exit(self)
@@ -293,7 +292,7 @@ class Worker:
         it waits until they are back too, as at the start, but no longer than
         `join_secs` since it has joined again. Idempotent.
         """
-        if _present.get(self._place) is self:
+        if _present.get(self._native.id) is self:
             call(self._native, "LeaveGroup")
 
     def _leave_after_fit(self) -> None:
@@ -329,7 +328,7 @@ class Worker:
             return
         # Nobody has to wait for one whose servers have gone.
         with contextlib.suppress(ConnectionError, TimeoutError):
-            if _present.get(self._place) is self:
+            if _present.get(self._native.id) is self:
                 call(self._native, "LeaveGroup", timeout_secs=PARTING_SECS)
 
     def stats(self) -> dict[str, Any]:
@@ -370,7 +369,7 @@ class Worker:
         }
 
     def _check_is_present(self) -> None:
-        if _present.get(self._place) is not self:
+        if _present.get(self._native.id) is not self:
             raise RuntimeError(
                 f"{self!r} is over: another Worker of this process has taken "
                 "its place in the cluster. Use that one, or pass this one as "
@@ -400,9 +399,9 @@ class Worker:
         )
 
 
-# The worker that a process is in each cluster, by address and timeout, as
-# processes share connections.
-_present: weakref.WeakValueDictionary[tuple[str, float], Worker] = (
+# The worker that a process is in each cluster, by the cluster's id in the core,
+# as connections are shared.
+_present: weakref.WeakValueDictionary[int, Worker] = (
     weakref.WeakValueDictionary()
 )
 

@@ -36,9 +36,9 @@ class CapiTest : public testing::TestWithParam<bool> {
       EXPECT_EQ(api_->start_server(&options, &server_, error_), 0) << error_;
       address = std::string("grpc://") + api_->server_address(server_);
     }
-    EXPECT_EQ(
-        api_->open_cluster(address.c_str(), 10.0, nullptr, &cluster_, error_),
-        0)
+    EXPECT_EQ(api_->open_cluster(address.c_str(), 10.0, nullptr, 0, &cluster_,
+                                 error_),
+              0)
         << error_;
   }
   ~CapiTest() override {
@@ -114,8 +114,8 @@ TEST(CapiVersionTest, AnotherApiVersionIsRefused) {
 
 // A core of the same version must have all functions that a caller knows.
 TEST(CapiVersionTest, AFunctionMoreIsAnotherVersion) {
-  EXPECT_EQ(TFSWITCH_API_VERSION, 13);
-  EXPECT_EQ(sizeof(Tfswitch_Api), 43 * sizeof(void*));
+  EXPECT_EQ(TFSWITCH_API_VERSION, 14);
+  EXPECT_EQ(sizeof(Tfswitch_Api), 44 * sizeof(void*));
 }
 
 TEST_P(CapiTest, UniquePullAndPushAreOneStepPerKey) {
@@ -400,9 +400,9 @@ TEST_P(CapiTest, BadConfigAndBadTimeoutAreNamed) {
   EXPECT_THAT(error_, HasSubstr("dim"));
   EXPECT_EQ(table_, nullptr);
   Tfswitch_Cluster* other = nullptr;
-  EXPECT_NE(api_->open_cluster("local://", 0.0, nullptr, &other, error_), 0);
+  EXPECT_NE(api_->open_cluster("local://", 0.0, nullptr, 0, &other, error_), 0);
   EXPECT_THAT(error_, HasSubstr("timeout"));
-  EXPECT_NE(api_->open_cluster("nowhere", 1.0, nullptr, &other, error_), 0);
+  EXPECT_NE(api_->open_cluster("nowhere", 1.0, nullptr, 0, &other, error_), 0);
   EXPECT_THAT(error_, HasSubstr("'nowhere'"));
 }
 
@@ -420,7 +420,7 @@ TEST_P(CapiTest, AForkIsRefusedAndLeavesWhatItsParentHas) {
     Tfswitch_Cluster* cluster = nullptr;
     const bool is_refused =
         api_->table_size(table_, &num_rows, error_) == kFailedPrecondition &&
-        api_->open_cluster("local://of_the_fork", 1.0, nullptr, &cluster,
+        api_->open_cluster("local://of_the_fork", 1.0, nullptr, 0, &cluster,
                            error_) == kFailedPrecondition;
     api_->close_table(table_);
     api_->close_cluster(cluster_);
@@ -441,7 +441,8 @@ TEST_P(CapiTest, AForkIsRefusedAndLeavesWhatItsParentHas) {
     const std::string address =
         std::string("grpc://") + api_->server_address(server_);
     ASSERT_EQ(
-        api_->open_cluster(address.c_str(), 5.0, nullptr, &cluster, error_), 0)
+        api_->open_cluster(address.c_str(), 5.0, nullptr, 0, &cluster, error_),
+        0)
         << error_;
     api_->close_cluster(cluster);
   }

@@ -30,7 +30,8 @@ TEST(ClusterAddressTest, TakesTheDocumentedForms) {
 TEST(ClusterAddressTest, RefusesOthersNamingTheAddressAndTheForms) {
   for (const std::string address :
        {"", "a:1", "http://a:1", "grpc://", "grpc://a:1,", "grpc://a",
-        "grpcs://", "grpcs://a", "grpc+unix://relative"}) {
+        "grpcs://", "grpcs://a", "grpc+unix://relative",
+        "grpcs://a:1,grpc://b:2"}) {
     const absl::Status status = ParseClusterAddress(address).status();
 
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << address;
