@@ -23,7 +23,7 @@ class TokenFile:
         )
 
     def revoke(self, token: str) -> None:
-        _token_file.remove(self.path, id_of(token))
+        _token_file.remove(self.path, token)
 
     def expire(self, token: str) -> None:
         """Makes the token one whose time is over."""

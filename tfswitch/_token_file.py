@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tfswitch._tokens import has_token, without_secrets
+
 # As of cc/access/tokens.cc.
 _MAX_TOKENS = 10_000
 _MAX_PATTERNS = 1_000
@@ -57,6 +59,17 @@ def add(
             text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"{text!r} is not valid Unicode") from error
+        # A list of them is read at a terminal, a line for each.
+        if not (text.isprintable() and not has_token(text)):
+            raise ValueError(
+                f"{without_secrets(text)!r} must have neither control "
+                "characters nor a token"
+            )
+    if "" in tables:
+        raise ValueError(
+            "a pattern of tables is empty, which no name matches; '*' is for "
+            "all tables"
+        )
     for name, value in (limits or {}).items():
         if not 1 <= value < 2**63:
             raise ValueError(f"{name} must be 1 to 2^63 - 1, got {value}")
@@ -93,7 +106,12 @@ def remove(path: Path, token_id: str) -> None:
 
     Raises:
         ValueError: If there is none.
+
+    Args:
+        path: The file.
+        token_id: The id, or the whole token.
     """
+    token_id = without_secrets(token_id)
     path = path.resolve()
     with _locked(path):
         tokens = read(path)

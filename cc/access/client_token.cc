@@ -39,6 +39,10 @@ TokenSource WithTokenEnvironment(TokenSource source) {
 absl::StatusOr<std::shared_ptr<ClientToken>> ClientToken::Open(
     const TokenSource& source) {
   if (source == TokenSource()) return nullptr;
+  TFSWITCH_RETURN_IF_ERROR(
+      CheckIsNoToken("the file of a token (`token` as a pathlib.Path, or "
+                     "TFSWITCH_TOKEN_FILE)",
+                     source.file));
   if (!source.text.empty() && !source.file.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "there are a token and a file with one ('", source.file,

@@ -57,6 +57,7 @@ bool TokenUse::ReserveRows(const TokenRecord& record, size_t num_new, bool now,
 
 absl::StatusOr<std::unique_ptr<TokenList>> TokenList::Open(
     const std::string& path) {
+  TFSWITCH_RETURN_IF_ERROR(CheckIsNoToken("--token_file", path));
   auto list = std::unique_ptr<TokenList>(new TokenList(path));
   MutexLock lock(&list->mutex_);
   const absl::Status status = list->Read(/*now=*/true);

@@ -21,6 +21,7 @@
 namespace tfswitch {
 namespace {
 
+constexpr absl::string_view kPrefix = "tfswitch_";
 constexpr size_t kIdDigits = 12;
 constexpr size_t kSecretDigits = 64;
 constexpr size_t kMaxTokens = 10'000;
@@ -163,10 +164,11 @@ absl::StatusOr<std::vector<TokenRecord>> ParseTokenFile(
   const absl::StatusOr<Json> json = ParseJson(text);
   const Json* list = nullptr;
   if (json.ok() && json->is_object()) list = Find(*json, "tokens");
-  if (list == nullptr || !list->is_array() || list->size() > kMaxTokens) {
+  if (list == nullptr || json->size() > 1 || !list->is_array() ||
+      list->size() > kMaxTokens) {
     return absl::InvalidArgumentError(
         absl::StrCat("it is not a JSON object with a list 'tokens' of at most ",
-                     kMaxTokens, " entries"));
+                     kMaxTokens, " entries, and with nothing else"));
   }
   std::vector<TokenRecord> records;
   std::set<std::string> ids;
@@ -188,7 +190,7 @@ absl::StatusOr<std::vector<TokenRecord>> ParseTokenFile(
 
 absl::StatusOr<absl::string_view> TokenId(absl::string_view token) {
   absl::string_view rest = token;
-  if (absl::ConsumePrefix(&rest, "tfswitch_") &&
+  if (absl::ConsumePrefix(&rest, kPrefix) &&
       rest.size() == kIdDigits + 1 + kSecretDigits && rest[kIdDigits] == '_' &&
       IsHex(rest.substr(0, kIdDigits), kIdDigits) &&
       IsHex(rest.substr(kIdDigits + 1), kSecretDigits)) {
@@ -198,6 +200,20 @@ absl::StatusOr<absl::string_view> TokenId(absl::string_view token) {
       "a text of ", token.size(),
       " characters is no token; `tfswitch token create` prints one, as "
       "tfswitch_ID_SECRET"));
+}
+
+absl::Status CheckIsNoToken(absl::string_view name, absl::string_view path) {
+  for (size_t begin = path.find(kPrefix); begin != path.npos;
+       begin = path.find(kPrefix, begin + 1)) {
+    const absl::string_view rest = path.substr(begin + kPrefix.size());
+    if (IsHex(rest.substr(0, kIdDigits), kIdDigits)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          name,
+          " must be the path of a file, and has a token in it, which is "
+          "left out here; put the token into a file that others cannot read"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 std::optional<TokenHash> HashToken(absl::string_view token) {
@@ -221,6 +237,13 @@ bool AreEqual(const TokenHash& a, const TokenHash& b) {
 }
 
 bool MatchesPattern(absl::string_view pattern, absl::string_view name) {
+  // The end of the character of UTF-8 that begins at `n`.
+  const auto end_of_character = [&](size_t n) {
+    do {
+      ++n;
+    } while (n < name.size() && (name[n] & 0xC0) == 0x80);
+    return n;
+  };
   // Where the last '*' stands, and the end of what it has taken so far.
   size_t star = pattern.npos, taken = 0;
   size_t p = 0, n = 0;
@@ -228,13 +251,15 @@ bool MatchesPattern(absl::string_view pattern, absl::string_view name) {
     if (p < pattern.size() && pattern[p] == '*') {
       star = p++;
       taken = n;
-    } else if (p < pattern.size() &&
-               (pattern[p] == '?' || pattern[p] == name[n])) {
+    } else if (p < pattern.size() && pattern[p] == '?') {
+      ++p;
+      n = end_of_character(n);
+    } else if (p < pattern.size() && pattern[p] == name[n]) {
       ++p;
       ++n;
     } else if (star != pattern.npos) {
       p = star + 1;
-      n = ++taken;
+      n = taken = end_of_character(taken);
     } else {
       return false;
     }

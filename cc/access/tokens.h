@@ -56,13 +56,17 @@ absl::StatusOr<std::vector<TokenRecord>> ParseTokenFile(absl::string_view text);
 // has another form.
 absl::StatusOr<absl::string_view> TokenId(absl::string_view token);
 
+// InvalidArgument, without the path, if a token, or the begin of one, is in it.
+// `name` is that of the setting.
+absl::Status CheckIsNoToken(absl::string_view name, absl::string_view path);
+
 // nullopt if the system gives no memory for it.
 std::optional<TokenHash> HashToken(absl::string_view token);
 
 // Takes the same time wherever they differ.
 bool AreEqual(const TokenHash& a, const TokenHash& b);
 
-// '*' stands for any text, '?' for any one byte, all else for itself.
+// '*' stands for any text, '?' for any one character, all else for itself.
 bool MatchesPattern(absl::string_view pattern, absl::string_view name);
 
 // "read", "train" or "admin".

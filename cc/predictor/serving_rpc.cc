@@ -182,7 +182,7 @@ grpc::internal::MethodHandler* GatedHandler(AccessControl* access, Slots* slots,
       // A token has the name of a model where others have that of a table.
       status = visit.CheckTable(models[0]);
     }
-    access->NoteEnd(*context, visit, rule, models, status);
+    access->NoteEnd(*context, visit, rule, models, /*path=*/"", status);
     if (!status.ok()) return ToGrpcStatus(status);
     Response response;
     grpc::Status answered = run(context, &visit, request, &response);

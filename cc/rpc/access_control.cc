@@ -120,6 +120,13 @@ std::vector<std::string> TablesIn(const google::protobuf::Message& request) {
   return tables;
 }
 
+std::string PathIn(const google::protobuf::Message& request) {
+  const FieldDescriptor* field =
+      request.GetDescriptor()->FindFieldByName("path");
+  return field == nullptr ? ""
+                          : request.GetReflection()->GetString(request, field);
+}
+
 bool Visit::May(v1::Role role) const {
   return is_in_ && HasRole(token_.get(), role);
 }
@@ -247,6 +254,7 @@ absl::Status AccessControl::Admit(grpc::ServerContext* context,
 void AccessControl::NoteEnd(const grpc::ServerContext& context,
                             const Visit& visit, const MethodRule& rule,
                             const std::vector<std::string>& tables,
+                            const std::string& path,
                             const absl::Status& status) {
   const bool is_refusal = IsRefusal(status);
   if (!is_audited_ || !(is_refusal || rule.least_role == v1::ROLE_ADMIN)) {
@@ -264,6 +272,7 @@ void AccessControl::NoteEnd(const grpc::ServerContext& context,
           tables.empty()
               ? ""
               : absl::StrCat(" tables=", Quoted(absl::StrJoin(tables, ","))),
+          path.empty() ? "" : absl::StrCat(" path=", Quoted(path)),
           " result=", absl::StatusCodeToString(status.code()),
           status.ok() ? "" : absl::StrCat(" why=", Quoted(status.message()))));
 }

@@ -65,6 +65,9 @@ int IndexOf(const char* service, const char* method) {
 // The tables that a request names.
 std::vector<std::string> TablesIn(const google::protobuf::Message& request);
 
+// The folder that it names; "" if none.
+std::string PathIn(const google::protobuf::Message& request);
+
 // One call of a caller, from when it is let in until it is answered.
 //
 // Not thread-safe.
@@ -145,10 +148,11 @@ class AccessControl {
   absl::Status Admit(grpc::ServerContext* context, const MethodRule& rule,
                      Visit* visit);
 
-  // To be told the end of each call. `tables` are as TablesIn() says.
+  // To be told the end of each call. `tables` and `path` are as TablesIn() and
+  // PathIn() say.
   void NoteEnd(const grpc::ServerContext& context, const Visit& visit,
                const MethodRule& rule, const std::vector<std::string>& tables,
-               const absl::Status& status);
+               const std::string& path, const absl::Status& status);
 
  private:
   // So many lines at once, and so many each second after that; then the next

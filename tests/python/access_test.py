@@ -87,6 +87,26 @@ def test_operations_of_a_graph_show_the_token_of_connect(server, tokens):
             tf.function(layer)(IDS, training=True)
 
 
+@pytest.mark.parametrize("last", ["train", "read"])
+def test_a_table_shows_the_token_of_its_cluster_whichever_came_last(
+    server, tokens, last
+):
+    clusters = {}
+    with contextlib.ExitStack() as stack:
+        for role in sorted(("train", "read"), key=last.__eq__):
+            connection = connected(server, tokens.create(role))
+            clusters[role] = stack.enter_context(connection)
+        rows, read_rows = (
+            tsw.EmbeddingTable("t", 4, cluster=clusters[role])
+            for role in ("train", "read")
+        )
+        expected = rows.lookup_or_create(IDS)
+
+        np.testing.assert_array_equal(read_rows.lookup(IDS), expected)
+        with pytest.raises(PermissionError, match="needs train"):
+            read_rows.lookup_or_create(IDS)
+
+
 def test_a_saved_model_has_no_token(server, tokens, tmp_path):
     token = tokens.create("train")
     with connected(server, token) as cluster:
@@ -201,6 +221,27 @@ def test_commands_print_no_token_of_an_address(tokens):
         assert token[-64:] not in ended.stdout + ended.stderr
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda token: tsw.connect("grpc://127.0.0.1:1", token=Path(token)),
+        lambda token: tsw.connect("grpc://127.0.0.1:1"),
+        lambda token: tsw.Server(token_file=token).start(),
+        lambda token: tsw.Tls(ca=Path(token)),
+        lambda token: tsw.Tls(server_name=token),
+        lambda token: _token_file.add(Path("file"), "read", note=token),
+    ],
+)
+def test_a_token_in_place_of_another_text_is_not_printed(
+    use, tokens, monkeypatch
+):
+    token = tokens.create("read")
+    monkeypatch.setenv("TFSWITCH_TOKEN_FILE", token)
+    with pytest.raises(ValueError, match="token") as error:
+        use(token)
+    assert_has_no_secret(error.value, token)
+
+
 def test_names_and_paths_may_have_an_at_sign(tmp_path):
     tsw.Cluster("local://me@here").close()
     with (
@@ -283,6 +324,7 @@ def test_a_damaged_file_of_tokens_shuts_nobody_out(server, tokens, capfd):
     [
         (None, "No such file"),
         ("", "not a JSON object with a list 'tokens'"),
+        ('{"tokens": [], "max_rows": 1}', "and with nothing else"),
         ('{"tokens": [{"id": "00"}]}', "'id' must be 12 hexadecimal digits"),
         ('{"tokens": [{"max_row": 1}]}', "entry 1 of 'tokens': 'max_row' is"),
     ],
@@ -449,6 +491,13 @@ def test_calls_of_administrators_and_refused_ones_are_written_down(
             line,
         )
 
+    with connected(server, admin) as cluster, pytest.raises(PermissionError):
+        cluster.save("/a folder")
+    assert re.search(
+        r'call=SaveShard .* path="/a folder" result=PERMISSION_DENIED',
+        capfd.readouterr().err,
+    )
+
 
 def test_a_flood_of_refused_calls_hides_no_other(server, tokens, capfd):
     with connected(server, tokens.create("read")) as cluster:
@@ -501,6 +550,8 @@ def test_a_file_of_tokens_stays_where_it_is_and_whose_it_is(tmp_path):
         ({"tables": ["\udcff"]}, "not valid Unicode"),
         ({"limits": {"max_rows": 2**63}}, "max_rows must be"),
         ({"tables": ["a"] * 1001}, "more than 1000 patterns"),
+        ({"tables": [""]}, "a pattern of tables is empty"),
+        ({"note": "a\nffffffffffff  admin  *"}, "control characters"),
     ],
 )
 def test_a_file_that_servers_would_refuse_is_not_written(
@@ -559,10 +610,28 @@ def test_the_command_creates_lists_and_revokes(tokens):
     with tsw.Server(token_file=tokens.path) as server:
         assert not is_refused(server, kept)
         assert not is_refused(server, revoked)
-    run_token("revoke", id_of(revoked), file)
+    run_token("revoke", revoked, file)
     assert id_of(revoked) not in run_token("list", file)
-    with pytest.raises(ValueError, match="has no token"):
+    with pytest.raises(ValueError, match=f"has no token '{id_of(revoked)}'"):
         tokens.revoke(revoked)
+
+
+def test_a_token_that_cannot_be_printed_is_not_kept(tokens):
+    tokens.create("read")
+    before = tokens.path.read_bytes()
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [
+                *(*COMMAND, "token", "create", "--role=read"),
+                f"--token_file={tokens.path}",
+            ],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert ended.returncode == 1
+    assert "tfswitch token: [Errno 28]" in ended.stderr
+    assert tokens.path.read_bytes() == before
 
 
 def test_who_trains_waits_for_a_queue_that_an_administrator_makes(

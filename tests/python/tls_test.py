@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import os
+import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -140,6 +142,34 @@ def test_a_failed_handshake_names_address_and_remedy(
         with pytest.raises(ConnectionError, match=message) as error:
             tsw.connect(f"{scheme}://{server.address}", tls=tls, timeout=1.0)
         assert server.address in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("version", "is_taken"),
+    [
+        (ssl.TLSVersion.TLSv1_1, False),
+        (ssl.TLSVersion.TLSv1_2, True),
+        (ssl.TLSVersion.TLSv1_3, True),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
+def test_versions_of_tls_before_1_2_are_refused(
+    server_tls, version, is_taken, capfd
+):
+    client = ssl.create_default_context(cafile=server_tls.ca)
+    client.check_hostname = False
+    client.verify_mode = ssl.CERT_NONE
+    client.set_alpn_protocols(["h2"])
+    client.set_ciphers("ALL:@SECLEVEL=0")
+    client.minimum_version = client.maximum_version = version
+    with (
+        tsw.Server(tls=server_tls) as server,
+        socket.create_connection(server.address.rsplit(":", 1)) as connection,
+        contextlib.nullcontext() if is_taken else pytest.raises(OSError),
+        client.wrap_socket(connection) as wrapped,
+    ):
+        assert wrapped.version()
+    assert ("unsupported protocol" in capfd.readouterr().err) != is_taken
 
 
 def test_the_name_to_check_can_be_given(authority):

@@ -7,6 +7,7 @@ from pathlib import Path
 from absl import app, flags
 
 from tfswitch import _token_file
+from tfswitch._tokens import has_token, without_secrets
 from tfswitch.cli import _durations
 
 _ROLE = flags.DEFINE_enum(
@@ -58,12 +59,13 @@ def run(action: str, token_id: str | None = None) -> int:
         raise app.UsageError(
             "expected `tfswitch token create --role=ROLE`, `token revoke ID` "
             "or `token list`, with --token_file=FILE. Received: "
-            f"{' '.join(filter(None, ['token', action, token_id]))!r}"
+            f"{without_secrets(' '.join(['token', action, token_id or '']))!r}"
         )
     file = flags.FLAGS["token_file"].value
-    if not file:
+    if not file or has_token(file):
         raise app.UsageError(
-            "--token_file must be given: the file that the server has"
+            "--token_file must be given: the file that the server has, which "
+            "is no token"
         )
     try:
         act(Path(file))
@@ -88,7 +90,12 @@ def _create(path: Path) -> None:
             if flag.value is not None
         },
     )
-    print(token)
+    try:
+        print(token, flush=True)
+    except OSError:
+        # Nobody would ever have the secret.
+        _token_file.remove(path, token)
+        raise
 
 
 def _list(path: Path) -> None:

@@ -100,6 +100,7 @@ struct DataPlane::Queue {
   // gRPC does not allow to begin anything on a queue that is shut down.
   Mutex mutex;
   bool open ABSL_GUARDED_BY(mutex) = true;
+  bool asks ABSL_GUARDED_BY(mutex) = true;  // Never again, once false.
 
   void AskForCall(Service* service, const Method& method) {
     if (idle.empty()) idle.push_back(std::make_unique<Call>());
@@ -109,7 +110,7 @@ struct DataPlane::Queue {
     call.writer.emplace(&*call.context);
     grpc::ServerCompletionQueue* const queue = completions.get();
     MutexLock lock(&mutex);
-    if (!open) return;
+    if (!asks) return;
     Call* const tag = idle.back().release();  // Its event has it now.
     idle.pop_back();
     (service->*method.ask)(&*call.context, &call.request, &*call.writer, queue,
@@ -201,6 +202,13 @@ void DataPlane::Start() {
   }
 }
 
+void DataPlane::StopAsking() {
+  for (const std::unique_ptr<Queue>& queue : queues_) {
+    MutexLock lock(&queue->mutex);
+    queue->asks = false;
+  }
+}
+
 void DataPlane::Shutdown() {
   for (const std::unique_ptr<Queue>& queue : queues_) {
     {
@@ -248,7 +256,7 @@ void DataPlane::Run(Queue* queue) {
       }
     }
     door_.access->NoteEnd(*call->context, call->visit, call->method->rule, {},
-                          status);
+                          /*path=*/"", status);
     call->answered = true;
     call->answered_at = SteadyNow();
     if (!queue->Finish(call, status)) {

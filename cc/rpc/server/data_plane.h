@@ -31,7 +31,7 @@ namespace tfswitch {
 // gRPC, where its quota bounds them. Answers that peers do not read are bounded
 // in number, and by `max_answer_bytes`: the oldest ones end with CANCELLED.
 //
-// Start and Shutdown are called once, by one thread, in this order.
+// Start, StopAsking and Shutdown are called once, by one thread, in this order.
 class DataPlane {
  public:
   static constexpr int kCallsPerQueue = 16;
@@ -52,9 +52,15 @@ class DataPlane {
   // REQUIRES: the server has been built.
   void Start();
 
+  // Takes no calls from now on. gRPC forgets a call that is asked for in the
+  // moment of its shutdown, and this would wait for it.
+  //
+  // REQUIRES: Start has returned.
+  void StopAsking();
+
   // Ends the threads. Also needed if Start was never called.
   //
-  // REQUIRES: the server, if built, has been shut down.
+  // REQUIRES: the server, if built, has been shut down, after StopAsking.
   void Shutdown();
 
  private:

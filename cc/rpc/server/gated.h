@@ -69,7 +69,7 @@ grpc::Status Gated(const Door& door, grpc::ServerContext* context,
     if (status.ok()) status = CheckCall(visit, *door.shard, request);
     if (status.ok()) status = work(visit, request);
   }
-  door.access->NoteEnd(*context, visit, rule, tables, status);
+  door.access->NoteEnd(*context, visit, rule, tables, PathIn(request), status);
   return ToGrpcStatus(status);
 }
 

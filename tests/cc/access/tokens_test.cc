@@ -96,15 +96,16 @@ TEST(TokensTest, AHashIsThatOfSha256) {
 
 TEST(TokensTest, PatternsMatchNames) {
   const std::pair<const char*, const char*> good[] = {
-      {"*", ""},         {"*", "a"},       {"a*", "a"},   {"a*c", "abbc"},
-      {"*a*b*", "xaxb"}, {"a?c", "abc"},   {"", ""},      {"**", "x"},
-      {"*ab", "aab"},    {"*.*", "a.b.c"}, {"[a]", "[a]"}};
+      {"*", ""},         {"*", "a"},       {"a*", "a"},    {"a*c", "abbc"},
+      {"*a*b*", "xaxb"}, {"a?c", "abc"},   {"", ""},       {"**", "x"},
+      {"*ab", "aab"},    {"*.*", "a.b.c"}, {"[a]", "[a]"}, {"é?", "éé"},
+      {"*?é", "日本é"},  {"?", "\xFF"}};
   for (const auto& [pattern, name] : good) {
     EXPECT_TRUE(MatchesPattern(pattern, name)) << pattern << " " << name;
   }
   const std::pair<const char*, const char*> bad[] = {
-      {"a", "A"},      {"a*", "ba"}, {"a?", "a"}, {"", "a"},
-      {"a*c", "abcd"}, {"[a]", "a"}, {"*a", "ab"}};
+      {"a", "A"},   {"a*", "ba"}, {"a?", "a"},   {"", "a"},    {"a*c", "abcd"},
+      {"[a]", "a"}, {"*a", "ab"}, {"u??", "ué"}, {"*??", "日"}};
   for (const auto& [pattern, name] : bad) {
     EXPECT_FALSE(MatchesPattern(pattern, name)) << pattern << " " << name;
   }
