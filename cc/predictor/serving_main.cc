@@ -14,11 +14,14 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -38,6 +41,10 @@ namespace {
 
 constexpr int kCannotServe = 1;
 constexpr int kBadFlag = 2;
+// Seconds, after the grace.
+constexpr double kTimeToClose = 1;
+// More would overflow the clock.
+constexpr double kMaxGrace = 24 * 3600;
 
 ServingBytes BytesOf(std::string_view text) {
   return {text.data(), text.size()};
@@ -355,8 +362,16 @@ int Run(int argc, char** argv) {
     absl::MutexLock lock(&mutex);
     stopping = true;
   }
-  (*api)->stop(server, static_cast<int64_t>(grace_secs * 1000));
-  // A version that is being loaded, or freed, is not waited for.
+  grace_secs = std::min(grace_secs, kMaxGrace);
+  std::promise<void> stopped;
+  std::thread([&] {
+    (*api)->stop(server, static_cast<int64_t>(grace_secs * 1000));
+    stopped.set_value();
+  }).detach();
+  // gRPC waits for peers that do not read. A version that is being loaded, or
+  // freed, is not waited for either.
+  stopped.get_future().wait_for(
+      std::chrono::duration<double>(grace_secs + kTimeToClose));
   _exit(0);
 }
 

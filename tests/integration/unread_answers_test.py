@@ -8,7 +8,7 @@ import struct
 import numpy as np
 
 import tfswitch as tsw
-from tests.python.worker_threads import wait_until
+from tests.python.worker_threads import Call, wait_until
 from tests.support import ServerProcess
 
 CALLS_PER_PEER = 1000
@@ -16,7 +16,10 @@ CALLS_PER_PEER = 1000
 MAX_UNREAD = 8192
 
 RST_STREAM = 3
-PULL = b"\x0a\x01t\x12\x08" + struct.pack("<q", 7)  # Of id 7 of table "t".
+NUM_IDS = 15
+# Of the first ids of table "t".
+PULL = b"\x0a\x01t\x12" + struct.pack(f"<B{NUM_IDS}q", 8 * NUM_IDS, *range(15))
+MAX_WINDOW = 2**31 - 1
 
 
 def frame(kind: int, flags: int, stream: int, content: bytes) -> bytes:
@@ -39,16 +42,26 @@ def pull(stream: int) -> bytes:
 
 
 class Peer:
-    """Gives the server's answers no room, and counts calls that it ends."""
+    """Counts calls that the server ends.
 
-    def __init__(self, address: str) -> None:
-        host, port = address.rsplit(":", 1)
-        self.socket = socket.create_connection((host, int(port)), timeout=60)
+    Args:
+        address: The server's.
+        window: Bytes that the server may send of each answer.
+    """
+
+    def __init__(self, address: str, window: int) -> None:
+        is_unix = address.startswith("unix:")
+        family = socket.AF_UNIX if is_unix else socket.AF_INET
+        host, port = address.split(":")
+        self.socket = socket.socket(family)
+        self.socket.settimeout(60)
+        self.socket.connect(port if is_unix else (host, int(port)))
         self.num_ended = 0
         self._bytes = b""
-        no_window = struct.pack(">HI", 4, 0)
         self.socket.sendall(
-            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, no_window)
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+            + frame(4, 0, 0, struct.pack(">HI", 4, window))
+            + frame(8, 0, 0, struct.pack(">I", MAX_WINDOW - 65_535))
         )
 
     def read(self) -> None:
@@ -70,7 +83,7 @@ def test_the_oldest_of_too_many_unread_answers_end_and_others_are_served():
         table = tsw.EmbeddingTable("t", 4, cluster=cluster)
         rows = table.lookup_or_create(np.arange(10))
         selector = stack.enter_context(selectors.DefaultSelector())
-        peers = [Peer(server.address) for _ in range(9)]
+        peers = [Peer(server.address, window=0) for _ in range(9)]
         for peer in peers:
             stack.enter_context(peer.socket)
             selector.register(peer.socket, selectors.EVENT_READ, peer)
@@ -87,3 +100,21 @@ def test_the_oldest_of_too_many_unread_answers_end_and_others_are_served():
         np.testing.assert_array_equal(table.lookup(np.arange(10)), rows)
 
         assert peers[0].num_ended > 0 == peers[-1].num_ended
+
+
+def test_a_peer_that_reads_nothing_does_not_hold_a_server_that_stops(tmp_path):
+    with (
+        tsw.Server(f"unix:{tmp_path}/socket") as server,
+        tsw.Cluster(f"grpc://{server.address}") as cluster,
+    ):
+        tsw.EmbeddingTable("t", 4096, cluster=cluster)
+        peer = Peer(server.address, window=MAX_WINDOW)
+        with peer.socket:
+            # More than the kernel takes.
+            for i in range(50):
+                peer.socket.sendall(pull(2 * i + 1))
+            size = len(
+                peer.socket.recv(200_000, socket.MSG_PEEK | socket.MSG_WAITALL)
+            )
+            assert size == 200_000
+            Call(server.stop, 0.1).result()

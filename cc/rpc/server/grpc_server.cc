@@ -5,8 +5,10 @@
 // Stop() first ends calls that wait for other workers, because they would last
 // as long as the grace. Then it closes the gate and waits for the calls inside.
 // It shuts down gRPC after that, with a moment for the last answers, because
-// gRPC itself would wait for connections and not for calls. The data plane goes
-// last, because its queues carry these answers.
+// gRPC itself would wait for connections and not for calls. It closes none in
+// which it has something to write, so ShutDownGrpc() cuts those of peers that
+// read slowly, or nothing. The data plane goes last, because its queues carry
+// these answers.
 
 #include "cc/rpc/server/grpc_server.h"
 
@@ -23,6 +25,7 @@
 #include "cc/base/memory_region.h"
 #include "cc/base/mutex.h"
 #include "cc/base/status_macros.h"
+#include "cc/base/steady_clock.h"
 #include "cc/base/thread_pool.h"
 #include "cc/rpc/access_control.h"
 #include "cc/rpc/address.h"
@@ -43,6 +46,8 @@ constexpr int kMaxThreads = 1024;
 // Beside those of control calls: that poll, and of health and reflection.
 constexpr uint64_t kOtherThreads = 64;
 constexpr absl::Duration kFlushTime = absl::Milliseconds(100);
+// After which the peers' connections are cut.
+constexpr absl::Duration kTimeToClose = absl::Seconds(1);
 
 uint64_t LeastBufferBytes(const GrpcServerOptions& options) {
   return 2 * options.max_message_bytes;
@@ -125,15 +130,36 @@ class RunningServer final : public GrpcServer {
       shard_->EndWaits();
       gate_.Close(bounded);
       listener_.Stop();
-      // For the last answers to go out; connections need not close.
-      server_->Shutdown(std::chrono::system_clock::now() +
-                        absl::ToChronoMicroseconds(
-                            std::min<absl::Duration>(bounded, kFlushTime)));
+      data_plane_->StopAsking();
+      ShutDownGrpc(std::min<absl::Duration>(bounded, kFlushTime));
     }
     if (data_plane_ != nullptr) data_plane_->Shutdown();
   }
 
  private:
+  // For the last answers there is `time`.
+  void ShutDownGrpc(absl::Duration time) {
+    Mutex mutex;
+    CondVar ended;
+    bool has_ended = false;
+    std::thread cutter([&] {
+      const absl::Time deadline = SteadyNow() + time + kTimeToClose;
+      MutexLock lock(&mutex);
+      while (!has_ended && SteadyNow() < deadline) {
+        ended.WaitFor(&mutex, deadline - SteadyNow());
+      }
+      if (!has_ended) listener_.CutConnections();
+    });
+    server_->Shutdown(std::chrono::system_clock::now() +
+                      absl::ToChronoMicroseconds(time));
+    {
+      MutexLock lock(&mutex);
+      has_ended = true;
+    }
+    ended.NotifyOne();
+    cutter.join();
+  }
+
   static int NumThreads(const GrpcServerOptions& options) {
     if (options.num_threads > 0) return options.num_threads;
     return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));

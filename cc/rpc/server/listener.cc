@@ -217,6 +217,19 @@ void Listener::Stop() {
   listening_.clear();
 }
 
+void Listener::CutConnections() {
+  for (const auto& [fd, socket] : connections_) {
+    // A copy stays what it is while gRPC closes the original.
+    const int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    struct stat now = {};
+    if (copy >= 0 && fstat(copy, &now) == 0 &&
+        socket == std::pair(now.st_dev, now.st_ino)) {
+      shutdown(copy, SHUT_RDWR);
+    }
+    if (copy >= 0) close(copy);
+  }
+}
+
 void Listener::Run() {
   std::vector<pollfd> polled;
   for (const int fd : listening_) polled.push_back({fd, POLLIN, 0});

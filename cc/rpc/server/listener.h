@@ -30,7 +30,7 @@ namespace tfswitch {
 // on stderr says so, at most once a minute.
 //
 // Open() and Start() are called once, by one thread, in this order; Stop() by
-// one thread at a time.
+// one thread at a time; CutConnections() after it.
 class Listener {
  public:
   using Acceptor = grpc::experimental::ExternalConnectionAcceptor;
@@ -54,6 +54,11 @@ class Listener {
   // Closes the address. Connections stay. Idempotent.
   void Stop();
 
+  // Ends all connections, with what is on its way in them.
+  //
+  // REQUIRES: Stop() has returned.
+  void CutConnections();
+
  private:
   absl::Status OpenUnix(const std::string& path);
   absl::Status OpenPort(Address* address);
@@ -75,7 +80,7 @@ class Listener {
   std::unique_ptr<Acceptor> acceptor_;
   std::thread thread_;
 
-  // Used by the thread only.
+  // Used by the thread only; once it has ended, by CutConnections().
   // The socket that was handed over under each descriptor. gRPC closes it some
   // time; then the descriptor is free, or something else.
   std::unordered_map<int, std::pair<dev_t, ino_t>> connections_;
