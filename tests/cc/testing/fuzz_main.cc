@@ -5,7 +5,7 @@
 //
 // Built for other compilers, it is the main program, in place of libFuzzer:
 //
-//   control_fuzzer -max_total_time=10   runs the seeds, and for 10 seconds
+//   control_fuzzer -max_total_time=60   runs the seeds, and for a minute
 //                                       inputs that it makes of them by chance
 //   control_fuzzer FILE...              runs these inputs
 //
