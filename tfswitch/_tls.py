@@ -45,26 +45,20 @@ class Tls:
                 isinstance(value, str | os.PathLike) and os.fspath(value)
             ):
                 raise bad_argument(name, value, "the path of a PEM file")
-            _check_is_no_token(name, value)
         if self.server_name is not None and not (
             isinstance(self.server_name, str) and self.server_name
         ):
             raise bad_argument("server_name", self.server_name, "a host name")
-        # It would go over the network as plaintext.
-        _check_is_no_token("server_name", self.server_name)
+        if has_token(self.server_name):  # It goes as plaintext.
+            raise ValueError(
+                "`server_name` has a token in it, which is left out here; give "
+                "a token as `token`"
+            )
         if (self.cert is None) != (self.key is None):
             raise ValueError(
                 "`cert` and `key` go together: give both or none. Received: "
                 f"cert={self.cert!r}, key={self.key!r}"
             )
-
-
-def _check_is_no_token(name: str, value: object) -> None:
-    if has_token(value):
-        raise ValueError(
-            f"`{name}` has a token in it, which is left out here; give a token "
-            "as `token`"
-        )
 
 
 def texts(tls: Tls | None) -> tuple[str, str, str, str] | None:

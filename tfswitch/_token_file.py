@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 import tempfile
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,8 @@ def add(
         except UnicodeEncodeError as error:
             raise ValueError(f"{text!r} is not valid Unicode") from error
         # A list of them is read at a terminal, a line for each.
-        if not (text.isprintable() and not has_token(text)):
+        kinds = {unicodedata.category(character) for character in text}
+        if kinds & {"Cc", "Zl", "Zp"} or has_token(text):
             raise ValueError(
                 f"{without_secrets(text)!r} must have neither control "
                 "characters nor a token"

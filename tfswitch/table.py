@@ -356,7 +356,7 @@ class EmbeddingTable(TrackedTable):
         # In a fork TensorFlow may wait for threads that are not there.
         _native.check_process()
         if in_plain_graph():
-            return self._make_handle()
+            return self._make_handle(f"/{self._cluster._native.id}")
         if has_remote_workers() and not tf.executing_eagerly():
             return self._handle_of_worker()
         with self._handle_lock:

@@ -13,6 +13,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "cc/base/json.h"
@@ -206,7 +207,8 @@ absl::Status CheckIsNoToken(absl::string_view name, absl::string_view path) {
   for (size_t begin = path.find(kPrefix); begin != path.npos;
        begin = path.find(kPrefix, begin + 1)) {
     const absl::string_view rest = path.substr(begin + kPrefix.size());
-    if (IsHex(rest.substr(0, kIdDigits), kIdDigits)) {
+    if (IsHex(rest.substr(0, kIdDigits), kIdDigits) &&
+        absl::StartsWith(rest.substr(kIdDigits), "_")) {
       return absl::InvalidArgumentError(absl::StrCat(
           name,
           " must be the path of a file, and has a token in it, which is "

@@ -47,7 +47,12 @@ struct Registry {
   Mutex mutex;
   std::map<std::string, std::shared_ptr<Shard>> local_shards
       ABSL_GUARDED_BY(mutex);
-  std::map<std::string, std::weak_ptr<Cluster>> open ABSL_GUARDED_BY(mutex);
+  struct Opened {
+    uint64_t id = 0;
+    std::weak_ptr<Cluster> cluster;
+  };
+  // By address, timeout and credentials.
+  std::map<std::string, Opened> open ABSL_GUARDED_BY(mutex);
   // By address. The address alone is what graphs and saved models have.
   std::map<std::string, Credentials> credentials ABSL_GUARDED_BY(mutex);
   struct Placed {
@@ -67,11 +72,10 @@ struct Registry {
   // Null if none is open at the address under this id.
   std::shared_ptr<Cluster> Find(const std::string& address, uint64_t id)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
-    for (const auto& [key, weak] : open) {
-      std::shared_ptr<Cluster> cluster = weak.lock();
-      if (cluster != nullptr && cluster->id() == id &&
+    for (const auto& [key, opened] : open) {
+      if (opened.id == id &&
           absl::StartsWith(key, absl::StrCat(address, "\n"))) {
-        return cluster;
+        return opened.cluster.lock();
       }
     }
     return nullptr;
@@ -286,7 +290,8 @@ absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(const std::string& address,
   std::shared_ptr<Shard> local_shard;
   {
     MutexLock lock(&registry.mutex);
-    if (std::shared_ptr<Cluster> cluster = registry.open[registry_key].lock()) {
+    if (std::shared_ptr<Cluster> cluster =
+            registry.open[registry_key].cluster.lock()) {
       registry.Keep(address, given);
       return cluster;
     }
@@ -316,9 +321,9 @@ absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(const std::string& address,
   auto cluster = std::make_shared<Cluster>(std::move(client), parsed.is_remote);
   MutexLock lock(&registry.mutex);
   registry.Keep(address, given);
-  std::weak_ptr<Cluster>& open = registry.open[registry_key];
-  if (std::shared_ptr<Cluster> first = open.lock()) return first;
-  open = cluster;
+  Registry::Opened& open = registry.open[registry_key];
+  if (std::shared_ptr<Cluster> first = open.cluster.lock()) return first;
+  open = {cluster->id(), cluster};
   return cluster;
 }
 

@@ -24,6 +24,7 @@
 #include <future>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -364,10 +365,15 @@ int Run(int argc, char** argv) {
   }
   grace_secs = std::min(grace_secs, kMaxGrace);
   std::promise<void> stopped;
-  std::thread([&] {
+  const auto stop = [&] {
     (*api)->stop(server, static_cast<int64_t>(grace_secs * 1000));
     stopped.set_value();
-  }).detach();
+  };
+  try {
+    std::thread(stop).detach();
+  } catch (const std::system_error&) {
+    stop();
+  }
   // gRPC waits for peers that do not read. A version that is being loaded, or
   // freed, is not waited for either.
   stopped.get_future().wait_for(

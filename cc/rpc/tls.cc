@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "cc/access/tokens.h"
 #include "cc/base/files.h"
 #include "cc/base/status_macros.h"
 
@@ -48,6 +49,7 @@ constexpr Names kClientNames = {"`ca` of `tls` (or TFSWITCH_TLS_CA)",
 
 absl::Status BadFile(absl::string_view name, const std::string& path,
                      absl::string_view why) {
+  TFSWITCH_RETURN_IF_ERROR(CheckIsNoToken(name, path));
   return absl::InvalidArgumentError(
       absl::StrCat("TLS: ", name, ": '", path, "' ", why));
 }

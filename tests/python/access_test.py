@@ -105,6 +105,10 @@ def test_a_table_shows_the_token_of_its_cluster_whichever_came_last(
         np.testing.assert_array_equal(read_rows.lookup(IDS), expected)
         with pytest.raises(PermissionError, match="needs train"):
             read_rows.lookup_or_create(IDS)
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            session.run(rows.lookup_or_create(IDS))
+            with pytest.raises(tf.errors.PermissionDeniedError):
+                session.run(read_rows.lookup_or_create(IDS))
 
 
 def test_a_saved_model_has_no_token(server, tokens, tmp_path):
@@ -227,7 +231,7 @@ def test_commands_print_no_token_of_an_address(tokens):
         lambda token: tsw.connect("grpc://127.0.0.1:1", token=Path(token)),
         lambda token: tsw.connect("grpc://127.0.0.1:1"),
         lambda token: tsw.Server(token_file=token).start(),
-        lambda token: tsw.Tls(ca=Path(token)),
+        lambda token: tsw.connect("grpcs://a:1", tls=tsw.Tls(ca=Path(token))),
         lambda token: tsw.Tls(server_name=token),
         lambda token: _token_file.add(Path("file"), "read", note=token),
     ],

@@ -19,6 +19,7 @@ from tests.python.worker_threads import (
 from tests.support import ServerProcess
 from tfswitch import cluster as cluster_lib
 from tfswitch.ops import embedding_ops
+from tfswitch.train.worker import present_workers
 
 Consistency = tsw.train.Consistency
 Worker = tsw.train.Worker
@@ -644,6 +645,8 @@ def test_closing_a_cluster_leaves_the_group(num_servers):
 
         assert two.stats()["workers"]["active"] == 1
         two.end_step()
+        one.leave()  # There is nothing left to do.
+        assert one not in present_workers()
         del one, table
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from absl import app, flags
 
 from tfswitch import _native, _tf_config
+from tfswitch._tokens import without_secrets
 from tfswitch.cli import _durations, programs
 
 _ADDRESS = flags.DEFINE_string(
@@ -326,7 +327,7 @@ def _run(argv: Sequence[str]) -> int | None:
     if len(arguments) not in num_arguments:
         raise app.UsageError(
             f"expected `tfswitch {_line_of(command).split('  ')[0]}`, with "
-            f"flags or none. Received: {' '.join(argv[1:])!r}"
+            f"flags or none. Received: {without_secrets(' '.join(argv[1:]))!r}"
         )
     return call(*arguments)
 

@@ -78,6 +78,8 @@ def run(action: str, token_id: str | None = None) -> int:
 def _create(path: Path) -> None:
     if _ROLE.value is None:
         raise app.UsageError("--role must be given: read, train or admin")
+    if sys.stdout is None:
+        raise OSError("there is no standard output for the token")
     token = _token_file.add(
         path,
         _ROLE.value,

@@ -290,9 +290,10 @@ class Worker:
         is renewed as long as the process lives. The next step or barrier joins
         again. If all others have left by then, or leave while it waits there,
         it waits until they are back too, as at the start, but no longer than
-        `join_secs` since it has joined again. Idempotent.
+        `join_secs` since it has joined again. Idempotent, and over once the
+        cluster is closed.
         """
-        if _present.get(self._native.id) is self:
+        if _present.get(self._native.id) is self and not self._cluster.closed:
             call(self._native, "LeaveGroup")
 
     def _leave_after_fit(self) -> None:
@@ -408,7 +409,7 @@ _present: weakref.WeakValueDictionary[int, Worker] = (
 
 def present_workers() -> list[Worker]:
     """Returns the workers that this process is, one for each cluster."""
-    return list(_present.values())
+    return [w for w in _present.values() if not w._cluster.closed]
 
 
 def group_stats(response: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -142,14 +143,20 @@ class RunningServer final : public GrpcServer {
     Mutex mutex;
     CondVar ended;
     bool has_ended = false;
-    std::thread cutter([&] {
+    const auto cut = [&] {
       const absl::Time deadline = SteadyNow() + time + kTimeToClose;
       MutexLock lock(&mutex);
       while (!has_ended && SteadyNow() < deadline) {
         ended.WaitFor(&mutex, deadline - SteadyNow());
       }
       if (!has_ended) listener_.CutConnections();
-    });
+    };
+    std::thread cutter;
+    try {
+      cutter = std::thread(cut);
+    } catch (const std::system_error&) {
+      // Without a thread, peers may hold the server.
+    }
     server_->Shutdown(std::chrono::system_clock::now() +
                       absl::ToChronoMicroseconds(time));
     {
@@ -157,7 +164,7 @@ class RunningServer final : public GrpcServer {
       has_ended = true;
     }
     ended.NotifyOne();
-    cutter.join();
+    if (cutter.joinable()) cutter.join();
   }
 
   static int NumThreads(const GrpcServerOptions& options) {

@@ -55,6 +55,12 @@ void SetConnectionOptions(int fd) {
   SetOption(fd, IPPROTO_TCP, TCP_KEEPINTVL, kProbeIntervalSeconds);
 }
 
+// Whether the descriptor is still that of the socket.
+bool IsSocket(int fd, const std::pair<dev_t, ino_t>& socket) {
+  struct stat now = {};
+  return fstat(fd, &now) == 0 && socket == std::pair(now.st_dev, now.st_ino);
+}
+
 uint64_t MaxFiles() {
   rlimit files = {};
   return getrlimit(RLIMIT_NOFILE, &files) == 0 ? files.rlim_cur : 1024;
@@ -219,13 +225,10 @@ void Listener::Stop() {
 
 void Listener::CutConnections() {
   for (const auto& [fd, socket] : connections_) {
+    if (!IsSocket(fd, socket)) continue;
     // A copy stays what it is while gRPC closes the original.
     const int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-    struct stat now = {};
-    if (copy >= 0 && fstat(copy, &now) == 0 &&
-        socket == std::pair(now.st_dev, now.st_ino)) {
-      shutdown(copy, SHUT_RDWR);
-    }
+    if (copy >= 0 && IsSocket(copy, socket)) shutdown(copy, SHUT_RDWR);
     if (copy >= 0) close(copy);
   }
 }
@@ -280,10 +283,8 @@ bool Listener::MakeRoom() {
   const uint64_t limit = std::min(max_connections_, by_files);
   if (connections_.size() < limit) return true;
   for (auto it = connections_.begin(); it != connections_.end();) {
-    struct stat now = {};
-    const bool is_open = fstat(it->first, &now) == 0 &&
-                         it->second == std::pair(now.st_dev, now.st_ino);
-    it = is_open ? std::next(it) : connections_.erase(it);
+    it = IsSocket(it->first, it->second) ? std::next(it)
+                                         : connections_.erase(it);
   }
   if (connections_.size() < limit) return true;
   Warn(absl::StrCat(
