@@ -11,6 +11,8 @@ import json
 import os
 from typing import Any, NamedTuple
 
+from tfswitch._tokens import without_secrets
+
 _WORKER_TYPES = ("chief", "master", "worker")
 
 
@@ -100,5 +102,5 @@ def _bad() -> ValueError:
         "the environment variable TF_CONFIG must hold a JSON object such as "
         '{"cluster": {"ps": ["host:port"], "worker": ["host:port"]}, "task": '
         '{"type": "worker", "index": 0}}. Received: '
-        f"TF_CONFIG={os.environ.get('TF_CONFIG', '')!r}"
+        f"TF_CONFIG={without_secrets(os.environ.get('TF_CONFIG', ''))!r}"
     )

@@ -203,19 +203,24 @@ absl::StatusOr<absl::string_view> TokenId(absl::string_view token) {
       "tfswitch_ID_SECRET"));
 }
 
-absl::Status CheckIsNoToken(absl::string_view name, absl::string_view path) {
-  for (size_t begin = path.find(kPrefix); begin != path.npos;
-       begin = path.find(kPrefix, begin + 1)) {
-    const absl::string_view rest = path.substr(begin + kPrefix.size());
+bool HasToken(absl::string_view text) {
+  for (size_t begin = text.find(kPrefix); begin != text.npos;
+       begin = text.find(kPrefix, begin + 1)) {
+    const absl::string_view rest = text.substr(begin + kPrefix.size());
     if (IsHex(rest.substr(0, kIdDigits), kIdDigits) &&
         absl::StartsWith(rest.substr(kIdDigits), "_")) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          name,
-          " must be the path of a file, and has a token in it, which is "
-          "left out here; put the token into a file that others cannot read"));
+      return true;
     }
   }
-  return absl::OkStatus();
+  return false;
+}
+
+absl::Status CheckIsNoToken(absl::string_view name, absl::string_view path) {
+  if (!HasToken(path)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      name,
+      " must be the path of a file, and has a token in it, which is left out "
+      "here; put the token into a file that others cannot read"));
 }
 
 std::optional<TokenHash> HashToken(absl::string_view token) {

@@ -56,8 +56,11 @@ absl::StatusOr<std::vector<TokenRecord>> ParseTokenFile(absl::string_view text);
 // has another form.
 absl::StatusOr<absl::string_view> TokenId(absl::string_view token);
 
-// InvalidArgument, without the path, if a token, or the begin of one, is in it.
-// `name` is that of the setting.
+// Whether a token, or the begin of one, is in the text.
+bool HasToken(absl::string_view text);
+
+// InvalidArgument, without the path, if it has a token. `name` is that of the
+// setting.
 absl::Status CheckIsNoToken(absl::string_view name, absl::string_view path);
 
 // nullopt if the system gives no memory for it.

@@ -22,6 +22,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
+#include "cc/access/tokens.h"
 #include "cc/base/fork_guard.h"
 #include "cc/base/malloc_tuning.h"
 #include "cc/base/mutex.h"
@@ -93,6 +94,27 @@ absl::Status BadAddress(absl::string_view address, absl::string_view why) {
                    ". Use 'local://', 'grpc://host:port,host:port', "
                    "'grpcs://host:port,host:port' (TLS), "
                    "'grpc+unix:///path' or 'ray://NAME'"));
+}
+
+// Errors and logs name addresses.
+absl::Status CheckHasNoSecret(absl::string_view address) {
+  bool has_user = false;
+  // Paths, and names of Ray's or of this process, may have an '@'.
+  if (!absl::StartsWith(address, kRay) &&
+      !absl::StartsWith(address, "local://")) {
+    const size_t scheme = address.find("://");
+    if (scheme != address.npos) address.remove_prefix(scheme + 3);
+    for (const absl::string_view server : absl::StrSplit(address, ',')) {
+      has_user |= absl::StrContains(server, '@') &&
+                  !absl::StartsWith(server, "/") &&
+                  !absl::StartsWith(server, "unix:");
+    }
+  }
+  if (!has_user && !HasToken(address)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "a cluster address must have no token, and no host with an '@'; give a "
+      "token in the file that TFSWITCH_TOKEN_FILE names. The address is left "
+      "out here, as it may have a secret");
 }
 
 // Those given, or of the opening before, or of the environment.
@@ -171,6 +193,7 @@ absl::StatusOr<std::unique_ptr<ParameterClient>> ConnectToServers(
 }  // namespace
 
 absl::StatusOr<ClusterAddress> ParseClusterAddress(absl::string_view address) {
+  TFSWITCH_RETURN_IF_ERROR(CheckHasNoSecret(address));
   ClusterAddress parsed;
   absl::string_view rest = address;
   if (absl::ConsumePrefix(&rest, "local://")) {

@@ -153,6 +153,7 @@ Status CheckOps(const MetaGraph& graph) {
 
 // The usual reason is a model of other versions than those of this process.
 Status WithVersions(const Status& status, const Result<MetaGraph>& meta) {
+  if (meta.ok() && meta->tensorflow_version == TF_Version()) return status;
   const std::string exported =
       meta.ok() ? absl::StrCat("It was exported with TensorFlow ",
                                meta->tensorflow_version, ", and this")

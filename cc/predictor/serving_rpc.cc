@@ -100,8 +100,14 @@ struct Collector {
     ServingAnswer functions;
     functions.answer = this;
     functions.set_error = [](void* answer, int32_t code, ServingBytes message) {
-      From(answer).status =
-          grpc::Status(static_cast<grpc::StatusCode>(code), StringOf(message));
+      auto status = static_cast<grpc::StatusCode>(code);
+      // The caller has been let in: this is about the token that this process
+      // shows to the servers of the rows.
+      if (status == grpc::StatusCode::UNAUTHENTICATED ||
+          status == grpc::StatusCode::PERMISSION_DENIED) {
+        status = grpc::StatusCode::FAILED_PRECONDITION;
+      }
+      From(answer).status = grpc::Status(status, StringOf(message));
     };
     functions.set_model = [](void* answer, int64_t version,
                              ServingBytes signature) {

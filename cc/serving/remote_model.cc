@@ -138,6 +138,12 @@ absl::Status RemoteRows::Explain(const absl::Status& status) const {
       return with(absl::StrCat(". The model looks up at ", options_.addresses,
                                "; train or restore the table there, or name "
                                "other servers in TFSWITCH_SERVING_ADDRESSES."));
+    case absl::StatusCode::kUnauthenticated:
+    case absl::StatusCode::kPermissionDenied:
+      return with(absl::StrCat(
+          ". The token is that of the process that serves the model, "
+          "towards ",
+          options_.addresses, " (TFSWITCH_TOKEN_FILE or TFSWITCH_TOKEN)."));
     default:
       return status;
   }

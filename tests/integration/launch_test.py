@@ -358,8 +358,9 @@ def test_a_program_that_cannot_be_executed_ends_with_2(launch, tmp_path):
     ) in lines
 
 
-def test_files_of_tls_in_the_environment_are_not_for_the_job(launch):
-    launch(PROGRAM, 1, 0, TFSWITCH_TLS_CA="/nothing").finish(0)
+@pytest.mark.parametrize("name", ["TLS_CA", "TOKEN_FILE"])
+def test_secrets_in_the_environment_are_not_for_the_job(launch, name):
+    launch(PROGRAM, 1, 0, **{f"TFSWITCH_{name}": "/nothing"}).finish(0)
 
 
 def test_a_job_that_takes_too_long_is_ended(launch, write):

@@ -381,6 +381,20 @@ def test_rows_come_over_tls_with_a_token_of_the_servers_own(
 
             assert list(answer.outputs["score"].float_val) == [12, 3]
 
+            # It is not the caller's token that is good no more.
+            at_shard.revoke(secret.read_text())
+
+            def is_refused() -> bool:
+                try:
+                    server.predict(request(ids=np.array([3])))
+                except grpc.RpcError as error:
+                    assert error.code() == grpc.StatusCode.FAILED_PRECONDITION
+                    assert "TFSWITCH_TOKEN_FILE" in error.details()
+                    return True
+                return False
+
+            wait_until(is_refused)
+
 
 def test_the_library_with_grpc_shares_nothing_with_the_core() -> None:
     library = PACKAGE / "bin/libtfswitch_serving_rpc.so"

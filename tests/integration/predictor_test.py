@@ -111,7 +111,8 @@ def edit_graph(
 
 
 def use_an_unknown_op(model: saved_model_pb2.SavedModel) -> None:
-    """As if a later version of the package had exported the model."""
+    """As if later versions of the packages had exported the model."""
+    model.meta_graphs[0].meta_info_def.tensorflow_version = "2.99.0"
     for function in model.meta_graphs[0].graph_def.library.function:
         for node in function.node_def:
             if node.op == "FloorMod":
@@ -392,7 +393,7 @@ def test_model_of_another_version_is_refused_with_the_remedy(
         f"the model in '{folder}': this process does not have its ops "
         "Tfswitch>LookupOfTomorrow",
         "Load the op library of the package that exported it",
-        f"exported with TensorFlow {tf.__version__}",
+        f"exported with TensorFlow 2.99.0, and this is {tf.__version__}",
     ):
         assert text in result.stderr
 

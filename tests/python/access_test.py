@@ -298,6 +298,16 @@ def test_tokens_are_exchanged_while_all_goes_on(
         wait_until(is_said)
 
 
+def test_a_worker_whose_token_is_revoked_can_be_closed(server, tokens):
+    token = tokens.create("train")
+    with connected(server, token) as cluster:
+        worker = tsw.train.Worker(0, 1, cluster=cluster)
+        tokens.revoke(token)
+        wait_until(lambda: is_refused(server, token))
+    with pytest.raises(RuntimeError, match="closed"):
+        worker.end_step()
+
+
 def is_refused(server: tsw.Server, token: str) -> bool:
     # By another address: a cluster that is open is not opened again.
     port = server.address.rsplit(":", 1)[1]

@@ -95,9 +95,12 @@ def run(*words: str) -> int:
             shutil.rmtree(data_dir, ignore_errors=True)
 
     def work() -> int:
-        # The servers have no TLS. Empty is as good as not set.
-        for name in ("CA", "CERT", "KEY", "SERVER_NAME"):
-            os.environ[f"TFSWITCH_TLS_{name}"] = ""
+        # The servers have no TLS, and no tokens. Empty is as good as not set.
+        names = ["TLS_CA", "TLS_CERT", "TLS_KEY", "TLS_SERVER_NAME"]
+        if not any("token_file" in argument for argument in _SERVER_ARGS.value):
+            names += ["TOKEN", "TOKEN_FILE"]
+        for name in names:
+            os.environ[f"TFSWITCH_{name}"] = ""
         try:
             return _Launch(command, server, addresses, data_dir).run()
         finally:

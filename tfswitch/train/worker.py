@@ -327,8 +327,11 @@ class Worker:
         # A fork is no worker, and its parent goes on.
         if os.getpid() != self._process:
             return
-        # Nobody has to wait for one whose servers have gone.
-        with contextlib.suppress(ConnectionError, TimeoutError):
+        # Nobody has to wait for one whose servers have gone, and for one whose
+        # token they do not take any more no longer than its lease.
+        with contextlib.suppress(
+            ConnectionError, TimeoutError, PermissionError
+        ):
             if _present.get(self._native.id) is self:
                 call(self._native, "LeaveGroup", timeout_secs=PARTING_SECS)
 
