@@ -58,11 +58,11 @@ absl::StatusOr<std::unique_ptr<ParameterClient>> OpenReadingClient(
 // Returns the cluster that is open at this address under this id (0: none).
 // Else the one that is open there with this timeout and these credentials, or
 // opens it. "local://NAME" clusters live as long as the process. `given.tls` is
-// for
-// "grpcs://" addresses, and a token for those or for servers of this machine:
-// InvalidArgument otherwise. Once they have led to the servers, all that
-// connects to this address without them has them, as operations of a graph do,
-// and readers. What is left empty comes from the environment. Thread-safe.
+// for "grpcs://" addresses, and a token for those or for servers of this
+// machine: InvalidArgument otherwise. Once they have led to the servers, all
+// that connects to this address without them has them, as readers do, and the
+// graphs of other processes. What is left empty comes from the environment.
+// Thread-safe.
 absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(const std::string& address,
                                                      absl::Duration timeout,
                                                      const Credentials& given,
