@@ -18,7 +18,9 @@ MAX_UNREAD = 8192
 RST_STREAM = 3
 NUM_IDS = 15
 # Of the first ids of table "t".
-PULL = b"\x0a\x01t\x12" + struct.pack(f"<B{NUM_IDS}q", 8 * NUM_IDS, *range(15))
+PULL = b"\x0a\x01t\x12" + struct.pack(
+    f"<B{NUM_IDS}q", 8 * NUM_IDS, *range(NUM_IDS)
+)
 MAX_WINDOW = 2**31 - 1
 
 
