@@ -31,10 +31,9 @@ def check_has_no_token(name: str, address: object) -> None:
     """
     text = str(address)
     # Paths, and names of Ray's or of this process, may have an "@".
-    has_user = not text.startswith(("local://", "ray://")) and any(
-        "@" in server and not server.startswith(("/", "unix:"))
-        for server in text.rpartition("://")[2].split(",")
-    )
+    has_user = not text.startswith(
+        ("local://", "ray://", "grpc+unix://")
+    ) and any("@" in server.split("unix:/")[0] for server in text.split(","))
     if has_user or has_token(text):
         raise ValueError(
             f"`{name}` must have no token, and no host with an '@'; give a "

@@ -7,6 +7,7 @@ Its "ps" entries are tfswitch servers, in shard order. The chief, if there is
 one, is worker 0.
 """
 
+import contextlib
 import json
 import os
 from typing import Any, NamedTuple
@@ -63,11 +64,15 @@ def task() -> Task | None:
     found = config.get("task")
     if not found:
         return None
-    try:
+    # The errors below are not chained, as they may have a token.
+    present = None
+    with contextlib.suppress(KeyError, TypeError, ValueError):
         present = Task(str(found["type"]), int(found["index"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise _bad() from error
-    if present.number < 0 or str(present.number) != str(found["index"]):
+    if (
+        present is None
+        or present.number < 0
+        or str(present.number) != str(found["index"])
+    ):
         raise _bad()
     return present
 
@@ -88,10 +93,9 @@ def _read() -> dict[str, Any]:
     text = os.environ.get("TF_CONFIG", "")
     if not text:
         return {}
-    try:
+    config = None
+    with contextlib.suppress(ValueError):
         config = json.loads(text)
-    except ValueError as error:
-        raise _bad() from error
     if not isinstance(config, dict):
         raise _bad()
     return config

@@ -6,7 +6,7 @@ import re
 from tfswitch._ranges import bad_argument, checked_text
 
 # The begin of those of tfswitch/_token_file.py; the rest may be cut.
-_TOKEN = re.compile(r"tfswitch_([0-9a-f]{12})_\S*", re.IGNORECASE)
+_TOKEN = re.compile(r"tfswitch_([0-9a-f]{12})_[^\s'\"]*", re.IGNORECASE)
 
 
 def has_token(text: object) -> bool:

@@ -39,7 +39,9 @@ namespace {
 // Left to a server whose turn comes when the others have taken all the time.
 constexpr absl::Duration kShortestWait = absl::Milliseconds(1);
 
-// The scheme of servers that may move.
+constexpr absl::string_view kLocal = "local://";
+constexpr absl::string_view kUnix = "grpc+unix://";
+// Of servers that may move.
 constexpr absl::string_view kRay = "ray://";
 
 // The shards and open clusters of this process. Never destroyed: threads of
@@ -100,14 +102,10 @@ absl::Status BadAddress(absl::string_view address, absl::string_view why) {
 absl::Status CheckHasNoSecret(absl::string_view address) {
   bool has_user = false;
   // Paths, and names of Ray's or of this process, may have an '@'.
-  if (!absl::StartsWith(address, kRay) &&
-      !absl::StartsWith(address, "local://")) {
-    const size_t scheme = address.find("://");
-    if (scheme != address.npos) address.remove_prefix(scheme + 3);
+  if (!absl::StartsWith(address, kRay) && !absl::StartsWith(address, kLocal) &&
+      !absl::StartsWith(address, kUnix)) {
     for (const absl::string_view server : absl::StrSplit(address, ',')) {
-      has_user |= absl::StrContains(server, '@') &&
-                  !absl::StartsWith(server, "/") &&
-                  !absl::StartsWith(server, "unix:");
+      has_user |= server.find('@') < server.find("unix:/");
     }
   }
   if (!has_user && !HasToken(address)) return absl::OkStatus();
@@ -196,7 +194,7 @@ absl::StatusOr<ClusterAddress> ParseClusterAddress(absl::string_view address) {
   TFSWITCH_RETURN_IF_ERROR(CheckHasNoSecret(address));
   ClusterAddress parsed;
   absl::string_view rest = address;
-  if (absl::ConsumePrefix(&rest, "local://")) {
+  if (absl::ConsumePrefix(&rest, kLocal)) {
     parsed.local_name = std::string(rest);
     return parsed;
   }
@@ -217,7 +215,7 @@ absl::StatusOr<ClusterAddress> ParseClusterAddress(absl::string_view address) {
     parsed.servers = parsed.places->addresses();
     return parsed;
   }
-  const bool is_unix = absl::ConsumePrefix(&rest, "grpc+unix://");
+  const bool is_unix = absl::ConsumePrefix(&rest, kUnix);
   parsed.has_tls = absl::ConsumePrefix(&rest, "grpcs://");
   if (!is_unix && !parsed.has_tls && !absl::ConsumePrefix(&rest, "grpc://")) {
     return BadAddress(address, "unknown scheme");

@@ -127,10 +127,10 @@ absl::Status CheckKey(absl::string_view name, const std::string& path,
 absl::Status Check(const TlsFiles& files, const Names& names) {
   if (files.cert.empty() != files.key.empty()) {
     const bool has_cert = files.key.empty();
-    return absl::InvalidArgumentError(
-        absl::StrCat("TLS: ", has_cert ? names.cert : names.key, " ('",
-                     has_cert ? files.cert : files.key, "') needs ",
-                     has_cert ? names.key : names.cert, "; give both"));
+    return BadFile(has_cert ? names.cert : names.key,
+                   has_cert ? files.cert : files.key,
+                   absl::StrCat("needs ", has_cert ? names.key : names.cert,
+                                "; give both"));
   }
   if (!files.ca.empty()) {
     TFSWITCH_RETURN_IF_ERROR(ReadCertificates(names.ca, files.ca).status());

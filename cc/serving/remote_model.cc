@@ -143,7 +143,9 @@ absl::Status RemoteRows::Explain(const absl::Status& status) const {
       return with(absl::StrCat(
           ". The token is that of the process that serves the model, "
           "towards ",
-          options_.addresses, " (TFSWITCH_TOKEN_FILE or TFSWITCH_TOKEN)."));
+          options_.addresses,
+          " (TFSWITCH_TOKEN_FILE or TFSWITCH_TOKEN; or `token` of an earlier "
+          "tfswitch.connect)."));
     default:
       return status;
   }

@@ -1170,7 +1170,7 @@ def test_rows_on_a_server_are_read_by_both_programs(
     ("flags", "text"),
     [
         (["--model_dir="], "give --model_dir"),
-        (["--modeldir=x"], "unknown argument '--modeldir=x'"),
+        (["--token=secret"], "unknown argument '--token';"),
         (["--max_requests=0"], "must be positive"),
         (["--watch_rows_secs=-1"], "must not be negative"),
         (

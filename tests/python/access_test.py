@@ -197,6 +197,7 @@ def assert_has_no_secret(error: BaseException, token: str) -> None:
         "TOKEN",
         "grpc://TOKEN",
         "grpc://TOKEN@127.0.0.1:1",
+        "TOKEN@grpc://127.0.0.1:1",
         "grpc://127.0.0.1:1,user:TOKEN@127.0.0.1:2",
         "grpc+unix:///TOKEN",
         "ray://TOKEN",
@@ -209,11 +210,18 @@ def test_a_token_in_an_address_is_refused_and_not_printed(address, tokens):
     assert_has_no_secret(error.value, token)
 
 
-def test_commands_print_no_token_of_an_address(tokens):
+def test_commands_print_no_token_of_their_arguments(tokens):
     token = tokens.create("read")
-    for words in (
-        ("info", token),
-        ("export", f"--cluster=grpc://{token}@127.0.0.1:1"),
+    for words, remedy in (
+        (("info", token), "TFSWITCH_TOKEN_FILE"),
+        (
+            ("export", f"--cluster=grpc://{token}@127.0.0.1:1"),
+            "TFSWITCH_TOKEN_FILE",
+        ),
+        ((token,), "there is no command"),
+        (("token", "create", f"--role={token}"), "read|train|admin"),
+        (("token", "create", "--expires_in", token), "--expires_in"),
+        (("token", "list", token), "token list"),
     ):
         ended = subprocess.run(
             [*COMMAND, *words],
@@ -221,7 +229,7 @@ def test_commands_print_no_token_of_an_address(tokens):
             capture_output=True,
             text=True,
         )
-        assert "TFSWITCH_TOKEN_FILE" in ended.stderr
+        assert remedy in ended.stderr
         assert token[-64:] not in ended.stdout + ended.stderr
 
 
@@ -233,6 +241,7 @@ def test_commands_print_no_token_of_an_address(tokens):
         lambda token: tsw.Server(token_file=token).start(),
         lambda token: tsw.connect("grpcs://a:1", tls=tsw.Tls(ca=Path(token))),
         lambda token: tsw.Tls(server_name=token),
+        lambda token: tsw.train.Worker(),
         lambda token: _token_file.add(Path("file"), "read", note=token),
     ],
 )
@@ -241,7 +250,8 @@ def test_a_token_in_place_of_another_text_is_not_printed(
 ):
     token = tokens.create("read")
     monkeypatch.setenv("TFSWITCH_TOKEN_FILE", token)
-    with pytest.raises(ValueError, match="token") as error:
+    monkeypatch.setenv("TF_CONFIG", token)
+    with pytest.raises(ValueError, match=r"token|TF_CONFIG") as error:
         use(token)
     assert_has_no_secret(error.value, token)
 

@@ -316,8 +316,8 @@ def test_tls_is_refused_where_it_has_no_use(authority):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--tls_cert={cert}"], "--tls_cert ('{cert}') needs --tls_key"),
-        (["--tls_key={key}"], "--tls_key ('{key}') needs --tls_cert"),
+        (["--tls_cert={cert}"], "--tls_cert: '{cert}' needs --tls_key"),
+        (["--tls_key={key}"], "--tls_key: '{key}' needs --tls_cert"),
         (["--tls_ca={cert}"], "--tls_ca needs --tls_cert and --tls_key"),
         # As of variables that are not set.
         (["--tls_cert=", "--tls_key="], "--tls_cert is empty; give a file"),

@@ -97,7 +97,8 @@ def run(*words: str) -> int:
     def work() -> int:
         # The servers have no TLS, and no tokens. Empty is as good as not set.
         names = ["TLS_CA", "TLS_CERT", "TLS_KEY", "TLS_SERVER_NAME"]
-        if not any("token_file" in argument for argument in _SERVER_ARGS.value):
+        given = {each.split("=")[0].lstrip("-") for each in _SERVER_ARGS.value}
+        if "token_file" not in given:
             names += ["TOKEN", "TOKEN_FILE"]
         for name in names:
             os.environ[f"TFSWITCH_{name}"] = ""

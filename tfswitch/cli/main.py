@@ -327,7 +327,7 @@ def _run(argv: Sequence[str]) -> int | None:
     if len(arguments) not in num_arguments:
         raise app.UsageError(
             f"expected `tfswitch {_line_of(command).split('  ')[0]}`, with "
-            f"flags or none. Received: {without_secrets(' '.join(argv[1:]))!r}"
+            f"flags or none. Received: {' '.join(argv[1:])!r}"
         )
     return call(*arguments)
 
@@ -387,7 +387,8 @@ def _explain(call: Callable[[Sequence[str]], Any], argv: Sequence[str]) -> Any:
     try:
         return call(argv)
     except app.UsageError as error:
-        print(f"tfswitch: {error}", file=sys.stderr)
+        # A token may be anywhere in the words of the user.
+        print(f"tfswitch: {without_secrets(str(error))}", file=sys.stderr)
         sys.exit(2)
 
 

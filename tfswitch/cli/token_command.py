@@ -7,7 +7,7 @@ from pathlib import Path
 from absl import app, flags
 
 from tfswitch import _token_file
-from tfswitch._tokens import has_token, without_secrets
+from tfswitch._tokens import has_token
 from tfswitch.cli import _durations
 
 _ROLE = flags.DEFINE_enum(
@@ -59,7 +59,7 @@ def run(action: str, token_id: str | None = None) -> int:
         raise app.UsageError(
             "expected `tfswitch token create --role=ROLE`, `token revoke ID` "
             "or `token list`, with --token_file=FILE. Received: "
-            f"{without_secrets(' '.join(['token', action, token_id or '']))!r}"
+            f"{' '.join(['token', action, token_id or ''])!r}"
         )
     file = flags.FLAGS["token_file"].value
     if not file or has_token(file):

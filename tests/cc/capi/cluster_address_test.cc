@@ -44,7 +44,8 @@ TEST(ClusterAddressTest, RefusesOthersNamingTheAddressAndTheForms) {
 TEST(ClusterAddressTest, DoesNotRepeatASecret) {
   for (const std::string address :
        {"grpc://hidden@a:1", "grpcs://a:1,b:hidden@c:2",
-        "grpc://tfswitch_0123456789ab_hidden", "hidden@a:1"}) {
+        "grpc://tfswitch_0123456789ab_hidden", "hidden@a:1",
+        "hidden@grpc://a:1", "tfswitch_0123456789ab_hidden://a:1"}) {
     const absl::Status status = ParseClusterAddress(address).status();
 
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
