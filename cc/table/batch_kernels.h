@@ -57,8 +57,7 @@ struct KernelBatch {
   // One per stripe. A row's are at [stripe] + row * statistics_stride.
   char* const* statistics = nullptr;
   size_t statistics_stride = 0;
-  // One per stripe: when rows have changed. A step writes stamp.epoch, unless
-  // that is 0.
+  // One per stripe: when rows have changed. A step raises them to stamp.epoch.
   uint32_t* const* stamps = nullptr;
   ChangeStamp stamp;
   size_t stride = 0;

@@ -1,10 +1,14 @@
 // Which rows have changed since when.
 //
 // Time is counted in epochs of a table. A row that changes is stamped with the
-// epoch in which the change began; whoever wants the changes ends the epoch,
-// waits for changes begun in it, and reads the rows with later stamps than its
-// last time. A row that changes meanwhile may come once too often, but none is
-// missed, whoever else reads changes and how often.
+// epoch of that moment; whoever wants the changes ends the epoch, waits for
+// changes begun in it, and reads the rows with later stamps than its last time.
+// A row that changes meanwhile may come once too often, but none is missed,
+// whoever else reads changes and how often.
+//
+// Stamps of a key never go down, although a change may begin in one epoch and
+// come to the key in the next one: a reader that is told of the loss of a row
+// must be told of the row that the key has got since then, too.
 //
 // A snapshot ends an epoch, too. A row with an earlier stamp is as it was then;
 // whoever changes it first keeps a copy (table/former_rows.h).
@@ -20,6 +24,7 @@
 #include "absl/base/thread_annotations.h"
 #include "cc/base/hash.h"
 #include "cc/base/mutex.h"
+#include "cc/base/racy_memory.h"
 
 namespace tfswitch {
 
@@ -33,19 +38,24 @@ struct ChangeCursor {
   }
 };
 
-// When a change began.
+// When a change was made.
 struct ChangeStamp {
   uint32_t epoch = 0;  // For the row; 0 while nobody wants to know.
   // A row with a stamp below it is to be kept for a snapshot. 0: there is none.
   uint32_t keeps_below = 0;
 };
 
+// Stamps a row whose bucket is locked, or that nobody else can change.
+TFSWITCH_ALWAYS_INLINE void RaiseStamp(uint32_t* stamp, uint32_t epoch) {
+  if (RacyLoad(stamp) < epoch) RacyStore(stamp, epoch);
+}
+
 // Counts epochs, and the threads at work in them.
 //
 // Thread-safe.
 class ChangeClock {
  public:
-  // Held while rows are being changed: the stamp for them.
+  // Held while rows are being changed.
   class Change {
    public:
     explicit Change(ChangeClock* clock)
@@ -54,8 +64,12 @@ class ChangeClock {
     Change(const Change&) = delete;
     Change& operator=(const Change&) = delete;
 
+    // For changes from now on. Where a key gets or loses its row, "now" is
+    // after the mutex of its stripe was locked.
     ChangeStamp stamp() const {
-      return {epoch_ > kFirstEpoch ? epoch_ : 0,
+      const uint32_t epoch =
+          clock_->epoch_.load(std::memory_order_relaxed) & ~kHeld;
+      return {epoch > kFirstEpoch ? epoch : 0,
               clock_->keeps_below_.load(std::memory_order_relaxed)};
     }
 

@@ -85,7 +85,7 @@ void EmbeddingTable::Impl::CatchUpAll() const {
         };
         ModifyRow(place, RowRounding(), ChangeStamp(), step);
         if (has_changed && stamp.epoch != 0) {
-          RacyStore(place.stamp, stamp.epoch);
+          RaiseStamp(place.stamp, stamp.epoch);
         }
         UnlockBucket(entry.bucket, meta);
       };

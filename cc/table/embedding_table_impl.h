@@ -621,7 +621,7 @@ void EmbeddingTable::Impl::ModifyRow(const RowPlace& place,
                                      const RowRounding& rounding,
                                      ChangeStamp stamp,
                                      const Modify& modify) const {
-  if (stamp.epoch != 0) RacyStore(place.stamp, stamp.epoch);
+  if (stamp.epoch != 0) RaiseStamp(place.stamp, stamp.epoch);
   RowBuffer scratch(codec_.is_plain() ? 0 : codec_.num_floats());
   RacyModifyFloats(place.words, codec_.num_words(), [&](float* words) {
     RacyModifyFloats(

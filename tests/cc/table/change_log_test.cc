@@ -403,6 +403,22 @@ TEST(ChangeLogTest, ACursorOfAnotherTableIsRefused) {
               HasSubstr("show_click"));
 }
 
+TEST(ChangeClockTest, AChangeHasTheStampOfTheMomentAtWhichItComesToAKey) {
+  ChangeClock clock;
+  clock.EndEpoch();
+  std::thread reader;
+  {
+    const ChangeClock::Change early(&clock);
+    const uint32_t begun = early.stamp().epoch;
+    reader = std::thread([&] { clock.EndEpoch(); });  // Waits for `early`.
+    // One that takes a row from a key to which `early` then gives a new one.
+    uint32_t later = begun;
+    while (later == begun) later = ChangeClock::Change(&clock).stamp().epoch;
+    EXPECT_EQ(early.stamp().epoch, later);
+  }
+  reader.join();
+}
+
 TEST(KeyChangesTest, ForgetsTheOldestAndKnowsIt) {
   KeyChanges changes(/*max_keys=*/8);
   for (uint32_t stamp = 1; stamp <= 6; ++stamp) changes.Add(1, stamp);
