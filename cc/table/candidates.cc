@@ -48,14 +48,13 @@ float* Candidates::Insert(Key key, uint32_t position) {
   return records_.At(record);
 }
 
-bool Candidates::Erase(Key key, uint32_t position) {
+void Candidates::Erase(Key key, uint32_t position) {
   const StripeIndex::Entry entry = index_.Find(key, position);
-  if (entry.bucket == nullptr) return false;
+  if (entry.bucket == nullptr) return;
   const uint32_t record = entry.row();
   index_.Erase(entry, position);
   records_.Free(record);
   --size_;
-  return true;
 }
 
 void Candidates::Compact(bool with_stamps) {

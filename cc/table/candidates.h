@@ -39,8 +39,8 @@ class Candidates {
   // used up.
   float* Insert(Key key, uint32_t position);
 
-  // False if it was none.
-  bool Erase(Key key, uint32_t position);
+  // Does nothing if it is none.
+  void Erase(Key key, uint32_t position);
 
   // When a record has changed. REQUIRES: InitStamps(); it is one of Find(),
   // Insert() or Visit().

@@ -491,12 +491,12 @@ void EmbeddingTable::Impl::EraseLocked(const KeyPlace& place,
     }
     UnlockBucket(place.entry.bucket, meta);
   }
+  NoteLossLocked(stripe, place.key, stamp);
   stripe->index.Erase(place.entry, place.position);
   // No one can lock the row any more, and a reader that is still copying it
   // will see that its bucket has changed.
   stripe->rows.Free(row);
   stripe->CountErased();
-  NoteLossLocked(stripe, place.key, stamp);
 }
 
 int64_t EmbeddingTable::Impl::Erase(absl::Span<const Key> keys) {

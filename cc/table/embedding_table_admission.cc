@@ -186,6 +186,8 @@ absl::StatusOr<bool> EmbeddingTable::Impl::AdmitCandidateLocked(
       weight_optimizer_->InitSlots(record + weight_at + 1);
     }
   }
+  // In any case: there may be no memory for its row.
+  StampCandidateLocked(place.stripe, record, stamp);
   const StepInput input = batch.InputOf(i);
   candidate_statistics_.Observe(input.count, input.shows, batch.ClicksOf(i),
                                 batch.day, record);
@@ -194,7 +196,6 @@ absl::StatusOr<bool> EmbeddingTable::Impl::AdmitCandidateLocked(
   if (!IsAdmitted(record, batch.day)) {
     if (has_weights()) {
       weight_optimizer_->Step(record + weight_at, gradient, input);
-      StampCandidateLocked(place.stripe, record, stamp);
     }
     return false;
   }

@@ -1,6 +1,7 @@
 // Visits the changes since a cursor.
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -92,10 +93,12 @@ absl::StatusOr<ChangeCursor> EmbeddingTable::Impl::ForEachChange(
   Chunk chunk(config_.dim);
 
   // Losses first, then keys without a row: a key's value since then comes
-  // later. One that has come back and is not chosen stays lost.
-  for (Stripe& stripe : stripes_) {
-    if (is_all) break;
-    std::vector<Key> keys;
+  // later. One that has come back and is not chosen stays lost; a gain it needs
+  // not, as an export may have taken its new row before this told of the loss.
+  std::array<std::vector<Key>, kNumStripes> lost;
+  for (int s = 0; s < kNumStripes && !is_all; ++s) {
+    Stripe& stripe = stripes_[s];
+    std::vector<Key>& keys = lost[s];
     {
       MutexLock lock(&stripe.mutex);
       if (!stripe.key_changes.Knows(since)) {
@@ -115,6 +118,7 @@ absl::StatusOr<ChangeCursor> EmbeddingTable::Impl::ForEachChange(
       }
       TFSWITCH_RETURN_IF_ERROR(chunk.Emit(min_keys, visit));
     }
+    if (!filter.rule.has_value()) keys = {};
   }
   TFSWITCH_RETURN_IF_ERROR(chunk.Emit(1, visit));
   const auto add_candidates =
@@ -140,7 +144,8 @@ absl::StatusOr<ChangeCursor> EmbeddingTable::Impl::ForEachChange(
 
   std::vector<float> embedding(static_cast<size_t>(config_.dim));
   std::vector<float> counts(static_cast<size_t>(statistics_.num_floats()));
-  for (Stripe& stripe : stripes_) {
+  for (int s = 0; s < kNumStripes; ++s) {
+    Stripe& stripe = stripes_[s];
     for (uint64_t begin = 0; begin < kEndOfPositions;) {
       {
         MutexLock lock(&stripe.mutex);
@@ -149,8 +154,12 @@ absl::StatusOr<ChangeCursor> EmbeddingTable::Impl::ForEachChange(
               if (filter.rule.has_value()) {
                 CopyStatisticsLocked(&stripe, entry, counts.data());
                 const UsageOfRow usage = statistics_.Read(counts.data(), day);
-                if (!is_chosen(usage, statistics_,
-                               is_all ? 0.0f : filter.rule->delta_threshold)) {
+                const bool needs_gain =
+                    !is_all &&
+                    !std::binary_search(lost[s].begin(), lost[s].end(), key);
+                if (!is_chosen(
+                        usage, statistics_,
+                        needs_gain ? filter.rule->delta_threshold : 0.0f)) {
                   return;
                 }
                 chunk.AddScore(usage.delta_score);

@@ -317,13 +317,15 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   void ForgetLocked(const KeyPlace& place, ChangeStamp stamp) {
     if (!config_.admission.has_candidates()) return;
     KeepCandidateLocked(place.stripe, place.key, place.position, stamp);
-    if (place.stripe->candidates.Erase(place.key, place.position) &&
-        has_weights()) {
+    Candidates& candidates = place.stripe->candidates;
+    if (has_weights() &&
+        candidates.Find(place.key, place.position) != nullptr) {
       NoteLossLocked(place.stripe, place.key, stamp);
     }
+    candidates.Erase(place.key, place.position);
   }
-  // A key has nothing any more that could have a stamp; the stripe's mutex is
-  // held.
+  // A key has nothing any more that could have a stamp, or is about to: there
+  // may be no memory for this. The stripe's mutex is held.
   static void NoteLossLocked(Stripe* stripe, Key key, ChangeStamp stamp) {
     if (stamp.epoch != 0) stripe->key_changes.Add(key, stamp.epoch);
   }

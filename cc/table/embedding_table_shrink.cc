@@ -69,8 +69,8 @@ void EmbeddingTable::Impl::SiftCandidates(
                                       });
       for (const Key key : chosen) {
         KeepCandidateLocked(&stripe, key, PositionOf(key), change.stamp());
-        stripe.candidates.Erase(key, PositionOf(key));
         if (has_weights()) NoteLossLocked(&stripe, key, change.stamp());
+        stripe.candidates.Erase(key, PositionOf(key));
       }
     }
   }

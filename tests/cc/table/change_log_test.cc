@@ -357,24 +357,26 @@ TEST(ChangeLogTest, WhatTheRuleLeavesOutAfterALossIsRemoved) {
     const std::vector<float> clicks(keys.size(), 0.0f);
     Push(table.get(), keys, {counts, all_shows, clicks});
   };
-  push({1, 2, 3, 4}, 8.0f);  // Rows.
-  push({5, 6, 7}, 3.0f);     // Candidates.
+  push({1, 2, 3, 4, 8}, 8.0f);  // Rows.
+  push({5, 6, 7}, 3.0f);        // Candidates.
   ChangeFilter filter;
   filter.rule = ScoreRule{2.0f, 2.0f, 16.0f};
   filter.day = 100.0f;
   const Changes base = Visit(table.get(), filter);
-  EXPECT_THAT(KeysOf(base), ElementsAre(1, 2, 3, 4, 5, 6, 7));
+  EXPECT_THAT(KeysOf(base), ElementsAre(1, 2, 3, 4, 5, 6, 7, 8));
   table->SubtractDeltaScores(base.score_keys, base.scores);
 
-  table->Erase(std::vector<Key>{1, 2, 3, 5, 6});
+  table->Erase(std::vector<Key>{1, 2, 3, 5, 6, 8});
   Assign(table.get(), {1}, 9.0f);  // A row without a score.
   push({2}, 1.0f);                 // A candidate below the threshold,
   push({3}, 3.0f);                 // one above it,
   push({5}, 6.0f);                 // and a row.
   push({7}, 1.0f);
+  push({8}, 6.0f);  // A row that has gained nothing since it was exported.
+  table->SubtractDeltaScores({8}, {6.0f});
   filter.since = base.cursor;
   const Changes delta = Visit(table.get(), filter);
-  EXPECT_THAT(KeysOf(delta), ElementsAre(3, 5, 7));
+  EXPECT_THAT(KeysOf(delta), ElementsAre(3, 5, 7, 8));
   EXPECT_THAT(delta.removed, ElementsAre(1, 2, 6));
 }
 
