@@ -73,7 +73,6 @@ def make_runner(
     group = tsw.keras.DynamicEmbeddings(layers) if together else None
     for layer in [group] if group else layers.values():
         layer.build()
-    variables = [layer._anchor for layer in layers.values()]
     batches = tf.constant(ids, tf.int64)
     draw = np.random.default_rng(_SEED.value + 1)
     gradient = tf.constant(
@@ -92,7 +91,13 @@ def make_runner(
                     for name, layer in layers.items()
                 }
             rows = list(rows.values())
-        tape.gradient(rows, variables, [gradient] * len(rows))
+        variables = [layer.trainable_variables for layer in layers.values()]
+        gradients = tape.gradient(rows, variables, [gradient] * len(rows))
+        if group:
+            group.apply_gradients([each for (each,) in gradients])
+        else:
+            for layer, each in zip(layers.values(), gradients, strict=True):
+                layer.apply_gradients(each)
         return tf.add_n([tf.reduce_sum(each) for each in rows])
 
     def run(numbers: Sequence[int]) -> list[float]:

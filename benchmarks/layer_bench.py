@@ -107,7 +107,9 @@ def tfswitch_runner(ids: np.ndarray, cluster: tsw.Cluster) -> Runner:
     def step(number: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
             rows = layer(batches[number], training=True)
-        tape.gradient(rows, layer.trainable_variables, gradients)
+        layer.apply_gradients(
+            tape.gradient(rows, layer.trainable_variables, gradients)
+        )
         return tf.reduce_sum(rows)
 
     def run(numbers: Sequence[int]) -> list[float]:

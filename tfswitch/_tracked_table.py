@@ -121,6 +121,7 @@ class TrackedTable(tf.__internal__.tracking.Trackable):
         table: Any = self
         servers = restored["servers"].numpy()
         if servers:
+            table._poison.assign(0.0)
             _restore_on_servers(table, json.loads(servers))
         else:
             _replace_rows(

@@ -242,17 +242,25 @@ class DenseTable:
         """
         rates = self._table._learning_rate
         with _python_errors():
-            pushed = embedding_ops.push(
-                self._find_handle(),
-                tf.constant(self._keys),
-                self._to_blocks(gradients),
-                tf.cast(
-                    rates.read() if learning_rate is None else learning_rate,
-                    tf.float32,
-                ),
-                global_step=(
-                    rates.number() if global_step is None else global_step
-                ),
+            (pushed,), _ = embedding_ops.push_many(
+                [
+                    embedding_ops.TablePush(
+                        self._find_handle(),
+                        tf.constant(self._keys),
+                        self._to_blocks(gradients),
+                        tf.cast(
+                            rates.read()
+                            if learning_rate is None
+                            else learning_rate,
+                            tf.float32,
+                        ),
+                        global_step=(
+                            rates.number()
+                            if global_step is None
+                            else global_step
+                        ),
+                    )
+                ],
                 insert_missing=False,
             )
             rates.advance()

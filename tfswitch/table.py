@@ -10,7 +10,7 @@ import re
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +35,7 @@ from tfswitch.ops import embedding_ops, serving_ops
 from tfswitch.ops.ids import to_array, to_id_array, to_id_tensor
 from tfswitch.ops.resources import (
     HOST,
+    HostScalar,
     destroy_with,
     has_remote_workers,
     in_plain_graph,
@@ -177,7 +178,15 @@ class EmbeddingTable(TrackedTable):
         else:
             self._open_with_a_seed(spec)
         self._learning_rate = LearningRate(spec.optimizer.learning_rate)
+        # NaN after a push that was skipped for NaN.
+        self._poison = HostScalar(0.0, tf.float32)
         self._handle_lock = threading.Lock()
+        # Keras optimizers, in the order in which they came to the table.
+        self._rule_numbers: weakref.WeakKeyDictionary[Any, int] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._last_rule = 0
+        self._weight: tf.Variable | None = None
         self._handle: tf.Tensor | None = None
         self._frees_handle: weakref.finalize | None = None
 
@@ -468,20 +477,66 @@ class EmbeddingTable(TrackedTable):
         ids = to_id_tensor(ids, self._owner)
         gradients = self._to_gradients(gradients)
         with _python_errors():
-            if learning_rate is None:
-                learning_rate = self._learning_rate.read()
-            updated_rows = embedding_ops.push(
-                self._find_handle(),
-                ids,
-                gradients,
-                tf.cast(learning_rate, tf.float32),
-                shows=self._to_observations("shows", shows, ids),
-                clicks=self._to_observations("clicks", clicks, ids),
-                global_step=self._learning_rate.number(),
-                insert_missing=True,
+            (updated_rows,) = push_many(
+                [
+                    TablePush(
+                        self,
+                        ids,
+                        gradients,
+                        learning_rate,
+                        self._to_observations("shows", shows, ids),
+                        self._to_observations("clicks", clicks, ids),
+                    )
+                ]
             )
-            self._learning_rate.advance()
         return updated_rows
+
+    @property
+    def weight(self) -> Any:
+        """A variable of shape `[0, dim]` that stands for the rows in a tape.
+
+        In a `tf.compat.v1.Graph` it is a tensor.
+
+        Its gradient after the losses of `tfswitch.nn` is a `tf.IndexedSlices`,
+        which `apply_gradients` or a Keras optimizer applies. Layers have a
+        weight of their own.
+        """
+        if in_plain_graph():
+            # A variable would need an initializer, which nothing else has.
+            graph = tf.compat.v1.get_default_graph()
+            known = graph.get_collection_ref(f"tfswitch_weight_{id(self)}")
+            if not known:
+                known.append(tf.zeros([0, self._dim]))
+            return known[0]
+        with self._handle_lock:
+            if self._weight is None:
+                with tf.init_scope():
+                    self._weight = tf.Variable(
+                        tf.zeros([0, self._dim]), name=f"{self._name}_rows"
+                    )
+                self._weight._tfswitch_owner = weakref.ref(self)
+            return self._weight
+
+    def apply_gradients(self, gradient: tf.IndexedSlices) -> tf.Tensor:
+        """Pushes the gradient of `weight`; as `push`.
+
+        Example:
+
+        >>> with tf.GradientTape() as tape:
+        ...     loss = tfswitch.nn.sampled_softmax_loss(table, None, ...)
+        >>> table.apply_gradients(tape.gradient(loss, table.weight))
+        """
+        if not isinstance(gradient, tf.IndexedSlices):
+            raise bad_argument("gradient", gradient, "a tf.IndexedSlices")
+        with _python_errors():
+            push = self._step_of(None, None)._replace(
+                ids=gradient.indices, gradients=gradient.values
+            )
+            return push_many([push], of_lookups=True)[0]
+
+    def _step_of(self, optimizer: Any, learning_rate: Any) -> "TablePush":
+        """A push of `weight` by a Keras optimizer: by the table's own rule."""
+        return TablePush(self, tf.zeros([0], tf.int64), tf.zeros([0]))
 
     def assign(self, ids: Any, values: Any) -> None:
         """Sets rows; an id without one gets one. Optimizer state stays.
@@ -697,18 +752,48 @@ class EmbeddingTable(TrackedTable):
 
     def _lookup(self, ids: Any, insert_missing: bool) -> tf.Tensor:
         ids = to_id_tensor(ids, self._owner)
-        if not insert_missing:
-            with _python_errors():
-                return look_up_many([self], [ids])[0]
-        if serving_ops.present_rows() is not None:
-            raise ValueError(
-                f"{self._owner}: an exported model makes no rows. Use `lookup` "
-                "in what it calls."
-            )
         with _python_errors():
-            return embedding_ops.lookup(
-                self._find_handle(), ids, dim=self._dim, insert_missing=True
+            return look_up_many([self], [ids], insert_missing=insert_missing)[0]
+
+    def _learn_as(
+        self, source: Any, rule: Callable[[], optimizers_lib.Optimizer]
+    ) -> int:
+        """Has the rows learn by the rule of a Keras optimizer from now on.
+
+        Args:
+            source: The optimizer.
+            rule: Makes its rule.
+
+        Returns:
+            The number of the optimizer, for its pushes.
+
+        Raises:
+            ValueError: If another one has come after it. The state of the rows
+                is that of the other.
+        """
+        with self._handle_lock:
+            number = self._rule_numbers.get(source)
+            if number is not None and number == self._last_rule:
+                return number
+            if number is not None:
+                raise ValueError(
+                    f"{self._owner} learns by another optimizer now, which "
+                    f"came after {source!r}, and a row has the state of one "
+                    "optimizer. Train with the last one only, or give each "
+                    "model rows of its own."
+                )
+            changed = rule()
+            before = self._spec.optimizer
+            keeps = (
+                changed.to_table_config() == before.to_table_config()
+                and self._native.slot_floats
+                == statistics_lib.width(self.statistics)
             )
+            self._follow(changed)
+            if not keeps or self._last_rule == 0:
+                self._last_rule += 1
+            self._rule_numbers[source] = self._last_rule
+            return self._last_rule
 
     def _follow(self, optimizer: optimizers_lib.Optimizer) -> None:
         """Goes on with another optimizer; rows stay as they are.
@@ -779,6 +864,7 @@ class EmbeddingTable(TrackedTable):
         self, ids: np.ndarray, values: np.ndarray, slots: np.ndarray | None
     ) -> None:
         """Replaces all rows; with `slots` None optimizer state starts anew."""
+        self._poison.assign(0.0)
         keys = self._to_keys(ids)
         rows = self._to_rows(keys, values, "values", self._dim)
         if slots is not None:
@@ -791,6 +877,7 @@ class EmbeddingTable(TrackedTable):
 
     def _set_rows(self, ids: np.ndarray, values: np.ndarray) -> None:
         """Sets all rows; those that are there keep their optimizer state."""
+        self._poison.assign(0.0)
         present, _ = self.export_rows()
         self._native.erase(np.setdiff1d(present, ids, assume_unique=True))
         self._native.assign(ids, values, None)
@@ -848,70 +935,138 @@ class EmbeddingTable(TrackedTable):
         return tf.cast(gradients, tf.float32)
 
 
-class TableIds(NamedTuple):
-    """The ids of one table in a training lookup of several.
+class TablePush(NamedTuple):
+    """One of the pushes of `push_many`.
 
     Attributes:
         table: The table.
         ids: int32 or int64 of any shape.
-        anchor: float32 scalar.
+        gradients: float32, `ids.shape + [dim]`.
+        learning_rate: A scalar; None: that of the table's optimizer.
         shows: float32, one number per id, or None.
         clicks: float32, one number per id, or None.
+        rule: As for `tfswitch.ops.TablePush`.
     """
 
     table: EmbeddingTable
     ids: tf.Tensor
-    anchor: tf.Tensor
+    gradients: tf.Tensor
+    learning_rate: Any = None
     shows: tf.Tensor | None = None
     clicks: tf.Tensor | None = None
+    rule: int = 0
+
+
+def push_many(
+    pushes: Sequence[TablePush],
+    *,
+    of_lookups: bool = False,
+    skip_non_finite: bool = False,
+) -> list[tf.Tensor]:
+    """Pushes to tables in one op, and counts a step of each push's table.
+
+    Args:
+        pushes: At least one.
+        of_lookups: As for `tfswitch.ops.push_many`.
+        skip_non_finite: As for `tfswitch.ops.push_many`. The next training
+            lookups after a skipped push read NaN, so that the loss shows it.
+
+    Returns:
+        For each push the number of rows that took a step, an int64 scalar.
+    """
+    result = embedding_ops.push_many(
+        [
+            embedding_ops.TablePush(
+                each.table._find_handle(),
+                each.ids,
+                each.gradients,
+                tf.cast(
+                    each.table._learning_rate.read()
+                    if each.learning_rate is None
+                    else each.learning_rate,
+                    tf.float32,
+                ),
+                each.shows,
+                each.clicks,
+                each.table._learning_rate.number(),
+                each.rule,
+            )
+            for each in pushes
+        ],
+        of_lookups=of_lookups,
+        skip_non_finite=skip_non_finite,
+    )
+    for each, poison in zip(pushes, result.poisons, strict=True):
+        each.table._learning_rate.advance()
+        if skip_non_finite and _can_be_poisoned():
+            each.table._poison.set(poison)
+    return list(result.updated_rows)
 
 
 def look_up_many(
-    tables: Sequence[EmbeddingTable], ids: Sequence[tf.Tensor]
+    tables: Sequence[EmbeddingTable],
+    ids: Sequence[tf.Tensor],
+    *,
+    insert_missing: bool = False,
 ) -> list[tf.Tensor]:
-    """Reads the embeddings of ids of each table, and makes no rows.
+    """Reads the embeddings of ids of each table.
 
     In a model that is being exported it reads the rows that the model will
     serve.
+
+    Args:
+        tables: The tables; one may come more than once.
+        ids: For each table int32 or int64 of any shape.
+        insert_missing: Whether an id without a row gets one, unless there is an
+            admission policy, which decides when the gradient is pushed.
+
+    Raises:
+        ValueError: If rows are to be made in a model that is being exported.
     """
     served = serving_ops.present_rows()
     if served is not None:
+        if insert_missing:
+            raise ValueError(
+                f"{tables[0]._owner}: an exported model makes no rows. Use "
+                "`lookup` in what it calls."
+            )
         return served.lookup(tables, ids)
     handles = [table._find_handle() for table in tables]
     dims = [table.dim for table in tables]
     if len(tables) == 1:
         return [
             embedding_ops.lookup(
-                handles[0], ids[0], dim=dims[0], insert_missing=False
+                handles[0], ids[0], dim=dims[0], insert_missing=insert_missing
             )
         ]
     return embedding_ops.lookup_many(
-        handles, ids, dims=dims, insert_missing=False
+        handles, ids, dims=dims, insert_missing=insert_missing
     )
 
 
-def training_lookup_many(
-    lookups: Sequence[TableIds],
-) -> embedding_ops.TrainingLookups:
-    """Looks up ids with a row for each, and counts one step of each table."""
-    result = embedding_ops.training_lookup_many(
-        [
-            embedding_ops.TableLookup(
-                each.table._find_handle(),
-                each.ids,
-                each.anchor,
-                each.table._learning_rate.read(),
-                each.table.dim,
-                each.shows,
-                each.clicks,
-                each.table._learning_rate.number(),
-            )
-            for each in lookups
-        ]
+def tie_to_weight(
+    table: EmbeddingTable,
+    ids: tf.Tensor,
+    embeddings: tf.Tensor,
+    weight: tf.Tensor,
+    shows: tf.Tensor | None = None,
+    clicks: tf.Tensor | None = None,
+) -> tf.Tensor:
+    """Passes embeddings of a training lookup on; see `tfswitch.ops`."""
+    return embedding_ops.tie_to_weight(
+        table._find_handle(),
+        ids,
+        embeddings,
+        weight,
+        poison=table._poison.read() if _can_be_poisoned() else None,
+        shows=shows,
+        clicks=clicks,
     )
-    for each in lookups:
-        each.table._learning_rate.advance()
-    return result
+
+
+def _can_be_poisoned() -> bool:
+    # A worker of a ParameterServerStrategy would ask another process.
+    return not in_plain_graph() and not has_remote_workers()
 
 
 def check_dim(name: str, dim: Any) -> None:

@@ -1,4 +1,4 @@
-// Tfswitch>PushUniqueMany.
+// Tfswitch>PushMany.
 
 #include <cstdint>
 #include <limits>
@@ -23,72 +23,95 @@ using tensorflow::AsyncOpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
-using tensorflow::TensorShapeUtils;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
-REGISTER_OP("Tfswitch>PushUniqueMany")
+absl::Status CheckRules(size_t num_rules, int num_tables) {
+  if (num_rules == static_cast<size_t>(num_tables)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("`rules` must have one number for each of ", num_tables,
+                   " tables, got ", num_rules));
+}
+
+REGISTER_OP("Tfswitch>PushMany")
     .Input("tables: N * resource")
-    .Input("unique_ids: N * int64")
-    .Input("inverses: N * int32")
+    .Input("ids: N * int64")
     .Input("gradients: N * float")
     .Input("learning_rates: N * float")
-    .Input("loss_scale: float")
     .Input("shows: N * float")
     .Input("clicks: N * float")
     .Input("global_steps: N * int64")
-    .Output("anchor_gradients: N * float")
+    .Output("updated_rows: N * int64")
+    .Output("poisons: N * float")
     .Attr("N: int >= 1")
-    .Attr("insert_missing: bool = false")
+    .Attr("rules: list(int) >= 1")
+    .Attr("insert_missing: bool = true")
+    .Attr("of_lookups: bool = false")
+    .Attr("skip_non_finite: bool = false")
     .SetIsStateful()
     .SetIsDistributedCommunication()
     .SetShapeFn([](InferenceContext* c) {
       int n;
+      std::vector<int64_t> rules;
       TF_RETURN_IF_ERROR(c->GetAttr("N", &n));
-      ShapeHandle unused;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(5 * n), 0, &unused));
+      TF_RETURN_IF_ERROR(c->GetAttr("rules", &rules));
+      TF_RETURN_IF_ERROR(CheckRules(rules.size(), n));
       for (int i = 0; i < n; ++i) {
+        ShapeHandle unused;
+        ShapeHandle gradients;
+        ShapeHandle batch;
         TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 0, &unused));
-        TF_RETURN_IF_ERROR(c->WithRank(c->input(n + i), 1, &unused));
-        TF_RETURN_IF_ERROR(c->WithRank(c->input(2 * n + i), 1, &unused));
-        TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(3 * n + i), 1, &unused));
-        TF_RETURN_IF_ERROR(c->WithRank(c->input(4 * n + i), 0, &unused));
-        TF_RETURN_IF_ERROR(c->WithRank(c->input(7 * n + 1 + i), 0, &unused));
+        TF_RETURN_IF_ERROR(
+            c->WithRankAtLeast(c->input(2 * n + i), 1, &gradients));
+        TF_RETURN_IF_ERROR(c->Subshape(gradients, 0, -1, &batch));
+        TF_RETURN_IF_ERROR(c->Merge(c->input(n + i), batch, &unused));
+        TF_RETURN_IF_ERROR(c->WithRank(c->input(3 * n + i), 0, &unused));
+        TF_RETURN_IF_ERROR(c->WithRank(c->input(6 * n + i), 0, &unused));
         c->set_output(i, c->Scalar());
+        c->set_output(n + i, c->Scalar());
       }
       return absl::OkStatus();
     })
     .Doc(R"doc(
-The way back of `Tfswitch>TrainingLookupMany`: sums the gradients by `inverses`
-and takes one step for each unique id, with one message to each server unless
-the batches are long.
+Takes one optimizer step for each distinct id of each table, with the sum of its
+gradients, and with one message to each server unless the batches are long.
 
-With NaN or Inf in a gradient nothing is applied to any table.
 After an error of a server, such as a table that is not there, others may have
-taken their step. At most 256 tables.
+taken their step. At most 256 tables; one may come more than once, and then takes
+a step for each.
 
 tables: The tables.
-unique_ids: From the lookup.
-inverses: From the lookup.
-gradients: For each table one row of `dim` floats per element of its inverse.
-learning_rates: For each table, a scalar.
-loss_scale: A scalar: the factor of the loss. 0 means 1.
-shows: As for the lookup.
-clicks: As for the lookup.
-global_steps: As for the lookup.
-anchor_gradients: For each table 0; or for all NaN if the gradients of one hold
-  NaN or Inf. Then nothing was applied.
-insert_missing: Whether an id that lost its row since the lookup gets a new one,
-  or is skipped.
+ids: For each table, of any shape, also a scalar.
+gradients: For each table, shape `ids.shape + [dim]`.
+learning_rates: For each table a scalar.
+shows: For each table how often each id was shown, one number for each; or
+  empty: once each.
+clicks: Likewise how often it was clicked; or empty: never.
+global_steps: For each table a scalar: which step of the training it is; 0 if
+  not known.
+updated_rows: For each table how many rows changed.
+poisons: For each table 0; or for all NaN if the push was skipped.
+rules: For each table the number of the optimizer that pushes, from 1, in the
+  order in which they came to the table; 0 if there is one only. An optimizer
+  that came before the last one that has pushed is an error.
+insert_missing: Whether an id without a row gets one first, or is skipped.
+of_lookups: Whether the gradients are those of `Tfswitch>TieToWeight`. If a table
+  has neither shows nor clicks, they are then as that op was told.
+skip_non_finite: With NaN or Inf in a gradient nothing is applied to any table:
+  whether that is an error, or all pushes are skipped with a warning.
 )doc");
 
-class PushUniqueManyOp : public AsyncOpKernel {
+class PushManyOp : public AsyncOpKernel {
  public:
-  explicit PushUniqueManyOp(OpKernelConstruction* context)
-      : AsyncOpKernel(context) {
+  explicit PushManyOp(OpKernelConstruction* context) : AsyncOpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("N", &n_));
+    OP_REQUIRES_OK(context, context->GetAttr("rules", &rules_));
+    OP_REQUIRES_OK(context, CheckRules(rules_.size(), n_));
+    OP_REQUIRES_OK(context, context->GetAttr("of_lookups", &of_lookups_));
     OP_REQUIRES_OK(context,
                    context->GetAttr("insert_missing", &insert_missing_));
+    OP_REQUIRES_OK(context,
+                   context->GetAttr("skip_non_finite", &skip_non_finite_));
   }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
@@ -96,16 +119,20 @@ class PushUniqueManyOp : public AsyncOpKernel {
     OP_REQUIRES_OK_ASYNC(context, Prepare(context, call.get()), done);
     RunAsync(
         context, call->tables.IsAnyRemote(),
-        [context, call] {
+        [this, context, call] {
           const Tfswitch_Threads threads = DeviceThreads(context);
           absl::Status status =
               CallCore(&Tfswitch_Api::push, call->parts.data(),
                        call->parts.size(), &threads);
+          for (int i = 0; status.ok() && i < n_; ++i) {
+            call->tables[i].NotePush(rules_[i]);
+          }
           call->tables.Clear();
           for (size_t i = 0; i < call->parts.size(); ++i) {
-            if (call->parts[i].result.skipped == 0) continue;
-            *call->anchor_gradients[i] =
-                std::numeric_limits<float>::quiet_NaN();
+            const Tfswitch_PushResult& result = call->parts[i].result;
+            *call->updated_rows[i] = result.updated_rows;
+            if (result.skipped == 0) continue;
+            *call->poisons[i] = std::numeric_limits<float>::quiet_NaN();
           }
           return status;
         },
@@ -116,66 +143,76 @@ class PushUniqueManyOp : public AsyncOpKernel {
   struct Call {
     TableList tables;
     std::vector<Tfswitch_PushPart> parts;
-    std::vector<float*> anchor_gradients;
+    // Of lookups, where the op was given none.
+    std::vector<std::vector<float>> shows;
+    std::vector<std::vector<float>> clicks;
+    std::vector<int64_t*> updated_rows;
+    std::vector<float*> poisons;
   };
 
   absl::Status Prepare(OpKernelContext* context, Call* call) const {
     TF_RETURN_IF_ERROR(call->tables.Lookup(context, n_));
-    float loss_scale = 0.0f;
-    TF_RETURN_IF_ERROR(ScalarInput(context, 5 * n_, "loss_scale", &loss_scale));
+    call->shows.resize(n_);
+    call->clicks.resize(n_);
     for (int i = 0; i < n_; ++i) {
       const TableResource& table = call->tables[i];
-      const Tensor& unique_ids = context->input(n_ + i);
-      const Tensor& inverse = context->input(2 * n_ + i);
-      const Tensor& gradients = context->input(3 * n_ + i);
-      if (!TensorShapeUtils::IsVector(unique_ids.shape()) ||
-          !TensorShapeUtils::IsVector(inverse.shape())) {
+      TF_RETURN_IF_ERROR(table.CheckRule(rules_[i]));
+      const Tensor& ids = context->input(n_ + i);
+      const Tensor& gradients = context->input(2 * n_ + i);
+      tensorflow::TensorShape expected = ids.shape();
+      TF_RETURN_IF_ERROR(expected.AddDimWithStatus(table.dim()));
+      if (gradients.shape() != expected) {
         return absl::InvalidArgumentError(absl::StrCat(
-            "table '", table.name(),
-            "': expected `unique_ids` and `inverses` of rank 1, got shapes ",
-            unique_ids.shape().DebugString(), " and ",
-            inverse.shape().DebugString()));
-      }
-      const int64_t num_ids = inverse.NumElements();
-      if (gradients.NumElements() != num_ids * table.dim()) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "table '", table.name(), "': expected ", num_ids * table.dim(),
-            " gradient floats (", num_ids, " places in its inverse x dim ",
-            table.dim(), "), got ", gradients.NumElements(), " in shape ",
+            "table '", table.name(), "': expected gradients of shape ",
+            expected.DebugString(), " for ids of shape ",
+            ids.shape().DebugString(), ", got ",
             gradients.shape().DebugString()));
       }
       Tfswitch_PushPart part = {};
       part.table = table.get();
-      part.keys = unique_ids.flat<int64_t>().data();
-      part.num_keys = static_cast<size_t>(unique_ids.NumElements());
-      // NULL would say that there is no inverse.
-      static constexpr int32_t kEmpty = 0;
-      part.inverse = num_ids == 0 ? &kEmpty : inverse.flat<int32_t>().data();
-      part.num_gradients = static_cast<size_t>(num_ids);
+      part.keys = ids.flat<int64_t>().data();
+      part.num_keys = static_cast<size_t>(ids.NumElements());
+      part.num_gradients = part.num_keys;
       part.gradients = gradients.flat<float>().data();
-      part.options.insert_missing = insert_missing_ ? 1 : 0;
-      part.options.loss_scale = loss_scale;
-      part.options.skip_non_finite = 1;
-      TF_RETURN_IF_ERROR(ScalarInput(context, 4 * n_ + i, "learning_rates",
-                                     &part.options.learning_rate));
-      TF_RETURN_IF_ERROR(ObservationInputs(context, table, 5 * n_ + 1 + i,
-                                           6 * n_ + 1 + i, 7 * n_ + 1 + i,
-                                           num_ids, &part.options));
+      Tfswitch_PushOptions& options = part.options;
+      options.insert_missing = insert_missing_ ? 1 : 0;
+      options.loss_scale = 1.0f;
+      options.skip_non_finite = skip_non_finite_ ? 1 : 0;
+      TF_RETURN_IF_ERROR(ScalarInput(context, 3 * n_ + i, "learning_rates",
+                                     &options.learning_rate));
+      TF_RETURN_IF_ERROR(ScalarInput(context, 6 * n_ + i, "global_steps",
+                                     &options.global_step));
+      TF_RETURN_IF_ERROR(ObservationInputs(
+          context, table, 4 * n_ + i, 5 * n_ + i, ids.NumElements(), &options));
+      if (of_lookups_ && options.shows == nullptr &&
+          options.clicks == nullptr &&
+          table.FindObservations(absl::MakeConstSpan(part.keys, part.num_keys),
+                                 &call->shows[i], &call->clicks[i])) {
+        options.shows = call->shows[i].data();
+        options.clicks = call->clicks[i].data();
+      }
       call->parts.push_back(part);
-      Tensor* anchor_gradient = nullptr;
-      TF_RETURN_IF_ERROR(context->allocate_output(i, {}, &anchor_gradient));
-      anchor_gradient->scalar<float>()() = 0.0f;
-      call->anchor_gradients.push_back(&anchor_gradient->scalar<float>()());
+      Tensor* updated_rows = nullptr;
+      TF_RETURN_IF_ERROR(context->allocate_output(i, {}, &updated_rows));
+      call->updated_rows.push_back(&updated_rows->scalar<int64_t>()());
+      *call->updated_rows.back() = 0;
+      Tensor* poison = nullptr;
+      TF_RETURN_IF_ERROR(context->allocate_output(n_ + i, {}, &poison));
+      call->poisons.push_back(&poison->scalar<float>()());
+      *call->poisons.back() = 0.0f;
     }
     return absl::OkStatus();
   }
 
   // Constant after construction.
   int n_ = 0;
-  bool insert_missing_ = false;
+  std::vector<int64_t> rules_;
+  bool insert_missing_ = true;
+  bool of_lookups_ = false;
+  bool skip_non_finite_ = false;
 };
 
-TFSWITCH_CPU_KERNEL(PushUniqueMany);
+TFSWITCH_CPU_KERNEL(PushMany);
 
 }  // namespace
 }  // namespace tfswitch

@@ -12,11 +12,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <memory>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "cc/ops/core_calls.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/tensor_shape.h"
@@ -76,6 +78,45 @@ absl::Status TableResource::Verify(const std::string& handle_name,
 std::string TableResource::DebugString() const {
   return absl::StrCat("tfswitch table '", name_, "' (dim ", dim_, ") at '",
                       cluster_, "'");
+}
+
+void TableResource::NoteTrainingLookup(absl::Span<const int64_t> ids,
+                                       const float* shows,
+                                       const float* clicks) const {
+  constexpr int64_t kMaxUnpushed = 100;
+  int64_t count = num_unpushed_lookups_;
+  while (count >= 0 &&
+         !num_unpushed_lookups_.compare_exchange_weak(count, count + 1)) {
+  }
+  if (count + 1 == kMaxUnpushed) {
+    absl::FPrintF(
+        stderr,
+        "tfswitch: warning: table '%s' has had %d training lookups in a "
+        "GradientTape, and no optimizer has applied a gradient, so that its "
+        "rows do not learn. Pass all of `model.trainable_variables` to "
+        "`optimizer.apply_gradients`, or the gradient of the layer's weight to "
+        "`layer.apply_gradients`.\n",
+        name_, kMaxUnpushed);
+  }
+  observed_ids_.Record(ids, shows, clicks);
+}
+
+absl::Status TableResource::CheckRule(int64_t rule) const {
+  if (rule == 0 || rule >= rule_) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("table '", name_,
+                   "' learns by an optimizer that came after the one of this "
+                   "function, whose "
+                   "state it no longer has. Train with the last optimizer "
+                   "only, or give each "
+                   "model rows of its own"));
+}
+
+void TableResource::NotePush(int64_t rule) const {
+  num_unpushed_lookups_ = -1;
+  int64_t last = rule_;
+  while (rule > last && !rule_.compare_exchange_weak(last, rule)) {
+  }
 }
 
 absl::Status LookupTable(OpKernelContext* context,
@@ -177,8 +218,8 @@ absl::Status KeysOf(OpKernelContext* context, const Tensor& ids,
 
 absl::Status ObservationInputs(OpKernelContext* context,
                                const TableResource& table, int shows_index,
-                               int clicks_index, int global_step_index,
-                               int64_t num_ids, Tfswitch_PushOptions* options) {
+                               int clicks_index, int64_t num_ids,
+                               Tfswitch_PushOptions* options) {
   const auto read = [&](int input_index, const char* name,
                         const float** values) {
     const Tensor& input = context->input(input_index);
@@ -195,9 +236,7 @@ absl::Status ObservationInputs(OpKernelContext* context,
     return absl::OkStatus();
   };
   TF_RETURN_IF_ERROR(read(shows_index, "shows", &options->shows));
-  TF_RETURN_IF_ERROR(read(clicks_index, "clicks", &options->clicks));
-  return ScalarInput(context, global_step_index, "global_step",
-                     &options->global_step);
+  return read(clicks_index, "clicks", &options->clicks);
 }
 
 }  // namespace tfswitch

@@ -4,6 +4,7 @@
 #ifndef TFSWITCH_CC_OPS_TABLE_RESOURCE_H_
 #define TFSWITCH_CC_OPS_TABLE_RESOURCE_H_
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -12,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "cc/capi/tfswitch.h"
+#include "cc/ops/observed_ids.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_base.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -45,6 +47,24 @@ class TableResource : public tensorflow::ResourceBase {
 
   std::string DebugString() const override;
 
+  // Keeps the shows and clicks of a training lookup for the push of its
+  // gradient. Warns, once, if the 100th comes and nothing has been pushed.
+  void NoteTrainingLookup(absl::Span<const int64_t> ids, const float* shows,
+                          const float* clicks) const;
+
+  // See ObservedIds::Find.
+  bool FindObservations(absl::Span<const int64_t> ids,
+                        std::vector<float>* shows,
+                        std::vector<float>* clicks) const {
+    return observed_ids_.Find(ids, shows, clicks);
+  }
+
+  // FailedPrecondition if an optimizer with a larger number has pushed. 0 is
+  // the number of the only one.
+  absl::Status CheckRule(int64_t rule) const;
+  // Notes that the optimizer with this number has pushed.
+  void NotePush(int64_t rule) const;
+
   // For the functions of cc/capi/tfswitch.h, while this lives.
   Tfswitch_Table* get() const { return table_; }
 
@@ -60,6 +80,11 @@ class TableResource : public tensorflow::ResourceBase {
   const std::string name_;
   const int dim_;
   const bool is_remote_;
+
+  // Synchronised by themselves.
+  mutable ObservedIds observed_ids_;
+  mutable std::atomic<int64_t> num_unpushed_lookups_{0};  // < 0: has pushed.
+  mutable std::atomic<int64_t> rule_{0};
 };
 
 // The table behind an input of the running op. InvalidArgument if the handle is
@@ -119,13 +144,13 @@ absl::Status KeysOf(tensorflow::OpKernelContext* context,
                     const tensorflow::Tensor& ids, tensorflow::Tensor* storage,
                     absl::Span<const int64_t>* keys);
 
-// Three inputs: shows and clicks of `num_ids` ids, each empty or with one
-// number per id, and the global step. InvalidArgument naming the input and the
-// shape that came. The options point into the inputs.
+// Two inputs: shows and clicks of `num_ids` ids, each empty or with one number
+// per id. InvalidArgument naming the input and the shape that came. The options
+// point into the inputs.
 absl::Status ObservationInputs(tensorflow::OpKernelContext* context,
                                const TableResource& table, int shows_index,
-                               int clicks_index, int global_step_index,
-                               int64_t num_ids, Tfswitch_PushOptions* options);
+                               int clicks_index, int64_t num_ids,
+                               Tfswitch_PushOptions* options);
 
 }  // namespace tfswitch
 

@@ -63,7 +63,7 @@ def make_step(strategy, layer):
     def replica_step(ids):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(layer(ids, training=True))
-        tape.gradient(loss, layer.trainable_variables)
+        layer.apply_gradients(tape.gradient(loss, layer.trainable_variables))
         return loss
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])

@@ -72,8 +72,8 @@ def make_dataset(batches):
 
 
 def dense_variables(model):
-    """The model's variables without the anchor of its layer."""
-    return [v for v in model.trainable_variables if v.shape != ()]
+    """The model's variables without the one that stands for rows."""
+    return [v for v in model.trainable_variables if v.shape[0] != 0]
 
 
 def result_of(model, layer):

@@ -433,11 +433,15 @@ def test_limits_of_a_token_name_themselves(server, tokens):
             lambda ids: table.lookup_or_create(ids),
             lambda ids: table.push(ids, np.ones((ids.size, 4), np.float32)),
             lambda ids: table.assign(ids, np.ones((ids.size, 4), np.float32)),
-            lambda ids: tsw.ops.push(
-                waiting.handle,
-                tf.constant(ids),
-                np.ones((ids.size, 4), np.float32),
-                tf.constant(0.1),
+            lambda ids: tsw.ops.push_many(
+                [
+                    tsw.ops.TablePush(
+                        waiting.handle,
+                        tf.constant(ids),
+                        tf.ones((ids.size, 4)),
+                        tf.constant(0.1),
+                    )
+                ],
                 insert_missing=False,  # The policy decides.
             ),
         ):

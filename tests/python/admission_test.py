@@ -199,7 +199,7 @@ def test_assigned_ids_need_no_admission(cluster):
     assert push(table, [1, 2]) == 1
 
 
-def test_removed_ids_have_to_be_admitted_anew(cluster):
+def test_removed_ids_have_to_be_admitted_again(cluster):
     table = make_table(tsw.admission.MinCount(2))
     push(table, [1, 1, 2])
 
@@ -285,7 +285,7 @@ def test_probability_is_drawn_alike_with_the_same_seed():
     assert 20 < len(sizes[0]) < 80
 
 
-def test_the_layer_admits_in_the_backward_pass(cluster):
+def test_the_layer_admits_when_its_gradient_is_applied(cluster):
     layer = tsw.keras.DynamicEmbedding(
         2,
         name="word",
@@ -297,12 +297,14 @@ def test_the_layer_admits_in_the_backward_pass(cluster):
 
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(layer(ids, training=True))
-    tape.gradient(loss, layer.trainable_weights)
+    gradient = tape.gradient(loss, layer.trainable_weights)
+    assert states(layer.table, [4, 5]) == [UNKNOWN, UNKNOWN]
+    layer.apply_gradients(gradient)
 
+    assert states(layer.table, [4, 5]) == [ROW, CANDIDATE]
     np.testing.assert_array_equal(
         layer(ids), [[[-3, -3], [-3, -3]], [[0, 0], [-3, -3]]]
     )
-    assert layer.table.size() == 1
 
 
 def test_admission_state_is_part_of_a_checkpoint(
@@ -350,7 +352,7 @@ def test_rows_stay_admitted_when_a_higher_threshold_restores_them(
     assert push(table, [1, 2]) == 2
 
 
-def test_counts_begin_anew_under_another_kind_of_policy(cluster, tmp_path):
+def test_counts_begin_again_under_another_kind_of_policy(cluster, tmp_path):
     table = make_table(tsw.admission.MinCount(2), name="t")
     push(table, [1, 1, 2])
     cluster.save(str(tmp_path), ["t"])

@@ -109,8 +109,8 @@ STEPS = {
                 cluster=address, config=config, shared_name=address)
             read = ops.tfswitch_lookup(handle, ids, dim=4)
             np.testing.assert_array_equal(read, rows)
-            ops.tfswitch_push(
-                handle, ids, tf.ones([10, 4]), 0.5, [], [], 0
+            ops.tfswitch_push_many(
+                [handle], [ids], [tf.ones([10, 4])], [0.5], [[]], [[]], [0], [0]
             )
             np.testing.assert_allclose(
                 table.pull(ids, False), rows - 0.5, atol=1e-6)

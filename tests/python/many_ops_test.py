@@ -7,9 +7,6 @@ import tensorflow as tf
 import tfswitch as tsw
 from tests.conftest import running_cluster
 from tfswitch import ops
-from tfswitch._loader import load_ops
-
-library = load_ops()
 
 
 def make_table(name, dim, **kwargs):
@@ -19,14 +16,13 @@ def make_table(name, dim, **kwargs):
     return tsw.EmbeddingTable(name, dim, **kwargs)
 
 
-def lookup_of(table, ids, anchor, rate=1.0, **more):
-    return ops.TableLookup(
-        table.handle,
-        tf.constant(ids),
-        anchor,
-        tf.constant(rate),
-        table.dim,
-        **more,
+def push_of(table, ids, gradients=None, rate=1.0, **more):
+    """A push of ones, unless it is told otherwise."""
+    ids = tf.constant(ids)
+    if gradients is None:
+        gradients = tf.ones([*ids.shape, table.dim])
+    return ops.TablePush(
+        table.handle, ids, gradients, tf.constant(rate), **more
     )
 
 
@@ -74,69 +70,43 @@ def test_lookups_of_many_are_those_of_each(mode):
             table.remove([1, 2, 5, 7])
 
 
-def test_training_lookups_of_many_are_those_of_each(mode):
+def test_pushes_of_many_are_those_of_each(mode):
     tables, alone = make_tables(), make_tables("_alone")
-    anchors = {name: tf.Variable(0.0) for name in IDS}
-    factor = {name: 1.0 + i for i, name in enumerate(IDS)}
+    ids = {name: np.array(value, np.int64) for name, value in IDS.items()}
+    gradients = {
+        name: np.random.default_rng(0).normal(size=(*ids[name].shape, dim))
+        for name, dim in DIMS.items()
+    }
 
-    @mode
-    def step():
-        with tf.GradientTape() as tape:
-            result = ops.training_lookup_many(
-                [
-                    lookup_of(table, np.array(IDS[name], np.int64), anchor, 0.5)
-                    for (name, table), anchor in zip(
-                        tables.items(), anchors.values(), strict=True
-                    )
-                ]
-            )
-            loss = tf.add_n(
-                [
-                    tf.reduce_sum(rows) * factor[name]
-                    for name, rows in zip(IDS, result.embeddings, strict=True)
-                ]
-            )
-            loss = (loss + result.loss_scale_probe) * 64.0
-        return result, tape.gradient(loss, list(anchors.values()))
-
-    result, gradients = step()
-
-    assert gradients == [0.0] * 3
-    for i, name in enumerate(IDS):
-        ids = tf.constant(IDS[name], tf.int64)
-        expected = ops.training_lookup(
-            alone[name].handle,
-            ids,
-            tf.constant(0.0),
-            tf.constant(0.5),
-            dim=DIMS[name],
+    pushed = mode(
+        lambda: ops.push_many(
+            [
+                push_of(
+                    table, ids[name], tf.cast(gradients[name], tf.float32), 0.5
+                )
+                for name, table in tables.items()
+            ]
         )
-        np.testing.assert_array_equal(result.embeddings[i], expected.embeddings)
-        np.testing.assert_array_equal(result.unique_ids[i], expected.unique_ids)
-        np.testing.assert_array_equal(result.inverses[i], expected.inverse)
-        alone[name].push(
-            ids,
-            tf.fill([*ids.shape, DIMS[name]], factor[name]),
-            learning_rate=0.5,
-        )
+    )()
+
+    np.testing.assert_array_equal(pushed.updated_rows, [3, 1, 0])
+    np.testing.assert_array_equal(pushed.poisons, [0.0] * 3)
+    for name, table in tables.items():
+        alone[name].push(ids[name], gradients[name], learning_rate=0.5)
         np.testing.assert_array_equal(
-            tables[name].lookup(ids), alone[name].lookup(ids)
+            table.lookup(ids[name]), alone[name].lookup(ids[name])
         )
 
 
-def test_a_table_that_comes_twice_takes_a_step_for_each(embedded):
+def test_a_table_that_comes_twice_takes_a_step_for_each(mode):
     table = make_table("t", 2, initializer="zeros")
-    anchor = tf.Variable(0.0)
 
-    with tf.GradientTape() as tape:
-        result = ops.training_lookup_many(
-            [lookup_of(table, [1, 2], anchor), lookup_of(table, [1], anchor)]
-        )
-        loss = tf.add_n([tf.reduce_sum(x) for x in result.embeddings])
-    tape.gradient(loss, anchor)
+    mode(
+        lambda: ops.push_many([push_of(table, [1, 2, 1]), push_of(table, [1])])
+    )()
 
     np.testing.assert_array_equal(
-        table.lookup([1, 2]), [[-2.0, -2.0], [-1.0, -1.0]]
+        table.lookup([1, 2]), [[-3.0, -3.0], [-1.0, -1.0]]
     )
 
 
@@ -147,40 +117,16 @@ def test_tables_of_several_clusters_go_together(make_cluster):
             f"t{number}", 2, initializer="zeros", cluster=make_cluster(servers)
         )
         tables.append(table)
-    anchor = tf.Variable(0.0)
 
-    with tf.GradientTape() as tape:
-        result = ops.training_lookup_many(
-            [lookup_of(table, [1, 2, 3], anchor) for table in tables]
-        )
-        loss = tf.add_n([tf.reduce_sum(x) for x in result.embeddings])
-    tape.gradient(loss, anchor)
+    ops.push_many([push_of(table, [1, 2, 3]) for table in tables])
 
-    for table in tables:
-        np.testing.assert_array_equal(
-            table.lookup([1, 2, 3]), np.full((3, 2), -1.0)
-        )
-
-
-def test_a_table_that_the_loss_does_not_use_is_pushed_zeros(mode):
-    a, b = make_table("a", 2), make_table("b", 2)
-    rows = b.lookup_or_create([1]).numpy()
-    anchor = tf.Variable(0.0)
-
-    @mode
-    def step():
-        with tf.GradientTape() as tape:
-            result = ops.training_lookup_many(
-                [lookup_of(a, [1], anchor), lookup_of(b, [1], anchor)]
-            )
-            loss = tf.reduce_sum(tf.gather(result.embeddings[0], [0, 0]))
-        return tape.gradient(loss, anchor)
-
-    before = a.lookup_or_create([1]).numpy()
-    step()
-
-    np.testing.assert_allclose(a.lookup([1]), before - 2.0, rtol=1e-6)
-    np.testing.assert_array_equal(b.lookup([1]), rows)
+    found = ops.lookup_many(
+        [table.handle for table in tables],
+        [[1, 2, 3]] * 3,
+        dims=[2] * 3,
+        insert_missing=False,
+    )
+    np.testing.assert_array_equal(found, np.full((3, 3, 2), -1.0))
 
 
 @pytest.mark.parametrize(("num_servers", "num_ids"), [(0, 2049), (3, 60_000)])
@@ -190,19 +136,18 @@ def test_long_batches_of_many_agree(make_cluster, num_servers, num_ids):
     draw = np.random.default_rng(0)
     ids = [draw.integers(-(2**63), 2**63, num_ids) for _ in tables]
     ids[1][::3] = 5
-    anchor = tf.Variable(0.0)
 
-    with tf.GradientTape() as tape:
-        result = ops.training_lookup_many(
-            [
-                lookup_of(table, each, anchor)
-                for table, each in zip(tables, ids, strict=True)
-            ]
-        )
-        loss = tf.add_n([tf.reduce_sum(x) for x in result.embeddings])
-    tape.gradient(loss, anchor)
+    rows = ops.lookup_many(
+        [table.handle for table in tables],
+        ids,
+        dims=[table.dim for table in tables],
+        insert_missing=True,
+    )
+    ops.push_many(
+        [push_of(table, each) for table, each in zip(tables, ids, strict=True)]
+    )
 
-    for table, each, before in zip(tables, ids, result.embeddings, strict=True):
+    for table, each, before in zip(tables, ids, rows, strict=True):
         count = np.ones((num_ids, 1), np.float32)
         count[each == 5] = np.count_nonzero(each == 5)
         np.testing.assert_allclose(
@@ -211,7 +156,7 @@ def test_long_batches_of_many_agree(make_cluster, num_servers, num_ids):
 
 
 def test_shapes_are_known_to_graphs(embedded):
-    a, b = make_table("a", 2), make_table("b", 3)
+    handles = [make_table("a", 2).handle, make_table("b", 3).handle]
 
     @tf.function(
         input_signature=[
@@ -219,110 +164,77 @@ def test_shapes_are_known_to_graphs(embedded):
             tf.TensorSpec([], tf.int32),
         ]
     )
-    def lookups(one, two):
-        handles = [a.handle, b.handle]
-        plain = ops.lookup_many(
-            handles, [one, two], dims=[2, 3], insert_missing=False
-        )
-        assert [x.shape.as_list() for x in plain] == [[None, 4, 2], [3]]
-        trained = library.tfswitch_training_lookup_many(
-            tables=handles,
-            ids=[one, tf.cast(two, tf.int64)],
-            anchors=[0.0, 0.0],
-            learning_rates=[0.1, 0.1],
-            shows=[[], []],
-            clicks=[[], []],
-            global_steps=[0, 0],
-            dims=[2, 3],
-        )
-        assert trained.loss_scale_probe.shape == []
-        assert [x.shape.as_list() for x in trained.inverses] == [[None], [1]]
-        assert [x.shape.as_list() for x in trained.unique_ids] == [[None]] * 2
-        return plain
+    def look_up(*ids):
+        rows = ops.lookup_many(handles, ids, dims=[2, 3], insert_missing=False)
+        assert [x.shape.as_list() for x in rows] == [[None, 4, 2], [3]]
+        return rows
 
-    lookups.get_concrete_function()
+    look_up.get_concrete_function()
 
 
-def arguments(table, **changes):
-    return {
-        "tables": [table.handle] * 2,
-        "ids": [[1], [2, 3]],
-        "anchors": [0.0, 0.0],
-        "learning_rates": [0.1, 0.1],
-        "shows": [[], []],
-        "clicks": [[], []],
-        "global_steps": [0, 0],
-        "dims": [2, 2],
-    } | changes
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"dims": [2]}, "one dim for each of 2 tables, got 1"),
-        ({"dims": [2, 3]}, "table 't' has dim 2.*built for dim 3"),
-        ({"anchors": [0.0, [0.0]]}, "`anchors` must be a scalar"),
-        ({"learning_rates": [[0.1], 0.1]}, "`learning_rates` must be a scalar"),
-        ({"global_steps": [0, [0]]}, "`global_step` must be a scalar"),
-        ({"shows": [[], [1.0]]}, "`shows` must be empty or.*each of 2 ids"),
-    ],
-)
-def test_wrong_inputs_are_named_and_make_no_rows(embedded, changes, message):
-    table = make_table("t", 2)
-
-    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-        library.tfswitch_training_lookup_many(**arguments(table, **changes))
-
-    assert table.size() == 0
-
-
-def test_wrong_pushes_are_named_and_apply_nothing(embedded):
-    table = make_table("t", 2)
-    table.assign([1, 2], np.ones((2, 2), np.float32))
-    good = {
-        "tables": [table.handle] * 2,
-        "unique_ids": [[1], [2]],
-        "inverses": [[0], [0]],
-        "gradients": [tf.ones([1, 2]), tf.ones([1, 2])],
-        "learning_rates": [1.0, 1.0],
-        "loss_scale": 0.0,
-        "shows": [[], []],
-        "clicks": [[], []],
-        "global_steps": [0, 0],
-    }
+def test_an_error_in_the_second_push_names_it_and_applies_nothing(mode):
+    first = make_table("first", 2, initializer="ones")
+    second = make_table("second", 2, initializer="ones")
+    good = {"ids": [2], "gradients": tf.ones([1, 2])}
 
     for changes, message in [
-        ({"gradients": [tf.ones([1, 2]), tf.ones([3])]}, "expected 2 gradient"),
-        ({"inverses": [[0], [1]]}, "inverse"),
-        ({"learning_rates": [1.0, -1.0]}, "learning_rate"),
-        ({"loss_scale": [1.0]}, "`loss_scale` must be a scalar"),
-        ({"clicks": [[], [-1.0]]}, "id 2"),
+        ({"gradients": tf.ones([1, 3])}, r"'second': expected .*\[1,3\]"),
+        ({"rate": -1.0}, "learning_rate"),
+        ({"gradients": tf.constant([[np.nan, 1]])}, "'second'.* id 2"),
+        ({"shows": [1.0, 1.0]}, "'second': `shows` must be empty or.* 1 ids"),
+        ({"clicks": [-1.0]}, "id 2"),
     ]:
         with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-            library.tfswitch_push_unique_many(**(good | changes))
-        np.testing.assert_array_equal(table.lookup([1, 2]), np.ones((2, 2)))
-
-    anchors = library.tfswitch_push_unique_many(
-        **(good | {"gradients": [tf.ones([1, 2]), [[np.nan, 1]]]})
-    )
-    np.testing.assert_array_equal(anchors, [np.nan, np.nan])
-    np.testing.assert_array_equal(table.lookup([1, 2]), np.ones((2, 2)))
-    anchors = library.tfswitch_push_unique_many(**good)
-    assert [float(x) for x in anchors] == [0.0, 0.0]
-    np.testing.assert_array_equal(table.lookup([1, 2]), np.zeros((2, 2)))
+            mode(
+                lambda wrong=changes: ops.push_many(
+                    [push_of(first, [1]), push_of(second, **(good | wrong))]
+                )
+            )()
+        assert first.size() == second.size() == 0
 
 
-def test_xla_is_refused_with_what_to_do(embedded):
-    table = make_table("t", 2)
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_skipped_pushes_are_told_by_nan_and_a_warning(mode, bad, capfd):
+    tables = [make_table(name, 2, initializer="ones") for name in ("a", "b")]
+    gradients = [tf.ones([1, 2]), tf.constant([[bad, 1.0]])]
 
-    @tf.function(jit_compile=True)
-    def step(ids):
-        return ops.lookup_many(
-            [table.handle], [ids], dims=[2], insert_missing=True
+    pushed = mode(
+        lambda: ops.push_many(
+            [
+                push_of(table, [1], gradient)
+                for table, gradient in zip(tables, gradients, strict=True)
+            ],
+            skip_non_finite=True,
         )
+    )()
 
-    with pytest.raises(ValueError, match="XLA cannot"):
-        step(tf.constant([1]))
+    np.testing.assert_array_equal(pushed.poisons, [np.nan, np.nan])
+    np.testing.assert_array_equal(pushed.updated_rows, [0, 0])
+    assert [table.size() for table in tables] == [0, 0]
+    assert "table 'b': the gradient of id 1 is NaN" in capfd.readouterr().err
+
+
+def test_an_optimizer_that_came_before_another_pushes_no_more(mode):
+    table = make_table("t", 2, initializer="zeros")
+    other = make_table("other", 2, initializer="zeros")
+
+    def push(rule):
+        return mode(
+            lambda: ops.push_many(
+                [push_of(other, [1], rule=1), push_of(table, [1], rule=rule)]
+            )
+        )()
+
+    for rule in (1, 1, 0, 3, 0, 3):
+        push(rule)
+    for rule in (1, 2):
+        with pytest.raises(
+            tf.errors.FailedPreconditionError, match="table 't' learns by"
+        ):
+            push(rule)
+
+    for each in (table, other):
+        np.testing.assert_array_equal(each.lookup([1]), [[-6.0, -6.0]])
 
 
 def test_a_server_that_is_away_is_named():
@@ -330,47 +242,47 @@ def test_a_server_that_is_away_is_named():
     address = server.start().address
     with tsw.connect(f"grpc://{address}", timeout=1.0):
         table = make_table("t", 2)
-        anchor = tf.Variable(0.0)
-        ops.training_lookup_many([lookup_of(table, [1], anchor)] * 2)
+        ops.push_many([push_of(table, [1])] * 2)
         server.stop()
 
         with pytest.raises(tf.errors.UnavailableError, match=address):
-            ops.training_lookup_many([lookup_of(table, [1], anchor)] * 2)
+            ops.push_many([push_of(table, [1])] * 2)
 
 
 def test_each_of_very_many_pushes_counts_in_any_order_of_tables(make_cluster):
     make_cluster(1)
     tables = [make_table(f"t{i}", 1, initializer="zeros") for i in range(256)]
-    handles = [table.handle for table in reversed(tables)]
-    rows = {"ids": [[1]] * 256, "dims": [1] * 256}
-    ops.lookup_many(handles, **rows, insert_missing=True)
+    pushes = [push_of(table, [1]) for table in reversed(tables)]
     for _ in range(6):
-        library.tfswitch_push_unique_many(
-            tables=handles,
-            unique_ids=[[1]] * 256,
-            inverses=[[0]] * 256,
-            gradients=[[[1.0]]] * 256,
-            learning_rates=[1.0] * 256,
-            loss_scale=0.0,
-            shows=[[]] * 256,
-            clicks=[[]] * 256,
-            global_steps=[0] * 256,
-        )
+        ops.push_many(pushes)
 
-    found = ops.lookup_many(handles, **rows, insert_missing=False)
+    found = ops.lookup_many(
+        [table.handle for table in tables],
+        [[1]] * 256,
+        dims=[1] * 256,
+        insert_missing=False,
+    )
     np.testing.assert_array_equal(found, np.full((256, 1, 1), -6.0))
 
 
-def test_more_tables_than_a_call_takes_are_refused(embedded):
+@pytest.mark.parametrize(
+    "op",
+    [
+        lambda table: ops.lookup_many(
+            [table.handle] * 257,
+            [[1]] * 257,
+            dims=[1] * 257,
+            insert_missing=True,
+        ),
+        lambda table: ops.push_many([push_of(table, [1])] * 257),
+    ],
+    ids=["lookup_many", "push_many"],
+)
+def test_more_tables_than_a_call_takes_are_refused(embedded, op):
     table = make_table("t", 1)
 
     with pytest.raises(
         tf.errors.InvalidArgumentError, match="at most 256 tables"
     ):
-        ops.lookup_many(
-            [table.handle] * 257,
-            [tf.constant([1])] * 257,
-            dims=[1] * 257,
-            insert_missing=True,
-        )
+        op(table)
     assert table.size() == 0

@@ -14,58 +14,7 @@ from tfswitch._loader import load_ops
 DIM = 4
 
 
-class _Ops:
-    """The ops; those that push say nothing of shows, clicks and steps."""
-
-    def __init__(self):
-        self._library = load_ops()
-
-    def __getattr__(self, name):
-        return getattr(self._library, name)
-
-    def tfswitch_push(self, *args, **kwargs):
-        return self._library.tfswitch_push(
-            *args, **kwargs, shows=[], clicks=[], global_step=0
-        )
-
-    def training_lookup(self, table, ids, anchor, learning_rate, *, dim):
-        """Of one table: embeddings, probe, unique ids and inverse."""
-        found = self._library.tfswitch_training_lookup_many(
-            tables=[table],
-            ids=[tf.cast(ids, tf.int64)],
-            anchors=[anchor],
-            learning_rates=[learning_rate],
-            shows=[[]],
-            clicks=[[]],
-            global_steps=[0],
-            dims=[dim],
-        )
-        return (
-            found.embeddings[0],
-            found.loss_scale_probe,
-            found.unique_ids[0],
-            found.inverses[0],
-        )
-
-    def push_unique(
-        self, table, unique_ids, inverse, gradients, learning_rate, loss_scale
-    ):
-        """To one table: the gradient of the anchor."""
-        (anchor_gradient,) = self._library.tfswitch_push_unique_many(
-            tables=[table],
-            unique_ids=[unique_ids],
-            inverses=[inverse],
-            gradients=[gradients],
-            learning_rates=[learning_rate],
-            loss_scale=loss_scale,
-            shows=[[]],
-            clicks=[[]],
-            global_steps=[0],
-        )
-        return anchor_gradient
-
-
-ops = _Ops()
+ops = load_ops()
 _names = itertools.count()
 
 
@@ -106,7 +55,31 @@ def refuses(error, *parts):
     return pytest.raises(error, match=".*".join(map(re.escape, parts)))
 
 
-# --- Lookup -------------------------------------------------------------------
+def push(table, ids, gradients, learning_rate=0.25, **more):
+    """To one table, with nothing said of shows, clicks and steps."""
+    more = {"shows": [], "clicks": [], "global_step": 0, "rules": [0]} | more
+    lists = {
+        "tables": table,
+        "ids": ids,
+        "gradients": gradients,
+        "learning_rates": learning_rate,
+        "shows": more.pop("shows"),
+        "clicks": more.pop("clicks"),
+        "global_steps": more.pop("global_step"),
+    }
+    pushed = ops.tfswitch_push_many(
+        **{name: [value] for name, value in lists.items()}, **more
+    )
+    return pushed.updated_rows[0], pushed.poisons[0]
+
+
+def tie(table, ids, embeddings, **more):
+    more = {"poison": 0.0, "shows": [], "clicks": []} | more
+    weight = tf.zeros([0, DIM])
+    return ops.tfswitch_tie_to_weight(table, ids, embeddings, weight, **more)
+
+
+# --- Lookups and pushes -------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_ids", [2049, 50_000])
@@ -114,99 +87,87 @@ def test_lookups_of_any_size_agree(table, num_ids):
     ids = np.random.default_rng(0).integers(-(2**63), 2**63, num_ids)
     ids[::3] = ids[0]
 
-    trained, _, unique_ids, inverse = ops.training_lookup(
-        table.handle, ids, 0.0, 0.1, dim=DIM
-    )
+    made = ops.tfswitch_lookup(table.handle, ids, dim=DIM, insert_missing=True)
     read = ops.tfswitch_lookup(table.handle, ids, dim=DIM)
 
-    np.testing.assert_array_equal(trained, read)
-    np.testing.assert_array_equal(tf.gather(unique_ids, inverse), ids)
-    assert len(unique_ids) == len(np.unique(ids)) == table.native.size()
+    np.testing.assert_array_equal(made, np.ones((num_ids, DIM)))
+    np.testing.assert_array_equal(read, made)
+    assert table.native.size() == len(np.unique(ids))
 
 
 def test_empty_batches_give_empty_answers_and_change_nothing(table):
     ids = tf.zeros([2, 0, 3], tf.int64)
 
     read = ops.tfswitch_lookup(table.handle, ids, dim=DIM, insert_missing=True)
-    trained, probe, unique_ids, inverse = ops.training_lookup(
-        table.handle, ids, 0.0, 0.1, dim=DIM
-    )
-    updated = ops.tfswitch_push(
-        table.handle, ids, tf.zeros([2, 0, 3, DIM]), 0.1
-    )
-    anchor = ops.push_unique(
-        table.handle, unique_ids, inverse, trained, 0.1, 0.0
-    )
+    tied = tie(table.handle, ids, read)
+    updated_rows, poison = push(table.handle, ids, tied)
 
-    assert read.shape == trained.shape == [2, 0, 3, DIM]
-    assert unique_ids.shape == inverse.shape == [0]
-    assert float(probe) == int(updated) == float(anchor) == 0
+    assert read.shape == tied.shape == [2, 0, 3, DIM]
+    assert int(updated_rows) == float(poison) == 0
     assert table.native.size() == 0
-
-
-@pytest.mark.parametrize("op", ["tfswitch_lookup", "training_lookup"])
-def test_lookup_of_another_dim_names_table_and_both_dims(table, op):
-    arguments = [[1]] if op == "tfswitch_lookup" else [[1], 0.0, 0.1]
-
-    with refuses(
-        tf.errors.InvalidArgumentError, f"'{table.name}' has dim 4", "dim 8"
-    ):
-        getattr(ops, op)(table.handle, *arguments, dim=8)
-
-    assert table.native.size() == 0
-
-
-# --- Push ---------------------------------------------------------------------
 
 
 def test_push_without_insert_missing_skips_unknown_ids(table):
     table.native.assign([5], np.ones((1, DIM), np.float32))
 
-    updated = ops.tfswitch_push(
-        table.handle, [5, 6], tf.ones([2, DIM]), 0.25, insert_missing=False
+    updated_rows, _ = push(
+        table.handle, [5, 6], tf.ones([2, DIM]), insert_missing=False
     )
 
-    assert int(updated) == 1
-    assert table.rows() == {5: [0.75] * DIM}
-
-
-def test_push_unique_takes_a_loss_scale_of_zero_as_one(table):
-    _, _, unique_ids, inverse = ops.training_lookup(
-        table.handle, [5], 0.0, 0.25, dim=DIM
-    )
-
-    ops.push_unique(
-        table.handle, unique_ids, inverse, tf.ones([DIM]), 0.25, 0.0
-    )
-
+    assert int(updated_rows) == 1
     assert table.rows() == {5: [0.75] * DIM}
 
 
 @pytest.mark.parametrize(
-    ("wrong", "parts"),
+    "op",
     [
-        (
-            {"gradients": [1.0] * 7},
-            ["expected 8", "x dim 4", "got 7", "[7]"],
-        ),
-        ({"inverse": [0, 2]}, ["inverse"]),
-        ({"inverse": [-1, 0]}, ["inverse"]),
-        ({"inverse": [0, 0]}, ["inverse"]),
-        ({"learning_rate": [0.25]}, ["learning_rate", "[1]"]),
+        lambda table: ops.tfswitch_lookup(table, [1], dim=8),
+        lambda table: ops.tfswitch_lookup_many([table], [[1]], dims=[8]),
+        lambda table: tie(table, [1], tf.ones([1, 8])),
+        lambda table: push(table, [1], tf.ones([1, 8])),
+    ],
+    ids=["lookup", "lookup_many", "tie_to_weight", "push_many"],
+)
+def test_another_dim_is_refused_with_the_table_and_both_dims(table, op):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=f"'{table.name}'.*4.*8"
+    ):
+        op(table.handle)
+
+    assert table.native.size() == 0
+
+
+@pytest.mark.parametrize(
+    ("op", "wrong", "parts"),
+    [
+        (push, {"gradients": [1.0] * 7}, ["[2,4]", "ids of", "got [7]"]),
+        (push, {"gradients": [[[1.0] * 4] * 2]}, ["[2,4]", "got [1,2,4]"]),
+        (push, {"gradients": [[np.inf] * 4, [1.0] * 4]}, ["id 5"]),
+        (push, {"learning_rate": [0.25]}, ["`learning_rates`", "[1]"]),
+        (push, {"learning_rate": np.nan}, ["learning_rate"]),
+        (push, {"global_step": [1]}, ["`global_steps`", "scalar", "[1]"]),
+        (push, {"shows": [1.0]}, ["`shows`", "each of 2 ids", "[1]"]),
+        (push, {"shows": [1.0, -1.0]}, ["shows", "id 77"]),
+        (push, {"clicks": [1.0] * 3}, ["`clicks`", "each of 2 ids", "[3]"]),
+        (push, {"rules": [0, 0]}, ["`rules`", "each of 1 tables, got 2"]),
+        (tie, {"embeddings": [1.0] * 7}, ["dim 4", "[2]", "got shape [7]"]),
+        (tie, {"poison": [0.0]}, ["`poison`", "scalar", "[1]"]),
+        (tie, {"shows": [1.0]}, ["`shows`", "each of 2 ids", "[1]"]),
+        (tie, {"clicks": [1.0] * 3}, ["`clicks`", "each of 2 ids", "[3]"]),
     ],
 )
-def test_push_unique_refuses_what_does_not_fit(table, wrong, parts):
-    table.native.assign([5, 77], np.ones((2, DIM), np.float32))
-    arguments = {
-        "unique_ids": np.array([5, 77]),
-        "inverse": [0, 1],
-        "gradients": np.ones((2, DIM), np.float32),
-        "learning_rate": 0.25,
-        "loss_scale": 1.0,
+def test_what_does_not_fit_is_refused_and_changes_nothing(
+    table, op, wrong, parts
+):
+    rows = np.ones((2, DIM), np.float32)
+    table.native.assign([5, 77], rows)
+    fitting = {
+        "ids": np.array([5, 77]),
+        "gradients" if op is push else "embeddings": rows,
     }
 
     with refuses(tf.errors.InvalidArgumentError, *parts):
-        ops.push_unique(table.handle, **{**arguments, **wrong})
+        op(table.handle, **{**fitting, **wrong})
 
     assert table.rows() == {5: [1.0] * DIM, 77: [1.0] * DIM}
 
@@ -218,7 +179,7 @@ def test_handles_of_one_shared_name_are_one(table):
     again = ops.tfswitch_table_handle(
         cluster=table.address, config=table.config, shared_name=table.name
     )
-    ops.tfswitch_push(table.handle, [5], tf.ones([1, DIM]), 0.25)
+    push(table.handle, [5], tf.ones([1, DIM]))
 
     read = ops.tfswitch_lookup(again, [5], dim=DIM)
 
@@ -277,16 +238,12 @@ def test_ops_run_in_a_function_with_a_handle_opened_inside(table):
             config=table.config,
             shared_name=f"{table.name} in graph",
         )
-        rows, probe, unique_ids, inverse = ops.training_lookup(
-            handle, ids, 0.0, 0.25, dim=DIM
-        )
-        ops.push_unique(
-            handle, unique_ids, inverse, tf.ones_like(rows), 0.25, probe
-        )
+        rows = ops.tfswitch_lookup(handle, ids, dim=DIM, insert_missing=True)
+        push(handle, ids, tf.ones_like(tie(handle, ids, rows)))
         return ops.tfswitch_lookup(handle, ids, dim=DIM)
 
     for ids in ([5, 6], [5], [6, 5, 5]):
-        read = train(tf.constant(ids))
+        read = train(tf.constant(ids, tf.int64))
 
     np.testing.assert_array_equal(read, [[0.5] * DIM, [0.0] * DIM, [0.0] * DIM])
 
@@ -319,110 +276,58 @@ UNKNOWN = tf.TensorShape(None)
 
 
 @pytest.mark.parametrize(
-    ("ids", "embeddings", "num_ids"),
+    ("ids", "embeddings"),
     [
-        (UNKNOWN, UNKNOWN, None),
-        ([], [DIM], 1),
-        ([None], [None, DIM], None),
-        ([2, 3], [2, 3, DIM], 6),
-        ([0], [0, DIM], 0),
+        (UNKNOWN, UNKNOWN),
+        ([], [DIM]),
+        ([None], [None, DIM]),
+        ([2, 3], [2, 3, DIM]),
+        ([0], [0, DIM]),
     ],
 )
-def test_shapes_of_lookups_follow_the_ids(ids, embeddings, num_ids):
-    ids = tf.TensorSpec(ids, tf.int64)
+def test_shapes_of_lookups_follow_the_ids(ids, embeddings):
+    def look_up(table, ids):
+        read = ops.tfswitch_lookup(table, ids, dim=DIM)
+        (again,) = ops.tfswitch_lookup_many([table], [ids], dims=[DIM])
+        return read, again, tie(table, ids, read)
 
-    (read,) = shape_of(
-        lambda table, ids: ops.tfswitch_lookup(table, ids, dim=DIM), ids
-    )
-    trained = shape_of(
-        lambda table, ids: tuple(
-            ops.training_lookup(table, ids, 0.0, 0.1, dim=DIM)
-        ),
-        ids,
-    )
+    found = shape_of(look_up, tf.TensorSpec(ids, tf.int64))
 
-    expected = [embeddings, [], [None], [num_ids]]
-    assert read.as_list() == expected[0] if read.rank else embeddings == UNKNOWN
-    assert [str(shape) for shape in trained] == [
-        str(tf.TensorShape(shape)) for shape in expected
-    ]
+    assert [str(shape) for shape in found] == [
+        str(tf.TensorShape(embeddings))
+    ] * 3
 
 
 @pytest.mark.parametrize(
-    ("ids", "gradients", "is_right"),
+    ("ids", "gradients", "learning_rate", "is_right"),
     [
-        (UNKNOWN, UNKNOWN, True),
-        ([None], UNKNOWN, True),
-        (UNKNOWN, [None, DIM], True),
-        ([], [DIM], True),
-        ([2, None], [None, 3, DIM], True),
-        ([2], [3, DIM], False),
-        ([2], [2], False),
-        (UNKNOWN, [], False),
+        (UNKNOWN, UNKNOWN, UNKNOWN, True),
+        ([None], UNKNOWN, [], True),
+        (UNKNOWN, [None, DIM], [], True),
+        ([], [DIM], [], True),
+        ([2, None], [None, 3, DIM], [], True),
+        ([2], [3, DIM], [], False),
+        ([2], [2], [], False),
+        (UNKNOWN, [], [], False),
+        ([2], [2, DIM], [1], False),
     ],
 )
-def test_push_checks_shapes_when_the_graph_is_built(ids, gradients, is_right):
+def test_push_checks_shapes_when_the_graph_is_built(
+    ids, gradients, learning_rate, is_right
+):
     def build():
         return shape_of(
-            lambda table, ids, gradients: ops.tfswitch_push(
-                table, ids, gradients, 0.1
-            ),
+            push,
             tf.TensorSpec(ids, tf.int64),
             floats(gradients),
+            floats(learning_rate),
         )
 
     if is_right:
-        assert build() == [[]]
+        assert build() == [[], []]
     else:
         with pytest.raises(ValueError, match=r"Shape|rank|Dimension"):
             build()
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"unique_ids": []},
-        {"inverse": [2, 2]},
-        {"gradients": []},
-        {"learning_rate": [1]},
-        {"loss_scale": [1]},
-    ],
-)
-def test_push_unique_checks_ranks_when_the_graph_is_built(wrong):
-    shapes = {
-        "unique_ids": [None],
-        "inverse": [None],
-        "gradients": [None, DIM],
-        "learning_rate": [],
-        "loss_scale": [],
-    }
-    dtypes = {"unique_ids": tf.int64, "inverse": tf.int32}
-
-    def build(shapes):
-        return shape_of(
-            ops.push_unique,
-            *(
-                tf.TensorSpec(shape, dtypes.get(name, tf.float32))
-                for name, shape in shapes.items()
-            ),
-        )
-
-    assert build(shapes) == [[]]
-    with pytest.raises(ValueError, match="rank"):
-        build({**shapes, **wrong})
-
-
-@pytest.mark.parametrize(
-    ("anchor", "learning_rate"), [([1], []), ([], [1]), ([2, 2], [])]
-)
-def test_training_lookup_takes_scalars_only(anchor, learning_rate):
-    with pytest.raises(ValueError, match="rank 0"):
-        shape_of(
-            lambda *inputs: tuple(ops.training_lookup(*inputs, dim=DIM)),
-            tf.TensorSpec([None], tf.int64),
-            floats(anchor),
-            floats(learning_rate),
-        )
 
 
 def test_size_and_handle_are_scalars():

@@ -129,7 +129,7 @@ def test_the_layer_pushes_shows_and_clicks(cluster):
             clicks=clicks,
         )  # fmt: skip
         loss = tf.reduce_sum(outputs)
-    tape.gradient(loss, layer.trainable_weights)
+    layer.apply_gradients(tape.gradient(loss, layer.trainable_weights))
 
     usage = layer.table.usage([0, 1, 2])
     assert usage["state"].tolist() == [0, 2, 2]
@@ -149,7 +149,7 @@ def test_the_layer_takes_shows_of_the_kind_of_its_ids(embedded, kind):
 
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(layer(ids, training=True, shows=shows))
-    tape.gradient(loss, layer.trainable_weights)
+    layer.apply_gradients(tape.gradient(loss, layer.trainable_weights))
 
     assert layer.table.usage([1, 2])["show"].tolist() == [8, 4]
     with pytest.raises(ValueError, match="`clicks` must be of the kind"):

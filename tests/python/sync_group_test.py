@@ -192,7 +192,7 @@ def test_the_variables_of_the_first_worker_count(client):
     np.testing.assert_array_equal(second.numpy(), [1.0, 2.0])
 
 
-def test_a_layer_that_pushes_by_itself_is_trained_in_the_same_step(client):
+def test_rows_that_are_applied_before_a_step_belong_to_it(client):
     def train(worker):
         layer = tsw.keras.DynamicEmbedding(
             1,
@@ -208,7 +208,9 @@ def test_a_layer_that_pushes_by_itself_is_trained_in_the_same_step(client):
                 ids = tf.range(size, dtype=tf.int64)
                 with tf.GradientTape() as tape:
                     loss = tf.reduce_mean(layer(ids, training=True))
-                tape.gradient(loss, layer.trainable_variables)
+                layer.apply_gradients(
+                    tape.gradient(loss, layer.trainable_variables)
+                )
                 steps.step([None], weight=size)
         return layer.table.lookup([0, 1]).numpy()
 

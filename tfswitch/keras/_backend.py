@@ -66,29 +66,10 @@ def spec(shape: Any, dtype: str, ragged: bool) -> Any:
     return keras.KerasTensor(shape, dtype=dtype, **options)
 
 
-def add_anchor(layer: Any) -> Any:
-    """Adds the scalar weight that ties the layer into the tape.
-
-    It is float32 under any policy, for its gradient carries no value.
-    """
-    options: dict[str, Any] = (
-        {"experimental_autocast": False} if IS_LEGACY else {"autocast": False}
-    )
-    anchor = layer.add_weight(
-        name="anchor",
-        shape=(),
-        dtype="float32",
-        initializer="zeros",
-        trainable=True,
-        **options,
-    )
-    anchor._tfswitch_is_anchor = True
-    return anchor
-
-
-def is_anchor(variable: Any) -> bool:
-    """Whether a variable is the anchor of a layer."""
-    return getattr(variable, "_tfswitch_is_anchor", False)
+# Arguments of `add_weight` for a variable that keeps its type.
+NO_AUTOCAST: dict[str, Any] = (
+    {"experimental_autocast": False} if IS_LEGACY else {"autocast": False}
+)
 
 
 def variable_path(variable: Any) -> str:

@@ -27,13 +27,13 @@ class Translated(NamedTuple):
 
     Attributes:
         initializer: The first value of a row.
-        rows: float32 of rank 2: row i is that of id i from the beginning. None
-            if there are none.
+        rows: float32, `[n, output_dim]`: row i is that of id i from the
+            beginning.
         options: Options of `tfswitch.optimizers`.
     """
 
     initializer: initializers_lib.Initializer
-    rows: np.ndarray | None
+    rows: np.ndarray
     options: dict[str, float]
 
 
@@ -93,20 +93,23 @@ def translate(
         ValueError: If one has no meaning for a table.
     """
     initializer = "uniform" if initializer is None else initializer
-    rows = None
+    rows = np.zeros((0, output_dim), np.float32)
+    if isinstance(initializer, Mapping) and "module" in initializer:
+        # A Constant that Keras has serialised.
+        with contextlib.suppress(ValueError, TypeError):
+            initializer = keras.initializers.get(initializer)
     if weights is not None:
         (rows,) = weights if isinstance(weights, (list, tuple)) else (weights,)
     elif type(initializer).__name__ == "Constant":
         value = np.asarray(getattr(initializer, "value", 0.0))
         if value.ndim == 2:  # Vectors that somebody else has trained.
             rows, initializer = value, "uniform"
-    if rows is not None:
-        rows = np.asarray(rows, np.float32)
-        if rows.ndim != 2 or rows.shape[1] != output_dim:
-            raise ValueError(
-                "`weights` must be one matrix with a row of length "
-                f"{output_dim} for each id from 0. Received: shape {rows.shape}"
-            )
+    rows = np.asarray(rows, np.float32)
+    if rows.ndim != 2 or rows.shape[1] != output_dim:
+        raise ValueError(
+            "`weights` must be one matrix with a row of length "
+            f"{output_dim} for each id from 0. Received: shape {rows.shape}"
+        )
     initializer = _scaled(initializer, input_dim, output_dim)
     return Translated(
         initializers_lib.get(initializer),

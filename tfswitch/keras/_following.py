@@ -3,29 +3,21 @@
 import dataclasses
 import sys
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
 from tfswitch import optimizers as optimizers_lib
 from tfswitch.keras import _backend
 
-# Settings that act before the push, or through the loss that is pushed.
-_OF_THE_LAYER = ("clipnorm", "clipvalue", "loss_scale_factor")
-
-
-class Followed(NamedTuple):
-    """The settings that a layer takes from its compiled model's optimizer.
-
-    Attributes:
-        optimizer: How the rows learn; its learning rate is that of the model.
-        clipnorm: Bound of the norm of the batch's gradient, or None.
-        clipvalue: Bound of each number of the gradient, or None.
-    """
-
-    optimizer: optimizers_lib.Optimizer
-    clipnorm: float | None
-    clipvalue: float | None
+# Settings that change the gradient before it is applied.
+_OF_THE_GRADIENT = (
+    "clipnorm",
+    "clipvalue",
+    "global_clipnorm",
+    "gradient_accumulation_steps",
+    "loss_scale_factor",
+)
 
 
 def compiled_optimizer(layer: Any) -> Any | None:
@@ -67,12 +59,14 @@ def _callers() -> Iterator[Any]:
         frame = frame.f_back  # type: ignore[assignment]
 
 
-def follow(layer: Any, optimizer: Any) -> Followed:
-    """Returns settings by which rows learn as a Keras optimizer's variables.
+def rule_of(layer: Any, optimizer: Any) -> optimizers_lib.Optimizer:
+    """Returns the rule by which rows learn as a Keras optimizer's variables.
+
+    Its learning rate is that of the Keras optimizer whenever it is read.
 
     Args:
-        layer: For messages; whose `anchor` the optimizer knows.
-        optimizer: That of the compiled model.
+        layer: For messages; whose weight the optimizer knows.
+        optimizer: The optimizer that applies the layer's gradients.
 
     Raises:
         ValueError: If tables cannot do it as Keras does. The message names the
@@ -84,13 +78,7 @@ def follow(layer: Any, optimizer: Any) -> Followed:
     on_servers = getattr(inner, "_server_optimizer", None)
     try:
         with tf.init_scope():  # It reads variables, also while one traces.
-            rule: Any = on_servers or _rule_of(layer, inner)
-        if getattr(inner, "global_clipnorm", None):
-            raise ValueError(
-                "`global_clipnorm` needs the gradients of all variables, and "
-                "rows are pushed before they are known. Received: "
-                f"global_clipnorm={inner.global_clipnorm!r}"
-            )
+            rule: Any = on_servers or _converted(layer, inner)
         if rule.weight_decay and layer._spec.update != "dense":
             raise ValueError(
                 "weight decay shrinks all rows at each step, and a table steps "
@@ -107,21 +95,17 @@ def follow(layer: Any, optimizer: Any) -> Followed:
             "layer an `optimizer` of its own, such as "
             "tfswitch.optimizers.Adam(0.001)."
         ) from error
-    return Followed(
-        dataclasses.replace(
-            rule, learning_rate=optimizers_lib.KerasRate(inner)
-        ),
-        getattr(inner, "clipnorm", None) or None,
-        getattr(inner, "clipvalue", None) or None,
+    return dataclasses.replace(
+        rule, learning_rate=optimizers_lib.KerasRate(inner)
     )
 
 
-def _rule_of(layer: Any, optimizer: Any) -> optimizers_lib.Optimizer:
+def _converted(layer: Any, optimizer: Any) -> optimizers_lib.Optimizer:
     # Whether the optimizer's weight decay is for the layer's weight, too.
     decays = getattr(optimizer, "_use_weight_decay", None)
-    if decays is None or decays(layer._anchor):
-        return optimizers_lib.from_keras(optimizer, ignore=_OF_THE_LAYER)
+    if decays is None or decays(layer._rows_weight):
+        return optimizers_lib.from_keras(optimizer, ignore=_OF_THE_GRADIENT)
     rule: Any = optimizers_lib.from_keras(
-        optimizer, ignore=(*_OF_THE_LAYER, "weight_decay")
+        optimizer, ignore=(*_OF_THE_GRADIENT, "weight_decay")
     )
     return dataclasses.replace(rule, weight_decay=0.0)

@@ -13,7 +13,7 @@ import numpy as np
 
 from tfswitch import optimizers as optimizers_lib
 from tfswitch import statistics as statistics_lib
-from tfswitch.keras import _backend
+from tfswitch.keras import _backend, _weights
 from tfswitch.table import EmbeddingTable
 
 _without_rows: contextvars.ContextVar[bool] = contextvars.ContextVar(
@@ -48,7 +48,9 @@ def save(layer: Any, store: Any) -> None:
     # In the place of the layer's weight, whose number says nothing by itself.
     store["0"] = np.zeros((), np.float32)
     table = layer._table
-    if not layer.built or table is None:
+    if table is None:
+        # Those that the table will have when it is made.
+        store["ids"], store["values"] = layer._first_rows
         return
     if table.cluster.is_remote:
         if table.size() == 0:
@@ -100,7 +102,12 @@ def load(layer: Any, store: Any) -> None:
             "tfswitch.keras.load_without_rows():`."
         )
     if "ids" not in names:
-        return  # With the layer that shares the table, or there were none.
+        return  # With the layer that shares the table.
+    if "slots" not in names:  # Of a table that was not made yet.
+        layer._set_rows(
+            _weights.Rows(np.asarray(store["ids"]), np.asarray(store["values"]))
+        )
+        return
     saved = _from_bytes(store["optimizer"])
     layer._use_optimizer_of(saved)
     table = layer.table

@@ -2,12 +2,12 @@
 
 `get_weights` and `set_weights` of a model, and code that uses them, as
 `EarlyStopping(restore_best_weights=True)` does, read and set the values of
-variables. That of the layer's variable stands for the rows as they were.
+variables. The value of a layer's weight is an empty matrix that carries the
+rows with it.
 """
 
-import hashlib
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,29 +15,27 @@ import numpy as np
 _MAX_BYTES_FROM_SERVERS = 4 << 30
 
 
-class _Rows:
-    """All rows of a table at one time. Immutable."""
+class Rows(NamedTuple):
+    """The rows of a table at one time.
 
-    def __init__(self, ids: np.ndarray, values: np.ndarray) -> None:
-        order = np.argsort(ids)
-        self.ids = ids[order]
-        self.values = values[order]
-        # Weights of equal rows are equal.
-        digest = hashlib.blake2b(self.ids.tobytes(), digest_size=4)
-        digest.update(self.values.tobytes())
-        bits = int.from_bytes(digest.digest(), "little") % 2**23
-        self.number = float(np.float32(1.0 + bits / 2**23))
-        _rows[self.number] = self
+    Attributes:
+        ids: int64, `[num_rows]`.
+        values: float32, `[num_rows, dim]`.
+    """
+
+    ids: np.ndarray
+    values: np.ndarray
 
 
-# By the number that the weight's value has: a plain array does not say more.
-_rows: weakref.WeakValueDictionary[float, _Rows] = weakref.WeakValueDictionary()
+def no_rows(dim: int) -> Rows:
+    """Those of a table without any."""
+    return Rows(np.zeros(0, np.int64), np.zeros((0, dim), np.float32))
 
 
 class _Value(np.ndarray):
-    """A scalar that holds rows. Values computed of it hold none."""
+    """A matrix of shape [0, dim] with rows. Values computed of it have none."""
 
-    rows: _Rows | None
+    rows: Rows | None
 
     def __array_finalize__(self, source: Any) -> None:
         self.rows = getattr(source, "rows", None)
@@ -56,38 +54,37 @@ class _Value(np.ndarray):
     def __reduce__(self) -> Any:
         if self.rows is None:
             return super().__reduce__()
-        return _value_of, (self.rows.ids, self.rows.values)
+        return _value_of, tuple(self.rows)
 
 
 def _value_of(ids: np.ndarray, values: np.ndarray) -> _Value:
-    rows = _Rows(ids, values)
-    value = np.array(rows.number, np.float32).view(_Value)
-    value.rows = rows
+    order = np.argsort(ids)
+    value = np.zeros((0, values.shape[1]), np.float32).view(_Value)
+    value.rows = Rows(ids[order], values[order])
     return value
 
 
 def attach(variable: Any, layer: Any) -> None:
-    """Has the values of the layer's variable stand for its rows."""
+    """Has the values of the layer's variable carry its rows."""
     owner = weakref.ref(layer)
     assign = variable.assign
 
     def numpy() -> np.ndarray:
         layer = owner()
-        if layer is None or layer._table is None:
-            dim = 0 if layer is None else layer.output_dim
-            return _value_of(
-                np.zeros(0, np.int64), np.zeros((0, dim), np.float32)
-            )
+        if layer is None:
+            return np.zeros(tuple(variable.shape), np.float32)
+        if layer._table is None:
+            return _value_of(*layer._first_rows)
         _check_size(layer)
         return _value_of(*layer._table.export_rows())
 
     def assign_value(value: Any, *args: Any, **kwargs: Any) -> Any:
         # The values that Keras assigns while it trains are tensors, of no rows.
-        if not isinstance(value, (np.ndarray, np.generic, float, int)):
+        if not isinstance(value, np.ndarray):
             return assign(value, *args, **kwargs)
         layer = owner()
         if layer is not None:
-            _set_rows(layer, value)
+            layer._set_rows(_rows_of(layer, value))
         return variable
 
     variable.numpy = numpy
@@ -108,20 +105,25 @@ def _check_size(layer: Any) -> None:
         )
 
 
-def _set_rows(layer: Any, value: Any) -> None:
-    rows = getattr(value, "rows", None) or _rows.get(float(np.asarray(value)))
-    if rows is None:
+def _rows_of(layer: Any, value: np.ndarray) -> Rows:
+    """The rows of a value, of which tf_keras may have made a plain view."""
+    found: Any = value
+    while found is not None:
+        rows = getattr(found, "rows", None)
+        if isinstance(rows, Rows):
+            break
+        found = getattr(found, "base", None)
+    else:
         raise ValueError(
-            f"layer '{layer.name}': its weight {float(np.asarray(value))!r} "
-            "does not come from `get_weights` of this program, so there are no "
-            "rows to set. Rows go through files with `save_weights` and "
-            "`load_weights` (`.weights.h5`), and cannot be computed with."
+            f"layer '{layer.name}': this value of its weight carries no rows, "
+            "because it does not come from `get_weights`, or was computed with "
+            "or written by something that knows arrays only. Rows go through "
+            "files with `save_weights` and `load_weights` (`.weights.h5`), "
+            "with `pickle`, or with `layer.table.assign`."
         )
-    if len(rows.ids) == 0 and layer._table is None:
-        return
     if rows.values.shape[1] != layer.output_dim:
         raise ValueError(
             f"layer '{layer.name}' has rows of length {layer.output_dim}, and "
             f"those to be set have length {rows.values.shape[1]}"
         )
-    layer.table._set_rows(rows.ids, rows.values)
+    return rows

@@ -16,6 +16,7 @@ from tfswitch._ranges import bad_argument, is_number
 from tfswitch.cluster import Cluster
 from tfswitch.keras import _backend
 from tfswitch.keras._checkpoint_folder import CheckpointFolder, Variables
+from tfswitch.keras._row_weights import is_rows
 from tfswitch.keras.dynamic_embedding import DynamicEmbedding
 from tfswitch.keras.parameter_server_optimizer import ParameterServerOptimizer
 from tfswitch.table import EmbeddingTable
@@ -454,10 +455,8 @@ class Checkpoint(_backend.Callback):
 
     def _variables(self) -> dict[str, list[Any]]:
         return {
-            # An anchor stands for rows, which tables have.
-            "model": [
-                v for v in self.model.variables if not _backend.is_anchor(v)
-            ],
+            # Tables have the rows that such a weight stands for.
+            "model": [v for v in self.model.variables if not is_rows(v)],
             "optimizer": list(self.model.optimizer.variables),
             "metrics": _backend.metric_variables(self.model),
         }

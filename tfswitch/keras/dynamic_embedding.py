@@ -4,8 +4,7 @@ import dataclasses
 import re
 import threading
 import warnings
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -22,23 +21,25 @@ from tfswitch.keras import (
     _backend,
     _embedding_arguments,
     _following,
+    _optimizer_hooks,
+    _row_weights,
     _saved_rows,
     _tracked_rows,
     _weights,
     batch_size,
     id_inputs,
-    loss_scale,
     pooling,
 )
 from tfswitch.ops.ids import to_id_tensor, values_of
 from tfswitch.table import (
     EmbeddingTable,
-    TableIds,
+    TablePush,
     check_dim,
     default_seed,
     look_up_many,
-    training_lookup_many,
 )
+
+_optimizer_hooks.install()
 
 # Makes a layer's output of the float32 embeddings of its ids.
 _Finish = Callable[[tf.Tensor], Any]
@@ -98,36 +99,10 @@ def is_training(training: Any) -> bool | tf.Tensor:
 def train_or_read(layer: Any, training: Any, lookups: Any) -> Any:
     """Embeddings for a training that is True, or a tensor."""
     if training is True:
-        embeddings, probe = layer._train(lookups)
-    else:
-        embeddings, probe = tf.cond(
-            training,
-            lambda: layer._train(lookups),
-            lambda: (layer._read(lookups), tf.zeros([])),
-        )
-    layer.add_loss(probe)
-    return embeddings
-
-
-def look_up_in_training(
-    layer: Any,
-    lookups: Sequence[TableIds],
-    clips: Sequence[tuple[float | None, float | None]],
-    is_float16: bool,
-) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Embeddings of ids of tables, and the loss that `layer` adds."""
-    result = training_lookup_many(lookups)
-    embeddings, probe = result.embeddings, result.loss_scale_probe
-    backwards = []
-    if any(map(any, clips)):
-        backwards.append(loss_scale.clipping(clips))
-    if is_float16:
-        backwards.append(loss_scale.checking(layer.name))
-    for backward in backwards:
-        embeddings, probe = loss_scale.with_backward(
-            backward, embeddings, probe
-        )
-    return embeddings, loss_scale.as_loss(probe)
+        return layer._train(lookups)
+    return tf.cond(
+        training, lambda: layer._train(lookups), lambda: layer._read(lookups)
+    )
 
 
 @_backend.register_keras_serializable(package="tfswitch")
@@ -341,7 +316,17 @@ class DynamicEmbedding(_backend.Layer):
         self.input_dim = input_dim
         self._regularizer = embeddings_regularizer
         self._constraint = embeddings_constraint
-        self._first_rows = translated.rows
+        # The rows that the table has when it is made.
+        self._first_rows = _weights.Rows(
+            np.arange(int(mask_zero), max(len(translated.rows), mask_zero)),
+            translated.rows[int(mask_zero) :],
+        )
+        # Its matrix belongs to the config.
+        self._constant = (
+            embeddings_initializer
+            if weights is None and len(translated.rows)
+            else None
+        )
         self._options = translated.options
         self.combiner = combiner
         self.mask_zero = bool(mask_zero)
@@ -356,9 +341,6 @@ class DynamicEmbedding(_backend.Layer):
         self._found_rows = 0
         # A DynamicEmbeddings sets it: gives features of one table one object.
         self._share: Callable[[], Any] = lambda: None
-        # The compiled model's; weak, for models hold their layers.
-        self._followed: Callable[[], Any] = lambda: None
-        self._clips: tuple[float | None, float | None] = (None, None)
         self._is_auto = optimizer is None or (
             isinstance(optimizer, str) and optimizer == "auto"
         )
@@ -449,7 +431,10 @@ class DynamicEmbedding(_backend.Layer):
         name = self.name if self._table_name is None else self._table_name
         self._check_name(cluster)
         if self._spec.optimizer is None:
-            self._follow(_following.compiled_optimizer(self))
+            # A table that was made otherwise would have to be made again.
+            expected = _following.compiled_optimizer(self)
+            if expected is not None:
+                self._set(optimizer=self._rule_of(expected))
         if self._spec.optimizer is None:
             # On servers another process may have made it.
             present = _present(cluster, name) if cluster.is_remote else None
@@ -469,12 +454,19 @@ class DynamicEmbedding(_backend.Layer):
             self._set(seed=table.seed)
             if self._is_loaded and not cluster.is_remote:
                 self._found_rows = table.size()
-        if self._first_rows is not None:
+        if len(self._first_rows.ids):
             # Rows that are there were the same, and have learnt since.
-            ids = np.arange(len(self._first_rows))[int(self.mask_zero) :]
-            table._native.assign_missing(ids, self._first_rows[ids])
-            self._first_rows = None
+            table._native.assign_missing(*self._first_rows)
+            self._first_rows = _weights.no_rows(self.output_dim)
         return table
+
+    def _set_rows(self, rows: _weights.Rows) -> None:
+        """Sets all rows: of the table, or of the one that will be made."""
+        is_remote = (self._cluster or default_cluster()).is_remote
+        if self._table is None and not (is_remote and len(rows.ids)):
+            self._first_rows = rows
+        else:  # On servers others may have made it, with other rows.
+            self.table._set_rows(*rows)
 
     def _check_name(self, cluster: Cluster) -> None:
         """Refuses that layers share a table because neither has a name."""
@@ -512,23 +504,63 @@ class DynamicEmbedding(_backend.Layer):
         present = _present(cluster, self._table_name or self.name)
         return present is not None and int(present["num_rows"]) > 0
 
-    def _follow(self, optimizer: Any) -> None:
-        """Has the rows learn as `optimizer` of the compiled model, if any."""
-        if (
-            not self._is_auto
-            or optimizer is None
-            or optimizer is self._followed()
-        ):
-            return
-        followed = _following.follow(self, optimizer)
-        rule = _embedding_arguments.with_options(
-            followed.optimizer, self._options
+    def _rule_of(self, optimizer: Any) -> optimizers_lib.Optimizer:
+        return _embedding_arguments.with_options(
+            _following.rule_of(self, optimizer), self._options
         )
-        if self._table is not None:
-            self._table._follow(rule)
-        self._set(optimizer=rule)
-        self._clips = (followed.clipnorm, followed.clipvalue)
-        self._followed = weakref.ref(optimizer)
+
+    def _step_of(self, optimizer: Any, learning_rate: Any) -> TablePush:
+        """What a push needs to know beside ids and gradients.
+
+        With "auto" the rows learn from now on as `optimizer`, if there is one.
+        """
+        if not self._is_auto or optimizer is None:
+            return self.table._step_of(None, None)
+        if self._table is None:
+            self._set(optimizer=self._rule_of(optimizer))
+        table = self.table
+        number = table._learn_as(optimizer, lambda: self._rule_of(optimizer))
+        self._set(optimizer=table.optimizer)
+        return table._step_of(None, None)._replace(
+            learning_rate=learning_rate, rule=number
+        )
+
+    def apply_gradients(self, gradient: Any) -> tf.Tensor:
+        """Takes a step of the rows, for loops without a Keras optimizer.
+
+        The rows learn by the layer's own optimizer and its learning rate; with
+        "auto" as the optimizer that was applied last, or by Adam.
+
+        Args:
+            gradient: That of the layer's weight, a `tf.IndexedSlices`; or a
+                list with it, as `tape.gradient(loss,
+                layer.trainable_variables)` gives.
+
+        Returns:
+            int64 scalar tensor: the number of rows that took a step.
+
+        Raises:
+            ValueError: If it is no such gradient.
+
+        Example:
+
+        >>> with tf.GradientTape() as tape:
+        ...     loss = tf.reduce_sum(layer(ids, training=True))
+        >>> layer.apply_gradients(tape.gradient(loss, layer.weights))
+        """
+        if isinstance(gradient, (list, tuple)):
+            if not self.trainable and not gradient:
+                return tf.zeros([], tf.int64)
+            (gradient,) = gradient
+        if gradient is None:
+            raise ValueError(
+                f"layer '{self.name}': there is no gradient. The loss must "
+                "depend on a call of the layer with `training=True` in the "
+                "tape."
+            )
+        return _row_weights.push(
+            [_row_weights.row_gradient(self._rows_weight, gradient)]
+        )[0]
 
     def build(self, input_shape: Any = None) -> None:
         if self.built:
@@ -539,8 +571,8 @@ class DynamicEmbedding(_backend.Layer):
         else:
             _ = self.table
         self._tracked_rows = _tracked_rows.TrackedRows(self)
-        self._anchor = _backend.add_anchor(self)
-        _weights.attach(self._anchor, self)
+        self._rows_weight = _row_weights.add(self)
+        _weights.attach(self._rows_weight, self)
         self.built = True
 
     def call(
@@ -717,7 +749,7 @@ class DynamicEmbedding(_backend.Layer):
     def _is_recorded(self) -> bool:
         # Without a tape the weight is not read, as in exported models.
         return record.could_possibly_record() and record.should_record_backprop(
-            [tf.convert_to_tensor(self._anchor)]
+            [tf.convert_to_tensor(self._rows_weight)]
         )
 
     def _check_reader(self) -> None:
@@ -738,20 +770,8 @@ class DynamicEmbedding(_backend.Layer):
     def _read(self, lookup: TableLookup) -> tf.Tensor:
         return look_up_many([self.table], [lookup.ids])[0]
 
-    def _train(self, lookup: TableLookup) -> tuple[tf.Tensor, tf.Tensor]:
-        if self._is_auto:
-            self._follow(_following.compiled_optimizer(self))
-        ids = TableIds(
-            self.table,
-            lookup.ids,
-            tf.convert_to_tensor(self._anchor),
-            lookup.shows,
-            lookup.clicks,
-        )
-        (embeddings,), probe = look_up_in_training(
-            self, [ids], [self._clips], self.compute_dtype == "float16"
-        )
-        return embeddings, probe
+    def _train(self, lookup: TableLookup) -> tf.Tensor:
+        return _row_weights.look_up([(self, lookup)])[0]
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         if (
@@ -820,7 +840,9 @@ class DynamicEmbedding(_backend.Layer):
             "input_dim": self.input_dim,
             "output_dim": self.output_dim,
             "table": self._table_name,
-            "embeddings_initializer": self._spec.initializer.to_config(),
+            "embeddings_initializer": self._spec.initializer.to_config()
+            if self._constant is None
+            else _serialize(self._constant),
             "embeddings_regularizer": _serialize(self._regularizer),
             "embeddings_constraint": _serialize(self._constraint),
             "optimizer": self._optimizer_config(),

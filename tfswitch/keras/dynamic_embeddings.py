@@ -9,18 +9,14 @@ from typing import Any
 import tensorflow as tf
 
 from tfswitch.cluster import Cluster
-from tfswitch.keras import _backend, _following, batch_size
+from tfswitch.keras import _backend, _row_weights, batch_size
 from tfswitch.keras.dynamic_embedding import (
     DynamicEmbedding,
     TableLookup,
     _Count,
-    look_up_in_training,
     train_or_read,
 )
-from tfswitch.table import EmbeddingTable, TableIds, look_up_many
-
-# Tables of one op; see TFSWITCH_MAX_PARTS of cc/capi/tfswitch.h.
-_MAX_FEATURES = 256
+from tfswitch.table import EmbeddingTable, look_up_many
 
 
 @_backend.register_keras_serializable(package="tfswitch")
@@ -279,41 +275,40 @@ class DynamicEmbeddings(_backend.Layer):
         )
         return dict(zip(lookups, embeddings, strict=True))
 
-    def _train(
-        self, lookups: dict[str, TableLookup]
-    ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-        features = self.features
-        followers = [layer for layer in features.values() if layer._is_auto]
-        if followers:
-            optimizer = _following.compiled_optimizer(self)
-            for layer in followers:
-                layer._follow(optimizer)
+    def _train(self, lookups: dict[str, TableLookup]) -> dict[str, tf.Tensor]:
+        if self._tables_are_shared is False:
+            # Each finds its rule before tables are compared.
+            for layer in self.features.values():
+                _ = layer.table
         self._share_tables()
-        by_table: dict[EmbeddingTable, list[str]] = {}
-        for name in lookups:
-            by_table.setdefault(features[name].table, []).append(name)
-        rows, probe = look_up_in_training(
-            self,
-            [
-                TableIds(
-                    table,
-                    *_joined(
-                        [lookups[name] for name in names],
-                        [features[name]._anchor for name in names],
-                    ),
-                )
-                for table, names in by_table.items()
-            ],
-            [features[names[0]]._clips for names in by_table.values()],
-            any(features[name].compute_dtype == "float16" for name in lookups),
+        embeddings = _row_weights.look_up(
+            [(self.features[name], lookups[name]) for name in lookups]
         )
-        embeddings: dict[str, tf.Tensor] = {}
-        for names, together in zip(by_table.values(), rows, strict=True):
-            parts = _apart(together, [lookups[name].ids for name in names])
-            embeddings.update(zip(names, parts, strict=True))
-        # In the order of the other branch, where there is one.
-        embeddings = {name: embeddings[name] for name in lookups}
-        return embeddings, probe
+        return dict(zip(lookups, embeddings, strict=True))
+
+    def apply_gradients(self, gradients: Sequence[Any]) -> list[tf.Tensor]:
+        """Takes a step of the rows, for loops without a Keras optimizer.
+
+        Args:
+            gradients: Those of `trainable_variables`, in their order. Features
+                without a gradient (None) take no step.
+
+        Returns:
+            For each table the number of rows that took a step, an int64 scalar.
+
+        Raises:
+            ValueError: If there is another number of gradients, or they are
+                none of rows.
+        """
+        return _row_weights.push(
+            [
+                _row_weights.row_gradient(variable, gradient)
+                for variable, gradient in zip(
+                    self.trainable_variables, gradients, strict=True
+                )
+                if gradient is not None
+            ]
+        )
 
     def _check_names(self, what: str, given: Any, *, all_needed: bool) -> None:
         names = list(self._feature_names)
@@ -400,10 +395,10 @@ def _check_features(features: Any) -> None:
             "DynamicEmbedding or its arguments. Received: "
             f"features={features!r}"
         )
-    if len(features) > _MAX_FEATURES:
+    if len(features) > _row_weights.MAX_TABLES:
         raise ValueError(
             f"`features` has {len(features)} entries, and one layer takes at "
-            f"most {_MAX_FEATURES}. Split them over several layers."
+            f"most {_row_weights.MAX_TABLES}. Split them over several layers."
         )
     seen: dict[int, str] = {}
     for name, given in features.items():
@@ -445,51 +440,3 @@ def _learn_alike(one: EmbeddingTable, other: EmbeddingTable) -> bool:
         and hasattr(a, "get_config")
         and a.get_config() == b.get_config()
     )
-
-
-def _joined(
-    lookups: Sequence[TableLookup], anchors: Sequence[Any]
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None, tf.Tensor | None]:
-    """Ids, anchor, shows and clicks of lookups in one table, as one."""
-    if len(lookups) == 1:
-        (lookup,) = lookups
-        anchor = tf.convert_to_tensor(anchors[0])
-        return lookup.ids, anchor, lookup.shows, lookup.clicks
-
-    def concat(values: Sequence[tf.Tensor]) -> tf.Tensor:
-        return tf.concat([tf.reshape(each, [-1]) for each in values], axis=0)
-
-    def observations(what: str, if_none: float) -> tf.Tensor | None:
-        given = [getattr(lookup, what) for lookup in lookups]
-        if all(each is None for each in given):
-            return None
-        return concat(
-            [
-                tf.fill(tf.shape(lookup.ids), if_none) if each is None else each
-                for lookup, each in zip(lookups, given, strict=True)
-            ]
-        )
-
-    return (
-        concat([tf.cast(lookup.ids, tf.int64) for lookup in lookups]),
-        tf.add_n([tf.convert_to_tensor(anchor) for anchor in anchors]),
-        observations("shows", 1.0),
-        observations("clicks", 0.0),
-    )
-
-
-def _apart(rows: tf.Tensor, ids: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The rows of each of the ids that `_joined` put together."""
-    if len(ids) == 1:
-        return [rows]
-    dim = rows.shape[-1]
-    parts = tf.split(
-        rows, tf.stack([tf.size(each) for each in ids]), num=len(ids)
-    )
-    result = []
-    for part, each in zip(parts, ids, strict=True):
-        shape = tf.concat([tf.shape(each), [dim]], axis=0)
-        part = tf.reshape(part, shape)
-        part.set_shape(each.shape.concatenate(dim))
-        result.append(part)
-    return result

@@ -12,7 +12,8 @@ from tfswitch._ranges import bad_argument, is_number
 from tfswitch.cluster import Cluster, default_cluster
 from tfswitch.consistency import Consistency
 from tfswitch.dense import DenseTable
-from tfswitch.keras import _backend, batch_size
+from tfswitch.keras import _backend, _row_weights, batch_size
+from tfswitch.keras._row_weights import is_rows
 from tfswitch.ops import embedding_ops
 from tfswitch.ops.resources import has_remote_workers
 from tfswitch.train.worker import Worker
@@ -167,9 +168,7 @@ class ParameterServerOptimizer(_backend.Optimizer):
                 "use a plain Keras optimizer; DynamicEmbedding works with both."
             )
         super().build(variables)
-        self._servers.variables = [
-            v for v in variables if not _backend.is_anchor(v)
-        ]
+        self._servers.variables = [v for v in variables if not is_rows(v)]
         for variable in self._servers.variables:
             if getattr(variable, "constraint", None) is not None:
                 raise ValueError(
@@ -292,26 +291,38 @@ class ParameterServerOptimizer(_backend.Optimizer):
         by_id = {
             id(variable): gradient
             for variable, gradient in zip(variables, grads, strict=True)
+            if not is_rows(variable)
         }
         gradients = [by_id.pop(id(v), None) for v in self._servers.variables]
         for variable in variables:
-            if id(variable) in by_id and not _backend.is_anchor(variable):
+            if id(variable) in by_id:
                 raise ValueError(
                     "the optimizer was built for other variables than "
                     f"'{_backend.variable_path(variable)}'; make a new one for "
                     "each model"
                 )
-        # The rest are anchors: their gradients come after the pushes of their
-        # layers, which have also seen how large the batch is.
-        has_layers = bool(by_id)
-        pushed = [g for g in by_id.values() if g is not None]
-        gradients = self._clip(gradients)
+        # Layers with rows have seen how large the batch is.
+        has_layers = any(map(is_rows, variables))
+        rows = [
+            _row_weights.row_gradient(variable, gradient)
+            for variable, gradient in zip(variables, grads, strict=True)
+            if is_rows(variable) and gradient is not None
+        ]
+        clipped = self._clip([*gradients, *(each.values for each in rows)])
+        gradients = clipped[: len(gradients)]
+        rows = [
+            each._replace(values=values)
+            for each, values in zip(
+                rows, clipped[len(gradients) :], strict=True
+            )
+        ]
         table = self.table
         rate = tf.convert_to_tensor(optimizers_lib.KerasRate(self)())
         step = tf.cast(tf.convert_to_tensor(self.iterations), tf.int64) + 1
-        pushed.append(
-            table.push(gradients, learning_rate=rate, global_step=step)
-        )
+        pushed = [
+            *_row_weights.push(rows, self, rate),
+            table.push(gradients, learning_rate=rate, global_step=step),
+        ]
         with tf.control_dependencies([tf.convert_to_tensor(p) for p in pushed]):
             weight = tf.identity(self._weight(has_layers))
             with tf.control_dependencies([weight]):

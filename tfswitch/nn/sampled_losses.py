@@ -11,12 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
-# Where TensorFlow's own ops ask whether a tape is watching.
-from tensorflow.python.eager import record
-
 from tfswitch.nn.samplers import Sampler, check_num_sampled
 from tfswitch.ops.ids import to_id_tensor
-from tfswitch.table import EmbeddingTable, TableIds, training_lookup_many
+from tfswitch.table import EmbeddingTable, tie_to_weight
 
 
 def sampled_softmax_loss(
@@ -37,14 +34,9 @@ def sampled_softmax_loss(
 
     `tf.nn.sampled_softmax_loss` with a dynamic table in place of the matrix of
     classes. A training call reads the rows of the labels and of the sampled
-    ids; they are created if they are not there. The backward pass pushes
-    gradients of these rows and of no others. It is an estimate for training;
-    to compare models, score candidates in full.
-
-    A table by itself pushes when the backward pass comes by `inputs`. If
-    nothing before `inputs` learns, then either `tape.watch(inputs)`, or pass a
-    `tfswitch.keras.DynamicEmbedding` as `weights`: it has a weight of its own
-    that ties it into the tape, and knows the scale of a scaled loss as well.
+    ids; they are created if they are not there. The gradient of the layer's
+    weight, or of `EmbeddingTable.weight`, is of these rows and of no others. It
+    is an estimate for training; to compare models, score candidates in full.
 
     Example:
 
@@ -70,8 +62,8 @@ def sampled_softmax_loss(
             such a tuple. `num_sampled` must agree.
         remove_accidental_hits: Whether a sampled id that is a label of the
             example is left out there.
-        training: Whether to create rows, and to push in the backward pass.
-            False reads an unknown id as zeros.
+        training: Whether to create rows, and give them a gradient. False
+             reads an unknown id as zeros.
         seed: The sampling operation's; see `tf.random.set_seed`.
         name: The operations' name.
 
@@ -81,9 +73,7 @@ def sampled_softmax_loss(
 
     Raises:
         ValueError: If shapes do not fit; if a label is not in the sampler's
-            vocabulary (from inside a graph `tf.errors.InvalidArgumentError`);
-            if an eager tape is watching, but not `inputs`, and `weights` or
-            `biases` is a table.
+            vocabulary (from inside a graph `tf.errors.InvalidArgumentError`).
 
     Source: Jean et al., On Using Very Large Target Vocabulary for Neural
     Machine Translation, 2015, arXiv:1412.2007, section 3; and TensorFlow's
@@ -188,11 +178,11 @@ def _sampled_loss(
             tf.concat([flat_labels, sampled], axis=0), out_idx=tf.int64
         )
         num_labels = tf.size(flat_labels)
-        rows = _rows(weights, "weights", ids, inputs, inputs.shape[1], training)
+        rows = _rows(weights, "weights", ids, inputs.shape[1], training)
         if biases is None:
             bias_rows = tf.zeros([tf.size(ids), 1])
         else:
-            bias_rows = _rows(biases, "biases", ids, inputs, 1, training)
+            bias_rows = _rows(biases, "biases", ids, 1, training)
         if inputs.dtype.size < 4:
             # Too few bits for a softmax, and the counts are float32.
             inputs = tf.cast(inputs, tf.float32)
@@ -242,7 +232,6 @@ def _rows(
     source: Any,
     argument: str,
     ids: tf.Tensor,
-    inputs: tf.Tensor,
     dim: int,
     training: bool,
 ) -> tf.Tensor:
@@ -255,9 +244,9 @@ def _rows(
             )
         if not training:
             return source.lookup(ids)
-        anchor = _anchor(source, argument, inputs)
-        lookups = [TableIds(source, ids, anchor)]
-        return training_lookup_many(lookups).embeddings[0]
+        rows = source.lookup_or_create(ids)
+        weight = tf.convert_to_tensor(source.weight)
+        return tie_to_weight(source, ids, rows, weight)
     if not callable(source):
         raise ValueError(
             f"`{argument}` must be an EmbeddingTable or a layer such as "
@@ -271,35 +260,3 @@ def _rows(
             f"{argument}={source!r}, which maps them to {rows.shape}"
         )
     return rows
-
-
-def _anchor(
-    table: EmbeddingTable, argument: str, inputs: tf.Tensor
-) -> tf.Tensor:
-    """A scalar 0 by which the backward pass to `inputs` comes by the table."""
-    if inputs.dtype == tf.float16:
-        raise ValueError(
-            f"table '{table.name}' does not know the scale of a float16 loss. "
-            f"Pass a tfswitch.keras.DynamicEmbedding as `{argument}`, or cast "
-            "`inputs` to float32."
-        )
-    if (
-        tf.executing_eagerly()
-        and record.could_possibly_record()
-        and not record.should_record_backprop([inputs])
-    ):
-        raise ValueError(
-            f"table '{table.name}' would not learn: the tape watches nothing "
-            "that `inputs` comes from. Call tape.watch(inputs), or pass a "
-            f"tfswitch.keras.DynamicEmbedding as `{argument}`."
-        )
-
-    @tf.custom_gradient
-    def tie(inputs: tf.Tensor) -> Any:
-        def backward(gradient: tf.Tensor) -> tf.Tensor:
-            # A zero, but one that comes after the push.
-            return tf.fill(tf.shape(inputs), tf.cast(gradient, inputs.dtype))
-
-        return tf.zeros([]), backward
-
-    return tie(inputs)

@@ -2,32 +2,28 @@
 
 from tfswitch._loader import library_path
 from tfswitch.ops.embedding_ops import (
-    TableLookup,
-    TrainingLookup,
-    TrainingLookups,
+    Pushed,
+    TablePush,
     end_step,
+    is_of_rows,
     lookup,
     lookup_many,
-    push,
-    push_unique,
+    push_many,
     size,
     table_handle,
-    training_lookup,
-    training_lookup_many,
+    tie_to_weight,
 )
 
 __all__ = [
-    "TableLookup",
-    "TrainingLookup",
-    "TrainingLookups",
+    "Pushed",
+    "TablePush",
     "end_step",
+    "is_of_rows",
     "library_path",
     "lookup",
     "lookup_many",
-    "push",
-    "push_unique",
+    "push_many",
     "size",
     "table_handle",
-    "training_lookup",
-    "training_lookup_many",
+    "tie_to_weight",
 ]

@@ -1,4 +1,4 @@
-"""The ops as Python functions, and the gradients of the training lookups.
+"""The ops as Python functions, and the gradient of training lookups.
 
 Each runs where its table's resource lives, whatever device the caller is on:
 under `tf.distribute` every replica works on the one table of its process.
@@ -12,27 +12,13 @@ import tensorflow as tf
 
 # TensorFlow keeps here the functions that its own code uses for this purpose.
 from tensorflow.python.ops import control_flow_util
+from tensorflow.python.ops.control_flow_v2_func_graphs import (
+    WhileBodyFuncGraph,
+)
 
 from tfswitch import _loader
 
 _library = _loader.load_ops()
-
-
-class TrainingLookup(NamedTuple):
-    """A training lookup's answer, and the values that its way back needs.
-
-    Attributes:
-        embeddings: float32, `ids.shape + [dim]`.
-        loss_scale_probe: float32 scalar, 0. Added to the loss, its gradient is
-            the factor of the loss on the way back.
-        unique_ids: int64, `[num_unique]`, in order of first appearance.
-        inverse: int32, `[num_ids]`, the place of each id in `unique_ids`.
-    """
-
-    embeddings: tf.Tensor
-    loss_scale_probe: tf.Tensor
-    unique_ids: tf.Tensor
-    inverse: tf.Tensor
 
 
 @contextlib.contextmanager
@@ -55,25 +41,11 @@ def _where_the_table_is() -> Iterator[None]:
         yield
 
 
-def _observations(
-    shows: tf.Tensor | None,
-    clicks: tf.Tensor | None,
-    global_step: tf.Tensor | None,
-) -> dict[str, tf.Tensor]:
-    """The inputs of these names, as the ops take them."""
-
-    def floats(values: tf.Tensor | None) -> tf.Tensor:
-        if values is None:
-            return tf.constant([], tf.float32)
-        return tf.cast(values, tf.float32)
-
-    if global_step is None:
-        global_step = tf.constant(0, tf.int64)
-    return {
-        "shows": floats(shows),
-        "clicks": floats(clicks),
-        "global_step": tf.cast(global_step, tf.int64),
-    }
+def _floats(values: tf.Tensor | None) -> tf.Tensor:
+    """One number for each id, or none, as the ops take them."""
+    if values is None:
+        return tf.constant([], tf.float32)
+    return tf.cast(values, tf.float32)
 
 
 def table_handle(
@@ -127,88 +99,6 @@ def lookup(
         )
 
 
-def training_lookup(
-    table: tf.Tensor,
-    ids: tf.Tensor,
-    anchor: tf.Tensor,
-    learning_rate: tf.Tensor,
-    *,
-    dim: int,
-    shows: tf.Tensor | None = None,
-    clicks: tf.Tensor | None = None,
-    global_step: tf.Tensor | None = None,
-) -> TrainingLookup:
-    """Reads embeddings, creates missing rows, and pushes on the way back.
-
-    With an admission policy rows come with the push.
-
-    Args:
-        table: Resource of the table.
-        ids: int32 or int64 of any shape.
-        anchor: float32 scalar that the loss is differentiated by. Its value
-            has no effect; it ties the op into the gradient tape.
-        learning_rate: float32 scalar of the push in the backward pass.
-        dim: The table's dimension.
-        shows: float32, one number per id: how often it was shown. By default
-            once.
-        clicks: float32, one number per id: how often it was clicked. By
-            default never.
-        global_step: int64 scalar: the step of the training, counted from 1. By
-            default not known.
-    """
-    lookup = TableLookup(
-        table, ids, anchor, learning_rate, dim, shows, clicks, global_step
-    )
-    lookups = training_lookup_many([lookup])
-    return TrainingLookup(
-        lookups.embeddings[0],
-        lookups.loss_scale_probe,
-        lookups.unique_ids[0],
-        lookups.inverses[0],
-    )
-
-
-class TrainingLookups(NamedTuple):
-    """The answer of a training lookup in many tables.
-
-    Attributes:
-        embeddings: For each table float32, `ids.shape + [dim]`.
-        loss_scale_probe: float32 scalar, 0, for all tables; as of
-            `TrainingLookup`.
-        unique_ids: For each table int64, `[num_unique]`.
-        inverses: For each table int32, `[num_ids]`.
-    """
-
-    embeddings: list[tf.Tensor]
-    loss_scale_probe: tf.Tensor
-    unique_ids: list[tf.Tensor]
-    inverses: list[tf.Tensor]
-
-
-class TableLookup(NamedTuple):
-    """One of the lookups of `training_lookup_many`; as for `training_lookup`.
-
-    Attributes:
-        table: Resource of the table.
-        ids: int32 or int64 of any shape.
-        anchor: float32 scalar.
-        learning_rate: float32 scalar.
-        dim: The table's dimension.
-        shows: float32, one number per id, or None.
-        clicks: float32, one number per id, or None.
-        global_step: int64 scalar, or None.
-    """
-
-    table: tf.Tensor
-    ids: tf.Tensor
-    anchor: tf.Tensor
-    learning_rate: tf.Tensor
-    dim: int
-    shows: tf.Tensor | None = None
-    clicks: tf.Tensor | None = None
-    global_step: tf.Tensor | None = None
-
-
 def lookup_many(
     tables: Sequence[tf.Tensor],
     ids: Sequence[tf.Tensor],
@@ -236,119 +126,125 @@ def lookup_many(
         )
 
 
-def training_lookup_many(lookups: Sequence[TableLookup]) -> TrainingLookups:
-    """Does `training_lookup` for several tables in one op.
-
-    So does its gradient: in the backward pass all tables are pushed to, those
-    with zeros whose embeddings have no gradient. If one push cannot be made,
-    for a gradient with NaN or Inf, none is.
-
-    Args:
-        lookups: At least one. A table may come more than once; then it takes a
-            step for each.
-    """
-    observations = [
-        _observations(each.shows, each.clicks, each.global_step)
-        for each in lookups
-    ]
-    with _where_the_table_is():
-        outputs = _library.tfswitch_training_lookup_many(
-            tables=[each.table for each in lookups],
-            ids=[tf.cast(each.ids, tf.int64) for each in lookups],
-            anchors=[each.anchor for each in lookups],
-            learning_rates=[each.learning_rate for each in lookups],
-            shows=[each["shows"] for each in observations],
-            clicks=[each["clicks"] for each in observations],
-            global_steps=[each["global_step"] for each in observations],
-            dims=[each.dim for each in lookups],
-        )
-    return TrainingLookups(*outputs)
-
-
-def push_unique(
+def tie_to_weight(
     table: tf.Tensor,
-    unique_ids: tf.Tensor,
-    inverse: tf.Tensor,
-    gradients: tf.Tensor,
-    learning_rate: tf.Tensor,
-    loss_scale: tf.Tensor,
+    ids: tf.Tensor,
+    embeddings: tf.Tensor,
+    weight: tf.Tensor,
     *,
+    poison: tf.Tensor | None = None,
     shows: tf.Tensor | None = None,
     clicks: tf.Tensor | None = None,
-    global_step: tf.Tensor | None = None,
-    insert_missing: bool = False,
 ) -> tf.Tensor:
-    """Sums gradients by `inverse` and applies one step per unique id.
+    """Passes embeddings on, and gives `weight` their gradient.
 
     Args:
         table: Resource of the table.
-        unique_ids: int64, `[num_unique]`, without repetition.
-        inverse: int32, `[num_ids]`.
-        gradients: float32, `[..., dim]`, of `num_ids` rows.
-        learning_rate: float32 scalar.
-        loss_scale: float32 scalar; gradients are divided by it. 0: not known,
-            taken as 1.
-        shows: As for `training_lookup`.
-        clicks: As for `training_lookup`.
-        global_step: As for `training_lookup`.
-        insert_missing: Whether an id without a row gets one first.
+        ids: int32 or int64 of any shape, the ids that were looked up.
+        embeddings: float32, `ids.shape + [dim]`.
+        weight: float32, `[0, dim]`: the value of a variable. Its gradient is a
+            `tf.IndexedSlices` with the ids as int64 `[num_ids]` and values of
+            shape `[num_ids, dim]`. `is_of_rows` recognises it.
+        poison: float32 scalar. If it is NaN, so is the result.
+        shows: float32, one number per id: how often it was shown. By default
+            once. `push_many` finds them by the ids.
+        clicks: float32, one number per id: how often it was clicked. By
+            default never.
 
     Returns:
-        The gradient of the anchor: float32 scalar, 0, or NaN if the push was
-        skipped because gradients held NaN or Inf.
+        `embeddings`.
     """
-    observations = _observations(shows, clicks, global_step)
     with _where_the_table_is():
-        (anchor_gradient,) = _library.tfswitch_push_unique_many(
-            tables=[table],
-            unique_ids=[unique_ids],
-            inverses=[inverse],
-            gradients=[gradients],
-            learning_rates=[learning_rate],
-            loss_scale=loss_scale,
-            shows=[observations["shows"]],
-            clicks=[observations["clicks"]],
-            global_steps=[observations["global_step"]],
-            insert_missing=insert_missing,
+        return _library.tfswitch_tie_to_weight(
+            table=table,
+            ids=tf.cast(ids, tf.int64),
+            embeddings=embeddings,
+            weight=weight,
+            poison=tf.zeros([]) if poison is None else poison,
+            shows=_floats(shows),
+            clicks=_floats(clicks),
         )
-    return anchor_gradient
 
 
-def push(
-    table: tf.Tensor,
-    ids: tf.Tensor,
-    gradients: tf.Tensor,
-    learning_rate: tf.Tensor,
-    *,
-    shows: tf.Tensor | None = None,
-    clicks: tf.Tensor | None = None,
-    global_step: tf.Tensor | None = None,
-    insert_missing: bool = True,
-) -> tf.Tensor:
-    """Sums the gradients of repeated ids and applies one step per id.
+class TablePush(NamedTuple):
+    """One of the pushes of `push_many`.
 
-    Args:
+    Attributes:
         table: Resource of the table.
         ids: int32 or int64 of any shape.
         gradients: float32, `ids.shape + [dim]`.
         learning_rate: float32 scalar.
-        shows: As for `training_lookup`.
-        clicks: As for `training_lookup`.
-        global_step: As for `training_lookup`.
-        insert_missing: Whether an id without a row gets one first.
-
-    Returns:
-        int64 scalar: the number of rows that took a step.
+        shows: float32, one number per id, or None: once each.
+        clicks: Likewise, or never.
+        global_step: int64 scalar: the step of the training, counted from 1. By
+            default not known.
+        rule: The number of the optimizer that pushes, from 1, in the order in
+            which they came to the table. 0 if there is one only.
     """
+
+    table: tf.Tensor
+    ids: tf.Tensor
+    gradients: tf.Tensor
+    learning_rate: tf.Tensor
+    shows: tf.Tensor | None = None
+    clicks: tf.Tensor | None = None
+    global_step: tf.Tensor | None = None
+    rule: int = 0
+
+
+class Pushed(NamedTuple):
+    """What came of the pushes of `push_many`, for each an element.
+
+    Attributes:
+        updated_rows: int64 scalars: the number of rows that took a step.
+        poisons: float32 scalars: 0, or NaN if the push was skipped because a
+            gradient held NaN or Inf.
+    """
+
+    updated_rows: list[tf.Tensor]
+    poisons: list[tf.Tensor]
+
+
+def push_many(
+    pushes: Sequence[TablePush],
+    *,
+    insert_missing: bool = True,
+    of_lookups: bool = False,
+    skip_non_finite: bool = False,
+) -> Pushed:
+    """Sums gradients of repeated ids and takes one step per id, in one op.
+
+    Args:
+        pushes: At least one. A table may come more than once; then it takes a
+            step for each.
+        insert_missing: Whether an id without a row gets one first.
+        of_lookups: Whether the gradients are those of `tie_to_weight`. A push
+            without shows and clicks then has those that it was told.
+        skip_non_finite: If a gradient holds NaN or Inf nothing is applied to
+            any table: whether that is an error, or all pushes are skipped with
+            a warning.
+    """
+    none = tf.constant(0, tf.int64)
     with _where_the_table_is():
-        return _library.tfswitch_push(
-            table=table,
-            ids=ids,
-            gradients=gradients,
-            learning_rate=learning_rate,
-            **_observations(shows, clicks, global_step),
+        outputs = _library.tfswitch_push_many(
+            tables=[each.table for each in pushes],
+            ids=[tf.cast(each.ids, tf.int64) for each in pushes],
+            gradients=[each.gradients for each in pushes],
+            learning_rates=[each.learning_rate for each in pushes],
+            shows=[_floats(each.shows) for each in pushes],
+            clicks=[_floats(each.clicks) for each in pushes],
+            global_steps=[
+                none
+                if each.global_step is None
+                else tf.cast(each.global_step, tf.int64)
+                for each in pushes
+            ],
+            rules=[each.rule for each in pushes],
             insert_missing=insert_missing,
+            of_lookups=of_lookups,
+            skip_non_finite=skip_non_finite,
         )
+    return Pushed(*outputs)
 
 
 def end_step(table: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
@@ -374,47 +270,109 @@ def size(table: tf.Tensor) -> tf.Tensor:
         return _library.tfswitch_size(table=table)
 
 
-@tf.RegisterGradient("Tfswitch>TrainingLookupMany")
-def _training_lookup_many_gradient(op: Any, *gradients: Any) -> list[Any]:
-    n = len(op.inputs) // 7
-    tables, _, _, learning_rates, shows, clicks, global_steps = (
-        list(op.inputs[i : i + n]) for i in range(0, 7 * n, n)
+@tf.RegisterGradient("Tfswitch>TieToWeight")
+def _tie_to_weight_gradient(op: Any, gradient: Any) -> list[Any]:
+    ids, weight = op.inputs[1], op.inputs[3]
+    # A gather behind the lookup answers with IndexedSlices.
+    values = tf.reshape(tf.convert_to_tensor(gradient), [-1, weight.shape[-1]])
+    slices = tf.IndexedSlices(
+        values,
+        tf.reshape(ids, [-1]),
+        tf.constant([0, weight.shape[-1]], tf.int32),
     )
-    probe_gradient = gradients[n]
-    if probe_gradient is None:
-        probe_gradient = tf.zeros([])
-    with _where_the_table_is():
-        anchor_gradients = _library.tfswitch_push_unique_many(
-            tables=tables,
-            unique_ids=list(op.outputs[n + 1 : 2 * n + 1]),
-            inverses=list(op.outputs[2 * n + 1 :]),
-            gradients=[
-                # A gather behind the lookup answers with IndexedSlices.
-                tf.zeros_like(embeddings)
-                if gradient is None
-                else tf.convert_to_tensor(gradient)
-                for embeddings, gradient in zip(
-                    op.outputs[:n], gradients[:n], strict=True
-                )
-            ],
-            learning_rates=learning_rates,
-            loss_scale=probe_gradient,
-            shows=shows,
-            clicks=clicks,
-            global_steps=global_steps,
-        )
-    # On the caller's device: strategies reduce gradients by where they are.
-    anchor_gradients = [tf.identity(each) for each in anchor_gradients]
-    return [None] * (2 * n) + anchor_gradients + [None] * (4 * n)
+    return [None, None, None, slices, None, None, None]
 
 
 for _name in (
     "TableHandle",
     "Lookup",
     "LookupMany",
-    "PushUniqueMany",
-    "Push",
+    "PushMany",
     "EndStep",
     "Size",
 ):
     tf.no_gradient(f"Tfswitch>{_name}")
+
+
+# No variable has a gradient of 0 rows and some slices. So this number of rows
+# marks the gradients of a weight that stands for the rows of a table.
+def is_of_rows(gradient: Any) -> bool:
+    """Whether a gradient is that of a weight that stands for rows."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return False
+    if gradient.dense_shape is None:
+        return False
+    shape = tf.get_static_value(gradient.dense_shape, partial=True)
+    return shape is not None and shape[0] == 0
+
+
+def _refuse_dense_form(
+    value: Any, dtype: Any = None, name: Any = None, as_ref: bool = False
+) -> Any:
+    if not is_of_rows(value):
+        return NotImplemented
+    message = (
+        "the gradient of a DynamicEmbedding's rows has no dense form, because "
+        "a table has no fixed number of rows. Change it as a tf.IndexedSlices, "
+        "such as `g * 0.5`, `g + h`, `tf.clip_by_global_norm` or "
+        "`tf.IndexedSlices(f(g.values), g.indices, g.dense_shape)`. Call the "
+        "layer before tf.while_loop, tf.map_fn and tf.recompute_grad, not "
+        "inside, and leave its weight out of `tape.jacobian`."
+    )
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        if isinstance(graph, WhileBodyFuncGraph):
+            # TensorFlow would replace a TypeError by one of its own.
+            raise NotImplementedError(message)
+        graph = getattr(graph, "outer_graph", None)
+    raise TypeError(message)
+
+
+tf.register_tensor_conversion_function(
+    tf.IndexedSlices, _refuse_dense_form, priority=10
+)
+
+
+def _add_operators() -> None:
+    """Lets programs write `g * 0.5` for the gradient of rows.
+
+    TensorFlow's class has no operators. Gradients of other variables go on
+    without them.
+    """
+
+    def with_values(function: Any) -> Any:
+        def operator(gradient: Any, other: Any) -> Any:
+            if not is_of_rows(gradient) or isinstance(other, tf.IndexedSlices):
+                return NotImplemented
+            return tf.IndexedSlices(
+                function(gradient.values, other),
+                gradient.indices,
+                gradient.dense_shape,
+            )
+
+        return operator
+
+    def add(gradient: Any, other: Any) -> Any:
+        if is_of_rows(gradient) and isinstance(other, int) and other == 0:
+            return gradient  # `sum` begins with it.
+        if not (is_of_rows(gradient) and is_of_rows(other)):
+            return NotImplemented
+        return tf.IndexedSlices(
+            tf.concat([gradient.values, other.values], axis=0),
+            tf.concat([gradient.indices, other.indices], axis=0),
+            gradient.dense_shape,
+        )
+
+    for name, operator in {
+        "__mul__": with_values(lambda values, factor: values * factor),
+        "__rmul__": with_values(lambda values, factor: values * factor),
+        "__truediv__": with_values(lambda values, factor: values / factor),
+        "__add__": add,
+        "__radd__": add,
+        "__sub__": lambda gradient, other: add(gradient, -other),
+    }.items():
+        assert not hasattr(tf.IndexedSlices, name)
+        setattr(tf.IndexedSlices, name, operator)
+
+
+_add_operators()

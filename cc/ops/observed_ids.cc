@@ -1,0 +1,73 @@
+// Find() goes through the gradient's ids from the left. At each place it takes
+// the longest lookup whose ids come next, of equal ones the newest that it has
+// not taken yet: a gradient that a program only read leaves a lookup behind.
+
+#include "cc/ops/observed_ids.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace tfswitch {
+
+void ObservedIds::Record(absl::Span<const int64_t> ids, const float* shows,
+                         const float* clicks) {
+  const bool has_numbers = shows != nullptr || clicks != nullptr;
+  // Layers of one table may differ: after the first with shows all are kept.
+  if (ids.empty() || (!has_numbers && !is_used_)) return;
+  auto lookup = std::make_shared<Lookup>();
+  lookup->ids.assign(ids.begin(), ids.end());
+  lookup->shows.assign(ids.size(), 1.0f);
+  lookup->clicks.assign(ids.size(), 0.0f);
+  if (shows != nullptr) std::copy_n(shows, ids.size(), lookup->shows.begin());
+  if (clicks != nullptr) {
+    std::copy_n(clicks, ids.size(), lookup->clicks.begin());
+  }
+  MutexLock lock(&mutex_);
+  is_used_ = true;
+  lookups_.push_front(std::move(lookup));
+  if (lookups_.size() > kMaxLookups) lookups_.pop_back();
+}
+
+bool ObservedIds::Find(absl::Span<const int64_t> ids, std::vector<float>* shows,
+                       std::vector<float>* clicks) const {
+  if (!is_used_) return false;
+  std::vector<std::shared_ptr<const Lookup>> lookups;
+  {
+    MutexLock lock(&mutex_);
+    lookups.assign(lookups_.begin(), lookups_.end());
+  }
+  std::vector<bool> is_taken(lookups.size());
+  shows->assign(ids.size(), 1.0f);
+  clicks->assign(ids.size(), 0.0f);
+  for (size_t begin = 0; begin < ids.size();) {
+    const absl::Span<const int64_t> rest = ids.subspan(begin);
+    size_t best = lookups.size();
+    for (size_t i = 0; i < lookups.size(); ++i) {
+      const std::vector<int64_t>& candidate = lookups[i]->ids;
+      if (candidate.size() > rest.size()) continue;
+      if (best < lookups.size()) {
+        const size_t length = lookups[best]->ids.size();
+        if (candidate.size() < length) continue;
+        if (candidate.size() == length && (!is_taken[best] || is_taken[i])) {
+          continue;
+        }
+      }
+      if (std::equal(candidate.begin(), candidate.end(), rest.begin())) {
+        best = i;
+      }
+    }
+    if (best == lookups.size()) {
+      ++begin;
+      continue;
+    }
+    const Lookup& lookup = *lookups[best];
+    is_taken[best] = true;
+    std::copy(lookup.shows.begin(), lookup.shows.end(), shows->begin() + begin);
+    std::copy(lookup.clicks.begin(), lookup.clicks.end(),
+              clicks->begin() + begin);
+    begin += lookup.ids.size();
+  }
+  return true;
+}
+
+}  // namespace tfswitch

@@ -1,0 +1,209 @@
+"""The weight that stands for the rows of a layer, and its update.
+
+Keras sees one trainable weight of shape [0, dim]. A training lookup gives it a
+gradient of ids and values, a `tf.IndexedSlices`, which a program may clip,
+scale, add up or drop as it likes. When an optimizer applies the gradient,
+`_optimizer_hooks` calls `push`, and the table takes its step.
+"""
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import tensorflow as tf
+
+from tfswitch.keras import _backend
+from tfswitch.ops import is_of_rows
+from tfswitch.table import (
+    EmbeddingTable,
+    TablePush,
+    look_up_many,
+    push_many,
+    tie_to_weight,
+)
+
+if TYPE_CHECKING:
+    from tfswitch.keras.dynamic_embedding import DynamicEmbedding, TableLookup
+
+# Tables of one op; see TFSWITCH_MAX_PARTS of cc/capi/tfswitch.h.
+MAX_TABLES = 256
+
+
+def add(layer: "DynamicEmbedding") -> Any:
+    """Adds the weight to a layer.
+
+    It is float32 under any policy, as the rows are.
+    """
+    weight = layer.add_weight(
+        name="rows",
+        shape=(0, layer.output_dim),
+        dtype="float32",
+        initializer="zeros",
+        trainable=True,
+        **_backend.NO_AUTOCAST,
+    )
+    reference = weakref.ref(layer)
+    weight._tfswitch_owner = reference
+    if not _backend.IS_LEGACY:  # What some programs pass in its place.
+        weight.value._tfswitch_owner = reference
+    return weight
+
+
+def is_rows(variable: Any) -> bool:
+    """Whether a variable stands for the rows of a layer or table."""
+    return hasattr(variable, "_tfswitch_owner")
+
+
+class RowGradient(NamedTuple):
+    """The gradient of a weight that stands for rows.
+
+    Attributes:
+        variable: The weight.
+        ids: int64, `[num_ids]`.
+        values: float32, `[num_ids, dim]`.
+    """
+
+    variable: Any
+    ids: tf.Tensor
+    values: tf.Tensor
+
+
+def row_gradient(variable: Any, gradient: Any) -> RowGradient:
+    """Returns ids and values of what a program passes as a gradient.
+
+    Raises:
+        ValueError: If it has no ids.
+    """
+    if isinstance(gradient, tf.IndexedSlices):
+        return RowGradient(variable, gradient.indices, gradient.values)
+    values = tf.convert_to_tensor(gradient)
+    if values.shape.rank != 2 or values.shape[0] != 0:
+        raise ValueError(
+            f"the gradient of variable '{_backend.variable_path(variable)}', "
+            "which stands for the rows of a table, must be a tf.IndexedSlices "
+            f"of ids and values. Received: a tensor of shape {values.shape}"
+        )
+    return RowGradient(variable, tf.zeros([0], tf.int64), values)
+
+
+def look_up(
+    lookups: Sequence[tuple["DynamicEmbedding", "TableLookup"]],
+) -> list[tf.Tensor]:
+    """Looks up ids of layers for training, in one op.
+
+    Ids of layers that share a table are looked up together.
+
+    Returns:
+        For each the float32 embeddings, through which the layer's weight has a
+        gradient.
+    """
+    by_table: dict[EmbeddingTable, list[int]] = {}
+    for place, (layer, _) in enumerate(lookups):
+        by_table.setdefault(layer.table, []).append(place)
+    ids = [
+        _joined([lookups[place][1].ids for place in places])
+        for places in by_table.values()
+    ]
+    together = look_up_many(list(by_table), ids, insert_missing=True)
+    embeddings: dict[int, tf.Tensor] = {}
+    for (table, places), rows in zip(by_table.items(), together, strict=True):
+        parts = _apart(rows, [lookups[place][1].ids for place in places])
+        for place, part in zip(places, parts, strict=True):
+            layer, lookup = lookups[place]
+            embeddings[place] = tie_to_weight(
+                table,
+                lookup.ids,
+                part,
+                tf.convert_to_tensor(layer._rows_weight),
+                lookup.shows,
+                lookup.clicks,
+            )
+    return [embeddings[place] for place in range(len(lookups))]
+
+
+def push(
+    gradients: Sequence[RowGradient],
+    optimizer: Any = None,
+    learning_rate: Any = None,
+) -> list[tf.Tensor]:
+    """Takes a step of the tables with the sum of their gradients, in one op.
+
+    Args:
+        gradients: Those of layers that share a table are one step.
+        optimizer: The Keras optimizer that applies them, by which layers with
+            `optimizer="auto"` learn; or None.
+        learning_rate: Of the optimizer.
+
+    Returns:
+        For each table the number of rows that took a step, an int64 scalar.
+
+    Raises:
+        ValueError: If a table cannot learn as the optimizer.
+    """
+    by_table: dict[tuple[str, str], list[tuple[TablePush, RowGradient]]] = {}
+    for gradient in gradients:
+        owner = gradient.variable._tfswitch_owner()
+        if owner is None:
+            raise ValueError(
+                f"variable '{_backend.variable_path(gradient.variable)}' "
+                "stands for the rows of a layer or table that was collected. "
+                "Keep it for as long as its weight is trained."
+            )
+        step = owner._step_of(optimizer, learning_rate)
+        key = (step.table.cluster.address, step.table.name)
+        by_table.setdefault(key, []).append((step, gradient))
+    pushes = [
+        steps[0][0]._replace(
+            ids=_joined([gradient.ids for _, gradient in steps]),
+            gradients=_joined(
+                [tf.cast(gradient.values, tf.float32) for _, gradient in steps]
+            ),
+        )
+        for steps in by_table.values()
+    ]
+    updated_rows: list[tf.Tensor] = []
+    for begin in range(0, len(pushes), MAX_TABLES):
+        updated_rows += push_many(
+            pushes[begin : begin + MAX_TABLES],
+            of_lookups=True,
+            skip_non_finite=True,
+        )
+    return updated_rows
+
+
+def _joined(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Ids, or values, of one table as one tensor."""
+    if len(tensors) == 1:
+        return tensors[0]
+    if tensors[0].dtype.is_integer:
+        tensors = [tf.reshape(tf.cast(x, tf.int64), [-1]) for x in tensors]
+    return tf.concat(tensors, axis=0)
+
+
+def _apart(rows: tf.Tensor, ids: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The rows of each of the ids that `_joined` put together."""
+    if len(ids) == 1:
+        return [rows]
+    dim = rows.shape[-1]
+    parts = tf.split(
+        rows, tf.stack([tf.size(each) for each in ids]), num=len(ids)
+    )
+    result = []
+    for part, each in zip(parts, ids, strict=True):
+        shape = tf.concat([tf.shape(each), [dim]], axis=0)
+        part = tf.reshape(part, shape)
+        part.set_shape(each.shape.concatenate(dim))
+        result.append(part)
+    return result
+
+
+__all__ = [
+    "MAX_TABLES",
+    "RowGradient",
+    "add",
+    "is_of_rows",
+    "is_rows",
+    "look_up",
+    "push",
+    "row_gradient",
+]
