@@ -1157,6 +1157,54 @@ def test_ids_and_weights_that_cannot_be_pooled_are_refused(
         make_layer(combiner=combiner)(ids, weights=weights)
 
 
+@pytest.mark.parametrize(
+    ("ids", "weights"),
+    [
+        # As many values in other rows, and a value for each row.
+        (ragged([[1, 2], [3]], tf.int64), ragged([[1.0], [1.0, 5.0]], "float")),
+        (ragged([[1, 2], [3]], tf.int64), ragged([[2.0], []], "float")),
+        (
+            tf.sparse.from_dense([[1, 2], [3, 0]]),
+            tf.sparse.from_dense([[1.0, 0.0], [1.0, 5.0]]),
+        ),
+        (tf.constant([[1, 2, 3]]), tf.constant([[2.0]])),
+        (tf.constant([[1, 2, 3], [3, 2, 1]]), tf.constant([[1.0, 2.0, 3.0]])),
+    ],
+    ids=["other_rows", "one_value", "other_places", "one_wide", "one_row"],
+)
+@pytest.mark.parametrize("features", [False, True], ids=["one", "many"])
+def test_weights_of_another_structure_are_refused(ids, weights, features):
+    layer = make_pooling_layer("sum")
+    if features:
+        layer = tsw.keras.DynamicEmbeddings({"x": layer})
+        ids, weights = {"x": ids}, {"x": weights}
+
+    # Where the shapes are not known before the function runs.
+    @tf.function(reduce_retracing=True)
+    def call(ids, weights):
+        return layer(ids, weights=weights)
+
+    def of_any_shape(tensor):
+        spec = tf.type_spec_from_value(tensor)
+        shape = [None] * spec.shape.rank
+        if isinstance(spec, tf.RaggedTensorSpec):
+            return tf.RaggedTensorSpec(shape, spec.dtype, 1)
+        return type(spec)(shape, spec.dtype)
+
+    specs = tf.nest.map_structure(
+        of_any_shape, (ids, weights), expand_composites=False
+    )
+    with pytest.raises(
+        (ValueError, tf.errors.InvalidArgumentError),
+        match=r"`weights` must (be|have)",
+    ):
+        layer(ids, weights=weights)
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="`weights` must have the shape"
+    ):
+        call.get_concrete_function(*specs)(ids, weights)
+
+
 def test_gradients_that_are_not_finite_change_no_row_and_show_in_the_loss(
     capfd,
 ):

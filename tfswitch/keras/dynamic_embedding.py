@@ -599,17 +599,15 @@ class DynamicEmbedding(_backend.Layer):
         inputs = id_inputs.to_integers(
             inputs, padding=self.mask_zero, owner=f"layer '{self.name}'"
         )
-        shows = self._values_of("shows", shows, inputs)
-        clicks = self._values_of("clicks", clicks, inputs)
         if isinstance(inputs, tf.SparseTensor) and self.combiner is None:
             self._refuse_sparse()
         ids = to_id_tensor(values_of(inputs), f"layer '{self.name}'")
         if not isinstance(inputs, (tf.RaggedTensor, tf.SparseTensor)):
             inputs = ids
         self._check_rank(inputs.shape.rank)
-        if weights is not None:
-            weights = self._of_kind("weights", weights, inputs)
-            weights = tf.cast(weights, tf.float32)
+        shows = self._values_of("shows", shows, inputs)
+        clicks = self._values_of("clicks", clicks, inputs)
+        weights = self._values_of("weights", weights, inputs)
         if self.combiner is not None and self.mask_zero:
             mask = tf.cast(tf.not_equal(ids, 0), tf.float32)
             weights = mask if weights is None else mask * weights
