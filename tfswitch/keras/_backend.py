@@ -1,5 +1,6 @@
 """Where Keras 3 and tf_keras, and their versions, differ."""
 
+import traceback
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,6 +11,7 @@ from tfswitch._which_keras import IS_LEGACY, VERSION, keras
 
 Layer: Any = keras.layers.Layer
 Model: Any = keras.Model
+Variable: Any = tf.Variable if IS_LEGACY else keras.Variable
 Optimizer: Any = keras.optimizers.Optimizer
 Callback: Any = keras.callbacks.Callback
 register_keras_serializable = keras.saving.register_keras_serializable
@@ -55,6 +57,14 @@ def is_building() -> bool:
         return False
     return "scratch_graph" in getattr(
         tf.compat.v1.get_default_graph(), "name", ""
+    )
+
+
+def is_called_by(*modules: str) -> bool:
+    """Whether code of a module is running; each ends with a dot, as `keras.`"""
+    return any(
+        f"{frame.f_globals.get('__name__')}.".startswith(modules)
+        for frame, _ in traceback.walk_stack(None)
     )
 
 

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfswitch.keras import _backend
+
 # More would not be wanted in the memory of one worker.
 _MAX_BYTES_FROM_SERVERS = 4 << 30
 
@@ -73,6 +75,7 @@ def attach(variable: Any, layer: Any) -> None:
         layer = owner()
         if layer is None:
             return np.zeros(tuple(variable.shape), np.float32)
+        _refuse_hdf5(layer)
         if layer._table is None:
             return _value_of(*layer._first_rows)
         _check_size(layer)
@@ -89,6 +92,28 @@ def attach(variable: Any, layer: Any) -> None:
 
     variable.numpy = numpy
     variable.assign = assign_value
+    if not _backend.IS_LEGACY:
+        variable.__class__ = _KerasWeight
+
+
+class _KerasWeight(_backend.Variable):
+    """A layer's weight; Keras 3 reads by this what it writes to `.h5` files."""
+
+    def __array__(self, dtype: Any = None) -> Any:
+        _refuse_hdf5(self._tfswitch_owner())
+        return super().__array__(dtype)
+
+
+def _refuse_hdf5(layer: Any) -> None:
+    """Raises ValueError where Keras writes a file of `layer.weights` alone."""
+    if layer is not None and _backend.is_called_by(
+        "keras.src.legacy.saving.legacy_h5_format.",
+        "tf_keras.src.saving.legacy.hdf5_format.",
+    ):
+        raise ValueError(
+            f"layer '{layer.name}': a `.h5` file does not hold its rows. Save "
+            "the model as `.keras`, or its weights as `.weights.h5`."
+        )
 
 
 def _check_size(layer: Any) -> None:

@@ -149,8 +149,9 @@ class DynamicEmbedding(_backend.Layer):
     Saving. `model.save` and `model.save_weights` store the rows of a table in
     this process, with optimizer state; of layers that share a table one stores
     them. Loading replaces all rows of the table. Rows on servers stay there:
-    use `Cluster.save`. The HDF5 formats of tf_keras (`.h5`) hold only
-    `layer.weights`, hence no rows: use `.keras` and `.weights.h5`.
+    use `Cluster.save`. The former HDF5 format (`.h5`) holds only
+    `layer.weights`, hence no rows, and is refused: use `.keras` and
+    `.weights.h5`.
 
     XLA cannot compile the layer: `jit_compile="auto"` sees that, and Keras 3
     answers `jit_compile=True` with a warning and leaves it out.
