@@ -5,6 +5,7 @@ docs/keras_compatibility.md has a row for each of these tests.
 
 import copy
 import pickle
+import types
 
 import numpy as np
 import pytest
@@ -703,6 +704,26 @@ def test_exports_of_keras_say_what_to_use(tmp_path):
         model.export(str(tmp_path / "exported"))
     with pytest.raises(ValueError, match=r"tfswitch\.saved_model\.save"):
         tf.saved_model.save(model, str(tmp_path / "saved"))
+
+
+def test_converters_say_what_to_use():
+    model = compiled("ours")
+    fit(model)
+    # As tf2onnx does, which is no requirement.
+    tf2onnx = types.ModuleType("tf2onnx.convert")
+    trace = "def trace(model, spec): return model.get_concrete_function(spec)"
+    exec(trace, tf2onnx.__dict__)
+
+    spec = tf.TensorSpec([None, COLUMNS], tf.int64)
+    with pytest.raises(ValueError, match=r"tfswitch\.saved_model\.save"):
+        tf2onnx.trace(tf.function(model), spec)
+    lite = tf.lite.TFLiteConverter.from_keras_model(model)
+    with (
+        pytest.warns(UserWarning, match=r"tfswitch\.saved_model\.save"),
+        # It drops the layer's error, and with Keras 3 fails by its own.
+        pytest.raises((ValueError, TypeError)),
+    ):
+        lite.convert()
 
 
 # --- Masks and ids ---------------------------------------------------------

@@ -42,11 +42,9 @@ def compiled_optimizer(layer: Any) -> Any | None:
 
 
 def is_exporting() -> bool:
-    """Whether Keras calls a layer to make a SavedModel."""
-    # The public ExportArchive is no base of the class that does the work.
-    return any(
-        type(owner).__name__.endswith("ExportArchive") for owner in _callers()
-    )
+    """Whether a layer is called for a SavedModel, TFLite or ONNX."""
+    keras = ("keras.src.export.", "tf_keras.src.export.")
+    return _backend.is_called_by(*keras, "tensorflow.lite.", "tf2onnx.")
 
 
 def _callers() -> Iterator[Any]:

@@ -1,9 +1,12 @@
 """The rows of a layer in files that TensorFlow itself saves."""
 
+import warnings
 import weakref
 from typing import Any, NoReturn
 
 import tensorflow as tf
+
+from tfswitch.keras import _backend
 
 
 class TrackedRows(tf.__internal__.tracking.Trackable):
@@ -33,10 +36,14 @@ class TrackedRows(tf.__internal__.tracking.Trackable):
 
 
 def refuse_export(layer: Any) -> NoReturn:
-    """Raises ValueError, for a SavedModel that would be without rows."""
+    """Raises ValueError, for a model that would be without rows."""
     owner = "a layer" if layer is None else f"layer '{layer.name}'"
-    raise ValueError(
-        f"{owner} has its rows in a table, which `model.export` and "
-        "`tf.saved_model.save` do not know. Export the model with "
-        "tfswitch.saved_model.save(model, path)."
+    message = (
+        f"{owner} has its rows in a table, which `model.export`, "
+        "`tf.saved_model.save` and converters to TFLite and ONNX do not know. "
+        "Export the model with tfswitch.saved_model.save(model, path), and "
+        "serve that: docs/serving.md."
     )
+    if _backend.is_called_by("tensorflow.lite."):
+        warnings.warn(message, stacklevel=2)  # It drops the error.
+    raise ValueError(message)

@@ -257,8 +257,8 @@ class DynamicEmbeddings(_backend.Layer):
             else False
         )
         if training is False:
-            for name in trained:
-                self.features[name]._check_reader()
+            for layer in self.features.values():
+                layer._check_reader()
             return self._read(lookups)
         read = self._read({n: lookups[n] for n in lookups if n not in trained})
         to_train = {name: lookups[name] for name in trained}
