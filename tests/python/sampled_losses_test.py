@@ -189,8 +189,12 @@ def test_defaults_are_those_of_tensorflow_and_biases_zeros(embedded, loss_pair):
 
 
 @hypothesis.settings(max_examples=examples(20))
-@hypothesis.given(st.integers(0, 2**31 - 1), st.integers(1, NUM_CLASSES))
-def test_with_all_classes_sampled_it_is_the_full_softmax(seed, batch_size):
+@hypothesis.given(
+    st.integers(0, 2**31 - 1), st.integers(1, NUM_CLASSES), st.booleans()
+)
+def test_with_all_classes_sampled_it_is_the_full_softmax(
+    seed, batch_size, is_unigram
+):
     rng = np.random.default_rng(seed)
     classes = rng.integers(0, NUM_CLASSES, batch_size)
     weights = rng.normal(size=(NUM_CLASSES, DIM)).astype("f")
@@ -198,10 +202,6 @@ def test_with_all_classes_sampled_it_is_the_full_softmax(seed, batch_size):
     with tsw.connect("local://full-softmax"):
         table = tsw.EmbeddingTable("weights", DIM)
     table.assign(IDS, weights)
-    # All of them, with the same counts, less the label itself.
-    everything = tsw.nn.SampledValues(
-        IDS, tf.ones([batch_size, 1]), tf.ones([NUM_CLASSES])
-    )
 
     losses = tsw.nn.sampled_softmax_loss(
         table,
@@ -209,7 +209,7 @@ def test_with_all_classes_sampled_it_is_the_full_softmax(seed, batch_size):
         IDS[classes],
         inputs,
         NUM_CLASSES,
-        sampled_values=everything,
+        make_samplers(IDS)[is_unigram],
     )
 
     expected = tf.nn.sparse_softmax_cross_entropy_with_logits(

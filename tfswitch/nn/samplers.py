@@ -111,6 +111,9 @@ class Sampler(abc.ABC):
         drawn = SampledValues(
             *self._draw(self._to_classes(labels), num_sampled, unique, seed)
         )
+        if unique and num_sampled == self._range_max:
+            # Each is drawn once, where TensorFlow's ops estimate it.
+            drawn = SampledValues(drawn[0], *map(tf.ones_like, drawn[1:]))
         if self._vocabulary is None:
             return drawn
         return drawn._replace(
