@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfswitch import _native
+from tfswitch import admission as admission_lib
 from tfswitch import consistency as consistency_lib
 from tfswitch import eviction as eviction_lib
 from tfswitch import initializers as initializers_lib
@@ -628,14 +629,23 @@ class EmbeddingTable(TrackedTable):
             1 for one that waits for admission, 2 for one with a row. float32
             "count" and "last_seen_day"; with `tfswitch.statistics.ShowClick`
             also "show", "click", "delta_score" and "score", decayed to the
-            cluster's day. 0 for numbers not counted.
+            cluster's day. Without `statistics`, but with `admission`, numbers
+            of an id with a row are NaN.
 
         Raises:
-            ValueError: If `ids` are not integers.
+            ValueError: If `ids` are not integers; if the table counts nothing.
             ConnectionError, TimeoutError: If a server does not answer.
         """
+        is_plain = self.statistics is None
+        if is_plain and self.admission == admission_lib.Always():
+            raise ValueError(
+                f"{self._owner} counts nothing of its rows; make it with "
+                "`statistics=tfswitch.statistics.Usage()`"
+            )
         keys = self._to_keys(ids)
         values, states = self._native.read_usage(keys.reshape(-1))
+        if is_plain:
+            values = np.where(states[:, np.newaxis] == 2, np.nan, values)
         usage: dict[str, np.ndarray] = {"state": states.reshape(keys.shape)}
         names = ["count", "last_seen_day"]
         if isinstance(self.statistics, statistics_lib.ShowClick):

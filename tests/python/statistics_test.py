@@ -389,3 +389,17 @@ def test_stats_have_the_usage_that_is_counted(embedded):
     plain = tsw.EmbeddingTable("plain", 2)
     with pytest.raises(RuntimeError, match="table 'plain' counts nothing"):
         plain.stats(usage=True)
+    with pytest.raises(
+        ValueError, match=r"'plain' counts nothing.*statistics="
+    ):
+        plain.usage([1])
+
+
+def test_without_statistics_usage_has_the_counts_of_waiting_ids_alone(cluster):
+    table = make_table(statistics=None, admission=tsw.admission.MinCount(2))
+    push(table, [1, 1, 2])
+
+    usage = table.usage([1, 2, 3])
+
+    assert usage["state"].tolist() == [2, 1, 0]
+    np.testing.assert_array_equal(usage["count"], [np.nan, 1, 0])
