@@ -1,13 +1,14 @@
 """How a table keeps its rows in memory."""
 
 import dataclasses
-import warnings
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
 from tfswitch import optimizers as optimizers_lib
 from tfswitch._policy import Policy
 from tfswitch._ranges import bad_argument
+from tfswitch._said_once import warn_once
 
 _TYPES = ("float32", "float16", "bfloat16")
 _ROUNDINGS = ("stochastic", "nearest")
@@ -121,9 +122,12 @@ def get(identifier: Any) -> StorageDtype:
 
 
 def warn_of_slots(
-    owner: str, storage_dtype: StorageDtype, optimizer: optimizers_lib.Optimizer
+    owner: str,
+    storage_dtype: StorageDtype,
+    optimizer: optimizers_lib.Optimizer,
+    cluster: Any,
 ) -> None:
-    """Warns if an optimizer's slots do not do in the type that they have."""
+    """Warns if an optimizer's slots do not do, once for the tables alike."""
     rules = (
         [rule for _, rule in optimizer.parts]
         if isinstance(optimizer, optimizers_lib.Segments)
@@ -146,7 +150,9 @@ def warn_of_slots(
             )
             remedy = 'slots="float32"'
         if problem:
-            warnings.warn(
+            warn_once(
+                weakref.ref(cluster),
+                f"{problem} {storage_dtype.slots}",
                 f"{owner}: {problem} in {storage_dtype.slots} slots, and steps "
                 f"become far too long. Make the storage dtype with {remedy}.",
                 stacklevel=5,

@@ -168,12 +168,12 @@ class EmbeddingTable(TrackedTable):
             )
         if spec.optimizer is None:
             spec = dataclasses.replace(spec, optimizer=optimizers_lib.get(None))
-        storage_dtype_lib.warn_of_slots(
-            f"table '{name}'", spec.storage_dtype, spec.optimizer
-        )
         self._name = name
         self._dim = int(dim)
         self._cluster = cluster if cluster is not None else default_cluster()
+        storage_dtype_lib.warn_of_slots(
+            self._owner, spec.storage_dtype, spec.optimizer, self._cluster
+        )
         if spec.seed is not None:
             self._open(spec)
         else:

@@ -987,7 +987,16 @@ def test_a_loop_that_does_not_say_training_trains_as_well():
     assert ours.get_layer("rows").table.size() == size
 
 
-def test_a_tape_with_training_false_is_warned_of():
-    layer = tsw.keras.DynamicEmbedding(DIM)
-    with pytest.warns(UserWarning, match="`training=True`"), tf.GradientTape():
-        layer(tf.constant([1]), training=False)
+def test_a_tape_with_training_false_is_warned_of_once_for_a_model():
+    for _ in range(2):  # Each model that is called so.
+        ids = keras.Input((), dtype="int64")
+        outputs = [tsw.keras.DynamicEmbedding(DIM)(ids) for _ in range(3)]
+        model = keras.Model(ids, outputs)
+        with pytest.warns(UserWarning) as caught:
+            for _ in range(2):
+                with tf.GradientTape():
+                    model(tf.constant([1]), training=False)
+
+        (warning,) = caught
+        assert "dynamic_embedding" in str(warning.message)
+        assert "`training=True`" in str(warning.message)

@@ -218,8 +218,10 @@ def test_slots_that_are_too_short_for_the_optimizer_are_warned_of(
     with pytest.warns(
         UserWarning, match=rf"table 'word': .*{message}"
     ) as caught:
-        make_table(tsw.StorageDtype(*of_rows), optimizer=optimizer)
-    assert caught[0].filename == __file__
+        for name in ("word", "other"):  # It is said once.
+            dtype = tsw.StorageDtype(*of_rows)
+            make_table(dtype, optimizer=optimizer, name=name)
+    assert [each.filename for each in caught] == [__file__]
 
 
 @pytest.mark.parametrize(

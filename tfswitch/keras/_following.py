@@ -41,6 +41,12 @@ def compiled_optimizer(layer: Any) -> Any | None:
     return None if found is None else found.optimizer
 
 
+def outermost_layer(layer: Any) -> Any:
+    """Finds the model that is calling `layer`, or the layer itself."""
+    layers = [x for x in _callers() if isinstance(x, _backend.Layer)]
+    return layers[-1] if layers else layer
+
+
 def is_exporting() -> bool:
     """Whether a layer is called for a SavedModel, TFLite or ONNX."""
     keras = ("keras.src.export.", "tf_keras.src.export.")

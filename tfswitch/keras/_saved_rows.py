@@ -4,7 +4,6 @@ import contextlib
 import contextvars
 import json
 import time
-import warnings
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 
 from tfswitch import optimizers as optimizers_lib
 from tfswitch import statistics as statistics_lib
+from tfswitch._said_once import warn_once
 from tfswitch.keras import _backend, _weights
 from tfswitch.table import EmbeddingTable
 
@@ -55,7 +55,9 @@ def save(layer: Any, store: Any) -> None:
     if table.cluster.is_remote:
         if table.size() == 0:
             return
-        warnings.warn(
+        warn_once(
+            _backend.file_of(store),
+            "rows on servers",
             f"layer '{layer.name}': the rows of table '{table.name}' are on "
             f"{table.cluster.address} and do not go into the file. Save them "
             "there with Cluster.save, and restore them with Cluster.restore "
@@ -136,7 +138,9 @@ def load(layer: Any, store: Any) -> None:
     ):
         slots = np.concatenate([state, _fit_usage(table, usage)], axis=1)
     else:
-        warnings.warn(
+        warn_once(
+            _backend.file_of(store),
+            "state of another optimizer",
             f"layer '{layer.name}': the rows were saved with the optimizer "
             f"{saved}, whose state is not that of the layer's; it starts "
             "anew.",

@@ -3,7 +3,6 @@
 import dataclasses
 import re
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
@@ -15,6 +14,7 @@ from tfswitch import _native
 from tfswitch import optimizers as optimizers_lib
 from tfswitch._ranges import bad_argument
 from tfswitch._renamed import renamed_arguments
+from tfswitch._said_once import warn_once
 from tfswitch._table_spec import DEFAULTS, TableSpec
 from tfswitch.cluster import Cluster, default_cluster
 from tfswitch.keras import (
@@ -759,7 +759,9 @@ class DynamicEmbedding(_backend.Layer):
             return
         if self._is_recorded():
             self._has_warned = True
-            warnings.warn(
+            warn_once(
+                weakref.ref(_following.outermost_layer(self)),
+                "training=False",
                 f"layer '{self.name}' was called in a GradientTape with "
                 "`training=False`, so that its rows do not learn. Call the "
                 "model with `training=True` in a training step.",

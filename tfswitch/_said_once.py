@@ -1,0 +1,14 @@
+"""Warnings that are given once, and not for each of many layers or tables."""
+
+import warnings
+from typing import Any
+
+_scopes: dict[str, Any] = {}  # Where each cause was warned of last.
+
+
+def warn_once(scope: Any, cause: str, message: str, stacklevel: int) -> None:
+    """Warns, unless a cause's last scope is equal, as a file; None never is."""
+    if scope is None or _scopes.get(cause) != scope:
+        _scopes[cause] = scope
+        message += " Others may be like it: this is said of the first one."
+        warnings.warn(message, stacklevel=stacklevel + 1)
