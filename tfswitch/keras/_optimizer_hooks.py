@@ -208,28 +208,9 @@ def _update_step(
     if not rows:
         return original(self, grads, trainable_variables, learning_rate)
     known = _ids.get()
-    variables = [variable for _, variable in rows]
-
-    def push(distribution: Any, ids: Any, values: Any, rate: Any) -> None:
-        # Each process pushes what its own replicas have found: that of other
-        # workers comes from these.
-        of = distribution.experimental_local_results
-        _row_weights.push(
-            [
-                RowGradient(variable, tf.concat(i, 0), tf.concat(v, 0))
-                for variable, i, v in zip(
-                    variables, map(of, ids), map(of, values), strict=True
-                )
-            ],
-            self,
-            of(rate)[0],
-        )
-
-    tf.__internal__.distribute.interim.maybe_merge_call(
-        push,
-        self._distribution_strategy,
-        [known[id(variable)] for variable in variables],
-        [gradient for gradient, _ in rows],
+    _row_weights.push(
+        [RowGradient(v, known[id(v)], gradient) for gradient, v in rows],
+        self,
         tf.convert_to_tensor(learning_rate),
     )
     rest = [(g, v) for g, v in pairs if not is_rows(v)]

@@ -128,6 +128,8 @@ def push(
 ) -> list[tf.Tensor]:
     """Takes a step of the tables with the sum of their gradients, in one op.
 
+    Replicas of a `tf.distribute` strategy take one step together.
+
     Args:
         gradients: Those of layers that share a table are one step.
         optimizer: The Keras optimizer that applies them, by which layers with
@@ -140,6 +142,38 @@ def push(
     Raises:
         ValueError: If a table cannot learn as the optimizer.
     """
+    strategy = tf.distribute.get_strategy()
+    if (
+        tf.distribute.in_cross_replica_context()
+        or strategy.num_replicas_in_sync == 1
+    ):
+        return _push(gradients, optimizer, learning_rate)
+
+    def push_all(distribution: Any, ids: Any, values: Any, rate: Any) -> Any:
+        # Each process pushes what its own replicas have found: that of other
+        # workers comes from these.
+        of = distribution.experimental_local_results
+        together = [
+            each._replace(ids=tf.concat(i, 0), values=tf.concat(v, 0))
+            for each, i, v in zip(
+                gradients, map(of, ids), map(of, values), strict=True
+            )
+        ]
+        return _push(together, optimizer, of(rate)[0])
+
+    return tf.distribute.get_replica_context().merge_call(
+        push_all,
+        args=(
+            [each.ids for each in gradients],
+            [each.values for each in gradients],
+            learning_rate,
+        ),
+    )
+
+
+def _push(
+    gradients: Sequence[RowGradient], optimizer: Any, learning_rate: Any
+) -> list[tf.Tensor]:
     by_table: dict[tuple[str, str], list[tuple[TablePush, RowGradient]]] = {}
     for gradient in gradients:
         owner = gradient.variable._tfswitch_owner()

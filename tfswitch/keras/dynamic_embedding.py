@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
