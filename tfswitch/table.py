@@ -766,13 +766,13 @@ class EmbeddingTable(TrackedTable):
             return look_up_many([self], [ids], insert_missing=insert_missing)[0]
 
     def _learn_as(
-        self, source: Any, rule: Callable[[], optimizers_lib.Optimizer]
+        self, source: Any, settings: Callable[[], dict[str, Any]]
     ) -> int:
-        """Has the rows learn by the rule of a Keras optimizer from now on.
+        """Has the rows learn as a Keras optimizer's variables from now on.
 
         Args:
             source: The optimizer.
-            rule: Makes its rule.
+            settings: Makes the fields of the spec that follow from it.
 
         Returns:
             The number of the optimizer, for its pushes.
@@ -792,34 +792,40 @@ class EmbeddingTable(TrackedTable):
                     "optimizer. Train with the last one only, or give each "
                     "model rows of its own."
                 )
-            changed = rule()
-            before = self._spec.optimizer
-            keeps = (
-                changed.to_table_config() == before.to_table_config()
-                and self._native.slot_floats
-                == statistics_lib.width(self.statistics)
+            has_changed = self._follow(settings())
+            has_state = self._native.slot_floats > statistics_lib.width(
+                self.statistics
             )
-            self._follow(changed)
-            if not keeps or self._last_rule == 0:
+            if has_changed or has_state or self._last_rule == 0:
                 self._last_rule += 1
             self._rule_numbers[source] = self._last_rule
             return self._last_rule
 
-    def _follow(self, optimizer: optimizers_lib.Optimizer) -> None:
+    def _follow(self, settings: dict[str, Any]) -> bool:
         """Goes on with another optimizer; rows stay as they are.
 
         Their state stays if it means the same to both. On servers, where others
         use the table as well, only the learning rate may be another.
 
+        Args:
+            settings: Fields of the spec: `optimizer`, and maybe `update`.
+
+        Returns:
+            Whether more than the learning rate is another.
+
         Raises:
             ValueError: If the table is on servers and would learn otherwise.
         """
-        spec = dataclasses.replace(self._spec, optimizer=optimizer)
-        before = self._spec.optimizer.to_table_config()
-        if optimizer.to_table_config() != before:
+        spec = dataclasses.replace(self._spec, **settings)
+        has_changed = self._optimizer_of(spec) != self._optimizer_of(self._spec)
+        if has_changed:
             self._change_to(spec)
         self._spec = spec
-        self._learning_rate.follow(optimizer.learning_rate)
+        self._learning_rate.follow(spec.optimizer.learning_rate)
+        return has_changed
+
+    def _optimizer_of(self, spec: TableSpec) -> Any:
+        return spec.to_table_config(self._name, self._dim)["optimizer"]
 
     def _change_to(self, spec: TableSpec) -> None:
         with _names_lock:

@@ -2,12 +2,14 @@
 
 import dataclasses
 import sys
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from tfswitch import optimizers as optimizers_lib
+from tfswitch._said_once import warn_once
 from tfswitch.keras import _backend
 
 # Settings that change the gradient before it is applied.
@@ -83,15 +85,6 @@ def rule_of(layer: Any, optimizer: Any) -> optimizers_lib.Optimizer:
     try:
         with tf.init_scope():  # It reads variables, also while one traces.
             rule: Any = on_servers or _converted(layer, inner)
-        if rule.weight_decay and layer._spec.update != "dense":
-            raise ValueError(
-                "weight decay shrinks all rows at each step, and a table steps "
-                "the rows of the batch. Received: "
-                f"weight_decay={rule.weight_decay!r}. Make the layer with "
-                'update="dense", or exclude its rows with '
-                "`optimizer.exclude_from_weight_decay(var_list="
-                "layer.trainable_variables)`."
-            )
     except ValueError as error:
         raise ValueError(
             f"layer '{layer.name}' learns as the model's optimizer "
@@ -102,6 +95,56 @@ def rule_of(layer: Any, optimizer: Any) -> optimizers_lib.Optimizer:
     return dataclasses.replace(
         rule, learning_rate=optimizers_lib.KerasRate(inner)
     )
+
+
+def update_of(layer: Any, rule: Any) -> str:
+    """Returns which rows a push moves: "dense", as Keras, wherever possible.
+
+    If the layer says nothing, and the rule moves rows that are not in a batch,
+    and tables cannot do that, a warning says so.
+
+    Args:
+        layer: Whose `update` is "auto", "sparse" or "dense".
+        rule: How its rows learn.
+    """
+    if layer._update != "auto":
+        return str(layer._update)
+    kind = type(rule).__name__
+    has_momentum = bool(getattr(rule, "momentum", 0.0))
+    if rule.l2:
+        reason = "with L2 the steps of other rows have no short form"
+    elif rule.weight_decay or has_momentum or kind not in _LEAVE_OTHER_ROWS:
+        if (kind in _HAVE_DENSE_UPDATES) and not (
+            has_momentum and kind == "RMSprop"
+        ):
+            return "dense"
+        reason = f"tables have no dense updates of {kind}"
+    else:
+        return "sparse"
+    warn_once(
+        weakref.ref(outermost_layer(layer)),
+        "sparse",
+        f"layer '{layer.name}': each step moves the rows of its batch alone, "
+        "where the optimizer moves all rows of a keras.layers.Embedding, "
+        f"because {reason}. Rare ids may learn less. To say that this is meant, "
+        'pass update="sparse" to the layer.',
+        stacklevel=2,
+    )
+    return "sparse"
+
+
+# Rules whose step with a gradient of zero changes nothing.
+_LEAVE_OTHER_ROWS = ("SGD", "Momentum", "Adagrad", "Ftrl")
+_HAVE_DENSE_UPDATES = (
+    "SGD",
+    "Momentum",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "AMSGrad",
+    "RMSprop",
+    "Adadelta",
+)
 
 
 def _converted(layer: Any, optimizer: Any) -> optimizers_lib.Optimizer:

@@ -72,7 +72,7 @@ def save(layer: Any, store: Any) -> None:
     store["ids"] = ids
     store["values"] = values
     store["slots"] = slots
-    store["optimizer"] = _to_bytes(table.optimizer.to_table_config())
+    store["optimizer"] = _to_bytes(table._optimizer_of(table._spec))
     store["statistics"] = _to_bytes(
         table.statistics.to_config() if table.statistics else {}
     )
@@ -134,7 +134,7 @@ def load(layer: Any, store: Any) -> None:
     width = table._native.slot_floats - statistics_lib.width(table.statistics)
     slots: np.ndarray | None = None
     if state.shape[1] == width and optimizers_lib.have_equal_state(
-        saved, table.optimizer.to_table_config()
+        saved, table._optimizer_of(table._spec)
     ):
         slots = np.concatenate([state, _fit_usage(table, usage)], axis=1)
     else:

@@ -201,8 +201,11 @@ class DynamicEmbedding(_backend.Layer):
             `tfswitch.eviction`.
         statistics: The statistics of each row: an object of
             `tfswitch.statistics`. None means those the policies need.
-        update: Which rows a push moves: "sparse", its own; or "dense", all, as
-            with `keras.layers.Embedding`.
+        update: Which rows a step moves: "sparse", those of the batch; "dense",
+            all, as with `keras.layers.Embedding`; or "auto". That is as Keras
+            does it with `optimizer="auto"`, wherever tables can, and else
+            "sparse", with a warning if the optimizer of the model would move
+            other rows.
         storage_dtype: How rows are kept in memory: a `tfswitch.StorageDtype`,
             or "float16" or "bfloat16" for such embeddings with a float32
             optimizer state. None means float32. (The layer computes in
@@ -276,7 +279,7 @@ class DynamicEmbedding(_backend.Layer):
         admission: Any = None,
         eviction: Any = None,
         statistics: Any = None,
-        update: str = "sparse",
+        update: str = "auto",
         storage_dtype: Any = None,
         seed: int | None = None,
         consistency: Any = None,
@@ -346,6 +349,9 @@ class DynamicEmbedding(_backend.Layer):
         self._is_auto = optimizer is None or (
             isinstance(optimizer, str) and optimizer == "auto"
         )
+        if update not in ("auto", "sparse", "dense"):
+            raise bad_argument("update", update, '"auto", "sparse" or "dense"')
+        self._update = update
         settings: dict[str, Any] = {
             "optimizer": None if self._is_auto else optimizer,
             "seed": seed,
@@ -353,7 +359,7 @@ class DynamicEmbedding(_backend.Layer):
             "admission": admission,
             "eviction": eviction,
             "statistics": statistics,
-            "update": update,
+            "update": "sparse" if update == "auto" else update,
             "storage_dtype": storage_dtype,
         }
         if isinstance(table, EmbeddingTable):
@@ -436,7 +442,7 @@ class DynamicEmbedding(_backend.Layer):
             # A table that was made otherwise would have to be made again.
             expected = _following.compiled_optimizer(self)
             if expected is not None:
-                self._set(optimizer=self._rule_of(expected))
+                self._set(**self._settings_of(expected))
         if self._spec.optimizer is None:
             # On servers another process may have made it.
             present = _present(cluster, name) if cluster.is_remote else None
@@ -486,15 +492,16 @@ class DynamicEmbedding(_backend.Layer):
 
     def _use_optimizer_of(self, config: Mapping[str, Any] | None) -> None:
         """If not known yet, rows learn as a table config says, or by Adam."""
-        if self._spec.optimizer is None:
-            self._set(
-                optimizer=(
-                    optimizers_lib.from_table_config(config) if config else None
-                )
-                or _embedding_arguments.with_options(
-                    optimizers_lib.get(None), self._options
-                )
-            )
+        if self._spec.optimizer is not None:
+            return
+        present = optimizers_lib.from_table_config(config) if config else None
+        if present is None:
+            self._set(**self._settings_by(optimizers_lib.get(None)))
+            return
+        self._set(optimizer=present)
+        if self._update == "auto":
+            is_dense = config is not None and config.get("update") == "DENSE"
+            self._set(update="dense" if is_dense else "sparse")
 
     def _set(self, **settings: Any) -> None:
         self._spec = dataclasses.replace(self._spec, **settings)
@@ -506,10 +513,13 @@ class DynamicEmbedding(_backend.Layer):
         present = _present(cluster, self._table_name or self.name)
         return present is not None and int(present["num_rows"]) > 0
 
-    def _rule_of(self, optimizer: Any) -> optimizers_lib.Optimizer:
-        return _embedding_arguments.with_options(
-            _following.rule_of(self, optimizer), self._options
-        )
+    def _settings_of(self, optimizer: Any) -> dict[str, Any]:
+        """The settings by which rows learn as a Keras optimizer's variables."""
+        return self._settings_by(_following.rule_of(self, optimizer))
+
+    def _settings_by(self, rule: optimizers_lib.Optimizer) -> dict[str, Any]:
+        rule = _embedding_arguments.with_options(rule, self._options)
+        return {"optimizer": rule, "update": _following.update_of(self, rule)}
 
     def _step_of(self, optimizer: Any, learning_rate: Any) -> TablePush:
         """What a push needs to know beside ids and gradients.
@@ -519,10 +529,12 @@ class DynamicEmbedding(_backend.Layer):
         if not self._is_auto or optimizer is None:
             return self.table._step_of(None, None)
         if self._table is None:
-            self._set(optimizer=self._rule_of(optimizer))
+            self._set(**self._settings_of(optimizer))
         table = self.table
-        number = table._learn_as(optimizer, lambda: self._rule_of(optimizer))
-        self._set(optimizer=table.optimizer)
+        number = table._learn_as(
+            optimizer, lambda: self._settings_of(optimizer)
+        )
+        self._spec = table._spec
         return table._step_of(None, None)._replace(
             learning_rate=learning_rate, rule=number
         )
@@ -851,6 +863,7 @@ class DynamicEmbedding(_backend.Layer):
             "combiner": self.combiner,
             "mask_zero": self.mask_zero,
             **self._spec.get_config(),
+            "update": self._update,
         }
 
     def _optimizer_config(self) -> Any:

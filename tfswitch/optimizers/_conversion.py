@@ -54,7 +54,7 @@ def _rules_of(config: Mapping[str, Any]) -> list[tuple[int, str]]:
             (segment["dim"], _rules_of(segment["optimizer"])[0][1])
             for segment in config["segments"]
         ]
-    (rule,) = (name for name in config if name != "options")
+    (rule,) = (name for name in config if name not in ("options", "update"))
     # AdamW has the state of Adam.
     return [(0, "adam" if rule == "adamw" else rule)]
 
