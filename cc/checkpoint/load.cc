@@ -54,7 +54,9 @@ class SlotConverter {
                    !keeps_statistics) {
     const TableConfig& config = table.config();
     fresh_.resize(static_cast<size_t>(table.slot_floats()));
-    Optimizer(config.optimizer, config.dim).InitSlots(fresh_.data());
+    Optimizer(config.optimizer, config.dim)
+        .InitSlots(fresh_.data(),
+                   static_cast<uint32_t>(table.stats().num_steps));
     RowStatistics(config.statistics).Init(day, fresh_.data() + state_);
   }
 

@@ -29,6 +29,8 @@ float OneMinus(float beta) {
 
 // The powers are those of the float32 betas: Keras casts them first.
 float AdamCorrection(const OptimizerParams& params, float steps) {
+  // It grows, so that it stays 1.
+  if (params.corrections[params.num_corrections - 1] == 1.0f) return 1.0f;
   const double power_1 =
       std::pow(static_cast<double>(params.beta_1), static_cast<double>(steps));
   const double power_2 =
@@ -98,10 +100,10 @@ Optimizer::Optimizer(const OptimizerConfig& config, int dim, SimdLevel level)
     if (params.num_corrections > 0) {
       if (config.is_dense) params.num_corrections = kNumDenseCorrections;
       segment.corrections.resize(params.num_corrections);
+      params.corrections = segment.corrections.data();
       for (int t = 1; t < params.num_corrections; ++t) {
         segment.corrections[t] = AdamCorrection(params, static_cast<float>(t));
       }
-      params.corrections = segment.corrections.data();
     }
     params.options = from.options;
     params.cowclip_floor =
@@ -115,8 +117,17 @@ Optimizer::Optimizer(const OptimizerConfig& config, int dim, SimdLevel level)
     reads_counts_ |= from.options.cowclip_r != 0.0f;
     reads_shows_ |= params.show_scale;
     reads_steps_ |= plan.kind == StepKind::kAdagradDecay;
+    if (!config.is_dense) continue;
+    PlanMissedSteps(plan.kind == StepKind::kNesterov, &segment);
+    segment.miss = level == SimdLevel::kAvx2
+                       ? avx2::FindMissedKernel(segment)
+                       : scalar::FindMissedKernel(segment);
+    moves_idle_rows_ |= segment.missed.way != MissedPlan::Way::kNothing;
+    takes_missed_steps_ |= segment.missed.way == MissedPlan::Way::kSteps;
   }
-  if (!config.is_dense && segments_.size() == 1 &&
+  const int step_slot = slot_floats_;
+  if (config.is_dense) ++slot_floats_;
+  if (!moves_idle_rows_ && segments_.size() == 1 &&
       segments_[0].learning_rate_scale == 1.0f) {
     params_ = segments_[0].params;
     step_ = segments_[0].step;
@@ -124,16 +135,22 @@ Optimizer::Optimizer(const OptimizerConfig& config, int dim, SimdLevel level)
   }
   params_.segments = segments_.data();
   params_.num_segments = static_cast<int>(segments_.size());
-  step_ = config.is_dense ? StepDense : find(StepKind::kSegments, dim);
-  if (config.is_dense) params_.step_slot = slot_floats_++;
+  step_ = moves_idle_rows_ ? StepDense : find(StepKind::kSegments, dim);
+  params_.step_slot = step_slot;
 }
 
-void Optimizer::InitSlots(float* slots) const {
+void Optimizer::InitSlots(float* slots, uint32_t step) const {
   std::fill_n(slots, slot_floats_, 0.0f);
   for (const SegmentStep& segment : segments_) {
     std::fill_n(slots + segment.slots_begin, segment.num_initial,
                 segment.initial_slot);
+    // Adam's number of the step is that of the table.
+    if (segment.missed.has_corrections) {
+      slots[segment.slots_begin + segment.num_slots - 1] =
+          std::min(static_cast<float>(step), 0x1p24f);
+    }
   }
+  if (moves_idle_rows_) SetDenseStepOfSlot(step, slots + params_.step_slot);
 }
 
 }  // namespace tfswitch

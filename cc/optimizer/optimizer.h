@@ -34,6 +34,7 @@
 
 #include "cc/base/cpu_features.h"
 #include "cc/optimizer/missed_steps.h"
+#include "cc/optimizer/missed_sums.h"
 #include "cc/optimizer/optimizer_config.h"
 
 namespace tfswitch {
@@ -84,6 +85,10 @@ struct SegmentStep {
   int num_slots = 0;
   Averages averages = Averages::kNone;
   std::vector<float> corrections;
+  // Of dense tables: how missed steps are made up for, and the kernel of that.
+  MissedPlan missed;
+  void (*miss)(const SegmentStep&, float* row, float* slots,
+               const MissedInput& input) = nullptr;
 };
 
 // Immutable after construction, so thread-safe; two threads must not step the
@@ -105,8 +110,15 @@ class Optimizer {
   bool reads_shows() const { return reads_shows_; }
   bool reads_steps() const { return reads_steps_; }
 
-  // Writes the initial slots of a new row.
-  void InitSlots(float* slots) const;
+  // For a dense table: whether a step without a gradient changes rows, and
+  // whether missed steps are taken one by one.
+  bool moves_idle_rows() const { return moves_idle_rows_; }
+  bool takes_missed_steps() const { return takes_missed_steps_; }
+  const std::vector<SegmentStep>& segments() const { return segments_; }
+
+  // Writes the initial slots of a row that is new after step `step` of a dense
+  // table.
+  void InitSlots(float* slots, uint32_t step = 0) const;
 
   // One step. Both levels of SIMD give the same bits. (Inlined in any case, as
   // it is also called from files compiled for AVX2.)
@@ -122,13 +134,13 @@ class Optimizer {
     Step(row, row + dim_, gradient, input);
   }
 
-  // For a dense table: takes the steps that the row has missed.
-  void CatchUp(const StepHistory& history, float* embedding,
-               float* slots) const {
-    StepInput input;
-    input.history = &history;
-    input.is_gradient_step = false;
-    StepDense(params_, embedding, slots, nullptr, input);
+  // For a dense table: takes the steps that the row has missed. Without
+  // `writes_slots` only the embedding counts afterwards.
+  [[gnu::always_inline]] void CatchUp(const StepHistory& history,
+                                      float* embedding, float* slots,
+                                      bool writes_slots = true) const {
+    if (!moves_idle_rows_) return;
+    CatchUpRow(params_, history, writes_slots, embedding, slots);
   }
 
  private:
@@ -137,6 +149,8 @@ class Optimizer {
   bool reads_counts_ = false;
   bool reads_shows_ = false;
   bool reads_steps_ = false;
+  bool moves_idle_rows_ = false;
+  bool takes_missed_steps_ = false;
   std::vector<SegmentStep> segments_;
   // Step() calls this: the only segment's, or the one that calls all of them.
   OptimizerParams params_;

@@ -73,10 +73,16 @@ absl::Status ValidateDense(absl::string_view prefix, const RuleConfig& rule) {
   if (const auto* amsgrad = std::get_if<AmsGradConfig>(&rule)) {
     return check_sum("amsgrad.epsilon", amsgrad->epsilon);
   }
+  if (const auto* rmsprop = std::get_if<RmspropConfig>(&rule)) {
+    if (rmsprop->momentum == 0.0f) return absl::OkStatus();
+    return FieldError(prefix, "rmsprop.momentum", "0 with dense updates",
+                      absl::StrCat(rmsprop->momentum));
+  }
+  if (std::holds_alternative<AdadeltaConfig>(rule)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "optimizer ", prefix, KindName(rule),
-      ": has no dense updates; sgd, adagrad, adam, adamw and amsgrad have. Use "
-      "one of these, or update=\"sparse\""));
+      ": has no dense updates; sgd, adagrad, adam, adamw, amsgrad, rmsprop and "
+      "adadelta have. Use one of these, or update=\"sparse\""));
 }
 
 }  // namespace

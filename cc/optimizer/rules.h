@@ -48,6 +48,7 @@ enum class StepKind {
 // rules that dense tables may have.
 enum class Averages : uint8_t {
   kNone,
+  kShrinking,          // All of them, by rho.
   kVelocity,           // v[D]
   kMoments,            // m[D], v[D], t
   kMomentsAndLargest,  // m[D], v[D], v_hat[D], t
@@ -279,6 +280,7 @@ struct RmspropConfig {
     plan.params.one_minus_rho = OneMinus(rho);
     plan.params.momentum = momentum;
     plan.params.epsilon = epsilon;
+    plan.averages = Averages::kShrinking;
     return plan;
   }
 };
@@ -299,6 +301,7 @@ struct AdadeltaConfig {
     plan.params.rho = rho;
     plan.params.one_minus_rho = OneMinus(rho);
     plan.params.epsilon = epsilon;
+    plan.averages = Averages::kShrinking;
     return plan;
   }
 };

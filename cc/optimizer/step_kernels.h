@@ -14,12 +14,17 @@ using StepKernel = OptimizerParams::Kernel;
 // sqrt(1 - beta_2^t) / (1 - beta_1^t), in double and then rounded.
 float AdamCorrection(const OptimizerParams& params, float steps);
 
+using MissedKernel = decltype(SegmentStep::miss);
+
 namespace scalar {
 StepKernel FindStepKernel(StepKind kind, int dim);
-}
+// The one that applies a MissedInput.
+MissedKernel FindMissedKernel(const SegmentStep& segment);
+}  // namespace scalar
 namespace avx2 {
 StepKernel FindStepKernel(StepKind kind, int dim);
-}
+MissedKernel FindMissedKernel(const SegmentStep& segment);
+}  // namespace avx2
 
 }  // namespace tfswitch
 

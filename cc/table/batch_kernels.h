@@ -53,7 +53,8 @@ struct KernelBatch {
   const KeyedHash* hash = nullptr;
   int dim = 0;
   const RowCodec* codec = nullptr;
-  float* scratch = nullptr;  // A row's floats, for rows that are not plain.
+  // A row's floats, for rows that are not plain; for read_caught_up twice.
+  float* scratch = nullptr;
   // One per stripe. A row's are at [stripe] + row * statistics_stride.
   char* const* statistics = nullptr;
   size_t statistics_stride = 0;
@@ -65,6 +66,9 @@ struct KernelBatch {
   // Counts how often `retry` has put newer views in their places.
   const uint32_t* num_refreshes = nullptr;
   RetrySink* retry = nullptr;
+  // For read_caught_up: the steps that rows are to have taken.
+  const Optimizer* optimizer = nullptr;
+  const StepHistory* history = nullptr;
   // Positions of keys without a row are put here; room for num_keys.
   uint16_t* missing = nullptr;
 };
@@ -84,6 +88,11 @@ struct StepBatch {
   bool has_observations() const {
     return statistics != nullptr || !observations.counts.empty() ||
            !observations.shows.empty();
+  }
+
+  // The steps of the table before it; 0 unless they are counted.
+  uint32_t step() const {
+    return input.history != nullptr ? input.history->last_step : 0;
   }
 
   // One step of `row`, with gradient i.
@@ -130,6 +139,9 @@ struct BatchKernels {
   // Writes the embedding of keys[i] to embeddings + i * dim. The embeddings
   // of missing keys are left as they are.
   uint32_t (*read)(const KernelBatch&, float* embeddings) = nullptr;
+  // The same, brought up to date with the steps that rows have missed. Rows
+  // stay as they are.
+  uint32_t (*read_caught_up)(const KernelBatch&, float* embeddings) = nullptr;
   // Step() and StepAndObserve() for the row of each key.
   uint32_t (*step)(const KernelBatch&, const StepBatch&) = nullptr;
   uint32_t (*step_and_observe)(const KernelBatch&, const StepBatch&) = nullptr;

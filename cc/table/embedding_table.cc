@@ -88,6 +88,7 @@ EmbeddingTable::Impl::Impl(const TableConfig& config, const KeyedHash& hash,
       optimizer_(config.optimizer, config.dim),
       statistics_(config.statistics),
       codec_(config),
+      step_log_(&optimizer_),
       hash_(hash),
       initializer_(config.initializer, config.seed, config.dim),
       stride_(RowStride(codec_.num_words())),
@@ -246,10 +247,31 @@ void EmbeddingTable::Impl::RacyLoadEmbedding(const float* words,
 
 void EmbeddingTable::Impl::CopyEmbeddingLocked(Stripe* stripe,
                                                StripeIndex::Entry entry,
+                                               const StepHistory& now,
                                                float* embedding) const {
+  if (!optimizer_.moves_idle_rows()) {
+    LoadLocked(stripe, entry, [&](const RowPlace& place) {
+      RacyLoadEmbedding(place.words, embedding);
+    });
+    return;
+  }
+  const auto num_words = static_cast<size_t>(codec_.num_words());
+  RowBuffer words(num_words);
   LoadLocked(stripe, entry, [&](const RowPlace& place) {
-    RacyLoadEmbedding(place.words, embedding);
+    RacyLoadFloats(words.data(), place.words, num_words);
   });
+  CatchUpWords(now, words.data(), embedding);
+}
+
+void EmbeddingTable::Impl::CatchUpWords(const StepHistory& now, float* words,
+                                        float* embedding) const {
+  RowBuffer row(codec_.is_plain() ? 0 : codec_.num_floats());
+  if (!codec_.is_plain()) {
+    codec_.Decode(words, row.data());
+    words = row.data();
+  }
+  optimizer_.CatchUp(now, words, words + config_.dim, /*writes_slots=*/false);
+  std::copy_n(words, config_.dim, embedding);
 }
 
 void EmbeddingTable::Impl::CopyStatisticsLocked(Stripe* stripe,
@@ -289,7 +311,9 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::Find(
       CheckFloats("embeddings", keys.size(), "dim", dim(), embeddings.size()));
   IndexView views[kNumStripes];
   uint16_t missing[kMaxKernelKeys];
-  PatientSink retry(this, views);
+  const std::shared_ptr<const StepLog::Moment> moment = step_log_.Now();
+  const StepHistory& now = moment->history();
+  PatientSink retry(this, views, now);
   const size_t dim = static_cast<size_t>(config_.dim);
   int64_t num_found = 0;
   for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
@@ -297,10 +321,9 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::Find(
     float* const to = embeddings.data() + begin * dim;
     const InsertedRows before =
         has_weights() ? ReadInsertedRows() : InsertedRows();
-    CatchUp(block, to);
     const uint32_t num_missing =
-        kernels_.read(MakeBatch(block, views, &retry, missing), to);
-    FillMissing(block, missing, num_missing, before, to);
+        ReadBlock(block, now, views, &retry, missing, to);
+    FillMissing(block, now, missing, num_missing, before, to);
     num_found += static_cast<int64_t>(block.size() - num_missing);
   }
   return num_found;
@@ -313,15 +336,15 @@ absl::Status EmbeddingTable::Impl::FindOrInsert(absl::Span<const Key> keys,
       CheckFloats("embeddings", keys.size(), "dim", dim(), embeddings.size()));
   IndexView views[kNumStripes];
   uint16_t missing[kMaxKernelKeys];
-  PatientSink retry(this, views);
+  const std::shared_ptr<const StepLog::Moment> moment = step_log_.Now();
+  const StepHistory& now = moment->history();
+  PatientSink retry(this, views, now);
   const size_t dim = static_cast<size_t>(config_.dim);
-  const StepLog::Moment now = Now();
   for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
     const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
     float* const to = embeddings.data() + begin * dim;
-    CatchUp(block, to);
     const uint32_t num_missing =
-        kernels_.read(MakeBatch(block, views, &retry, missing), to);
+        ReadBlock(block, now, views, &retry, missing, to);
     if (num_missing == 0) continue;
     const ChangeClock::Change change(&change_clock_);
     const StripeGroups groups(hash_, block.data(), num_missing, missing);
@@ -329,15 +352,11 @@ absl::Status EmbeddingTable::Impl::FindOrInsert(absl::Span<const Key> keys,
         block.data(), groups, [&](const KeyPlace& place, uint32_t i) {
           // Another thread, or the same key earlier in the batch.
           if (place.has_row()) {
-            CopyEmbeddingLocked(place.stripe, place.entry, to + i * dim);
+            CopyEmbeddingLocked(place.stripe, place.entry, now, to + i * dim);
             return absl::OkStatus();
           }
-          return InsertLocked(place, Today(), RowRounding(), change.stamp(),
-                              [&](const RowFloats& row) {
-                                if (is_dense()) {
-                                  optimizer_.CatchUp(now.history(),
-                                                     row.embedding, row.slots);
-                                }
+          return InsertLocked(place, Today(), now.last_step, RowRounding(),
+                              change.stamp(), [&](const RowFloats& row) {
                                 std::copy_n(row.embedding, dim, to + i * dim);
                               });
         }));
@@ -448,34 +467,33 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::AssignRows(
   const size_t slot_floats = static_cast<size_t>(this->slot_floats());
   const size_t state_floats = static_cast<size_t>(optimizer_.slot_floats());
   const ChangeClock::Change change(&change_clock_);
-  const StepLog::Moment now = Now();
-  TFSWITCH_RETURN_IF_ERROR(
-      ForEachLocked(keys, [&](const KeyPlace& place, size_t i) {
-        const auto set = [&](const RowFloats& row) {
-          // The state that goes on is that of the step that has been.
-          if (is_dense() && slots.empty()) {
-            optimizer_.CatchUp(now.history(), row.embedding, row.slots);
-          }
-          std::copy_n(embeddings.data() + i * dim, dim, row.embedding);
-          if (slots.empty()) return;
-          const float* const from = slots.data() + i * slot_floats;
-          std::copy_n(from, state_floats, row.slots);
-          std::copy(from + state_floats, from + slot_floats, row.statistics);
-          if (!is_dense()) return;
-          // Another table may have taken more steps.
-          float* const step = row.slots + state_floats - 1;
-          SetDenseStepOfSlot(
-              std::min(DenseStepOfSlot(step), now.history().last_step), step);
-        };
-        if (place.has_row() && only_missing) return absl::OkStatus();
-        ++num_assigned;
-        if (place.has_row()) {
-          ModifyLocked(place, RowRounding(), change.stamp(), set);
-          return absl::OkStatus();
-        }
-        ForgetLocked(place, change.stamp());
-        return InsertLocked(place, Today(), RowRounding(), change.stamp(), set);
-      }));
+  const std::shared_ptr<const StepLog::Moment> moment = step_log_.Now();
+  const StepHistory& now = moment->history();
+  TFSWITCH_RETURN_IF_ERROR(ForEachLocked(keys, [&](const KeyPlace& place,
+                                                   size_t i) {
+    const auto set = [&](const RowFloats& row) {
+      // The state that goes on is that of the step that has been.
+      if (slots.empty()) optimizer_.CatchUp(now, row.embedding, row.slots);
+      std::copy_n(embeddings.data() + i * dim, dim, row.embedding);
+      if (slots.empty()) return;
+      const float* const from = slots.data() + i * slot_floats;
+      std::copy_n(from, state_floats, row.slots);
+      std::copy(from + state_floats, from + slot_floats, row.statistics);
+      if (!optimizer_.moves_idle_rows()) return;
+      // Another table may have taken more steps.
+      float* const step = row.slots + state_floats - 1;
+      SetDenseStepOfSlot(std::min(DenseStepOfSlot(step), now.last_step), step);
+    };
+    if (place.has_row() && only_missing) return absl::OkStatus();
+    ++num_assigned;
+    if (place.has_row()) {
+      ModifyLocked(place, RowRounding(), change.stamp(), set);
+      return absl::OkStatus();
+    }
+    ForgetLocked(place, change.stamp());
+    return InsertLocked(place, Today(), now.last_step, RowRounding(),
+                        change.stamp(), set);
+  }));
   return num_assigned;
 }
 
@@ -546,7 +564,8 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
         "table '", config_.name,
         "': max_rows: expected a positive number, got ", max_rows));
   }
-  const StepLog::Moment now = snapshot != nullptr ? snapshot->now : Now();
+  const std::shared_ptr<const StepLog::Moment> now =
+      snapshot != nullptr ? snapshot->now : step_log_.Now();
   const uint32_t limit =
       snapshot != nullptr ? snapshot->moment.epoch + 1 : kAnyStamp;
   const auto dim = static_cast<size_t>(config_.dim);
@@ -582,9 +601,7 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
   // `row` becomes the next one.
   const auto add = [&](Key key) {
     // Not the table: a snapshot does not change it.
-    if (is_dense()) {
-      optimizer_.CatchUp(now.history(), row.data(), row.data() + dim);
-    }
+    optimizer_.CatchUp(now->history(), row.data(), row.data() + dim);
     keys[num_rows] = key;
     std::copy(row.begin(), row.begin() + dim,
               embeddings.begin() + num_rows * dim);
@@ -694,7 +711,7 @@ TableStats EmbeddingTable::Impl::stats() const {
     stats.admission_bytes += static_cast<int64_t>(bloom_->resident_bytes());
   }
   stats.num_rows = stats.inserted_rows - stats.erased_rows;
-  stats.num_steps = Now().history().last_step;
+  stats.num_steps = step_log_.Now()->history().last_step;
   stats.row_stride_bytes = static_cast<int64_t>(stride_ + statistics_stride_);
   stats.row_bytes = stats.num_rows * stats.row_stride_bytes;
   stats.reserved_bytes = row_resident_bytes - stats.row_bytes;

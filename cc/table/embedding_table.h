@@ -256,9 +256,9 @@ class EmbeddingTable {
                                          bool insert_missing);
 
   // Makes the calls of ApplyGradients() in `apply` one step of a table with
-  // dense updates; they get the argument as their `history`. Steps come one
-  // after the other. Other tables: calls apply(nullptr). ResourceExhausted at
-  // kMaxDenseStep steps.
+  // dense updates; they get the argument as their `history`. Steps may
+  // overlap (missed_steps.h). Other tables: calls apply(nullptr).
+  // ResourceExhausted at kMaxDenseStep steps.
   virtual absl::Status TakeStep(
       float learning_rate,
       absl::FunctionRef<absl::Status(const StepHistory*)> apply) = 0;

@@ -63,6 +63,7 @@ EmbeddingTable::Impl::InsertedRows EmbeddingTable::Impl::ReadInsertedRows()
 }
 
 void EmbeddingTable::Impl::FillMissing(absl::Span<const Key> block,
+                                       const StepHistory& now,
                                        const uint16_t* missing,
                                        uint32_t num_missing,
                                        const InsertedRows& before,
@@ -101,7 +102,7 @@ void EmbeddingTable::Impl::FillMissing(absl::Span<const Key> block,
           const StripeIndex::Entry entry =
               stripe.index.Find(keys[i], positions[i]);
           if (entry.bucket != nullptr) {
-            CopyEmbeddingLocked(&stripe, entry, embedding);
+            CopyEmbeddingLocked(&stripe, entry, now, embedding);
           }
         }
       }
@@ -150,8 +151,8 @@ absl::StatusOr<bool> EmbeddingTable::Impl::AdmitLocked(const KeyPlace& place,
     }
   }
   TFSWITCH_RETURN_IF_ERROR(
-      InsertLocked(place, batch.day, batch.RoundingOf(place.key), stamp,
-                   [&](const RowFloats& row) {
+      InsertLocked(place, batch.day, batch.step(), batch.RoundingOf(place.key),
+                   stamp, [&](const RowFloats& row) {
                      batch.StepAndObserve(config_.dim, row, i);
                    }));
   return true;
@@ -200,7 +201,7 @@ absl::StatusOr<bool> EmbeddingTable::Impl::AdmitCandidateLocked(
     return false;
   }
   TFSWITCH_RETURN_IF_ERROR(InsertLocked(
-      place, batch.day, batch.RoundingOf(place.key), stamp,
+      place, batch.day, batch.step(), batch.RoundingOf(place.key), stamp,
       [&](const RowFloats& row) {
         if (has_weights()) {
           // The weight goes on where it is; its slots are the row's first.

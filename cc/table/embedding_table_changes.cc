@@ -167,7 +167,8 @@ absl::StatusOr<ChangeCursor> EmbeddingTable::Impl::ForEachChange(
                                              entry.row()) <= since) {
                 return;
               }
-              CopyEmbeddingLocked(&stripe, entry, embedding.data());
+              CopyEmbeddingLocked(&stripe, entry, StepHistory(),
+                                  embedding.data());
               chunk.Add(key, embedding.data(), embedding.size());
             });
       }

@@ -4,8 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "cc/table/embedding_table_impl.h"
 
@@ -15,54 +17,62 @@ absl::Status EmbeddingTable::Impl::TakeStep(
     float learning_rate,
     absl::FunctionRef<absl::Status(const StepHistory*)> apply) {
   if (!is_dense()) return apply(nullptr);
-  // A row takes its steps in their order. Without the lock one push could find
-  // a row that had passed its step, with a gradient of zero, for the next one.
-  MutexLock lock(&step_mutex_);
-  if (step_log_.Now().history().last_step == kMaxDenseStep) {
+  std::shared_ptr<const StepLog::Moment> before;
+  {
+    MutexLock lock(&step_mutex_);
+    before = step_log_.Begin(learning_rate);
+  }
+  if (before == nullptr) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "table '", config_.name, "' has taken ", kMaxDenseStep,
         " steps, as many as dense updates can count; export its rows, and "
         "assign them to a new table"));
   }
-  if (!step_log_.BeginStep(learning_rate)) {
-    CatchUpAll();
-    step_log_.Coarsen();
-    step_log_.BeginStep(learning_rate);
-  }
   // Whatever happens: rows that were there have taken it.
-  struct End {
-    StepLog* log;
-    ~End() { log->EndStep(); }
-  } const end{&step_log_};
-  const StepLog::Moment before = step_log_.Now();
-  return apply(&before.history());
+  const absl::Cleanup end = [&] { step_log_.End(*before); };
+  return apply(&before->history());
+}
+
+uint32_t EmbeddingTable::Impl::ReadBlock(absl::Span<const Key> block,
+                                         const StepHistory& now,
+                                         IndexView* views, PatientSink* retry,
+                                         uint16_t* missing,
+                                         float* embeddings) const {
+  if (optimizer_.takes_missed_steps()) CatchUp(block, now, embeddings);
+  KernelBatch batch = MakeBatch(block, views, retry, missing);
+  if (!optimizer_.moves_idle_rows() || optimizer_.takes_missed_steps()) {
+    return kernels_.read(batch, embeddings);
+  }
+  RowBuffer scratch(2 * static_cast<size_t>(codec_.num_floats()));
+  batch.scratch = scratch.data();
+  batch.optimizer = &optimizer_;
+  batch.history = &now;
+  return kernels_.read_caught_up(batch, embeddings);
 }
 
 void EmbeddingTable::Impl::CatchUp(absl::Span<const Key> keys,
+                                   const StepHistory& now,
                                    const float* unused) const {
-  if (!is_dense()) return;
   IndexView views[kNumStripes];
   uint16_t missing[kMaxKernelKeys];
   PatientSink retry(this, views);
-  const StepLog::Moment now = step_log_.Now();
   StepBatch steps;
   steps.optimizer = &optimizer_;
   steps.gradients = unused;
-  steps.input.history = &now.history();
+  steps.input.history = &now;
   steps.input.is_gradient_step = false;
   const ChangeClock::Change change(&change_clock_);
   retry.SetSteps(&steps, change.stamp());
-  for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
-    KernelBatch batch =
-        MakeBatch(keys.subspan(begin, kMaxKernelKeys), views, &retry, missing);
-    batch.stamp = change.stamp();
-    kernels_.step(batch, steps);
-  }
+  KernelBatch batch = MakeBatch(keys, views, &retry, missing);
+  batch.stamp = change.stamp();
+  kernels_.step(batch, steps);
 }
 
 void EmbeddingTable::Impl::CatchUpAll() const {
-  if (!is_dense()) return;
-  const StepLog::Moment now = step_log_.Now();
+  if (!optimizer_.moves_idle_rows()) return;
+  const std::shared_ptr<const StepLog::Moment> now = step_log_.Now();
+  StepBatch steps;
+  steps.rounding = RoundingOf(GradientBatch(), now->history().last_step);
   const size_t bytes = static_cast<size_t>(config_.dim) * sizeof(float);
   std::vector<float> before(static_cast<size_t>(config_.dim));
   for (Stripe& stripe : stripes_) {
@@ -80,10 +90,10 @@ void EmbeddingTable::Impl::CatchUpAll() const {
         }
         const auto step = [&](const RowFloats& row) {
           memcpy(before.data(), row.embedding, bytes);
-          optimizer_.CatchUp(now.history(), row.embedding, row.slots);
+          optimizer_.CatchUp(now->history(), row.embedding, row.slots);
           has_changed |= memcmp(before.data(), row.embedding, bytes) != 0;
         };
-        ModifyRow(place, RowRounding(), ChangeStamp(), step);
+        ModifyRow(place, steps.RoundingOf(key), ChangeStamp(), step);
         if (has_changed && stamp.epoch != 0) {
           RaiseStamp(place.stamp, stamp.epoch);
         }

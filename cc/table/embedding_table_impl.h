@@ -246,19 +246,22 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
                              const Work& work) const;
 
   bool is_dense() const { return config_.optimizer.is_dense; }
-  // The steps that rows are to be brought up to date with.
-  StepLog::Moment Now() const {
-    return is_dense() ? step_log_.Now() : StepLog::Moment();
-  }
+  // Reads the rows of a block, as they are after the steps of the table, which
+  // stay as they are unless missed steps are taken one by one.
+  uint32_t ReadBlock(absl::Span<const Key> block, const StepHistory& now,
+                     IndexView* views, PatientSink* retry, uint16_t* missing,
+                     float* embeddings) const;
   // With dense updates, bring rows up to date: those of the keys that have one,
   // or all. `unused` is any memory of as many embeddings.
-  void CatchUp(absl::Span<const Key> keys, const float* unused) const;
+  void CatchUp(absl::Span<const Key> keys, const StepHistory& now,
+               const float* unused) const;
   void CatchUpAll() const;
 
-  // Gives an absent key a row, seen on `day`, which fill(row floats) completes:
-  // the initial embedding and slots are already there.
+  // Gives an absent key a row, seen on `day` and after step `step`, which
+  // fill(row floats) completes: the initial embedding and slots are already
+  // there.
   template <typename Fill>
-  absl::Status InsertLocked(const KeyPlace& place, float day,
+  absl::Status InsertLocked(const KeyPlace& place, float day, uint32_t step,
                             const RowRounding& rounding, ChangeStamp stamp,
                             const Fill& fill);
 
@@ -305,11 +308,14 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   // kAnyStamp; else false.
   bool CopyRowLocked(Stripe* stripe, StripeIndex::Entry entry, uint32_t limit,
                      float* row) const;
-  // Copy one part of them.
+  // Copy one part of them; the embedding as it is after the steps of `now`.
   void CopyEmbeddingLocked(Stripe* stripe, StripeIndex::Entry entry,
-                           float* embedding) const;
+                           const StepHistory& now, float* embedding) const;
   void CopyStatisticsLocked(Stripe* stripe, StripeIndex::Entry entry,
                             float* row_statistics) const;
+  // The embedding of the words of a row after the steps of `now`. Changes them.
+  void CatchUpWords(const StepHistory& now, float* words,
+                    float* embedding) const;
   // Another thread may be writing the row.
   void RacyLoadEmbedding(const float* words, float* embedding) const;
 
@@ -359,9 +365,9 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
 
   // Fills in the values of keys without a row; `before` was read before they
   // were searched.
-  void FillMissing(absl::Span<const Key> block, const uint16_t* missing,
-                   uint32_t num_missing, const InsertedRows& before,
-                   float* embeddings) const;
+  void FillMissing(absl::Span<const Key> block, const StepHistory& now,
+                   const uint16_t* missing, uint32_t num_missing,
+                   const InsertedRows& before, float* embeddings) const;
 
   // Calls visit(key, embedding, statistics) for all rows, with the stripe's
   // mutex held, and erases those for which it returns true. Without
@@ -421,7 +427,7 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   std::array<Mutex, kNumStripes> bloom_mutexes_;
   // One shrink at a time.
   Mutex shrink_mutex_;
-  Mutex step_mutex_;  // With dense updates: one step at a time.
+  Mutex step_mutex_;  // Held while a step begins, and while none may begin.
   // These two are mutable: whoever reads locks stripes, and brings rows of
   // dense updates up to date.
   mutable ChangeClock change_clock_;
@@ -445,13 +451,15 @@ class EmbeddingTable::Impl::Snapshot final : public TableSnapshot {
   int64_t kept_bytes() const override;
 
   const Impl& impl;
-  StepLog::Moment now;
+  std::shared_ptr<const StepLog::Moment> now;
 };
 
 class EmbeddingTable::Impl::PatientSink final : public RetrySink {
  public:
-  PatientSink(const Impl* table, IndexView* views)
-      : table_(table), views_(views) {}
+  // Read() is that of rows after the steps of `now`.
+  PatientSink(const Impl* table, IndexView* views,
+              const StepHistory& now = StepHistory())
+      : table_(table), views_(views), now_(now) {}
 
   // The work for Step(); it must live on.
   void SetSteps(const StepBatch* steps, ChangeStamp stamp) {
@@ -467,10 +475,23 @@ class EmbeddingTable::Impl::PatientSink final : public RetrySink {
   }
 
   bool Read(Key key, float* embedding) override {
-    return Retry(key, [&](Bucket* bucket, uint32_t meta, int, float* row) {
-      table_->RacyLoadEmbedding(row, embedding);
-      return IsUnchanged(bucket, meta);
-    });
+    const bool is_behind =
+        now_.last_step > 0 && table_->optimizer_.moves_idle_rows();
+    const auto num_words = static_cast<size_t>(table_->codec_.num_words());
+    RowBuffer words(is_behind ? num_words : 0);
+    const bool is_found =
+        Retry(key, [&](Bucket* bucket, uint32_t meta, int, float* row) {
+          if (is_behind) {
+            RacyLoadFloats(words.data(), row, num_words);
+          } else {
+            table_->RacyLoadEmbedding(row, embedding);
+          }
+          return IsUnchanged(bucket, meta);
+        });
+    if (is_found && is_behind) {
+      table_->CatchUpWords(now_, words.data(), embedding);
+    }
+    return is_found;
   }
 
   bool Step(Key key, uint32_t i) override {
@@ -534,6 +555,7 @@ class EmbeddingTable::Impl::PatientSink final : public RetrySink {
 
   const Impl* const table_;
   IndexView* const views_;
+  const StepHistory now_;
   uint32_t num_refreshes_ = 0;
   const StepBatch* steps_ = nullptr;
   ChangeStamp stamp_;
@@ -579,7 +601,7 @@ absl::Status EmbeddingTable::Impl::ForEachLocked(absl::Span<const Key> keys,
 
 template <typename Fill>
 absl::Status EmbeddingTable::Impl::InsertLocked(const KeyPlace& place,
-                                                float day,
+                                                float day, uint32_t step,
                                                 const RowRounding& rounding,
                                                 ChangeStamp stamp,
                                                 const Fill& fill) {
@@ -589,7 +611,7 @@ absl::Status EmbeddingTable::Impl::InsertLocked(const KeyPlace& place,
   const RowPlace to = PlaceOf(*stripe, row);
   ModifyRow(to, RowRounding(), stamp, [&](const RowFloats& floats) {
     initializer_.Fill(place.key, floats.embedding);
-    optimizer_.InitSlots(floats.slots);
+    optimizer_.InitSlots(floats.slots, step);
     statistics_.Init(day, floats.statistics);
   });
   // A step goes on from the row as a lookup before it would have left it.

@@ -37,7 +37,8 @@ void EmbeddingTable::Impl::SiftRows(
       begin = stripe.index.VisitEntries(
           begin, kMaxBucketsPerVisit, [&](Key key, StripeIndex::Entry entry) {
             if (with_embeddings) {
-              CopyEmbeddingLocked(&stripe, entry, embedding.data());
+              CopyEmbeddingLocked(&stripe, entry, StepHistory(),
+                                  embedding.data());
             }
             CopyStatisticsLocked(&stripe, entry, counts.data());
             if (visit(key, with_embeddings ? embedding.data() : nullptr,

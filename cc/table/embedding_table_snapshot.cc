@@ -53,9 +53,12 @@ int64_t EmbeddingTable::Impl::Snapshot::kept_bytes() const {
   return bytes;
 }
 
-// A step of dense updates has begun before its rows change and ends after it.
+// Steps of dense updates that have begun end first, with all their rows.
 void EmbeddingTable::Impl::Hold() ABSL_NO_THREAD_SAFETY_ANALYSIS {
-  if (is_dense()) step_mutex_.Lock();
+  if (is_dense()) {
+    step_mutex_.Lock();
+    step_log_.WaitForSteps();
+  }
   change_clock_.Hold();
 }
 
@@ -73,7 +76,7 @@ EmbeddingTable::Impl::TakeSnapshot(const ChangeCursor& since) {
   }
   snapshot->last_day = last_day();
   snapshot->steps = step_log_.Save();
-  snapshot->now = Now();
+  snapshot->now = step_log_.Now();
   snapshot->num_rows = size();
   snapshot->is_whole = since.log_id != change_log_id_;
   for (Stripe& stripe : stripes_) {

@@ -2,78 +2,103 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "cc/base/spin_wait.h"
 
 namespace tfswitch {
 
-std::shared_ptr<std::vector<StepRun>> StepLog::NewRuns() {
-  return std::make_shared<std::vector<StepRun>>(kMaxRuns);
+StepLog::StepLog(const Optimizer* optimizer)
+    : keeps_sums_(optimizer->moves_idle_rows()),
+      sums_(optimizer),
+      runs_(std::make_shared<std::vector<StepRun>>(1)) {
+  MutexLock lock(&mutex_);
+  SetLatest(0);
 }
 
-StepLog::Moment StepLog::Now() const {
-  Moment moment;
+std::shared_ptr<const StepLog::Moment> StepLog::Now() const {
   MutexLock lock(&mutex_);
-  moment.runs_ = runs_;
-  moment.history_ = {runs_->data(), num_runs_, last_step_};
-  return moment;
+  return at_work_.empty() ? latest_ : at_work_.front();
 }
 
-bool StepLog::BeginStep(float learning_rate) {
-  MutexLock lock(&mutex_);
-  std::vector<StepRun>& runs = *runs_;
-  if (num_runs_ > 0 && runs[num_runs_ - 1].learning_rate == learning_rate) {
-    return true;
+void StepLog::SetLatest(uint32_t step) {
+  auto moment = std::make_shared<Moment>();
+  moment->runs_ = runs_;
+  moment->sums_ = sums_.Now();
+  moment->history_ = {runs_->data(), num_runs_, step,
+                      moment->sums_.empty() ? nullptr : moment->sums_.data()};
+  latest_ = std::move(moment);
+}
+
+void StepLog::AddRun(const StepRun& run) {
+  if (num_runs_ == runs_->size()) {
+    // Others are reading the former one.
+    auto next = std::make_shared<std::vector<StepRun>>(
+        std::min(2 * num_runs_, kMaxRuns));
+    size_t count = 0;
+    size_t i = 0;
+    for (; num_runs_ == kMaxRuns && i < kMaxRuns / 2; i += 2) {
+      const StepRun& a = (*runs_)[i];
+      const StepRun& b = (*runs_)[i + 1];
+      const double steps_a = b.first - a.first;
+      const double steps_b = (*runs_)[i + 2].first - b.first;
+      const double mean = (static_cast<double>(a.learning_rate) * steps_a +
+                           static_cast<double>(b.learning_rate) * steps_b) /
+                          (steps_a + steps_b);
+      (*next)[count++] = {a.first, static_cast<float>(mean)};
+    }
+    for (; i < num_runs_; ++i) (*next)[count++] = (*runs_)[i];
+    runs_ = std::move(next);
+    num_runs_ = count;
   }
-  if (num_runs_ == kMaxRuns) return false;
-  runs[num_runs_++] = {last_step_ + 1, learning_rate};
-  return true;
+  (*runs_)[num_runs_++] = run;
 }
 
-void StepLog::EndStep() {
+std::shared_ptr<const StepLog::Moment> StepLog::Begin(float learning_rate) {
   MutexLock lock(&mutex_);
-  ++last_step_;
-}
-
-void StepLog::Coarsen() {
-  MutexLock lock(&mutex_);
-  std::shared_ptr<std::vector<StepRun>> coarse = NewRuns();
-  size_t count = 0;
-  size_t i = 0;
-  for (; i + 2 < num_runs_; i += 2) {
-    const StepRun& a = (*runs_)[i];
-    const StepRun& b = (*runs_)[i + 1];
-    const double steps_a = b.first - a.first;
-    const double steps_b = (*runs_)[i + 2].first - b.first;
-    const double mean = (static_cast<double>(a.learning_rate) * steps_a +
-                         static_cast<double>(b.learning_rate) * steps_b) /
-                        (steps_a + steps_b);
-    (*coarse)[count++] = {a.first, static_cast<float>(mean)};
+  const uint32_t step = latest_->history_.last_step + 1;
+  if (step > kMaxDenseStep) return nullptr;
+  at_work_.reserve(at_work_.size() + 1);
+  if (num_runs_ == 0 ||
+      (*runs_)[num_runs_ - 1].learning_rate != learning_rate) {
+    AddRun({step, learning_rate});
   }
-  for (; i < num_runs_; ++i) (*coarse)[count++] = (*runs_)[i];
-  runs_ = std::move(coarse);
-  num_runs_ = count;
+  if (keeps_sums_) sums_.Add(learning_rate);
+  std::shared_ptr<const Moment> before = latest_;
+  SetLatest(step);
+  at_work_.push_back(before);
+  return before;
+}
+
+void StepLog::End(const Moment& before) {
+  MutexLock lock(&mutex_);
+  at_work_.erase(std::find_if(
+      at_work_.begin(), at_work_.end(),
+      [&before](const auto& moment) { return moment.get() == &before; }));
+}
+
+void StepLog::WaitForSteps() const {
+  SpinWait wait;
+  for (;; wait.Pause()) {
+    MutexLock lock(&mutex_);
+    if (at_work_.empty()) return;
+  }
 }
 
 SavedSteps StepLog::Save() const {
-  const Moment now = Now();
-  const StepHistory& history = now.history();
-  SavedSteps saved;
-  saved.last_step = history.last_step;
-  for (size_t i = 0; i < history.num_runs; ++i) {
-    // The run of a step that has begun is none yet.
-    if (history.runs[i].first > history.last_step) break;
-    saved.runs.push_back(history.runs[i]);
-  }
-  return saved;
+  const std::shared_ptr<const Moment> now = Now();
+  const StepHistory& history = now->history();
+  return {history.last_step, {history.runs, history.runs + history.num_runs}};
 }
 
 void StepLog::Restore(const SavedSteps& saved) {
   MutexLock lock(&mutex_);
-  runs_ = NewRuns();
-  std::copy(saved.runs.begin(), saved.runs.end(), runs_->begin());
+  runs_ = std::make_shared<std::vector<StepRun>>(saved.runs);
   num_runs_ = saved.runs.size();
-  last_step_ = saved.last_step;
+  if (runs_->empty()) runs_->resize(1);
+  sums_.Reset(saved.last_step);
+  SetLatest(saved.last_step);
 }
 
 absl::Status StepLog::Validate(const SavedSteps& saved) {

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "cc/base/mutex.h"
 #include "cc/optimizer/missed_steps.h"
+#include "cc/optimizer/optimizer.h"
 
 namespace tfswitch {
 
@@ -22,41 +23,44 @@ struct SavedSteps {
   std::vector<StepRun> runs;
 };
 
-// Steps with one learning rate are one run, so that a log is short unless a
-// schedule changes the rate with each step. There are at most kMaxRuns: a
-// table that comes to them brings all its rows up to date and calls Coarsen(),
-// after which only rows that are not there yet need the older runs.
+// Steps with one learning rate are one run of 8 bytes, so that a log is short
+// unless a schedule changes the rate with each step. At kMaxRuns two runs of
+// the older half become one, with the mean of their rates. Then rows that have
+// missed half a million changes of the rate and more learn by such means.
+//
+// Beside the runs are the sums of missed_sums.h.
 //
 // Thread-safe.
 class StepLog {
  public:
-  static constexpr size_t kMaxRuns = 16384;  // 128 KiB.
+  static constexpr size_t kMaxRuns = size_t{1} << 20;  // 8 MiB.
 
-  // The log at one moment; valid while it is kept.
+  // The log after one step. Immutable.
   class Moment {
    public:
     const StepHistory& history() const { return history_; }
 
    private:
     friend class StepLog;
+    // Elements behind those of the history are written meanwhile.
     std::shared_ptr<const std::vector<StepRun>> runs_;
+    std::vector<MissedMoment> sums_;
     StepHistory history_;
   };
 
-  StepLog() : runs_(NewRuns()) {}
+  // The optimizer must outlive the log.
+  explicit StepLog(const Optimizer* optimizer);
 
-  // The log of the steps that have ended.
-  Moment Now() const;
+  // The log before the first step that has begun and not ended; without one,
+  // after the last step.
+  std::shared_ptr<const Moment> Now() const;
 
-  // Notes the learning rate of the next step, to which EndStep() counts up.
-  // False, and nothing is noted, if there must be a Coarsen() before.
-  // REQUIRES: one step at a time.
-  bool BeginStep(float learning_rate);
-  void EndStep();
-
-  // Halves the number of runs before the last one: two become one with the mean
-  // of their rates, by the numbers of their steps.
-  void Coarsen();
+  // Begins the next step, and returns the log before it; null at kMaxDenseStep
+  // steps. Steps may overlap.
+  std::shared_ptr<const Moment> Begin(float learning_rate);
+  void End(const Moment& before);
+  // Returns when no step has begun and not ended. REQUIRES: none begins.
+  void WaitForSteps() const;
 
   SavedSteps Save() const;
   // REQUIRES: Validate(saved) is OK.
@@ -65,14 +69,19 @@ class StepLog {
   static absl::Status Validate(const SavedSteps& saved);
 
  private:
-  // With the capacity that it keeps: elements behind those that a Moment knows
-  // are written while it is being read.
-  static std::shared_ptr<std::vector<StepRun>> NewRuns();
+  // Puts the next run behind the others.
+  void AddRun(const StepRun& run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SetLatest(uint32_t step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  // Of no use, and empty, where idle rows do not move.
+  const bool keeps_sums_;
   mutable Mutex mutex_;
+  MissedSums sums_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<std::vector<StepRun>> runs_ ABSL_GUARDED_BY(mutex_);
   size_t num_runs_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint32_t last_step_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::shared_ptr<const Moment> latest_ ABSL_GUARDED_BY(mutex_);
+  // Before the steps that have begun and not ended, in their order.
+  std::vector<std::shared_ptr<const Moment>> at_work_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace tfswitch

@@ -16,6 +16,7 @@
 #include "absl/strings/string_view.h"
 #include "cc/base/files.h"
 #include "cc/base/status_macros.h"
+#include "cc/optimizer/optimizer.h"
 
 namespace tfswitch {
 namespace {
@@ -171,16 +172,18 @@ absl::Status TableConfig::Validate() const {
                         "SPARSE for a dense table, whose rows are in each push",
                         "DENSE");
     }
-    if (!admission.is_always()) {
-      return FieldError(name, "admission",
-                        "none with dense updates, where each id has its row "
-                        "from the first step on",
-                        KindName(admission.policy));
+    if (admission.not_admitted.kind == NotAdmittedKind::kWeight) {
+      return FieldError(name, "admission.not_admitted",
+                        "no weight with dense updates, as ids that wait for "
+                        "admission do not miss steps",
+                        "a weight");
     }
-    if (!storage_dtype.is_plain()) {
+    if (!storage_dtype.is_plain() &&
+        Optimizer(optimizer, dim).takes_missed_steps()) {
       return FieldError(name, "storage_dtype",
-                        "float32 with dense updates, as many small steps would "
-                        "be lost in 16 bits",
+                        "float32 with dense updates of a rule whose missed "
+                        "steps have no sum, as many small steps would be lost "
+                        "in 16 bits",
                         storage_dtype.ToString());
     }
   }

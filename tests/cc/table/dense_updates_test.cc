@@ -84,6 +84,12 @@ class Variable {
   explicit Variable(const OptimizerConfig& config)
       : optimizer_(config, kVariableDim),
         slots_(static_cast<size_t>(kVariableRows) * optimizer_.slot_floats()) {
+    const Optimizer dense(DenseOf(config), kVariableDim);
+    for (const SegmentStep& segment : dense.segments()) {
+      has_same_bits_ &= segment.missed.way == MissedPlan::Way::kNothing ||
+                        (segment.missed.way == MissedPlan::Way::kSteps &&
+                         segment.missed.settled_after > 10000);
+    }
     // The first values, by way of a table that steps nothing.
     weights_ = FindOrInsertAll(MakeTable(kVariableDim, config).get(),
                                KeyRange(0, kVariableRows));
@@ -117,7 +123,8 @@ class Variable {
     for (size_t k = 0; k < keys.size(); ++k) {
       for (int i = 0; i < kVariableDim; ++i) {
         const float expected = weight(keys[k], i);
-        ASSERT_EQ(rows[k * kVariableDim + i], expected)
+        ASSERT_NEAR(rows[k * kVariableDim + i], expected,
+                    has_same_bits_ ? 0.0f : 5e-5f + 1e-4f * std::fabs(expected))
             << "key " << keys[k] << ", element " << i;
       }
     }
@@ -125,6 +132,9 @@ class Variable {
 
  private:
   const Optimizer optimizer_;
+  // Else there are sums, which are closer to the exact ones than thousands of
+  // steps in float32: missed_sums_test.cc.
+  bool has_same_bits_ = true;
   std::vector<float> weights_;
   std::vector<float> slots_;
 };
@@ -160,6 +170,7 @@ class DenseUpdatesTest : public testing::TestWithParam<DenseCase> {
 TEST_P(DenseUpdatesTest, RowsAreThoseOfAVariable) {
   SCOPED_TRACE(testing::Message() << "seed " << seed_);
   const auto table = MakeTable(kVariableDim, DenseOf(GetParam().optimizer));
+  FindOrInsertAll(table.get(), KeyRange(0, kVariableRows));
   Variable variable(GetParam().optimizer);
   float learning_rate = 0.01f;
   for (int round = 0; round < 60; ++round) {
@@ -188,6 +199,7 @@ TEST_P(DenseUpdatesTest, RowsThatAreSavedGoOnElsewhere) {
   const TableConfig config =
       MakeConfig(kVariableDim, DenseOf(GetParam().optimizer));
   auto table = MakeTable(config);
+  FindOrInsertAll(table.get(), KeyRange(0, kVariableRows));
   Variable variable(GetParam().optimizer);
   for (int round = 0; round < 6; ++round) {
     for (int step = 0; step < 20; ++step) {
@@ -262,22 +274,88 @@ TEST(DenseUpdates, ChangesAreTheRowsThatMovedWithoutAPush) {
   EXPECT_EQ(changed.at(0), FindAll(*table, {0})[0]);
 }
 
-TEST(DenseUpdates, AScheduleOfManyRatesStaysWithinItsLog) {
+TEST(DenseUpdates, AScheduleMayChangeTheRateWithEachStep) {
   const OptimizerConfig rule = AdamConfig{};
   const auto table = MakeTable(kVariableDim, DenseOf(rule));
+  FindOrInsertAll(table.get(), KeyRange(0, kVariableRows));
   Variable variable(rule);
   const std::vector<float> gradient(kVariableDim, 0.1f);
-  for (size_t step = 0; step < StepLog::kMaxRuns + 100; ++step) {
+  constexpr int kSteps = 20000 / kSlowdown;
+  for (int step = 0; step < kSteps; ++step) {
     const float rate = 0.01f / (1.0f + static_cast<float>(step) * 1e-4f);
-    const std::vector<Key> keys = {static_cast<Key>(step % 2)};
+    const std::vector<Key> keys = {step < 20 ? 2 : Key{step % 2}};
     variable.Step(keys, gradient, rate);
     ASSERT_TRUE(table->ApplyGradients(keys, gradient, rate, true).ok());
   }
-  EXPECT_LE(table->SaveSteps().runs.size(), StepLog::kMaxRuns);
-  EXPECT_EQ(table->stats().num_steps,
-            static_cast<int64_t>(StepLog::kMaxRuns + 100));
-  EXPECT_TRUE(StepLog::Validate(table->SaveSteps()).ok());
-  variable.ExpectEqual({0, 1}, FindAll(*table, {0, 1}));
+  EXPECT_EQ(table->SaveSteps().runs.size(), size_t{kSteps});
+  variable.ExpectEqual({0, 1, 2}, FindAll(*table, {0, 1, 2}));
+}
+
+TEST(DenseUpdates, ANewIdBeginsAtTheStepOfTheTable) {
+  StepOptions l2 = StepOptionsOf(0.05f);
+  for (const OptimizerConfig& rule :
+       {OptimizerConfig(AdamWConfig{0.5f}), OptimizerConfig(SgdConfig{}, l2)}) {
+    const auto table = MakeTable(kVariableDim, DenseOf(rule));
+    const std::vector<float> gradient(kVariableDim, 0.1f);
+    for (int step = 0; step < 40; ++step) {
+      ASSERT_TRUE(table->ApplyGradients({1}, gradient, 0.1f, true).ok());
+    }
+    const std::vector<float> first =
+        FindOrInsertAll(MakeTable(kVariableDim, rule).get(), {7});
+
+    EXPECT_EQ(FindOrInsertAll(table.get(), {7}), first);
+
+    ASSERT_TRUE(table->ApplyGradients({1}, gradient, 0.1f, true).ok());
+    EXPECT_LT(std::fabs(FindAll(*table, {7})[0]), std::fabs(first[0]));
+  }
+}
+
+TEST(DenseUpdates, LookupsLeaveRowsAsTheyAreWhereStepsHaveASum) {
+  const auto run = [](const OptimizerConfig& rule, bool reads) {
+    const auto table = MakeTable(kVariableDim, DenseOf(rule));
+    const std::vector<float> gradient(kVariableDim, 0.1f);
+    for (int step = 0; step < 300; ++step) {
+      EXPECT_TRUE(
+          table->ApplyGradients({Key{step % 7}}, gradient, 0.1f, true).ok());
+      if (reads) FindOrInsertAll(table.get(), KeyRange(0, step % 7));
+    }
+    return FindAll(*table, KeyRange(0, 7));
+  };
+  for (const OptimizerConfig& rule :
+       {OptimizerConfig(AdamWConfig{}), OptimizerConfig(SgdConfig{0.9f}),
+        OptimizerConfig(AdamConfig{}, StepOptionsOf(0.01f))}) {
+    EXPECT_EQ(run(rule, false), run(rule, true));
+  }
+}
+
+TEST(DenseUpdates, PushesAtOnceApplyEachGradientOnce) {
+  // Each gradient moves a row by twice the rate, in whatever order.
+  const auto table = MakeTable(1, DenseOf(SgdConfig{0.5f}));
+  const std::vector<Key> keys = KeyRange(0, 64);
+  const std::vector<float> first = FindOrInsertAll(table.get(), keys);
+  constexpr int kThreads = 4;
+  constexpr int kSteps = 1000 / kSlowdown;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&] {
+      const std::vector<float> gradients(keys.size(), 1.0f);
+      for (int i = 0; i < kSteps; ++i) {
+        EXPECT_TRUE(
+            table->ApplyGradients(keys, gradients, 0x1p-14f, false).ok());
+        FindAll(*table, keys);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(table->stats().num_steps, kThreads * kSteps);
+  // So many that the velocity comes to rest.
+  for (int i = 0; i < 60; ++i) {
+    ASSERT_TRUE(table->ApplyGradients({}, {}, 0.0f, false).ok());
+  }
+  const std::vector<float> last = FindAll(*table, keys);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    EXPECT_NEAR(last[i], first[i] - 2.0f * 0x1p-14f * kThreads * kSteps, 1e-3f);
+  }
 }
 
 TEST(DenseUpdates, ReadersAndPushesAtOnceLeaveTheRowsOfAVariable) {
@@ -326,16 +404,90 @@ TEST(DenseUpdates, RulesWithoutThemAreRefusedByName) {
                      testing::HasSubstr("sparse")));
 }
 
-TEST(DenseUpdates, AdmissionAndShortRowsAreRefused) {
+TEST(DenseUpdates, ShortRowsAreRefusedWhereStepsAreTaken) {
   TableConfig config = MakeConfig(kVariableDim, DenseOf(AdamConfig{}));
-  EXPECT_TRUE(config.Validate().ok());
   config.storage_dtype.embeddings = FloatType::kBfloat16;
+  EXPECT_TRUE(config.Validate().ok());
+  config.optimizer.segments[0].options.l2 = 0.1f;
   EXPECT_THAT(std::string(config.Validate().message()),
               testing::HasSubstr("storage_dtype"));
-  config = MakeConfig(kVariableDim, DenseOf(AdamConfig{}));
+  config = MakeConfig(1, DenseOf(AdamConfig{}));
   config.admission.policy = MinCountAdmission{};
+  EXPECT_TRUE(config.Validate().ok());
+  config.optimizer.segments[0].dim = 1;
+  config.admission.not_admitted.kind = NotAdmittedKind::kWeight;
   EXPECT_THAT(std::string(config.Validate().message()),
-              testing::HasSubstr("admission"));
+              testing::HasSubstr("not_admitted"));
+}
+
+TEST(DenseUpdates, ShortRowsFollowAVariableByChance) {
+  TableConfig config = MakeConfig(8, DenseOf(AdamWConfig{0.1f}));
+  config.storage_dtype.embeddings = FloatType::kBfloat16;
+  const auto rounded = MakeTable(config);
+  const auto exact = MakeTable(8, config.optimizer);
+  const std::vector<Key> keys = KeyRange(0, 500);
+  FindOrInsertAll(rounded.get(), keys);
+  FindOrInsertAll(exact.get(), keys);
+  const std::vector<float> gradients(keys.size() * 8, 0.01f);
+  for (int round = 0; round < 50; ++round) {
+    for (EmbeddingTable* table : {rounded.get(), exact.get()}) {
+      ASSERT_TRUE(table->ApplyGradients(keys, gradients, 1e-4f, false).ok());
+      for (int idle = 0; idle < 9; ++idle) {
+        ASSERT_TRUE(table->ApplyGradients({}, {}, 1e-4f, false).ok());
+      }
+    }
+  }
+  const std::vector<float> a = FindAll(*rounded, keys);
+  const std::vector<float> b = FindAll(*exact, keys);
+  double sum = 0.0;
+  double moved = 0.0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    sum += double{a[i]} - double{b[i]};
+    moved += std::fabs(double{b[i]});
+  }
+  EXPECT_LT(std::fabs(sum) / moved, 0.01);
+}
+
+TEST(DenseUpdates, TheFirstStepOfAnIdIsThatOfItsAdmission) {
+  TableConfig config = MakeConfig(2, DenseOf(AdamWConfig{0.5f}));
+  config.admission.policy = MinCountAdmission{2};
+  const auto table = MakeTable(config);
+  const std::vector<float> gradient = {1.0f, -1.0f};
+  for (int step = 0; step < 10; ++step) {
+    ASSERT_TRUE(table->ApplyGradients({}, {}, 0.1f, false).ok());
+  }
+  ASSERT_TRUE(table->ApplyGradients({7}, gradient, 0.1f, false).ok());
+  EXPECT_EQ(FindAll(*table, {7})[0], 0.0f);
+
+  ASSERT_TRUE(table->ApplyGradients({7}, gradient, 0.1f, false).ok());
+
+  // Its only gradient came with step 12, before which nothing happened to it.
+  config.admission = AdmissionConfig();
+  const auto other = MakeTable(config);
+  for (int step = 0; step < 11; ++step) {
+    ASSERT_TRUE(other->ApplyGradients({}, {}, 0.1f, false).ok());
+  }
+  ASSERT_TRUE(other->ApplyGradients({7}, gradient, 0.1f, true).ok());
+  EXPECT_EQ(FindAll(*table, {7}), FindAll(*other, {7}));
+}
+
+TEST(StepLog, IsShortenedAtItsEndOfMemory) {
+  OptimizerConfig config = SgdConfig{};
+  const Optimizer optimizer(config, 1);
+  StepLog log(&optimizer);
+  for (uint32_t step = 0; step < StepLog::kMaxRuns + 100; ++step) {
+    const auto before = log.Begin(static_cast<float>(step % 2));
+    ASSERT_EQ(before->history().last_step, step);
+    log.End(*before);
+  }
+  const SavedSteps saved = log.Save();
+  EXPECT_EQ(saved.runs.size(), StepLog::kMaxRuns / 4 * 3 + 100);
+  EXPECT_EQ(saved.runs[1].first, 3);
+  EXPECT_EQ(saved.runs[1].learning_rate, 0.5f);
+  EXPECT_EQ(saved.runs.back().first, StepLog::kMaxRuns + 100);
+  EXPECT_TRUE(StepLog::Validate(saved).ok());
+  log.Restore(saved);
+  EXPECT_EQ(log.Save().runs.size(), saved.runs.size());
 }
 
 TEST(StepLog, DamagedLogsAreRefused) {
@@ -350,7 +502,7 @@ TEST(StepLog, DamagedLogsAreRefused) {
            {3, {{1, -0.1f}}},
            {3, {{1, NAN}}},
            {kMaxDenseStep + 1, {{1, 0.1f}}},
-           {60000, std::vector<StepRun>(StepLog::kMaxRuns + 1)}}) {
+           {2000000, std::vector<StepRun>(StepLog::kMaxRuns + 1)}}) {
     EXPECT_FALSE(StepLog::Validate(damaged).ok()) << damaged.last_step;
   }
 }

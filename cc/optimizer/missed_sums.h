@@ -1,0 +1,178 @@
+// What the missed steps of a row come to, without taking them one by one.
+//
+// A step without a gradient moves a coordinate by a product of X, which depends
+// on the row, and a number that depends on the table alone. The j-th missed
+// step moves it by
+//
+//   momentum   -v b^j                      X = -v
+//   AMSGrad    c_j m b1^j / (s + eps)      X = m / (s + eps), s = sqrt(v_hat)
+//   Adam       c_j m b1^j / (s q^j + eps)  X = m / (s + eps), s = sqrt(v),
+//            = X c_j w_j(p)                p = eps / (s + eps), q = sqrt(b2)
+//
+// where c_j has the learning rate and the correction of Adam, and
+// w_j(p) = b1^j / (q^j (1 - p) + p) is between 0 and (b1 / q)^j. A polynomial
+// in 2p - 1 through Chebyshev points stands for w_j, with 4 terms where the
+// betas allow it (0.9 and 0.999), else 8. Its coefficients are sums over the
+// missed steps: a table keeps them for each step at which a row may have
+// stopped. Only a window of steps after it weighs, so that such a sum changes
+// for a while and is final then.
+//
+// Weight decay multiplies the row by 1 - decay rate in each step, before the
+// move. The products are kept beside the sums.
+//
+// All of it is in double, by additions, multiplications, divisions and square
+// roots in one order, so that all processors give the same bits.
+
+#ifndef TFSWITCH_CC_OPTIMIZER_MISSED_SUMS_H_
+#define TFSWITCH_CC_OPTIMIZER_MISSED_SUMS_H_
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "cc/optimizer/missed_steps.h"
+
+namespace tfswitch {
+
+class Optimizer;
+struct SegmentStep;
+
+// base^n for a base from 0 to 1, by multiplication. Below 1e-30 it is 0, so
+// that averages do not become denormal numbers.
+//
+// Immutable, so thread-safe.
+class Powers {
+ public:
+  explicit Powers(double base = 0.0);
+
+  double operator()(uint32_t n) const {
+    double power = low_[n % kSize] * high_[n / kSize % kSize];
+    for (n /= kSize * kSize; n > 0 && power >= kLeast; --n) power *= all_;
+    return power < kLeast ? 0.0 : power;
+  }
+
+ private:
+  static constexpr uint32_t kSize = 256;
+  static constexpr double kLeast = 1e-30;
+  std::vector<double> low_;   // Powers of base.
+  std::vector<double> high_;  // Powers of base^kSize.
+  double all_;                // base^(kSize kSize)
+};
+
+inline constexpr int kMaxMissedTerms = 8;
+
+// How a segment makes up for missed steps. Constant.
+struct MissedPlan {
+  enum class Way : uint8_t {
+    kNothing,  // A step without a gradient changes nothing.
+    kSum,
+    kSteps,  // One by one.
+  };
+  Way way = Way::kNothing;
+  int num_terms = 0;
+  uint32_t window = 0;
+  // window x num_terms: of the missed step number `window` first, of the first
+  // missed step last.
+  std::vector<double> weights;
+  // With kSteps: after so many steps only averages change.
+  uint32_t settled_after = std::numeric_limits<uint32_t>::max();
+  double weight_decay = 0.0;
+  bool has_corrections = false;
+  bool is_nesterov = false;
+  Powers keep_1;  // What is left of the first average, or of all slots.
+  Powers keep_2;
+  Powers beta_1;
+  Powers beta_2;
+};
+
+// Sets segment->missed for segments of tables with dense updates.
+void PlanMissedSteps(bool is_nesterov, SegmentStep* segment);
+
+// What a kernel applies to a segment of a row.
+struct MissedInput {
+  float terms[kMaxMissedTerms] = {};
+  float decay = 1.0f;  // Of weights.
+  float keep_1 = 1.0f;
+  float keep_2 = 1.0f;
+  float count = 0.0f;
+  // Whether slots change; else only the weights are wanted.
+  bool writes_slots = true;
+};
+
+// A product of factors from 0.5 to 1, which may be smaller than any double.
+struct Product {
+  double value = 1.0;  // Times 2^(-512 shifts).
+  uint32_t shifts = 0;
+
+  void Multiply(double factor);
+  // This one over an earlier one.
+  double Over(const Product& earlier) const;
+};
+
+// The sums of a segment for kSteps steps, once they are final.
+struct MissedBlock {
+  static constexpr uint32_t kSteps = 1024;
+  std::vector<float> terms;     // kSteps x num_terms.
+  std::vector<Product> decays;  // Up to each step, if there is decay.
+};
+
+// Blocks from that of `first_step` on. Elements behind those that a moment
+// knows are written while others are being read.
+struct MissedBlocks {
+  static constexpr size_t kMaxKept = 64;
+  uint32_t first_step = 0;
+  // Null if it is older than the last kMaxKept.
+  std::vector<std::shared_ptr<MissedBlock>> blocks;
+  std::vector<Product> decays;  // Up to the first step of each block.
+};
+
+// The sums of a segment at one step of the table. Immutable.
+struct MissedMoment {
+  std::vector<float> recent;  // Sums that are not final, of the last step last.
+  Product decay;              // Up to this step.
+  std::shared_ptr<const MissedBlocks> blocks;
+};
+
+// Writes what the steps of `history` after step `step` come to.
+// REQUIRES: segment.missed.way is kSum and history.moment not null.
+void SumMissedSteps(const SegmentStep& segment, const MissedMoment& moment,
+                    const StepHistory& history, uint32_t step,
+                    MissedInput* input);
+
+// Keeps the sums of all segments of an optimizer as the table steps. It takes
+// some 0.3 us a step with the betas of Keras, and has 4 bytes a term for each
+// of the last 65,536 steps, and 16 with weight decay.
+//
+// Thread-compatible.
+class MissedSums {
+ public:
+  // The optimizer must outlive it.
+  explicit MissedSums(const Optimizer* optimizer);
+
+  // Forgets all, and goes on from a step.
+  void Reset(uint32_t step);
+  void Add(float learning_rate);
+  // One for each segment; none if a rate was too large for the products, or no
+  // segment needs them.
+  std::vector<MissedMoment> Now() const;
+
+ private:
+  struct Segment {
+    const SegmentStep* step = nullptr;
+    std::vector<double> sums;  // Those that are not final, behind `begin`.
+    size_t begin = 0;
+    MissedMoment now;
+    std::shared_ptr<MissedBlocks> blocks;
+  };
+
+  void Add(float learning_rate, Segment* segment) const;
+
+  std::vector<Segment> segments_;
+  uint32_t step_ = 0;
+  bool has_sums_ = false;
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_OPTIMIZER_MISSED_SUMS_H_
