@@ -53,10 +53,13 @@ void CatchUpBySteps(const SegmentStep& segment, const StepHistory& history,
   }
   if (last == history.last_step) return;
   const uint32_t rest = history.last_step - last;
+  constexpr float kNoMove[kMaxMissedTerms] = {};
+  const MissedPlan::Kept kept = plan.KeptAfter(rest);
   MissedInput input;
   input.count = static_cast<float>(rest);
-  input.keep_1 = static_cast<float>(plan.keep_1(rest));
-  input.keep_2 = static_cast<float>(plan.keep_2(rest));
+  input.keep_1 = kept.keep_1;
+  input.keep_2 = kept.keep_2;
+  input.terms = kNoMove;
   segment.miss(segment, w, slots, input);
 }
 

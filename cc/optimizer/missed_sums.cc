@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "cc/optimizer/optimizer.h"
 
@@ -183,7 +184,6 @@ void PlanMissedSteps(bool is_nesterov, SegmentStep* segment) {
   const OptimizerParams& p = segment->params;
   const StepOptions& options = p.options;
   const Averages averages = segment->averages;
-  plan.is_nesterov = is_nesterov;
   // One of the two is 0.
   plan.weight_decay =
       static_cast<double>(std::max(options.weight_decay, p.weight_decay));
@@ -223,10 +223,18 @@ void PlanMissedSteps(bool is_nesterov, SegmentStep* segment) {
       plan.weight_decay == 0.0) {
     plan.settled_after = plan.window;
   }
+  if (averages == Averages::kVelocity && plan.weight_decay == 0.0 &&
+      ratio < 1.0) {
+    plan.all_moves = (is_nesterov ? ratio : 1.0) * ratio / (1.0 - ratio);
+  }
+  constexpr uint32_t kNumKept = 1024;
+  std::vector<MissedPlan::Kept> kept;
+  for (uint32_t n = 0; n < kNumKept; ++n) kept.push_back(plan.KeptAfter(n));
+  plan.kept = std::move(kept);
   plan.way = MissedPlan::Way::kSteps;
   if (options.l2 != 0.0f || is_bounded || ratio >= 1.0) return;
   if (averages == Averages::kNone || averages == Averages::kShrinking ||
-      (averages == Averages::kVelocity && plan.weight_decay == 0.0)) {
+      plan.all_moves != 0.0) {
     plan.way = MissedPlan::Way::kSum;
     return;
   }
@@ -256,16 +264,12 @@ void SumMissedSteps(const SegmentStep& segment, const MissedMoment& moment,
   const uint32_t count = history.last_step - step;
   const size_t num_terms = static_cast<size_t>(plan.num_terms);
   input->count = static_cast<float>(count);
-  const double keep_1 = plan.keep_1(count);
-  input->keep_1 = static_cast<float>(keep_1);
-  input->keep_2 = static_cast<float>(plan.keep_2(count));
-  if (segment.averages == Averages::kVelocity && num_terms == 0) {
-    const double momentum = static_cast<double>(segment.params.momentum);
-    input->terms[0] =
-        static_cast<float>((plan.is_nesterov ? momentum : 1.0) * momentum *
-                           (1.0 - keep_1) / (1.0 - momentum));
-    return;
-  }
+  const MissedPlan::Kept kept = plan.KeptAfter(count);
+  input->keep_1 = kept.keep_1;
+  input->keep_2 = kept.keep_2;
+  input->terms = input->own_terms;
+  input->own_terms[0] = kept.moves;
+  if (plan.all_moves != 0.0) return;
   const MissedBlocks* const blocks = moment.blocks.get();
   const auto find = [&](uint32_t at) -> const MissedBlock* {
     if (blocks == nullptr || at < blocks->first_step) return nullptr;
@@ -275,7 +279,6 @@ void SumMissedSteps(const SegmentStep& segment, const MissedMoment& moment,
         .get();
   };
   const auto decay_since = [&](uint32_t at) {
-    if (plan.weight_decay == 0.0) return 1.0;
     if (const MissedBlock* const block = find(at)) {
       return moment.decay.Over(block->decays[at % MissedBlock::kSteps]);
     }
@@ -291,23 +294,30 @@ void SumMissedSteps(const SegmentStep& segment, const MissedMoment& moment,
     return DecayByRuns(segment, history, at, next * MissedBlock::kSteps) *
            moment.decay.Over(blocks->decays[next - first]);
   };
-  input->decay = static_cast<float>(decay_since(step));
+  if (plan.weight_decay != 0.0) {
+    input->decay = static_cast<float>(decay_since(step));
+  }
   if (num_terms == 0) return;
   const size_t num_recent = moment.recent.size() / num_terms;
   if (count <= num_recent) {
-    std::copy_n(moment.recent.data() + (num_recent - count) * num_terms,
-                num_terms, input->terms);
+    input->terms = moment.recent.data() + (num_recent - count) * num_terms;
     return;
   }
   // Steps behind the window only let the row decay.
   const uint32_t in_window = std::min(count, plan.window);
-  const auto rest = count == in_window
+  const auto rest = count == in_window || plan.weight_decay == 0.0
                         ? 1.0f
                         : static_cast<float>(decay_since(step + in_window));
   if (const MissedBlock* const block = find(step)) {
     const float* const terms =
         block->terms.data() + step % MissedBlock::kSteps * num_terms;
-    for (size_t k = 0; k < num_terms; ++k) input->terms[k] = terms[k] * rest;
+    if (plan.weight_decay == 0.0) {
+      input->terms = terms;
+      return;
+    }
+    for (size_t k = 0; k < num_terms; ++k) {
+      input->own_terms[k] = terms[k] * rest;
+    }
     return;
   }
   // As Add() does it.
@@ -324,7 +334,7 @@ void SumMissedSteps(const SegmentStep& segment, const MissedMoment& moment,
     }
   }
   for (size_t k = 0; k < num_terms; ++k) {
-    input->terms[k] = static_cast<float>(sums[k]) * rest;
+    input->own_terms[k] = static_cast<float>(sums[k]) * rest;
   }
 }
 

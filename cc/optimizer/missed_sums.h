@@ -79,9 +79,26 @@ struct MissedPlan {
   uint32_t settled_after = std::numeric_limits<uint32_t>::max();
   double weight_decay = 0.0;
   bool has_corrections = false;
-  bool is_nesterov = false;
-  Powers keep_1;  // What is left of the first average, or of all slots.
+  // What is left of the first average, or of all slots, and of the second one.
+  Powers keep_1;
   Powers keep_2;
+  // With momentum and no decay: the sum of all moves over the velocity.
+  double all_moves = 0.0;
+
+  struct Kept {
+    float keep_1;
+    float keep_2;
+    float moves;
+  };
+  // The same after few steps.
+  std::vector<Kept> kept;
+
+  Kept KeptAfter(uint32_t steps) const {
+    if (steps < kept.size()) return kept[steps];
+    const double keep = keep_1(steps);
+    return {static_cast<float>(keep), static_cast<float>(keep_2(steps)),
+            static_cast<float>(all_moves * (1.0 - keep))};
+  }
   Powers beta_1;
   Powers beta_2;
 };
@@ -91,13 +108,14 @@ void PlanMissedSteps(bool is_nesterov, SegmentStep* segment);
 
 // What a kernel applies to a segment of a row.
 struct MissedInput {
-  float terms[kMaxMissedTerms] = {};
-  float decay = 1.0f;  // Of weights.
+  const float* terms = nullptr;  // At least those that the plan has.
+  float decay = 1.0f;            // Of weights.
   float keep_1 = 1.0f;
   float keep_2 = 1.0f;
   float count = 0.0f;
   // Whether slots change; else only the weights are wanted.
   bool writes_slots = true;
+  float own_terms[kMaxMissedTerms];  // For terms.
 };
 
 // A product of factors from 0.5 to 1, which may be smaller than any double.

@@ -51,8 +51,8 @@ struct Row {
 };
 
 // Takes the steps after `step` with a gradient of zero.
-void TakeSteps(const SegmentStep& segment, const StepHistory& history,
-               uint32_t step, Row* row) {
+void TakeSteps(const SegmentStep& segment, bool is_nesterov,
+               const StepHistory& history, uint32_t step, Row* row) {
   const OptimizerParams& p = segment.params;
   const double keep_1 = 1.0 - static_cast<double>(p.one_minus_beta_1);
   const double keep_2 = 1.0 - static_cast<double>(p.one_minus_beta_2);
@@ -71,9 +71,8 @@ void TakeSteps(const SegmentStep& segment, const StepHistory& history,
           break;
         case Averages::kVelocity:
           row->m[i] *= static_cast<double>(p.momentum);
-          row->w[i] += row->m[i] * (segment.missed.is_nesterov
-                                        ? static_cast<double>(p.momentum)
-                                        : 1.0);
+          row->w[i] +=
+              row->m[i] * (is_nesterov ? static_cast<double>(p.momentum) : 1.0);
           break;
         case Averages::kMoments:
         case Averages::kMomentsAndLargest: {
@@ -157,7 +156,9 @@ class MissedSumsTest : public testing::TestWithParam<SumCase> {
       row.largest.push_back(double{moments > 2 ? w[3 * kSumDim] : 0.0f});
     }
     const std::vector<double> before = row.w;
-    TakeSteps(segment, history, step, &row);
+    const auto* const sgd =
+        std::get_if<SgdConfig>(&GetParam().optimizer.segments[0].rule);
+    TakeSteps(segment, sgd != nullptr && sgd->nesterov, history, step, &row);
     std::vector<float> read = floats;
 
     optimizer.CatchUp(history, floats.data(), floats.data() + kSumDim);
