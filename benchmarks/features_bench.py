@@ -65,6 +65,7 @@ def make_runner(
         name: tsw.keras.DynamicEmbedding(
             _DIM.value,
             name=f"{kind}_{name}",
+            embeddings_initializer="zeros",
             optimizer=tsw.optimizers.Adagrad(0.05),
             cluster=cluster,
         )

@@ -197,10 +197,11 @@ class Machine:
                     labels=labels, logits=self._logits(rows)
                 )
             )
-        # The layer's rows are pushed on the way.
-        variables = [self._bias, *self._layer.trainable_variables]
-        gradient, *_ = tape.gradient(loss, variables)
-        self._bias.assign_sub(LEARNING_RATE * gradient)
+        of_bias, of_rows = tape.gradient(
+            loss, [self._bias, self._layer.trainable_variables]
+        )
+        self._bias.assign_sub(LEARNING_RATE * of_bias)
+        self._layer.apply_gradients(of_rows)
 
 
 def train(arm: str, stream: Stream) -> dict[str, np.ndarray]:

@@ -78,7 +78,6 @@ class Trainer:
             )
             # The mean, as what goes to the servers has to be of it.
             loss = tf.math.divide_no_nan(tf.reduce_sum(losses), samples)
-        # Pushes the gradients of the embeddings.
         gradients = tape.gradient(loss, self._model.trainable_variables)
         (*gradients, loss), samples = tsw.train.weighted_all_reduce(
             [*gradients, loss], samples, backend="horovod"

@@ -57,11 +57,12 @@ def make_model(optimizer, layer, shape, loss="mse"):
 def make_replicated(optimizer, rule="auto"):
     """A model of rows, and its layer."""
     layer = tsw.keras.DynamicEmbedding(DIM, weights=[ROWS], optimizer=rule)
-    loss = keras.losses.MeanSquaredError()
-    if not IS_LEGACY and VERSION < (3, 8):
-        # Keras takes the sum of the replicas' losses, not the mean.
-        mean = loss
-        loss = lambda y, x: 0.5 * mean(y, x)  # noqa: E731
+    # Keras took the sum of the replicas' losses, not the mean.
+    factor = 0.5 if not IS_LEGACY and VERSION < (3, 8) else 1.0
+
+    def loss(targets, outputs):
+        return factor * keras.losses.mean_squared_error(targets, outputs)
+
     return make_model(optimizer, layer, (3,), loss), layer
 
 
@@ -146,9 +147,18 @@ def test_a_schedule_counts_each_step_once(strategy):
     np.testing.assert_array_equal(rows(layer), before)
 
 
-def test_a_custom_loop_takes_one_step_with_the_sum_of_replicas(strategy):
+@pytest.mark.parametrize("applies", ["optimizer", "layer"])
+def test_a_custom_loop_takes_one_step_with_the_sum_of_replicas(
+    strategy, applies
+):
     with strategy.scope():
-        layer = tsw.keras.DynamicEmbedding(2, embeddings_initializer="zeros")
+        layer = tsw.keras.DynamicEmbedding(
+            2,
+            embeddings_initializer="zeros",
+            optimizer="auto"
+            if applies == "optimizer"
+            else tsw.optimizers.SGD(1.0, momentum=0.5),
+        )
         layer.build((None,))
         optimizer = keras.optimizers.SGD(1.0, momentum=0.5)
         optimizer.build(layer.trainable_variables)
@@ -160,6 +170,9 @@ def test_a_custom_loop_takes_one_step_with_the_sum_of_replicas(strategy):
                 loss = tf.reduce_sum(layer(ids, training=True))
             variables = layer.trainable_variables
             gradients = tape.gradient(loss, variables)
+            if applies == "layer":
+                layer.apply_gradients(gradients)
+                return
             optimizer.apply_gradients(zip(gradients, variables, strict=True))
 
         strategy.run(replica_step, args=(ids,))

@@ -307,8 +307,6 @@ def test_others_step_alike_when_each_batch_has_all_ids(name):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: keras.optimizers.SGD(weight_decay=0.1), "weight decay"),
-        (lambda: keras.optimizers.AdamW(), "exclude_from_weight_decay"),
         (lambda: keras.optimizers.SGD(use_ema=True), "use_ema"),
         (lambda: keras.optimizers.Nadam(), "Keras SGD, Adagrad, Adam"),
     ],

@@ -126,8 +126,8 @@ def update_of(layer: Any, rule: Any) -> str:
         "sparse",
         f"layer '{layer.name}': each step moves the rows of its batch alone, "
         "where the optimizer moves all rows of a keras.layers.Embedding, "
-        f"because {reason}. Rare ids may learn less. To say that this is meant, "
-        'pass update="sparse" to the layer.',
+        f"because {reason}. Rare ids may learn less. If this is meant, pass "
+        'update="sparse" to the layer.',
         stacklevel=2,
     )
     return "sparse"

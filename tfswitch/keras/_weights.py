@@ -61,7 +61,8 @@ class _Value(np.ndarray):
 
 def _value_of(ids: np.ndarray, values: np.ndarray) -> _Value:
     order = np.argsort(ids)
-    value = np.zeros((0, values.shape[1]), np.float32).view(_Value)
+    # It owns its data, so that it is the `base` of plain views.
+    value = _Value((0, values.shape[1]), np.float32)
     value.rows = Rows(ids[order], values[order])
     return value
 

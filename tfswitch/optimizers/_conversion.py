@@ -206,7 +206,11 @@ def _keras_learning_rate(optimizer: Any) -> Any:
     if callable(rate):
         return rate
     try:
-        return float(np.asarray(optimizer.learning_rate))
+        rate = optimizer.learning_rate
+        # A variable of a strategy is no array.
+        return float(
+            np.asarray(rate.numpy() if hasattr(rate, "numpy") else rate)
+        )
     except (TypeError, ValueError) as error:
         raise ValueError(
             "`learning_rate` of a Keras optimizer must be a number, a schedule "

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfswitch._ranges import bad_argument
+from tfswitch.ops import is_of_rows
 
 SumOverWorkers = Callable[[list[Any]], Sequence[Any]]
 
@@ -111,7 +112,8 @@ def weighted_all_reduce(
         The averages `sum(weight * gradient) / sum(weight)`, and the float32
         scalar `sum(weight)`. Where that is 0, all data is used up, and the
         averages are 0: do not apply them, as optimizers with momentum would
-        move.
+        move. A gradient of the rows of a `DynamicEmbedding` is this worker's
+        part of the average: each worker applies its own.
 
     Raises:
         ValueError: If `backend` is none of these, or `weight` no scalar.
@@ -132,12 +134,20 @@ def weighted_all_reduce(
             f"{weight.shape}"
         )
     sum_over_workers = _backend_of(backend)
-    present = [g for g in gradients if g is not None]
-    weighted = [_scaled(g, weight) for g in present]
-    *sums, total = sum_over_workers([*weighted, weight])
+    weighted = [None if g is None else _scaled(g, weight) for g in gradients]
+    # Each worker pushes its own rows: the tables add them up.
+    *sums, total = sum_over_workers(
+        [g for g in weighted if g is not None and not is_of_rows(g)] + [weight]
+    )
     inverse = tf.math.divide_no_nan(1.0, total)
-    averages = iter([_scaled(g, inverse) for g in sums])
-    return [None if g is None else next(averages) for g in gradients], total
+    of_all = iter(sums)
+    averages = [
+        g
+        if g is None
+        else _scaled(g if is_of_rows(g) else next(of_all), inverse)
+        for g in weighted
+    ]
+    return averages, total
 
 
 def _backend_of(backend: str | SumOverWorkers) -> SumOverWorkers:
