@@ -43,6 +43,16 @@ CASES = {
         lambda: tsw.optimizers.Adam(),
         0.0,
     ),
+    "rmsprop": (
+        lambda rate: keras.optimizers.RMSprop(rate),
+        lambda: tsw.optimizers.RMSprop(),
+        0.0,
+    ),
+    "adadelta": (
+        lambda rate: keras.optimizers.Adadelta(rate),
+        lambda: tsw.optimizers.Adadelta(),
+        0.0,
+    ),
     "amsgrad": (
         lambda rate: keras.optimizers.Adam(rate, amsgrad=True),
         lambda: tsw.optimizers.AMSGrad(),
@@ -145,7 +155,7 @@ def test_a_push_without_ids_is_a_step(cluster):
     np.testing.assert_allclose(table.lookup([7]).numpy(), [[0.85]])
 
 
-def test_ids_that_come_late_are_those_of_a_variable_after_a_reshard(
+def test_rows_are_those_of_a_variable_after_a_reshard(
     make_cluster, tmp_path
 ):
     rate = 0.05
@@ -159,6 +169,7 @@ def test_ids_that_come_late_are_those_of_a_variable_after_a_reshard(
     reference = KerasRows(
         whole.lookup_or_create(ids).numpy(), keras.optimizers.Adam(rate), 0.01
     )
+    table.lookup_or_create(ids)
     for step in range(5):
         table.push([step], gradients[step])
         reference.step([step], gradients[step])
@@ -178,6 +189,23 @@ def test_ids_that_come_late_are_those_of_a_variable_after_a_reshard(
         rtol=2e-5,
         atol=2e-6,
     )
+
+
+def test_a_new_id_begins_undecayed(cluster):
+    table = tsw.EmbeddingTable(
+        "late",
+        1,
+        initializer="ones",
+        optimizer=tsw.optimizers.AdamW(0.1, weight_decay=0.5),
+        update="dense",
+    )
+    for _ in range(10):
+        table.push([1], [[1.0]])
+
+    assert table.lookup_or_create([7]).numpy() == 1.0
+
+    table.push([1], [[1.0]])
+    np.testing.assert_allclose(table.lookup([7]).numpy(), [[0.95]], rtol=1e-6)
 
 
 def test_an_unknown_way_of_updating_is_refused(embedded):

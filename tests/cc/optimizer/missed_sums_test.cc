@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -159,6 +161,7 @@ class MissedSumsTest : public testing::TestWithParam<SumCase> {
     const auto* const sgd =
         std::get_if<SgdConfig>(&GetParam().optimizer.segments[0].rule);
     TakeSteps(segment, sgd != nullptr && sgd->nesterov, history, step, &row);
+    const std::vector<float> before_floats = floats;
     std::vector<float> read = floats;
 
     optimizer.CatchUp(history, floats.data(), floats.data() + kSumDim);
@@ -196,6 +199,7 @@ class MissedSumsTest : public testing::TestWithParam<SumCase> {
   const int seed_ = static_cast<int>(std::random_device()() % 1000000);
   std::mt19937 random_;
   double worst_ = 0.0;
+  std::unique_ptr<Optimizer> scalar_;
 };
 
 TEST_P(MissedSumsTest, EqualTheStepsInDoubles) {
@@ -224,6 +228,7 @@ TEST_P(MissedSumsTest, EqualTheStepsInDoubles) {
       continue;
     }
     ASSERT_EQ(plan.way, MissedPlan::Way::kSum);
+    scalar_ = std::make_unique<Optimizer>(config, kSumDim, SimdLevel::kScalar);
     Log log(&optimizer);
     const auto last = static_cast<uint32_t>(LogUniform(1.0, 30000.0));
     const uint32_t forgotten =
