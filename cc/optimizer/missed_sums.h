@@ -153,7 +153,7 @@ struct MissedMoment {
 };
 
 // Writes what the steps of `history` after step `step` come to.
-// REQUIRES: segment.missed.way is kSum and history.moment not null.
+// REQUIRES: segment.missed.way is kSum and history.moments not null.
 void SumMissedSteps(const SegmentStep& segment, const MissedMoment& moment,
                     const StepHistory& history, uint32_t step,
                     MissedInput* input);

@@ -311,8 +311,8 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::Find(
       CheckFloats("embeddings", keys.size(), "dim", dim(), embeddings.size()));
   IndexView views[kNumStripes];
   uint16_t missing[kMaxKernelKeys];
-  const std::shared_ptr<const StepLog::Moment> moment = step_log_.Now();
-  const StepHistory& now = moment->history();
+  const std::shared_ptr<const StepLog::Moment> moment = Now();
+  const StepHistory now = HistoryOf(moment);
   PatientSink retry(this, views, now);
   const size_t dim = static_cast<size_t>(config_.dim);
   int64_t num_found = 0;
@@ -336,8 +336,8 @@ absl::Status EmbeddingTable::Impl::FindOrInsert(absl::Span<const Key> keys,
       CheckFloats("embeddings", keys.size(), "dim", dim(), embeddings.size()));
   IndexView views[kNumStripes];
   uint16_t missing[kMaxKernelKeys];
-  const std::shared_ptr<const StepLog::Moment> moment = step_log_.Now();
-  const StepHistory& now = moment->history();
+  const std::shared_ptr<const StepLog::Moment> moment = Now();
+  const StepHistory now = HistoryOf(moment);
   PatientSink retry(this, views, now);
   const size_t dim = static_cast<size_t>(config_.dim);
   for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
@@ -467,8 +467,8 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::AssignRows(
   const size_t slot_floats = static_cast<size_t>(this->slot_floats());
   const size_t state_floats = static_cast<size_t>(optimizer_.slot_floats());
   const ChangeClock::Change change(&change_clock_);
-  const std::shared_ptr<const StepLog::Moment> moment = step_log_.Now();
-  const StepHistory& now = moment->history();
+  const std::shared_ptr<const StepLog::Moment> moment = Now();
+  const StepHistory now = HistoryOf(moment);
   TFSWITCH_RETURN_IF_ERROR(ForEachLocked(keys, [&](const KeyPlace& place,
                                                    size_t i) {
     const auto set = [&](const RowFloats& row) {
@@ -565,7 +565,8 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
         "': max_rows: expected a positive number, got ", max_rows));
   }
   const std::shared_ptr<const StepLog::Moment> now =
-      snapshot != nullptr ? snapshot->now : step_log_.Now();
+      snapshot != nullptr ? snapshot->now : Now();
+  const StepHistory history = HistoryOf(now);
   const uint32_t limit =
       snapshot != nullptr ? snapshot->moment.epoch + 1 : kAnyStamp;
   const auto dim = static_cast<size_t>(config_.dim);
@@ -601,7 +602,7 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
   // `row` becomes the next one.
   const auto add = [&](Key key) {
     // Not the table: a snapshot does not change it.
-    optimizer_.CatchUp(now->history(), row.data(), row.data() + dim);
+    optimizer_.CatchUp(history, row.data(), row.data() + dim);
     keys[num_rows] = key;
     std::copy(row.begin(), row.begin() + dim,
               embeddings.begin() + num_rows * dim);

@@ -246,6 +246,14 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
                              const Work& work) const;
 
   bool is_dense() const { return config_.optimizer.is_dense; }
+  // The steps that rows are to have taken; null where idle rows do not move.
+  std::shared_ptr<const StepLog::Moment> Now() const {
+    return optimizer_.moves_idle_rows() ? step_log_.Now() : nullptr;
+  }
+  static StepHistory HistoryOf(
+      const std::shared_ptr<const StepLog::Moment>& moment) {
+    return moment != nullptr ? moment->history() : StepHistory();
+  }
   // Reads the rows of a block, as they are after the steps of the table, which
   // stay as they are unless missed steps are taken one by one.
   uint32_t ReadBlock(absl::Span<const Key> block, const StepHistory& now,

@@ -76,7 +76,7 @@ EmbeddingTable::Impl::TakeSnapshot(const ChangeCursor& since) {
   }
   snapshot->last_day = last_day();
   snapshot->steps = step_log_.Save();
-  snapshot->now = step_log_.Now();
+  snapshot->now = Now();
   snapshot->num_rows = size();
   snapshot->is_whole = since.log_id != change_log_id_;
   for (Stripe& stripe : stripes_) {

@@ -181,7 +181,7 @@ class MissedSumsTest : public testing::TestWithParam<SumCase> {
     const auto expect_slots = [&](int k, const std::vector<double>& slots) {
       for (int i = 0; i < kSumDim; ++i) {
         EXPECT_NEAR(double{floats[k * kSumDim + i]}, slots[i],
-                    2e-5 * std::fabs(slots[i]) + 1e-30);
+                    2e-5 * std::fabs(slots[i]) + 1e-29);
       }
     };
     if (segment.num_slots >= kSumDim) expect_slots(1, row.m);
