@@ -138,7 +138,7 @@ struct MissedBlock {
 // Blocks from that of `first_step` on. Elements behind those that a moment
 // knows are written while others are being read.
 struct MissedBlocks {
-  static constexpr size_t kMaxKept = 64;
+  static constexpr uint32_t kMaxKept = 64;
   uint32_t first_step = 0;
   // Null if it is older than the last kMaxKept.
   std::vector<std::shared_ptr<MissedBlock>> blocks;

@@ -97,7 +97,15 @@ void StepLog::Restore(const SavedSteps& saved) {
   runs_ = std::make_shared<std::vector<StepRun>>(saved.runs);
   num_runs_ = saved.runs.size();
   if (runs_->empty()) runs_->resize(1);
-  sums_.Reset(saved.last_step);
+  // The sums of steps before these are made when a row needs them.
+  constexpr uint32_t kMaxSteps = MissedBlocks::kMaxKept * MissedBlock::kSteps;
+  uint32_t step = saved.last_step -
+                  (keeps_sums_ ? std::min(saved.last_step, kMaxSteps) : 0);
+  sums_.Reset(step);
+  SetLatest(saved.last_step);
+  while (keeps_sums_ && step < saved.last_step) {
+    sums_.Add(latest_->history_.RunOf(++step)->learning_rate);
+  }
   SetLatest(saved.last_step);
 }
 

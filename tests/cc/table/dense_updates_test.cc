@@ -471,6 +471,27 @@ TEST(DenseUpdates, TheFirstStepOfAnIdIsThatOfItsAdmission) {
   EXPECT_EQ(FindAll(*table, {7}), FindAll(*other, {7}));
 }
 
+TEST(StepLog, HasTheSameSumsWhenItIsRestored) {
+  OptimizerConfig config = AdamWConfig{0.5f};
+  config.is_dense = true;
+  const Optimizer optimizer(config, 1);
+  StepLog log(&optimizer);
+  for (int step = 0; step < 5000; ++step) {
+    log.End(*log.Begin(0.001f * static_cast<float>(1 + step % 3)));
+  }
+  StepLog restored(&optimizer);
+  restored.Restore(log.Save());
+  for (const uint32_t step : {0u, 10u, 4000u, 4900u, 4999u}) {
+    const auto row_of = [&](const StepLog& of) {
+      std::vector<float> row = {0.5f, 0.01f, 0.0001f, 1.0f, 0.0f};
+      SetDenseStepOfSlot(step, &row.back());
+      optimizer.CatchUp(of.Now()->history(), row.data(), row.data() + 1);
+      return row;
+    };
+    EXPECT_EQ(row_of(log), row_of(restored));
+  }
+}
+
 TEST(StepLog, IsShortenedAtItsEndOfMemory) {
   OptimizerConfig config = SgdConfig{};
   const Optimizer optimizer(config, 1);
