@@ -310,8 +310,7 @@ class EmbeddingTable(TrackedTable):
 
         Setting it replaces a constant rate, without a new trace of functions
         that use the table. It belongs to this object: each process has its
-        own. A schedule gets the number of this object's training lookups and
-        pushes so far; a layer that is called twice in a step counts two. A
+        own. A schedule gets the number of this object's pushes so far. A
         function without arguments can follow the model's optimizer instead:
         `lambda: schedule(model.optimizer.iterations)`.
         """
@@ -324,7 +323,7 @@ class EmbeddingTable(TrackedTable):
 
     @property
     def iterations(self) -> int:
-        """How many training lookups and pushes this object has made.
+        """How many pushes this object has made.
 
         Pushes carry the number of their step, for optimizers that go by it.
         Set it when training goes on from a checkpoint.
@@ -792,23 +791,32 @@ class EmbeddingTable(TrackedTable):
                     "optimizer. Train with the last one only, or give each "
                     "model rows of its own."
                 )
-            has_changed = self._follow(settings())
+            is_first = self._last_rule == 0
+            has_changed = self._follow(settings(), keeps_state=is_first)
             has_state = self._native.slot_floats > statistics_lib.width(
                 self.statistics
             )
-            if has_changed or has_state or self._last_rule == 0:
+            if has_state and not (
+                is_first or has_changed or self._cluster.is_remote
+            ):
+                # A new optimizer of Keras begins without state.
+                with _names_lock:
+                    self._make_again(self._spec, keeps_state=False)
+            if has_changed or has_state or is_first:
                 self._last_rule += 1
             self._rule_numbers[source] = self._last_rule
             return self._last_rule
 
-    def _follow(self, settings: dict[str, Any]) -> bool:
+    def _follow(self, settings: dict[str, Any], *, keeps_state: bool) -> bool:
         """Goes on with another optimizer; rows stay as they are.
 
-        Their state stays if it means the same to both. On servers, where others
-        use the table as well, only the learning rate may be another.
+        On servers, where others use the table as well, only the learning rate
+        may be another.
 
         Args:
-            settings: Fields of the spec: `optimizer`, and maybe `update`.
+            settings: Fields of the spec: `optimizer` and `update`.
+            keeps_state: Whether the state of rows stays if it means the same to
+                both.
 
         Returns:
             Whether more than the learning rate is another.
@@ -819,7 +827,7 @@ class EmbeddingTable(TrackedTable):
         spec = dataclasses.replace(self._spec, **settings)
         has_changed = self._optimizer_of(spec) != self._optimizer_of(self._spec)
         if has_changed:
-            self._change_to(spec)
+            self._change_to(spec, keeps_state)
         self._spec = spec
         self._learning_rate.follow(spec.optimizer.learning_rate)
         return has_changed
@@ -827,7 +835,7 @@ class EmbeddingTable(TrackedTable):
     def _optimizer_of(self, spec: TableSpec) -> Any:
         return spec.to_table_config(self._name, self._dim)["optimizer"]
 
-    def _change_to(self, spec: TableSpec) -> None:
+    def _change_to(self, spec: TableSpec, keeps_state: bool) -> None:
         with _names_lock:
             try:
                 # Another object of the table has changed it already.
@@ -838,9 +846,9 @@ class EmbeddingTable(TrackedTable):
                         f"{self._owner} is on servers, where it keeps the "
                         f"optimizer that it was made with: {error}"
                     ) from error
-                self._make_again(spec)
+                self._make_again(spec, keeps_state)
 
-    def _make_again(self, spec: TableSpec) -> None:
+    def _make_again(self, spec: TableSpec, keeps_state: bool) -> None:
         """Replaces the table by one with other settings and the same rows."""
         ids, values, slots = self._export_with_slots()
         present = self._spec
@@ -848,8 +856,10 @@ class EmbeddingTable(TrackedTable):
         try:
             self._open(spec)
             native = self._native
-            keeps_state = native.slot_floats == slots.shape[1] and (
-                optimizers_lib.have_equal_state(
+            keeps_state = (
+                keeps_state
+                and native.slot_floats == slots.shape[1]
+                and optimizers_lib.have_equal_state(
                     present.optimizer.to_table_config(),
                     spec.optimizer.to_table_config(),
                 )

@@ -88,7 +88,7 @@ def train(strategy: tf.distribute.Strategy) -> None:
         mean = sum(float(loss.fetch()) for loss in losses) / steps
         print(f"epoch {epoch + 1}: loss {mean:.4f}, {steps} steps")
     table = model.get_layer("user").table
-    print(f"{table.iterations} lookups of users in training")
+    print(f"{table.iterations} steps of the rows of users")
     movielens.report_auc(valid, model(valid.ids).numpy())
 
 

@@ -108,7 +108,7 @@ def test_parameter_server_strategy_takes_each_step_once() -> None:
         *DATA,
     )
 
-    assert "[chief 0] 50 lookups of users in training" in lines
+    assert "[chief 0] 50 steps of the rows of users" in lines
     assert matches(r"\[chief 0\] table 'movie': \d{3,4} rows", lines)
     check_auc(lines, "chief 0")
 

@@ -155,9 +155,7 @@ def test_a_push_without_ids_is_a_step(cluster):
     np.testing.assert_allclose(table.lookup([7]).numpy(), [[0.85]])
 
 
-def test_rows_are_those_of_a_variable_after_a_reshard(
-    make_cluster, tmp_path
-):
+def test_rows_are_those_of_a_variable_after_a_reshard(make_cluster, tmp_path):
     rate = 0.05
     adam = tsw.optimizers.Adam(rate, l2=0.02)
     cluster = make_cluster(2)

@@ -192,7 +192,7 @@ def test_the_variables_of_the_first_worker_count(client):
     np.testing.assert_array_equal(second.numpy(), [1.0, 2.0])
 
 
-def test_rows_that_are_applied_before_a_step_belong_to_it(client):
+def test_a_layers_weight_may_be_among_the_variables(client):
     def train(worker):
         layer = tsw.keras.DynamicEmbedding(
             1,
@@ -202,16 +202,15 @@ def test_rows_that_are_applied_before_a_step_belong_to_it(client):
             consistency="bsp",
             cluster=client(worker),
         )
-        group = make_group(client, worker, 2, [tf.Variable([0.0])])
+        layer.build()
+        variables = [*layer.trainable_variables, tf.Variable([0.0])]
+        group = make_group(client, worker, 2, variables)
         with group.epoch() as steps:
             for size in (2, 1)[: 2 - worker]:
                 ids = tf.range(size, dtype=tf.int64)
                 with tf.GradientTape() as tape:
                     loss = tf.reduce_mean(layer(ids, training=True))
-                layer.apply_gradients(
-                    tape.gradient(loss, layer.trainable_variables)
-                )
-                steps.step([None], weight=size)
+                steps.step(tape.gradient(loss, variables), weight=size)
         return layer.table.lookup([0, 1]).numpy()
 
     for rows in in_threads(lambda: train(0), lambda: train(1)):

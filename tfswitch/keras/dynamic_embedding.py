@@ -115,37 +115,22 @@ class DynamicEmbedding(_backend.Layer):
     frozen layer, an unknown id reads as zeros and no row is made, so that
     evaluation never grows the table.
 
-    The rows are not Keras weights, and the model's optimizer does not see them:
-    the backward pass pushes their gradients to the table, whose own optimizer
-    is applied where the rows live. Keras sees `anchor`, a scalar weight that
-    ties the layer into the gradient tape. It follows that
+    The layer has one trainable weight. Its shape is `[0, output_dim]`, and it
+    stands for all rows. Its gradient is a `tf.IndexedSlices` of the ids and of
+    a row of values for each, which a program may clip, scale, add up or drop.
+    The rows take their step, where they live, when an optimizer applies it:
 
-    *   each backward pass through a training call is a push and a step,
-        whichever variables it asks gradients for; a persistent tape pushes
-        each time;
-    *   with `optimizer="auto"` the rows learn as the compiled model's optimizer
-        would have them: its kind, settings, present learning rate, `clipnorm`,
-        `clipvalue` and loss scaling. It is refused by name if a setting needs
-        all gradients at once or all rows at each step: `global_clipnorm`,
-        `weight_decay`, `use_ema`, `gradient_accumulation_steps`. With an
-        optimizer of its own nothing of the model's reaches the rows;
-    *   under `tf.distribute` each replica pushes by itself, and none waits for
-        another: one step per replica, of its part of the gradient.
+    *   with `optimizer="auto"` they learn as the optimizer that applies it: its
+        kind, settings and present learning rate. With an optimizer of its own,
+        rule and rate are the layer's; loss scaling, clipping and accumulation
+        are those of the optimizer that applies. `use_ema` is refused;
+    *   layers that share a table, calls of one layer, and replicas under
+        `tf.distribute` take one step together, with the sum of their gradients;
+    *   a training call inside `tf.while_loop`, `tf.map_fn` or
+        `tf.recompute_grad` is refused when its gradient is taken outside, since
+        rows have no dense gradient: call the layer before.
 
-    Loss scaling. In training the layer adds a loss of 0 (`add_loss`), whose
-    gradient tells the backward pass the factor of the loss, and the push
-    divides by it. `fit` and `train_on_batch` include it. A custom loop that
-    scales its loss must do the same before it scales:
-
-    ```python
-    loss = loss_fn(y, model(x, training=True)) + sum(model.losses)
-    loss = optimizer.scale_loss(loss)
-    ```
-
-    with weight 1 (under `tf.distribute`,
-    `tf.nn.scale_regularization_loss(sum(...))`). With float16 it is checked. A
-    push whose scaled gradients overflowed is skipped, and the optimizer skips
-    its step and lowers the scale.
+    A loop without a Keras optimizer calls `apply_gradients` of the layer.
 
     Saving. `model.save` and `model.save_weights` store the rows of a table in
     this process, with optimizer state; of layers that share a table one stores
@@ -187,9 +172,9 @@ class DynamicEmbedding(_backend.Layer):
             optimizer, and act on the rows of the batch.
         optimizer: How rows learn: "auto", a name, an object of
             `tfswitch.optimizers`, or a Keras optimizer, whose learning rate is
-            shared. "auto", as None, means that of the compiled model that the
-            layer is in, or `tfswitch.optimizers.Adam()` if none is, as in a
-            custom loop.
+            shared. "auto", as None, means the one that applies the layer's
+            gradient, or `tfswitch.optimizers.Adam()` if none does, as in loops
+            that call `apply_gradients` of the layer.
         combiner: None, "sum", "mean" or "sqrtn": whether and how to pool the
             last axis of the ids. Needed for sparse ids.
         mask_zero: Whether id 0 is padding. If true it reads as zeros, gets no
@@ -237,12 +222,12 @@ class DynamicEmbedding(_backend.Layer):
         weights: Factor of each id, of the shape and kind of `inputs`. Only
             with a combiner. "mean" divides by their sum, "sqrtn" by the root of
             the sum of their squares.
-        training: Whether to create rows, and to push in the backward pass. If
-            nobody says so, a `tf.GradientTape` that watches the layer's weight
-            does.
+        training: Whether to create rows, and to give the layer's weight a
+            gradient. If nobody says so, a `tf.GradientTape` that watches the
+            weight does.
         shows: How often each id was shown, numbers of the shape and kind of
-            `inputs`. By default once. They go with the push, so only a
-            training call uses them.
+            `inputs`. By default once. They are counted when the gradient of
+            the call is applied, so only a training call uses them.
         clicks: How often each was clicked, likewise. By default never. Where
             each example has one label, of shape `(batch_size, 1)`, that is
             `labels * tf.ones_like(ids)` of the labels' dtype.
@@ -824,7 +809,7 @@ class DynamicEmbedding(_backend.Layer):
         )
 
     def count_params(self) -> int:
-        """Returns the number of weights that Keras sees, which is 1.
+        """Returns the number of weights that Keras sees, which is 0.
 
         It prints with the rows of the table beside it, so that `model.summary`
         shows them. They are no parameters: their number changes, and totals

@@ -25,25 +25,15 @@ class DynamicEmbeddings(_backend.Layer):
 
     Each feature is a `DynamicEmbedding` with its own dimension, combiner,
     optimizer, admission and so on, and gives the same output as that layer
-    would by itself. The way there differs: all features are looked up by one
-    op, which sends each server one message, and pushed by one op in the
-    backward pass, likewise. On servers that is the larger part of a step of
-    small batches. (Long batches go in several messages; see
+    alone. The way there differs: all features are looked up by one op, which
+    sends each server one message. (Long batches go in several messages; see
     docs/wire_protocol_writes.md.)
 
-    It follows that the features belong together:
-
-    *   Features that share a table are made unique together, and an id takes
-        one step per batch, with the sum of its gradients, as rows of a shared
-        `keras.layers.Embedding` do. Layers of their own would take a step
-        each.
-    *   The backward pass pushes for all features, for those that the loss does
-        not use with gradients of zero.
-    *   If one push is not made (a gradient is NaN, a loss scale overflowed),
-        none is.
-
-    Everything else is as for `DynamicEmbedding`: training and inference, loss
-    scaling (one loss of 0 for all features), saving.
+    Each feature has the weight of its layer. When an optimizer applies their
+    gradients, the tables of all features are pushed together: if a gradient
+    holds NaN or Inf, none takes the step. Features that the loss does not use
+    take none. An id of features that share a table takes one step, with the sum
+    of its gradients. Everything else is as for `DynamicEmbedding`.
 
     Example:
 
@@ -75,8 +65,8 @@ class DynamicEmbeddings(_backend.Layer):
         inputs: A dict with the ids of every feature: dense, ragged or sparse,
             integers or strings, as its layer takes them.
         weights: A dict of the features that have weights, or None.
-        training: Whether to create rows, and to push in the backward pass. A
-            feature whose layer is not trainable is only read.
+        training: Whether to create rows, and to give the layers' weights a
+            gradient. A feature whose layer is not trainable is only read.
         shows: A dict of the features that have them, or None.
         clicks: Likewise.
 

@@ -34,8 +34,9 @@ class ParameterServerOptimizer(_backend.Optimizer):
     worker whose data is used up; of the epochs of a `tfswitch.data.WorkQueue`
     the last one does.
 
-    `DynamicEmbedding` layers push by themselves, on the way back. For them to
-    train synchronously as well, give them the same `consistency`.
+    Each step also pushes the gradients of `DynamicEmbedding` layers to their
+    tables. For them to train synchronously as well, give them the same
+    `consistency`.
 
     With `Consistency.bsp()` N workers train as one process with the union of
     their batches, if losses are means over the batch. Batches weigh by their

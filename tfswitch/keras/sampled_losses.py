@@ -201,7 +201,8 @@ class SampledSoftmax(_SampledLoss):
         inputs: Floats, `(batch_size, dim)`, `dim` as of `embedding`.
         labels: Integers or strings, `(batch_size,)` or `(batch_size,
             num_true)`.
-        training: Whether to create rows, and to push in the backward pass.
+        training: Whether to create rows, and to give the weight of `embedding`
+            a gradient.
         sample_weight: Numbers, `(batch_size,)` or `(batch_size, 1)`: a factor
             of each example's loss. The mean is over the examples, as Keras's
             "sum_over_batch_size" is. That of `fit` does not come here: make it

@@ -112,8 +112,8 @@ def weighted_all_reduce(
         The averages `sum(weight * gradient) / sum(weight)`, and the float32
         scalar `sum(weight)`. Where that is 0, all data is used up, and the
         averages are 0: do not apply them, as optimizers with momentum would
-        move. A gradient of the rows of a `DynamicEmbedding` is this worker's
-        part of the average: each worker applies its own.
+        move. The gradient of the rows of a `DynamicEmbedding` stays as it is,
+        or is 0 with a `weight` of 0: each worker applies its own.
 
     Raises:
         ValueError: If `backend` is none of these, or `weight` no scalar.
@@ -134,20 +134,21 @@ def weighted_all_reduce(
             f"{weight.shape}"
         )
     sum_over_workers = _backend_of(backend)
-    weighted = [None if g is None else _scaled(g, weight) for g in gradients]
-    # Each worker pushes its own rows: the tables add them up.
-    *sums, total = sum_over_workers(
-        [g for g in weighted if g is not None and not is_of_rows(g)] + [weight]
-    )
+    # Each worker pushes its own rows, and rounds of bsp weigh them.
+    summed = [g for g in gradients if g is not None and not is_of_rows(g)]
+    weighted = [_scaled(g, weight) for g in summed]
+    *sums, total = sum_over_workers([*weighted, weight])
     inverse = tf.math.divide_no_nan(1.0, total)
-    of_all = iter(sums)
-    averages = [
-        g
+    averages = iter([_scaled(g, inverse) for g in sums])
+    has_rows = tf.cast(weight > 0.0, tf.float32)
+    return [
+        None
         if g is None
-        else _scaled(g if is_of_rows(g) else next(of_all), inverse)
-        for g in weighted
-    ]
-    return averages, total
+        else _scaled(g, has_rows)
+        if is_of_rows(g)
+        else next(averages)
+        for g in gradients
+    ], total
 
 
 def _backend_of(backend: str | SumOverWorkers) -> SumOverWorkers:

@@ -31,7 +31,8 @@ class SyncGroup:
 
     Args:
         variables: `tf.Variable` or Keras variables. The first worker's values
-            count.
+            count. The weight of a `DynamicEmbedding` stands for its rows, which
+            learn by the layer's own optimizer.
         optimizer: As for `tfswitch.DenseTable`.
         worker: A `tfswitch.train.Worker` with consistency `bsp`; by default one
             is made, as TF_CONFIG says.
@@ -71,7 +72,12 @@ class SyncGroup:
                 "worker", worker, "a tfswitch.train.Worker with consistency bsp"
             )
         self._worker = worker
-        self._variables = list(variables)
+        given = list(variables)
+        # Of each, the layer whose rows it stands for, or None.
+        self._owners = [getattr(v, "_tfswitch_owner", None) for v in given]
+        self._variables = [
+            v for v, owner in zip(given, self._owners, strict=True) if not owner
+        ]
         self._is_in_epoch = False
         self._table: DenseTable | None = None
         if not self._variables:
@@ -170,8 +176,7 @@ class Epoch:
                 None for zeros.
             table_gradients: `(table, ids, gradients)` for each
                 `tfswitch.EmbeddingTable` of consistency `bsp` that is trained.
-                Not for tables of `DynamicEmbedding` layers, which have pushed
-                on the way back.
+                The gradients of layers are among `gradients`.
             weight: Number of samples in the batch.
             learning_rate: The variables' rate; by default the optimizer's.
 
@@ -189,16 +194,29 @@ class Epoch:
                 "the epoch is over, or has not begun: call `step` inside "
                 "`with group.epoch() as steps:`"
             )
-        if group._table is None and len(gradients):
+        if not group._owners and len(gradients):
             raise ValueError(
                 "the group was made without variables. Received: "
                 f"{len(gradients)} gradients"
             )
+        gradients = list(gradients) or [None] * len(group._owners)
+        if len(gradients) != len(group._owners):
+            raise ValueError(
+                f"expected {len(group._owners)} gradients, one per variable of "
+                f"the group. Received: {len(gradients)}"
+            )
+        pairs = list(zip(gradients, group._owners, strict=True))
         # A push cannot be taken back, so all is looked at first.
         weight = to_weight(weight)
         table_gradients = [_checked(*each) for each in table_gradients]
         if group._table is not None:
-            group._table.push(gradients, learning_rate=learning_rate)
+            group._table.push(
+                [g for g, owner in pairs if owner is None],
+                learning_rate=learning_rate,
+            )
+        for gradient, owner in pairs:
+            if owner is not None and gradient is not None:
+                owner().apply_gradients(gradient)
         for table, ids, values in table_gradients:
             table.push(ids, values)
         group._worker.end_step(weight)
