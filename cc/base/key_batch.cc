@@ -216,10 +216,6 @@ bool SumByInverse(absl::Span<const int32_t> inverse, int dim,
   });
 }
 
-void Scale(float factor, absl::Span<float> values) {
-  for (float& value : values) value *= factor;
-}
-
 void AddScaled(absl::Span<const float> values, float factor,
                absl::Span<float> sums) {
   const float* const from = values.data();

@@ -64,9 +64,6 @@ void ScatterRows(absl::Span<const int32_t> inverse, int dim,
 bool SumByInverse(absl::Span<const int32_t> inverse, int dim,
                   absl::Span<const float> gradients, absl::Span<float> sums);
 
-// Multiplies all values.
-void Scale(float factor, absl::Span<float> values);
-
 // Adds factor x values[i] to sums[i].
 //
 // REQUIRES: both have the same size.

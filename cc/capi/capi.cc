@@ -465,9 +465,8 @@ absl::Status Pull(const Tfswitch_PullPart* parts, size_t num_parts,
   absl::InlinedVector<BatchPull, 1> pulls;
   pulls.reserve(num_parts);
   for (const Tfswitch_PullPart& part : absl::MakeConstSpan(parts, num_parts)) {
-    pulls.push_back({part.table, Keys(part.keys, part.num_keys),
-                     part.embeddings, part.unique_keys, part.inverse,
-                     part.num_unique});
+    pulls.push_back(
+        {part.table, Keys(part.keys, part.num_keys), part.embeddings});
   }
   return PullBatch(pulls, insert_missing != 0, &lent);
 }
@@ -481,23 +480,16 @@ absl::Status Push(Tfswitch_PushPart* parts, size_t num_parts,
     BatchPush& push = pushes[i];
     push.table = part.table;
     push.keys = Keys(part.keys, part.num_keys);
-    push.has_inverse = part.inverse != nullptr;
-    const size_t num_gradients =
-        push.has_inverse ? part.num_gradients : part.num_keys;
-    if (push.has_inverse) {
-      push.inverse = absl::MakeConstSpan(part.inverse, num_gradients);
-    }
     push.gradients = absl::MakeConstSpan(
-        part.gradients, num_gradients * part.table->config.dim);
+        part.gradients, part.num_keys * part.table->config.dim);
     const Tfswitch_PushOptions& options = part.options;
     const auto each = [&](const float* values) {
-      return absl::MakeConstSpan(values, values == nullptr ? 0 : num_gradients);
+      return absl::MakeConstSpan(values, values == nullptr ? 0 : part.num_keys);
     };
     push.observations = {{}, each(options.shows), each(options.clicks)};
     push.learning_rate = options.learning_rate;
     push.insert_missing = options.insert_missing != 0;
     push.global_step = options.global_step;
-    push.loss_scale = options.loss_scale;
     push.skips_non_finite = options.skip_non_finite != 0;
   }
   absl::Status status = PushBatch(absl::MakeSpan(pushes), &lent);

@@ -26,7 +26,7 @@ extern "C" {
 
 // Incremented when this struct changes. New functions are appended. The caller
 // checks it, because a core that is older than the caller has a shorter struct.
-#define TFSWITCH_API_VERSION 14
+#define TFSWITCH_API_VERSION 15
 #define TFSWITCH_ERROR_SIZE 2048
 // Parts of one call of pull or push.
 #define TFSWITCH_MAX_PARTS 256
@@ -96,18 +96,14 @@ typedef struct Tfswitch_PushOptions {
   float learning_rate;
   // A key without a row gets one first (1) or is skipped (0).
   int32_t insert_missing;
-  // The factor of the loss. Gradients are divided by it. If it is not 1 and the
-  // gradients hold NaN or Inf, the push is skipped, as a loss-scaling optimizer
-  // skips its step. A value below 1 means 1.
-  float loss_scale;
   // How often each id was shown and clicked: as many as there are gradients, or
   // NULL: once and never.
   const float* shows;
   const float* clicks;
   // The step number of the training; 0: not known.
   int64_t global_step;
-  // With a loss scale of 1: whether gradients with NaN or Inf skip the push,
-  // with a warning on stderr, too (1), or are an error (0).
+  // Whether gradients with NaN or Inf skip the push, with a warning on stderr
+  // (1), or are an error (0).
   int32_t skip_non_finite;
 } Tfswitch_PushOptions;
 
@@ -122,12 +118,6 @@ typedef struct Tfswitch_PullPart {
   const int64_t* keys;
   size_t num_keys;
   float* embeddings;  // num_keys x dim.
-  // The training read: `unique_keys` (room for num_keys) receives the keys
-  // without repetition in order of first appearance, `inverse` (num_keys) the
-  // place of each key in it, *num_unique their number. Or all NULL.
-  int64_t* unique_keys;
-  int32_t* inverse;
-  size_t* num_unique;
 } Tfswitch_PullPart;
 
 // One of the writes of push.
@@ -135,12 +125,7 @@ typedef struct Tfswitch_PushPart {
   Tfswitch_Table* table;
   const int64_t* keys;
   size_t num_keys;
-  // NULL: one row of gradients for each key, which may repeat. Else the
-  // `inverse` of a training read: keys are unique, and gradient i is of the key
-  // at inverse[i].
-  const int32_t* inverse;
-  size_t num_gradients;    // The length of `inverse`.
-  const float* gradients;  // As many x dim.
+  const float* gradients;  // num_keys x dim; keys may repeat.
   Tfswitch_PushOptions options;
   Tfswitch_PushResult result;  // Set by the call.
 } Tfswitch_PushPart;
@@ -224,10 +209,10 @@ typedef struct Tfswitch_Api {
               int32_t insert_missing, const Tfswitch_Threads* threads,
               char* error);
   // The pushes of all parts, likewise: one step for each distinct key, with the
-  // sum of its gradients. If one must be skipped because scaling overflowed, so
-  // are all. Shapes, numbers and rates are checked first: if one is wrong none
-  // has been applied. After an error of a server (a table that is not there, no
-  // memory, no answer) others may have been; it names the table.
+  // sum of its gradients. If one is skipped, so are all. Shapes, numbers and
+  // rates are checked first: if one is wrong none has been applied. After an
+  // error of a server (a table that is not there, no memory, no answer) others
+  // may have been; it names the table.
   int (*push)(Tfswitch_PushPart* parts, size_t num_parts,
               const Tfswitch_Threads* threads, char* error);
 

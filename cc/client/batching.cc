@@ -64,110 +64,65 @@ absl::StatusOr<StepTag> StepOf(const OpenTable& table) {
                                                              : "");
 }
 
-// The error of an `inverse` that is not one of UniqueKeys::Run. OK if there is
-// none.
-absl::Status CheckInverse(const OpenTable& table,
-                          absl::Span<const int32_t> inverse,
-                          size_t num_unique) {
-  int32_t next_new = 0;
-  for (size_t i = 0; i < inverse.size(); ++i) {
-    if (inverse[i] < 0 || inverse[i] > next_new ||
-        static_cast<size_t>(inverse[i]) >= num_unique) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("table '", table.config.name, "': inverse[", i, "] is ",
-                       inverse[i], ", expected places of the ", num_unique,
-                       " unique ids in order of first appearance"));
-    }
-    if (inverse[i] == next_new) ++next_new;
-  }
-  if (static_cast<size_t>(next_new) == num_unique) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("table '", table.config.name, "': inverse names ", next_new,
-                   " unique ids, got ", num_unique));
-}
-
 // Before they are summed, where one may hide behind another.
 absl::Status CheckEachObservation(const OpenTable& table,
-                                  absl::Span<const Key> unique_keys,
-                                  absl::Span<const int32_t> inverse,
+                                  absl::Span<const Key> keys,
                                   const KeyObservations& each) {
   if (each.shows.empty() && each.clicks.empty()) return absl::OkStatus();
-  std::vector<Key> keys;
-  keys.reserve(inverse.size());
-  for (const int32_t place : inverse) {
-    keys.push_back(unique_keys[static_cast<size_t>(place)]);
-  }
   return CheckObservations(table.config.name, keys, each);
 }
 
 // A push as it goes out, and the data that it points to.
 struct PreparedPush {
   PushArgs args;
-  std::vector<Key> unique;       // For keys that came without an inverse,
-  std::vector<int32_t> inverse;  // and their inverse.
+  std::vector<Key> unique;
+  std::vector<int32_t> inverse;  // The place of each key in `unique`.
   OwnedObservations observations;
   bool is_empty = false;
 };
 
 absl::Status Prepare(BatchPush* push, PreparedPush* prepared) {
   const OpenTable& table = *push->table;
-  absl::Span<const Key> unique_keys = push->keys;
-  absl::Span<const int32_t> inverse = push->inverse;
-  if (!push->has_inverse) {
-    prepared->unique.resize(push->keys.size());
-    prepared->inverse.resize(push->keys.size());
-    prepared->unique.resize(
-        ThreadUniqueKeys().Run(push->keys, absl::MakeSpan(prepared->unique),
-                               absl::MakeSpan(prepared->inverse)));
-    unique_keys = prepared->unique;
-    inverse = prepared->inverse;
-  } else if (unique_keys.empty() || unique_keys.size() >= inverse.size()) {
-    TFSWITCH_RETURN_IF_ERROR(CheckInverse(table, inverse, unique_keys.size()));
-  }
+  std::vector<Key>& unique = prepared->unique;
+  std::vector<int32_t>& inverse = prepared->inverse;
+  unique.resize(push->keys.size());
+  inverse.resize(push->keys.size());
+  unique.resize(ThreadUniqueKeys().Run(push->keys, absl::MakeSpan(unique),
+                                       absl::MakeSpan(inverse)));
   // One of a table with dense updates is a step nevertheless.
-  prepared->is_empty = unique_keys.empty() && !table.config.optimizer.is_dense;
+  prepared->is_empty = unique.empty() && !table.config.optimizer.is_dense;
   PushArgs& args = prepared->args;
   static_cast<GradientBatch&>(args) = *push;
-  args.keys = unique_keys;
+  args.keys = unique;
   args.observations = {};
-  if (unique_keys.empty()) return absl::OkStatus();
+  if (unique.empty()) return absl::OkStatus();
   const int dim = table.config.dim;
-  // Below 1 it is no loss scale, but a weight that the loss has been given.
-  const float scale = push->loss_scale < 1.0f ? 1.0f : push->loss_scale;
-  const bool is_scaled = scale != 1.0f;
-  const bool needs_sums = unique_keys.size() != inverse.size();
-  if (needs_sums || is_scaled) {
-    const size_t size = unique_keys.size() * dim;
+  if (unique.size() != inverse.size()) {
+    const size_t size = unique.size() * dim;
     const std::shared_ptr<float[]> buffer(new float[size]);
-    const absl::Span<float> target(buffer.get(), size);
-    if (!needs_sums) {
-      std::copy(args.gradients.begin(), args.gradients.end(), target.begin());
-    } else if (!SumByInverse(inverse, dim, args.gradients, target)) {
-      return CheckInverse(table, inverse, unique_keys.size());
-    }
-    if (is_scaled) Scale(1.0f / scale, target);
-    args.gradients = target;
+    const absl::Span<float> sums(buffer.get(), size);
+    SumByInverse(inverse, dim, args.gradients, sums);
+    args.gradients = sums;
     args.gradients_owner = buffer;
   }
-  if (is_scaled || push->skips_non_finite) {
+  if (push->skips_non_finite) {
     const int64_t place = FindNonFinite(args.gradients);
-    push->is_skipped = place >= 0 || !std::isfinite(scale);
-    if (place >= 0 && !is_scaled && !table.has_warned.exchange(true)) {
+    push->is_skipped = place >= 0;
+    if (push->is_skipped && !table.has_warned.exchange(true)) {
       ABSL_RAW_LOG(WARNING,
                    "table '%s': the gradient of id %lld is NaN or Inf; the "
                    "push is skipped, and the loss will be NaN. Check the "
                    "labels, the loss and the learning rate.",
                    table.config.name.c_str(),
                    static_cast<long long>(  // NOLINT(runtime/int): as printed.
-                       unique_keys[place / dim]));
+                       unique[place / dim]));
     }
   }
   if (push->is_skipped) return absl::OkStatus();
   TFSWITCH_RETURN_IF_ERROR(
-      CheckEachObservation(table, unique_keys, inverse, push->observations));
-  prepared->observations =
-      OwnedObservations(inverse, unique_keys.size(), push->observations,
-                        table.config.NeedsCounts());
+      CheckEachObservation(table, push->keys, push->observations));
+  prepared->observations = OwnedObservations(
+      inverse, unique.size(), push->observations, table.config.NeedsCounts());
   args.observations = prepared->observations.view();
   return absl::OkStatus();
 }
@@ -236,15 +191,11 @@ absl::Status PullBatch(absl::Span<const BatchPull> pulls, bool insert_missing,
   TFSWITCH_RETURN_IF_ERROR(CheckNumBatches(pulls.size()));
   for (const BatchPull& pull : pulls) {
     TFSWITCH_RETURN_IF_ERROR(CheckBatch(*pull.table, pull.keys.size()));
-    if (pull.num_unique != nullptr) *pull.num_unique = 0;
   }
   // The distinct keys of each batch, read in place if it repeats no key.
   struct Distinct {
-    Key* unique = nullptr;  // The caller's memory, or that of `own_...`.
-    int32_t* inverse = nullptr;
-    std::vector<Key> own_keys;
-    std::vector<int32_t> own_inverse;
-    size_t num_unique = 0;
+    std::vector<Key> unique;
+    std::vector<int32_t> inverse;
     std::unique_ptr<float[]> rows;
   };
   Batches<Distinct> distinct(pulls.size());
@@ -252,25 +203,18 @@ absl::Status PullBatch(absl::Span<const BatchPull> pulls, bool insert_missing,
     for (size_t i = begin; i < end; ++i) {
       const BatchPull& pull = pulls[i];
       Distinct& found = distinct[i];
-      found.unique = pull.unique_keys;
-      found.inverse = pull.inverse;
-      if (found.unique == nullptr) {
-        // In this process a repeated row costs less than finding out.
-        if (!pull.table->cluster->is_remote() || !RepeatsOften(pull.keys)) {
-          continue;
-        }
-        found.own_keys.resize(pull.keys.size());
-        found.own_inverse.resize(pull.keys.size());
-        found.unique = found.own_keys.data();
-        found.inverse = found.own_inverse.data();
+      // In this process a repeated row costs less than finding out.
+      if (!pull.table->cluster->is_remote() || !RepeatsOften(pull.keys)) {
+        continue;
       }
-      found.num_unique = ThreadUniqueKeys().Run(
-          pull.keys, absl::MakeSpan(found.unique, pull.keys.size()),
-          absl::MakeSpan(found.inverse, pull.keys.size()));
-      if (pull.num_unique != nullptr) *pull.num_unique = found.num_unique;
+      found.unique.resize(pull.keys.size());
+      found.inverse.resize(pull.keys.size());
+      found.unique.resize(
+          ThreadUniqueKeys().Run(pull.keys, absl::MakeSpan(found.unique),
+                                 absl::MakeSpan(found.inverse)));
       // Without repetition the order of first appearance is that of the batch.
-      if (found.num_unique == pull.keys.size()) continue;
-      found.rows.reset(new float[found.num_unique * pull.table->config.dim]);
+      if (found.unique.size() == pull.keys.size()) continue;
+      found.rows.reset(new float[found.unique.size() * pull.table->config.dim]);
     }
   });
   Batches<PullPart> parts;
@@ -282,9 +226,8 @@ absl::Status PullBatch(absl::Span<const BatchPull> pulls, bool insert_missing,
     PullArgs args;
     args.table = pull.table->config.name;
     args.dim = pull.table->config.dim;
-    args.keys = is_in_place ? pull.keys
-                            : absl::MakeConstSpan(distinct[i].unique,
-                                                  distinct[i].num_unique);
+    args.keys =
+        is_in_place ? pull.keys : absl::MakeConstSpan(distinct[i].unique);
     args.insert_missing = insert_missing;
     if (insert_missing) args.day = pull.table->cluster->day();
     args.threads = threads;
@@ -302,9 +245,8 @@ absl::Status PullBatch(absl::Span<const BatchPull> pulls, bool insert_missing,
     for (size_t i = begin; i < end; ++i) {
       if (distinct[i].rows == nullptr) continue;
       const BatchPull& pull = pulls[i];
-      ScatterRows(absl::MakeConstSpan(distinct[i].inverse, pull.keys.size()),
-                  pull.table->config.dim, distinct[i].rows.get(),
-                  pull.embeddings, threads);
+      ScatterRows(distinct[i].inverse, pull.table->config.dim,
+                  distinct[i].rows.get(), pull.embeddings, threads);
     }
   });
   return absl::OkStatus();
@@ -316,8 +258,7 @@ absl::Status PushBatch(absl::Span<BatchPush> pushes,
   for (BatchPush& push : pushes) {
     push.updated_rows = 0;
     push.is_skipped = false;
-    TFSWITCH_RETURN_IF_ERROR(CheckBatch(
-        *push.table, std::max(push.keys.size(), push.inverse.size())));
+    TFSWITCH_RETURN_IF_ERROR(CheckBatch(*push.table, push.keys.size()));
   }
   Batches<PreparedPush> prepared(pushes.size());
   Batches<absl::Status> statuses(pushes.size());

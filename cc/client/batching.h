@@ -39,29 +39,14 @@ struct BatchPull {
   const OpenTable* table = nullptr;
   absl::Span<const Key> keys;
   float* embeddings = nullptr;
-  // The training read: `unique_keys` (room for all) receives the keys without
-  // repetition in order of first appearance, `inverse` the place of each key in
-  // it, *num_unique their number. All three may be null.
-  Key* unique_keys = nullptr;
-  int32_t* inverse = nullptr;
-  size_t* num_unique = nullptr;
 };
 
-// One step for each distinct key, with the sum of its gradients.
-//
-// With an inverse, which a training read has given, the keys are unique, and
-// gradients and observations are of the key at inverse[i]. Without one they are
-// of keys[i], which may repeat.
+// One step for each distinct key, with the sum of its gradients. Gradients and
+// observations are of keys[i], which may repeat.
 struct BatchPush : GradientBatch {
   const OpenTable* table = nullptr;
-  bool has_inverse = false;
-  absl::Span<const int32_t> inverse;
-  // The factor of the loss. Gradients are divided by it. If it is not 1 and
-  // they hold NaN or Inf, the push is skipped, as a loss-scaling optimizer
-  // skips its step. A value below 1 means 1.
-  float loss_scale = 1.0f;
-  // With a loss scale of 1: whether gradients with NaN or Inf skip the push,
-  // with a warning on stderr, or are an error.
+  // Whether gradients with NaN or Inf skip the push, with a warning on stderr,
+  // or are an error.
   bool skips_non_finite = false;
 
   // Set by the call.
@@ -74,9 +59,9 @@ struct BatchPush : GradientBatch {
 absl::Status PullBatch(absl::Span<const BatchPull> pulls, bool insert_missing,
                        const LentThreads* threads);
 
-// If one must be skipped because scaling overflowed, so are all. Shapes,
-// numbers and rates are checked first: if one is wrong none has been applied.
-// After an error of a server others may have been; it names the table.
+// If one is skipped, so are all. Shapes, numbers and rates are checked first:
+// if one is wrong none has been applied. After an error of a server others may
+// have been; it names the table.
 absl::Status PushBatch(absl::Span<BatchPush> pushes,
                        const LentThreads* threads);
 

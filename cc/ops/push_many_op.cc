@@ -172,11 +172,9 @@ class PushManyOp : public AsyncOpKernel {
       part.table = table.get();
       part.keys = ids.flat<int64_t>().data();
       part.num_keys = static_cast<size_t>(ids.NumElements());
-      part.num_gradients = part.num_keys;
       part.gradients = gradients.flat<float>().data();
       Tfswitch_PushOptions& options = part.options;
       options.insert_missing = insert_missing_ ? 1 : 0;
-      options.loss_scale = 1.0f;
       options.skip_non_finite = skip_non_finite_ ? 1 : 0;
       TF_RETURN_IF_ERROR(ScalarInput(context, 3 * n_ + i, "learning_rates",
                                      &options.learning_rate));

@@ -165,8 +165,7 @@ class Table {
   }
 
   int64_t Push(const py::object& ids, const py::object& gradients,
-               float learning_rate, bool insert_missing,
-               float loss_scale) const {
+               float learning_rate, bool insert_missing) const {
     const auto table = Open();
     const IdArray keys = ToIds(ids);
     const FloatArray rows = ToRows(gradients, "gradients", keys, dim_);
@@ -177,7 +176,6 @@ class Table {
     part.gradients = rows.data();
     part.options.learning_rate = learning_rate;
     part.options.insert_missing = insert_missing ? 1 : 0;
-    part.options.loss_scale = loss_scale;
     if (keys.size() == 0) return 0;
     Run(api->push, &part, 1, /*threads=*/nullptr);
     return part.result.updated_rows;
@@ -588,8 +586,7 @@ PYBIND11_MODULE(_native, m) {
       .def("size", &Table::Size)
       .def("pull", &Table::Pull, py::arg("ids"), py::arg("insert_missing"))
       .def("push", &Table::Push, py::arg("ids"), py::arg("gradients"),
-           py::arg("learning_rate"), py::arg("insert_missing"),
-           py::arg("loss_scale") = 1.0f)
+           py::arg("learning_rate"), py::arg("insert_missing"))
       .def("assign", &Table::Assign, py::arg("ids"), py::arg("values"),
            py::arg("slots") = py::none())
       .def("assign_missing", &Table::AssignMissing, py::arg("ids"),

@@ -141,14 +141,6 @@ TEST(FindNonFiniteTest, FindsTheFirstWhereverItIs) {
   EXPECT_EQ(FindNonFinite(std::vector<float>{0.0f, -0.0f, 1e-45f, -3e38f}), -1);
 }
 
-TEST(ScaleTest, MultipliesEveryValue) {
-  std::vector<float> values = {1, -2, 0};
-
-  Scale(0.5f, absl::MakeSpan(values));
-
-  EXPECT_THAT(values, testing::ElementsAre(0.5f, -1, 0));
-}
-
 TEST(AddScaledTest, AddsTheProductToEverySum) {
   for (const size_t size : {0u, 1u, 7u, 8u, 33u, 1000u}) {
     std::vector<float> values(size);

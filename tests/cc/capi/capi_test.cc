@@ -66,16 +66,13 @@ class CapiTest : public testing::TestWithParam<bool> {
 
   Tfswitch_PullPart PullPart(const std::vector<int64_t>& keys,
                              std::vector<float>* out) const {
-    return {table_,  keys.data(), keys.size(), out->data(),
-            nullptr, nullptr,     nullptr};
+    return {table_, keys.data(), keys.size(), out->data()};
   }
 
-  // Without an inverse.
   Tfswitch_PushPart PushPart(const std::vector<int64_t>& keys,
                              const std::vector<float>& gradients,
                              const Tfswitch_PushOptions& options) const {
-    return {table_, keys.data(),      keys.size(), nullptr,
-            0,      gradients.data(), options,     {}};
+    return {table_, keys.data(), keys.size(), gradients.data(), options, {}};
   }
 
   json Call(const char* method, const char* request) {
@@ -114,64 +111,8 @@ TEST(CapiVersionTest, AnotherApiVersionIsRefused) {
 
 // A core of the same version must have all functions that a caller knows.
 TEST(CapiVersionTest, AFunctionMoreIsAnotherVersion) {
-  EXPECT_EQ(TFSWITCH_API_VERSION, 14);
+  EXPECT_EQ(TFSWITCH_API_VERSION, 15);
   EXPECT_EQ(sizeof(Tfswitch_Api), 44 * sizeof(void*));
-}
-
-TEST_P(CapiTest, UniquePullAndPushAreOneStepPerKey) {
-  OpenTable();
-  const std::vector<int64_t> keys = {5, 6, 5};
-  std::vector<float> out(6);
-  std::vector<int64_t> unique(3);
-  std::vector<int32_t> inverse(3);
-  size_t num_unique = 0;
-
-  const Tfswitch_PullPart pull = {table_,     keys.data(),   3,
-                                  out.data(), unique.data(), inverse.data(),
-                                  &num_unique};
-  ASSERT_EQ(api_->pull(&pull, 1, 1, nullptr, error_), 0) << error_;
-
-  ASSERT_EQ(num_unique, 2u);
-  unique.resize(2);
-  EXPECT_THAT(unique, ElementsAre(5, 6));
-  EXPECT_THAT(inverse, ElementsAre(0, 1, 0));
-  EXPECT_EQ(out[0], out[4]);
-  const std::vector<float> gradients = {1, 2, 3, 4, 5, 6};
-  const Tfswitch_PushOptions options = {0.5f, 0, 0.0f, nullptr, nullptr, 0, 0};
-  Tfswitch_PushPart push = {table_, unique.data(),    2,       inverse.data(),
-                            3,      gradients.data(), options, {}};
-  ASSERT_EQ(api_->push(&push, 1, nullptr, error_), 0) << error_;
-  EXPECT_EQ(push.result.updated_rows, 2);
-  EXPECT_THAT(Pull({5, 6}),
-              ElementsAre(out[0] - 3, out[1] - 4, out[2] - 1.5f, out[3] - 2));
-}
-
-TEST_P(CapiTest, LossScaleDividesAndOverflowSkips) {
-  OpenTable();
-  const std::vector<int64_t> keys = {1};
-  const std::vector<float> zeros = {0, 0};
-  ASSERT_EQ(api_->assign(table_, keys.data(), 1, zeros.data(), nullptr, error_),
-            0);
-  const Tfswitch_PushOptions options = {1.0f,    0, 1024.0f, nullptr,
-                                        nullptr, 0, 0};
-  const std::vector<float> scaled = {1024.0f, -2048.0f};
-
-  Tfswitch_PushPart push = PushPart(keys, scaled, options);
-  ASSERT_EQ(api_->push(&push, 1, nullptr, error_), 0);
-  EXPECT_EQ(push.result.skipped, 0);
-  EXPECT_THAT(Pull(keys), ElementsAre(-1.0f, 2.0f));
-
-  const std::vector<float> overflow = {std::numeric_limits<float>::infinity(),
-                                       1.0f};
-  push = PushPart(keys, overflow, options);
-  ASSERT_EQ(api_->push(&push, 1, nullptr, error_), 0);
-  EXPECT_EQ(push.result.skipped, 1);
-  EXPECT_EQ(push.result.updated_rows, 0);
-  EXPECT_THAT(Pull(keys), ElementsAre(-1.0f, 2.0f));
-
-  push.options.loss_scale = 1.0f;
-  EXPECT_NE(api_->push(&push, 1, nullptr, error_), 0);
-  EXPECT_THAT(error_, HasSubstr("id 1"));
 }
 
 TEST_P(CapiTest, ManyTablesArePulledAndPushedInOneCall) {
@@ -186,83 +127,40 @@ TEST_P(CapiTest, ManyTablesArePulledAndPushedInOneCall) {
   const std::vector<int64_t> keys = {5, 6, 5};
   std::vector<float> rows(6);
   std::vector<float> other_rows(3);
-  std::vector<float> plain(2, -9.0f);
-  std::vector<int64_t> unique(6);
-  std::vector<int32_t> inverse(6);
-  size_t num_unique[2] = {};
-  const Tfswitch_PullPart pulls[] = {
-      {table_, keys.data(), 3, rows.data(), &unique[0], &inverse[0],
-       &num_unique[0]},
-      {other, keys.data(), 3, other_rows.data(), &unique[3], &inverse[3],
-       &num_unique[1]},
-      {table_, keys.data(), 1, plain.data(), nullptr, nullptr, nullptr},
-      {table_, keys.data(), 0, nullptr, nullptr, nullptr, nullptr}};
+  const Tfswitch_PullPart pulls[] = {{table_, keys.data(), 3, rows.data()},
+                                     {other, keys.data(), 3, other_rows.data()},
+                                     {table_, keys.data(), 0, nullptr}};
 
-  ASSERT_EQ(api_->pull(pulls, 4, 1, nullptr, error_), 0) << error_;
+  ASSERT_EQ(api_->pull(pulls, 3, 1, nullptr, error_), 0) << error_;
 
-  EXPECT_THAT(num_unique, Each(2u));
-  EXPECT_THAT(unique, ElementsAre(5, 6, 0, 5, 6, 0));
-  EXPECT_THAT(inverse, ElementsAre(0, 1, 0, 0, 1, 0));
   EXPECT_THAT(Pull({5, 6, 5}), testing::ElementsAreArray(rows));
-  EXPECT_EQ(plain[1], rows[1]);
+  EXPECT_EQ(other_rows[0], other_rows[2]);
 
-  std::vector<float> gradients(6, 8.0f);
-  const Tfswitch_PushOptions options = {1.0f, 0, 8.0f, nullptr, nullptr, 0, 0};
+  const std::vector<float> gradients(6, 1.0f);
+  const Tfswitch_PushOptions options = {1.0f, 0, nullptr, nullptr, 0, 1};
   Tfswitch_PushPart pushes[] = {
-      {table_, &unique[0], 2, &inverse[0], 3, gradients.data(), options, {}},
-      {other, &unique[3], 2, &inverse[3], 3, gradients.data(), options, {}}};
+      {table_, keys.data(), 3, gradients.data(), options, {}},
+      {other, keys.data(), 3, gradients.data(), options, {}}};
   ASSERT_EQ(api_->push(pushes, 2, nullptr, error_), 0) << error_;
   EXPECT_EQ(pushes[0].result.updated_rows, 2);
   EXPECT_EQ(pushes[1].result.skipped, 0);
+  // One step for each key, with the sum of its gradients.
   const std::vector<float> stepped = {rows[0] - 2, rows[1] - 2, rows[2] - 1,
                                       rows[3] - 1};
   EXPECT_THAT(Pull({5, 6}), testing::ElementsAreArray(stepped));
 
-  // One that overflows has all skipped; one that is wrong has none applied.
-  std::vector<float> overflow(3, std::numeric_limits<float>::infinity());
-  pushes[1].gradients = overflow.data();
+  // One with Inf has all skipped; one that is wrong has none applied.
+  const std::vector<float> infinite(3, std::numeric_limits<float>::infinity());
+  pushes[1].gradients = infinite.data();
   ASSERT_EQ(api_->push(pushes, 2, nullptr, error_), 0) << error_;
   EXPECT_EQ(pushes[0].result.skipped, 1);
   EXPECT_EQ(pushes[1].result.skipped, 1);
-  pushes[0].options.loss_scale = pushes[1].options.loss_scale = 1.0f;
+  pushes[0].options.skip_non_finite = pushes[1].options.skip_non_finite = 0;
   EXPECT_NE(api_->push(pushes, 2, nullptr, error_), 0);
   EXPECT_THAT(error_, testing::AllOf(HasSubstr("'u'"), HasSubstr("id 5")));
   EXPECT_THAT(Pull({5, 6}), testing::ElementsAreArray(stepped));
   EXPECT_EQ(api_->pull(nullptr, 0, 1, nullptr, error_), 0);
   api_->close_table(other);
-}
-
-TEST_P(CapiTest, AWeightBelowOneIsNoLossScale) {
-  OpenTable();
-  const std::vector<int64_t> keys = {1};
-  const std::vector<float> zeros = {0, 0};
-  ASSERT_EQ(api_->assign(table_, keys.data(), 1, zeros.data(), nullptr, error_),
-            0);
-  const Tfswitch_PushOptions options = {1.0f, 0, 0.01f, nullptr, nullptr, 0, 0};
-  const std::vector<float> gradient = {1.0f, -2.0f};
-
-  Tfswitch_PushPart push = PushPart(keys, gradient, options);
-  ASSERT_EQ(api_->push(&push, 1, nullptr, error_), 0);
-
-  EXPECT_THAT(Pull(keys), ElementsAre(-1.0f, 2.0f));
-}
-
-TEST_P(CapiTest, WrongInverseIsRefused) {
-  OpenTable();
-  Pull({1, 2}, 1);
-  const std::vector<float> before = Pull({1, 2});
-  const std::vector<int64_t> unique = {1, 2};
-  const std::vector<float> gradients(6, 1.0f);
-  const Tfswitch_PushOptions options = {1.0f, 0, 0.0f, nullptr, nullptr, 0, 0};
-  for (const std::vector<int32_t>& inverse :
-       {std::vector<int32_t>{0, 1, 2}, std::vector<int32_t>{0, -1, 1},
-        std::vector<int32_t>{1, 0, 0}, std::vector<int32_t>{0, 0, 0}}) {
-    Tfswitch_PushPart push = {table_, unique.data(),    2,       inverse.data(),
-                              3,      gradients.data(), options, {}};
-    EXPECT_NE(api_->push(&push, 1, nullptr, error_), 0);
-    EXPECT_THAT(error_, HasSubstr("inverse"));
-  }
-  EXPECT_EQ(Pull({1, 2}), before);
 }
 
 TEST_P(CapiTest, LentThreadsGiveTheSameResult) {
@@ -290,26 +188,16 @@ TEST_P(CapiTest, LentThreadsGiveTheSameResult) {
         static_cast<const Tfswitch_Threads*>(&threads)}) {
     std::vector<float>& out = results[used == nullptr ? 0 : 1];
     out.resize(keys.size() * 2);
-    std::vector<int64_t> unique(keys.size());
-    std::vector<int32_t> inverse(keys.size());
-    size_t num_unique = 0;
     Tfswitch_PullPart pull = PullPart(keys, &out);
-    pull.unique_keys = unique.data();
-    pull.inverse = inverse.data();
-    pull.num_unique = &num_unique;
     ASSERT_EQ(api_->pull(&pull, 1, 1, used, error_), 0) << error_;
-    const Tfswitch_PushOptions options = {0.1f,    0, 1.0f, nullptr,
-                                          nullptr, 0, 0};
-    Tfswitch_PushPart push = {
-        table_,      unique.data(),    num_unique, inverse.data(),
-        keys.size(), gradients.data(), options,    {}};
+    const Tfswitch_PushOptions options = {0.1f, 0, nullptr, nullptr, 0, 0};
+    Tfswitch_PushPart push = PushPart(keys, gradients, options);
     ASSERT_EQ(api_->push(&push, 1, used, error_), 0) << error_;
-    EXPECT_EQ(push.result.updated_rows, static_cast<int64_t>(num_unique));
-    pull = PullPart(keys, &out);
+    EXPECT_EQ(push.result.updated_rows, 20011);
     ASSERT_EQ(api_->pull(&pull, 1, 0, used, error_), 0) << error_;
     // The same rows again from the start.
     int64_t erased = 0;
-    ASSERT_EQ(api_->erase(table_, unique.data(), num_unique, &erased, error_),
+    ASSERT_EQ(api_->erase(table_, keys.data(), keys.size(), &erased, error_),
               0);
   }
   for (std::thread& thread : lent) thread.join();
