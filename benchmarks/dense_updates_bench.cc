@@ -4,8 +4,8 @@
 //   build/benchmarks/dense_updates_bench [keys] [batch] [runs]
 //
 // Ids are drawn by Zipf's law, so that some are in each batch and most miss
-// hundreds of steps. Times are of the whole step and per id, the median of runs
-// in turns; ratios are those of one run.
+// hundreds of steps. The tables take turns after each step. Times are of the
+// whole step and per id, the median of runs; ratios are those of one run.
 
 #include <algorithm>
 #include <cmath>
@@ -59,23 +59,18 @@ std::vector<Key> DrawBatch(int64_t num_keys, size_t size,
   return batch;
 }
 
-// Seconds per id.
-double Run(EmbeddingTable* table, const std::vector<std::vector<Key>>& batches,
-           const std::vector<float>& gradients) {
-  std::vector<float> rows(gradients.size());
-  size_t num_ids = 0;
+// Seconds of one step.
+double Run(EmbeddingTable* table, const std::vector<Key>& batch,
+           const std::vector<float>& gradients, std::vector<float>* rows) {
+  const size_t num_floats = batch.size() * kDim;
   const double begin = WallSeconds();
-  for (const std::vector<Key>& batch : batches) {
-    const size_t num_floats = batch.size() * kDim;
-    Check(table->FindOrInsert(batch, absl::MakeSpan(rows.data(), num_floats)));
-    Check(table
-              ->ApplyGradients(batch,
-                               absl::MakeSpan(gradients.data(), num_floats),
-                               0.001f, /*insert_missing=*/true)
-              .status());
-    num_ids += batch.size();
-  }
-  return (WallSeconds() - begin) / static_cast<double>(num_ids);
+  Check(table->FindOrInsert(batch, absl::MakeSpan(rows->data(), num_floats)));
+  Check(table
+            ->ApplyGradients(batch,
+                             absl::MakeSpan(gradients.data(), num_floats),
+                             0.001f, /*insert_missing=*/true)
+            .status());
+  return WallSeconds() - begin;
 }
 
 void Main(int64_t num_keys, size_t batch_size, int num_runs) {
@@ -94,6 +89,7 @@ void Main(int64_t num_keys, size_t batch_size, int num_runs) {
   std::vector<float> gradients(batch_size * kDim);
   std::normal_distribution<float> normal(0.0f, 0.01f);
   for (float& g : gradients) g = normal(random);
+  std::vector<float> rows(gradients.size());
   std::printf("%-12s %10s %10s %24s\n", "optimizer", "sparse ns", "dense ns",
               "dense / sparse");
   for (const Variant& variant : variants) {
@@ -102,12 +98,17 @@ void Main(int64_t num_keys, size_t batch_size, int num_runs) {
     std::vector<double> times[2];
     std::vector<double> ratios;
     for (int run = 0; run <= num_runs; ++run) {
-      std::vector<std::vector<Key>> batches;
+      double a = 0.0;
+      double b = 0.0;
+      size_t num_ids = 0;
       for (int i = 0; i < kStepsPerRun; ++i) {
-        batches.push_back(DrawBatch(num_keys, batch_size, &random));
+        const std::vector<Key> batch = DrawBatch(num_keys, batch_size, &random);
+        a += Run(sparse.get(), batch, gradients, &rows);
+        b += Run(dense.get(), batch, gradients, &rows);
+        num_ids += batch.size();
       }
-      const double a = Run(sparse.get(), batches, gradients);
-      const double b = Run(dense.get(), batches, gradients);
+      a /= static_cast<double>(num_ids);
+      b /= static_cast<double>(num_ids);
       if (run == 0) continue;  // Makes most of the rows.
       times[0].push_back(a * 1e9);
       times[1].push_back(b * 1e9);
