@@ -150,6 +150,55 @@ double DecayByRuns(const SegmentStep& segment, const StepHistory& history,
   return product;
 }
 
+// Null if there are no final sums of this step.
+const MissedBlock* BlockOf(const MissedMoment& moment, uint32_t step) {
+  const MissedBlocks* const blocks = moment.blocks.get();
+  if (blocks == nullptr || step < blocks->first_step) return nullptr;
+  return blocks
+      ->blocks[step / MissedBlock::kSteps -
+               blocks->first_step / MissedBlock::kSteps]
+      .get();
+}
+
+// The product of the decays of all steps after `step`.
+double DecaySince(const SegmentStep& segment, const MissedMoment& moment,
+                  const StepHistory& history, uint32_t step) {
+  if (const MissedBlock* const block = BlockOf(moment, step)) {
+    return moment.decay.Over(block->decays[step % MissedBlock::kSteps]);
+  }
+  // By the product up to the first step of a later block, if there is one.
+  if (const MissedBlocks* const blocks = moment.blocks.get()) {
+    const uint32_t first = blocks->first_step / MissedBlock::kSteps;
+    const uint32_t next = std::max(step / MissedBlock::kSteps, first) + 1;
+    if (next - first < blocks->decays.size()) {
+      return DecayByRuns(segment, history, step, next * MissedBlock::kSteps) *
+             moment.decay.Over(blocks->decays[next - first]);
+    }
+  }
+  return DecayByRuns(segment, history, step, history.last_step);
+}
+
+// The sums of a step that has no block, as MissedSums::Add() makes them.
+void SumByRuns(const SegmentStep& segment, const StepHistory& history,
+               uint32_t step, float* terms) {
+  const MissedPlan& plan = segment.missed;
+  const auto num_terms = static_cast<size_t>(plan.num_terms);
+  const uint32_t count = std::min(history.last_step - step, plan.window);
+  double sums[kMaxMissedTerms] = {};
+  const StepRun* run = history.RunOf(step + 1);
+  for (uint32_t j = 1; j <= count; ++j) {
+    if (step + j > history.LastOf(run)) ++run;
+    const double decay = DecayOf(segment, run->learning_rate);
+    const double rate = RateOf(segment, run->learning_rate, step + j);
+    const double* const weights =
+        plan.weights.data() + (plan.window - j) * num_terms;
+    for (size_t k = 0; k < num_terms; ++k) {
+      sums[k] = sums[k] * decay + rate * weights[k];
+    }
+  }
+  for (size_t k = 0; k < num_terms; ++k) terms[k] = static_cast<float>(sums[k]);
+}
+
 }  // namespace
 
 Powers::Powers(double base) : low_(kSize), high_(kSize) {
@@ -262,7 +311,6 @@ void SumMissedSteps(const SegmentStep& segment, const MissedMoment& moment,
                     MissedInput* input) {
   const MissedPlan& plan = segment.missed;
   const uint32_t count = history.last_step - step;
-  const size_t num_terms = static_cast<size_t>(plan.num_terms);
   input->count = static_cast<float>(count);
   const MissedPlan::Kept kept = plan.KeptAfter(count);
   input->keep_1 = kept.keep_1;
@@ -270,72 +318,32 @@ void SumMissedSteps(const SegmentStep& segment, const MissedMoment& moment,
   input->terms = input->own_terms;
   input->own_terms[0] = kept.moves;
   if (plan.all_moves != 0.0) return;
-  const MissedBlocks* const blocks = moment.blocks.get();
-  const auto find = [&](uint32_t at) -> const MissedBlock* {
-    if (blocks == nullptr || at < blocks->first_step) return nullptr;
-    return blocks
-        ->blocks[at / MissedBlock::kSteps -
-                 blocks->first_step / MissedBlock::kSteps]
-        .get();
-  };
-  const auto decay_since = [&](uint32_t at) {
-    if (const MissedBlock* const block = find(at)) {
-      return moment.decay.Over(block->decays[at % MissedBlock::kSteps]);
-    }
-    if (blocks == nullptr) {
-      return DecayByRuns(segment, history, at, history.last_step);
-    }
-    // By the product up to the first step of a block.
-    const uint32_t first = blocks->first_step / MissedBlock::kSteps;
-    const uint32_t next = std::max(at / MissedBlock::kSteps, first) + 1;
-    if (next - first >= blocks->decays.size()) {
-      return DecayByRuns(segment, history, at, history.last_step);
-    }
-    return DecayByRuns(segment, history, at, next * MissedBlock::kSteps) *
-           moment.decay.Over(blocks->decays[next - first]);
-  };
-  if (plan.weight_decay != 0.0) {
-    input->decay = static_cast<float>(decay_since(step));
+  const bool has_decay = plan.weight_decay != 0.0;
+  if (has_decay) {
+    input->decay =
+        static_cast<float>(DecaySince(segment, moment, history, step));
   }
+  const size_t num_terms = static_cast<size_t>(plan.num_terms);
   if (num_terms == 0) return;
-  const size_t num_recent = moment.recent.size() / num_terms;
-  if (count <= num_recent) {
-    input->terms = moment.recent.data() + (num_recent - count) * num_terms;
+  const size_t num_last = count * num_terms;
+  if (num_last <= moment.recent.size()) {
+    input->terms = moment.recent.data() + (moment.recent.size() - num_last);
     return;
+  }
+  const MissedBlock* const block = BlockOf(moment, step);
+  if (block != nullptr) {
+    input->terms = block->terms.data() + step % MissedBlock::kSteps * num_terms;
+  } else {
+    SumByRuns(segment, history, step, input->own_terms);
   }
   // Steps behind the window only let the row decay.
-  const uint32_t in_window = std::min(count, plan.window);
-  const auto rest = count == in_window || plan.weight_decay == 0.0
-                        ? 1.0f
-                        : static_cast<float>(decay_since(step + in_window));
-  if (const MissedBlock* const block = find(step)) {
-    const float* const terms =
-        block->terms.data() + step % MissedBlock::kSteps * num_terms;
-    if (plan.weight_decay == 0.0) {
-      input->terms = terms;
-      return;
-    }
-    for (size_t k = 0; k < num_terms; ++k) {
-      input->own_terms[k] = terms[k] * rest;
-    }
-    return;
-  }
-  // As Add() does it.
-  double sums[kMaxMissedTerms] = {};
-  const StepRun* run = history.RunOf(step + 1);
-  for (uint32_t j = 1; j <= in_window; ++j) {
-    if (step + j > history.LastOf(run)) ++run;
-    const double decay = DecayOf(segment, run->learning_rate);
-    const double rate = RateOf(segment, run->learning_rate, step + j);
-    const double* const weights =
-        plan.weights.data() + (plan.window - j) * num_terms;
-    for (size_t k = 0; k < num_terms; ++k) {
-      sums[k] = sums[k] * decay + rate * weights[k];
-    }
-  }
+  if (!has_decay || count <= plan.window) return;
+  const auto rest = static_cast<float>(
+      DecaySince(segment, moment, history, step + plan.window));
   for (size_t k = 0; k < num_terms; ++k) {
-    input->own_terms[k] = static_cast<float>(sums[k]) * rest;
+    input->own_terms[k] = input->terms[k] * rest;
   }
+  input->terms = input->own_terms;
 }
 
 MissedSums::MissedSums(const Optimizer* optimizer) {
