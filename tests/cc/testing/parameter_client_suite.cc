@@ -971,7 +971,9 @@ TEST_P(ParameterClientSuite,
     config.name = dense;
     config.optimizer.is_dense = true;
     ASSERT_TRUE(client().CreateTable(config).ok());
-    Pull(whole, kDim, all, /*insert_missing=*/true);
+    for (const std::string& table : {dense, whole}) {
+      Pull(table, kDim, all, /*insert_missing=*/true);
+    }
     std::mt19937 random(static_cast<uint32_t>(rule));
     std::normal_distribution<float> normal;
     constexpr int kSteps = 30;
@@ -980,7 +982,7 @@ TEST_P(ParameterClientSuite,
       std::vector<Key> keys;
       std::vector<float> gradients;
       std::vector<float> of_all(all.size() * kDim, 0.0f);
-      // The last ids come late, and some steps are without any.
+      // The last ids learn late, and some steps are without any.
       for (size_t i = 0; i < (step < 20 ? 30 : all.size()); ++i) {
         if (random() % 16 != 0) continue;
         keys.push_back(all[i]);
