@@ -1,5 +1,6 @@
 """Where tables live: in this process, or on parameter servers."""
 
+import collections
 import math
 import os
 import threading
@@ -41,6 +42,9 @@ _MAX_DAY = 2.0**22
 _DAY = Range(
     f"None or a number from 0 to {_MAX_DAY:g}", lambda v: 0.0 <= v <= _MAX_DAY
 )
+
+# By address. A new optimizer goes on with the state of restored rows.
+num_restores: collections.Counter[str] = collections.Counter()
 
 
 class Cluster:
@@ -357,6 +361,7 @@ class Cluster:
             report = call(
                 self._native, "Restore", progress_id=progress_id, **request
             )
+        num_restores[self.address] += 1
         if report["skipped"]:
             warnings.warn(
                 f"restored save {report['save']} of '{os.fspath(path)}', as "

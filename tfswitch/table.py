@@ -31,7 +31,7 @@ from tfswitch._renamed import renamed_arguments
 from tfswitch._reports import ShrinkReport, TableStats
 from tfswitch._table_spec import TableSpec
 from tfswitch._tracked_table import TrackedTable
-from tfswitch.cluster import Cluster, default_cluster
+from tfswitch.cluster import Cluster, default_cluster, num_restores
 from tfswitch.ops import embedding_ops, serving_ops
 from tfswitch.ops.ids import to_array, to_id_array, to_id_tensor
 from tfswitch.ops.resources import (
@@ -187,6 +187,8 @@ class EmbeddingTable(TrackedTable):
             weakref.WeakKeyDictionary()
         )
         self._last_rule = 0
+        self._num_loads = 0
+        self._known_restores = (0, 0)
         self._weight: tf.Variable | None = None
         self._handle: tf.Tensor | None = None
         self._frees_handle: weakref.finalize | None = None
@@ -792,14 +794,18 @@ class EmbeddingTable(TrackedTable):
                     "model rows of its own."
                 )
             is_first = self._last_rule == 0
-            has_changed = self._follow(settings(), keeps_state=is_first)
+            # A new optimizer of Keras begins without state, but for rows that
+            # come from a file.
+            restores = (num_restores[self._cluster.address], self._num_loads)
+            keeps_state = is_first or restores != self._known_restores
+            self._known_restores = restores
+            has_changed = self._follow(settings(), keeps_state=keeps_state)
             has_state = self._native.slot_floats > statistics_lib.width(
                 self.statistics
             )
             if has_state and not (
-                is_first or has_changed or self._cluster.is_remote
+                keeps_state or has_changed or self._cluster.is_remote
             ):
-                # A new optimizer of Keras begins without state.
                 with _names_lock:
                     self._make_again(self._spec, keeps_state=False)
             if has_changed or has_state or is_first:
@@ -891,6 +897,7 @@ class EmbeddingTable(TrackedTable):
     ) -> None:
         """Replaces all rows; with `slots` None optimizer state starts anew."""
         self._poison.assign(0.0)
+        self._num_loads += 1
         keys = self._to_keys(ids)
         rows = self._to_rows(keys, values, "values", self._dim)
         if slots is not None:

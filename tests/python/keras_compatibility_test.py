@@ -395,6 +395,28 @@ def test_compiling_again_goes_on_with_the_new_optimizer():
     )
 
 
+@pytest.mark.parametrize("restores", [False, True])
+def test_a_new_optimizer_has_no_state_but_that_of_a_checkpoint(
+    restores, tmp_path
+):
+    def momentum():
+        return keras.optimizers.SGD(0.05, momentum=0.9)
+
+    def train(model):
+        first = fit(model)
+        checkpoint = tf.train.Checkpoint(model=model, opt=model.optimizer)
+        path = checkpoint.save(str(tmp_path / "checkpoint"))
+        fit(model, seed=4)
+        model.compile(momentum(), "mse")
+        if restores:
+            model.optimizer.build(model.trainable_variables)
+            checkpoint = tf.train.Checkpoint(model=model, opt=model.optimizer)
+            checkpoint.restore(path)
+        return first + fit(model, seed=5)
+
+    both(train, functional, momentum)
+
+
 def test_predicting_before_compiling_does_not_decide_the_optimizer():
     model = functional("ours")
     predictions(model)
