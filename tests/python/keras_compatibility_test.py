@@ -6,6 +6,7 @@ docs/keras_compatibility.md has a row for each of these tests.
 import copy
 import pickle
 import types
+import warnings
 
 import numpy as np
 import pytest
@@ -320,21 +321,60 @@ def test_what_rows_cannot_follow_is_refused_by_name(make, message):
     assert "an `optimizer` of its own" in str(refusal.value)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: keras.optimizers.Adam(0.02),
-        lambda: keras.optimizers.AdamW(0.02, weight_decay=0.1),
-        lambda: keras.optimizers.SGD(0.1, momentum=0.9, weight_decay=0.1),
-    ],
-    ids=["adam", "adamw", "momentum_with_decay"],
-)
-def test_with_dense_updates_all_rows_move_as_those_of_a_variable(make):
-    def form(kind):
-        dense = {"update": "dense"} if kind == "ours" else {}
-        return functional(kind, **dense)
+MOVE_OTHER_ROWS = {
+    "adam": lambda: keras.optimizers.Adam(0.02),
+    "amsgrad": lambda: keras.optimizers.Adam(0.02, amsgrad=True),
+    "adamw": lambda: keras.optimizers.AdamW(0.02, weight_decay=0.1),
+    "momentum_with_decay": lambda: keras.optimizers.SGD(
+        0.1, momentum=0.9, weight_decay=0.1
+    ),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.01),
+    "adadelta": lambda: keras.optimizers.Adadelta(0.5),
+}
 
-    both(fit, form, make)
+
+@pytest.mark.parametrize("name", MOVE_OTHER_ROWS)
+def test_all_rows_move_as_those_of_a_variable(name):
+    both(fit, functional, MOVE_OTHER_ROWS[name])
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "reason"),
+    [
+        (lambda: keras.optimizers.SGD(0.1), {}, None),
+        (lambda: keras.optimizers.Adagrad(0.1), {}, None),
+        (lambda: keras.optimizers.Ftrl(0.1), {}, None),
+        (lambda: keras.optimizers.AdamW(0.1), {"update": "sparse"}, None),
+        (lambda: keras.optimizers.Lion(0.1), {}, "dense updates of Lion"),
+        (
+            lambda: keras.optimizers.Ftrl(
+                keras.optimizers.schedules.ExponentialDecay(0.3, 2, 0.5)
+            ),
+            {},
+            "dense updates of Ftrl",
+        ),
+        (
+            lambda: keras.optimizers.Adam(0.1),
+            {"embeddings_regularizer": keras.regularizers.L2(0.1)},
+            "with L2",
+        ),
+    ],
+)
+def test_other_rows_stay_where_they_would_or_where_it_is_said(
+    make, arguments, reason
+):
+    model = compiled(
+        "ours", lambda kind: functional(kind, **arguments), optimizer=make
+    )
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(model)
+
+    said = [str(w.message) for w in caught if "its batch alone" in str(w)]
+    assert len(said) == (reason is not None)
+    assert all("'rows'" in text and str(reason) in text for text in said)
+    assert model.get_layer("rows").table.update == "sparse"
 
 
 @pytest.mark.parametrize("where", [0, 2], ids=["embedded", "two_servers"])

@@ -113,7 +113,13 @@ def update_of(layer: Any, rule: Any) -> str:
     has_momentum = bool(getattr(rule, "momentum", 0.0))
     if rule.l2:
         reason = "with L2 the steps of other rows have no short form"
-    elif rule.weight_decay or has_momentum or kind not in _LEAVE_OTHER_ROWS:
+    elif (
+        rule.weight_decay
+        or has_momentum
+        or kind not in _LEAVE_OTHER_ROWS
+        # Its weights are those of its state and of the present rate.
+        or (kind == "Ftrl" and _has_schedule(rule))
+    ):
         if (kind in _HAVE_DENSE_UPDATES) and not (
             has_momentum and kind == "RMSprop"
         ):
@@ -131,6 +137,11 @@ def update_of(layer: Any, rule: Any) -> str:
         stacklevel=2,
     )
     return "sparse"
+
+
+def _has_schedule(rule: Any) -> bool:
+    source = getattr(rule.learning_rate, "_optimizer", None)
+    return callable(getattr(source, "_learning_rate", None))
 
 
 # Rules whose step with a gradient of zero changes nothing.
