@@ -815,7 +815,9 @@ absl::StatusOr<int64_t> Shard::Assign(EmbeddingTable& table,
       CheckFinite(table, "embedding", keys, table.dim(), embeddings));
   TFSWITCH_RETURN_IF_ERROR(
       CheckFinite(table, "slot", keys, table.slot_floats(), slots));
-  return table.AssignRows(keys, embeddings, slots, only_missing);
+  return table.AssignRows(
+      keys, embeddings, slots,
+      only_missing ? AssignMode::kNowIfMissing : AssignMode::kNow);
 }
 
 absl::StatusOr<WriteResult> Shard::AssignOnce(const AssignRequest& request) {

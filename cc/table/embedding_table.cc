@@ -455,7 +455,7 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
 
 absl::StatusOr<int64_t> EmbeddingTable::Impl::AssignRows(
     absl::Span<const Key> keys, absl::Span<const float> embeddings,
-    absl::Span<const float> slots, bool only_missing) {
+    absl::Span<const float> slots, AssignMode mode) {
   TFSWITCH_RETURN_IF_ERROR(
       CheckFloats("embeddings", keys.size(), "dim", dim(), embeddings.size()));
   if (!slots.empty()) {
@@ -469,31 +469,35 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::AssignRows(
   const ChangeClock::Change change(&change_clock_);
   const std::shared_ptr<const StepLog::Moment> moment = Now();
   const StepHistory now = HistoryOf(moment);
-  TFSWITCH_RETURN_IF_ERROR(
-      ForEachLocked(keys, [&](const KeyPlace& place, size_t i) {
-        const auto set = [&](const RowFloats& row) {
-          // The state that goes on is that of the step that has been.
-          if (slots.empty()) optimizer_.CatchUp(now, row.embedding, row.slots);
-          std::copy_n(embeddings.data() + i * dim, dim, row.embedding);
-          if (slots.empty()) return;
-          const float* const from = slots.data() + i * slot_floats;
-          std::copy_n(from, state_floats, row.slots);
-          std::copy(from + state_floats, from + slot_floats, row.statistics);
-          if (!optimizer_.moves_idle_rows()) return;
-          // The row is as it was saved, whatever steps this table has taken
-          // since, or another one had.
-          SetDenseStepOfSlot(now.last_step, row.slots + state_floats - 1);
-        };
-        if (place.has_row() && only_missing) return absl::OkStatus();
-        ++num_assigned;
-        if (place.has_row()) {
-          ModifyLocked(place, RowRounding(), change.stamp(), set);
-          return absl::OkStatus();
-        }
-        ForgetLocked(place, change.stamp());
-        return InsertLocked(place, Today(), now.last_step, RowRounding(),
-                            change.stamp(), set);
-      }));
+  TFSWITCH_RETURN_IF_ERROR(ForEachLocked(keys, [&](const KeyPlace& place,
+                                                   size_t i) {
+    const auto set = [&](const RowFloats& row) {
+      // The state that goes on is that of the step that has been.
+      if (slots.empty()) optimizer_.CatchUp(now, row.embedding, row.slots);
+      std::copy_n(embeddings.data() + i * dim, dim, row.embedding);
+      if (slots.empty()) return;
+      const float* const from = slots.data() + i * slot_floats;
+      std::copy_n(from, state_floats, row.slots);
+      std::copy(from + state_floats, from + slot_floats, row.statistics);
+      if (!optimizer_.moves_idle_rows()) return;
+      float* const step = row.slots + state_floats - 1;
+      SetDenseStepOfSlot(mode == AssignMode::kSaved
+                             ? std::min(DenseStepOfSlot(step), now.last_step)
+                             : now.last_step,
+                         step);
+    };
+    if (place.has_row() && mode == AssignMode::kNowIfMissing) {
+      return absl::OkStatus();
+    }
+    ++num_assigned;
+    if (place.has_row()) {
+      ModifyLocked(place, RowRounding(), change.stamp(), set);
+      return absl::OkStatus();
+    }
+    ForgetLocked(place, change.stamp());
+    return InsertLocked(place, Today(), now.last_step, RowRounding(),
+                        change.stamp(), set);
+  }));
   return num_assigned;
 }
 

@@ -143,6 +143,16 @@ struct RowChunk {
   absl::Span<const float> slots;       // keys.size() x slot_floats, row-major.
 };
 
+// Whether rows that AssignRows() is given have missed steps.
+enum class AssignMode {
+  // They are of a save: with dense updates they take the steps since theirs.
+  kSaved,
+  // They are as they should be now, whatever steps were taken where they were.
+  kNow,
+  // The same, but rows that are there stay as they are.
+  kNowIfMissing,
+};
+
 class EmbeddingTable;
 
 // A table as it was at one moment. It goes on to change meanwhile: whoever
@@ -277,17 +287,16 @@ class EmbeddingTable {
   }
 
   // Sets whole rows, slots included: the way back from ForEachRow. Without
-  // `slots` as Assign(). With `only_missing` rows that are there stay as they
-  // are. Returns how many were set.
+  // `slots` as Assign(). Returns how many were set.
   absl::StatusOr<int64_t> AssignRows(absl::Span<const Key> keys,
                                      absl::Span<const float> embeddings,
                                      absl::Span<const float> slots) {
-    return AssignRows(keys, embeddings, slots, /*only_missing=*/false);
+    return AssignRows(keys, embeddings, slots, AssignMode::kSaved);
   }
   virtual absl::StatusOr<int64_t> AssignRows(absl::Span<const Key> keys,
                                              absl::Span<const float> embeddings,
                                              absl::Span<const float> slots,
-                                             bool only_missing) = 0;
+                                             AssignMode mode) = 0;
 
   // Removes rows, and the records of keys that have none; absent and repeated
   // keys are skipped. Returns how many rows went. Their memory is reused by

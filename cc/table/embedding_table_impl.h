@@ -151,7 +151,7 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   absl::StatusOr<int64_t> AssignRows(absl::Span<const Key> keys,
                                      absl::Span<const float> embeddings,
                                      absl::Span<const float> slots,
-                                     bool only_missing) override;
+                                     AssignMode mode) override;
   int64_t Erase(absl::Span<const Key> keys) override;
   absl::StatusOr<ShrinkReport> Shrink(const EvictionConfig& rules, float day,
                                       bool dry_run) override;
