@@ -22,11 +22,11 @@ COLUMNS = 3
 BATCHES = 4
 
 
-def make_model(dim=4, dense_units=3, eager=True):
+def make_model(dim=4, dense_units=3, eager=True, update="sparse"):
     ids = keras.Input((COLUMNS,), dtype="int64")
-    rows = tsw.keras.DynamicEmbedding(dim, name="rows", table="rows", seed=1)(
-        ids
-    )
+    rows = tsw.keras.DynamicEmbedding(
+        dim, name="rows", table="rows", seed=1, update=update
+    )(ids)
     pooled = tsw.keras.DynamicEmbedding(
         2,
         name="pooled",
@@ -173,6 +173,27 @@ def test_a_fit_that_was_interrupted_goes_on_as_if_it_were_not(
     if not IS_LEGACY:  # It makes its metrics in its first step.
         assert len(again["mae"]) == epochs_again
         assert again["mae"] == history["mae"][-epochs_again:]
+
+
+def test_rows_of_dense_updates_go_on_but_for_rounding(tmp_path):
+    """A save writes rows as they are after the steps that they have missed."""
+    states = []
+    for stops in (False, True):
+        with running_cluster(0):
+            if stops:
+                first = tsw.keras.Checkpoint(tmp_path, 3)
+                fit_until(0, 2, first, make_seeded(update="auto"))
+        with running_cluster(0):
+            model = make_seeded(update="auto")
+            fit(model, *[tsw.keras.Checkpoint(tmp_path, 3)] * stops)
+            assert layers_of(model)["rows"].update == "dense"
+            states.append(state_of(model))
+
+    assert states[0].keys() == states[1].keys()
+    for name, value in states[0].items():
+        np.testing.assert_allclose(
+            states[1][name], value, rtol=1e-4, atol=1e-6, err_msg=name
+        )
 
 
 def test_a_fit_that_is_interrupted_where_it_leaves_out_batches_goes_on(
