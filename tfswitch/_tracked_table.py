@@ -25,6 +25,7 @@ _DTYPES = {
     "rows": tf.float32,  # With the optimizer's state and statistics.
     "iterations": tf.int64,
     "servers": tf.string,
+    "optimizer": tf.string,  # As in the table's config.
 }
 
 
@@ -104,6 +105,9 @@ class TrackedTable(tf.__internal__.tracking.Trackable):
             "rows": tf.constant(rows),
             "iterations": tf.constant(table.iterations, tf.int64),
             "servers": tf.constant(servers),
+            "optimizer": tf.constant(
+                json.dumps(table._optimizer_of(table._spec))
+            ),
         }
 
     def _save_on_servers(self, table: Any) -> dict[str, Any]:
@@ -124,6 +128,7 @@ class TrackedTable(tf.__internal__.tracking.Trackable):
             table._poison.assign(0.0)
             _restore_on_servers(table, json.loads(servers))
         else:
+            table._learn_as_saved(json.loads(restored["optimizer"].numpy()))
             _replace_rows(
                 table, restored["ids"].numpy(), restored["rows"].numpy()
             )

@@ -10,7 +10,7 @@ import re
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -187,6 +187,8 @@ class EmbeddingTable(TrackedTable):
             weakref.WeakKeyDictionary()
         )
         self._last_rule = 0
+        # Whether no optimizer was given, and none has applied gradients.
+        self._is_rule_open = False
         self._num_loads = 0
         self._known_restores = (0, 0)
         self._weight: tf.Variable | None = None
@@ -794,6 +796,7 @@ class EmbeddingTable(TrackedTable):
                     "model rows of its own."
                 )
             is_first = self._last_rule == 0
+            self._is_rule_open = False
             # A new optimizer of Keras begins without state, but for rows that
             # come from a file.
             restores = (num_restores[self._cluster.address], self._num_loads)
@@ -812,6 +815,16 @@ class EmbeddingTable(TrackedTable):
                 self._last_rule += 1
             self._rule_numbers[source] = self._last_rule
             return self._last_rule
+
+    def _learn_as_saved(self, config: Mapping[str, Any]) -> None:
+        """Takes the optimizer of rows that come from a file, if it may."""
+        rule = optimizers_lib.from_table_config(config)
+        if self._is_rule_open and rule is not None:
+            update = "dense" if config.get("update") == "DENSE" else "sparse"
+            with self._handle_lock:
+                self._follow(
+                    {"optimizer": rule, "update": update}, keeps_state=False
+                )
 
     def _follow(self, settings: dict[str, Any], *, keeps_state: bool) -> bool:
         """Goes on with another optimizer; rows stay as they are.

@@ -24,7 +24,8 @@ def make_model():
     numbers = keras.Input((2,), name="numbers")
     x = keras.layers.Concatenate()(
         [
-            tsw.keras.DynamicEmbedding(4, name="users")(user),
+            # Deltas have the rows of a push, and no idle rows that move.
+            tsw.keras.DynamicEmbedding(4, name="users", update="sparse")(user),
             tsw.keras.DynamicEmbedding(3, name="items_seen", combiner="mean")(
                 items
             ),

@@ -110,7 +110,7 @@ def make_model(folder):
         keras.layers.Flatten()(keras.layers.Concatenate()(parts))
     )
     model = keras.Model(ids, output)
-    model.compile("adam", "mse", run_eagerly=True)
+    model.compile("adagrad", "mse", run_eagerly=True)
     return model, [*layers, *features.features.values()]
 
 

@@ -447,6 +447,7 @@ class DynamicEmbedding(_backend.Layer):
             self._set(seed=table.seed)
             if self._is_loaded and not cluster.is_remote:
                 self._found_rows = table.size()
+        table._is_rule_open = self._is_auto
         if len(self._first_rows.ids):
             # Rows that are there were the same, and have learnt since.
             table._native.assign_missing(*self._first_rows)
