@@ -85,7 +85,7 @@ struct SegmentStep {
   int num_slots = 0;
   Averages averages = Averages::kNone;
   std::vector<float> corrections;
-  // Of dense tables: how missed steps are made up for, and the kernel of that.
+  // How a dense table makes up for missed steps, and the kernel for that.
   MissedPlan missed;
   void (*miss)(const SegmentStep&, float* row, float* slots,
                const MissedInput& input) = nullptr;

@@ -73,7 +73,7 @@ class StepLog {
   void AddRun(const StepRun& run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SetLatest(uint32_t step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // Of no use, and empty, where idle rows do not move.
+  // Stays empty if idle rows do not move.
   const bool keeps_sums_;
   mutable Mutex mutex_;
   MissedSums sums_ ABSL_GUARDED_BY(mutex_);

@@ -182,7 +182,7 @@ def test_a_custom_loop_takes_one_step_with_the_sum_of_replicas(
         step(ids)
 
     assert layer.table.iterations == 2
-    # Of a step with the sum 2, and one of 2 + 0.5 * 2 behind it.
+    # One step has the sum 2, and the next one 2 + 0.5 * 2.
     np.testing.assert_array_equal(
         layer.table.lookup([1, 2, 3]),
         [[-5.0, -5.0], [-2.5, -2.5], [-2.5, -2.5]],
