@@ -1,6 +1,7 @@
 """The settings of a table's rows, as tables and layers have them."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from tfswitch import admission as admission_lib
@@ -35,6 +36,9 @@ class TableSpec:
         optimizer: None if it is not known yet.
         seed: None if it is not known yet.
         layout: The layout of a dense table's rows.
+        is_open: Whether nobody has chosen `optimizer` and `update` yet: a table
+            that is there keeps its own, and one that is made takes another one
+            before its first push.
 
     Raises:
         ValueError: If a setting is out of range.
@@ -50,6 +54,7 @@ class TableSpec:
     seed: int | None = None
     consistency: Any = None
     layout: str = ""
+    is_open: bool = False
 
     def __post_init__(self) -> None:
         if self.update not in ("sparse", "dense"):
@@ -77,6 +82,8 @@ class TableSpec:
         optimizer = self.optimizer.to_table_config()
         if self.update == "dense":
             optimizer["update"] = "DENSE"
+        if self.is_open:
+            optimizer["is_open"] = True
         config: dict[str, Any] = {
             "name": name,
             "dim": dim,
@@ -97,6 +104,17 @@ class TableSpec:
             if value != default:
                 config[setting] = value.to_table_config()
         return config
+
+    def with_optimizer(self, config: Mapping[str, Any]) -> "TableSpec":
+        """Returns this with the optimizer of a message, if Python has it."""
+        optimizer = optimizers_lib.from_table_config(config)
+        if optimizer is None:
+            return self
+        return dataclasses.replace(
+            self,
+            optimizer=optimizer,
+            update="dense" if config.get("update") == "DENSE" else "sparse",
+        )
 
     def get_config(self) -> dict[str, Any]:
         """Returns the settings that Keras stores, by their names here."""

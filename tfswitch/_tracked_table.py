@@ -136,7 +136,7 @@ class TrackedTable(tf.__internal__.tracking.Trackable):
 
 
 def _replace_rows(table: Any, ids: np.ndarray, rows: np.ndarray) -> None:
-    width = table.dim + table._native.slot_floats
+    width = table.dim + table._slot_floats
     if len(ids) and rows.shape[1] != width:
         raise ValueError(
             f"table '{table.name}': the checkpoint has rows of "

@@ -178,7 +178,7 @@ class EmbeddingTable(TrackedTable):
             self._open(spec)
         else:
             self._open_with_a_seed(spec)
-        self._learning_rate = LearningRate(spec.optimizer.learning_rate)
+        self._learning_rate = LearningRate(self._spec.optimizer.learning_rate)
         # NaN after a push that was skipped for NaN.
         self._poison = HostScalar(0.0, tf.float32)
         self._handle_lock = threading.Lock()
@@ -187,8 +187,6 @@ class EmbeddingTable(TrackedTable):
             weakref.WeakKeyDictionary()
         )
         self._last_rule = 0
-        # Whether no optimizer was given, and none has applied gradients.
-        self._is_rule_open = False
         self._num_loads = 0
         self._known_restores = (0, 0)
         self._weight: tf.Variable | None = None
@@ -202,9 +200,33 @@ class EmbeddingTable(TrackedTable):
         )
         is_remote = self._cluster.is_remote
         with contextlib.nullcontext() if is_remote else _names_lock:
-            self._native = self._cluster._native.open_table(config)
+            native = self._cluster._native.open_table(config)
+        if spec.is_open:
+            present = self._cluster._list(self._name)[0]["config"]["optimizer"]
+            chosen = spec.with_optimizer(present)
+            if not present.get("is_open") and chosen is not spec:
+                self._open(dataclasses.replace(chosen, is_open=False))
+                return
+        self._native = native
         self._spec = spec
         self._config = config
+
+    def _choose_optimizer(self) -> None:
+        """Learns by the table's present optimizer, if nobody has chosen one."""
+        if not self._spec.is_open:
+            return
+        with self._handle_lock:
+            try:
+                self._open(dataclasses.replace(self._spec, is_open=False))
+            except ValueError:
+                self._find_choice()
+                if self._spec.is_open:
+                    raise
+
+    def _find_choice(self) -> None:
+        """Looks whether another process has chosen an optimizer."""
+        if self._spec.is_open and self._cluster.is_remote:
+            self._open(self._spec)
 
     def _open_with_a_seed(self, spec: TableSpec) -> None:
         seed = self._find_seed()
@@ -261,6 +283,7 @@ class EmbeddingTable(TrackedTable):
     @property
     def optimizer(self) -> optimizers_lib.Optimizer:
         """How rows learn."""
+        self._find_choice()
         return self._spec.optimizer
 
     @property
@@ -281,6 +304,7 @@ class EmbeddingTable(TrackedTable):
     @property
     def update(self) -> str:
         """Which rows a push moves: "sparse" or "dense"."""
+        self._find_choice()
         return self._spec.update
 
     @property
@@ -796,14 +820,13 @@ class EmbeddingTable(TrackedTable):
                     "model rows of its own."
                 )
             is_first = self._last_rule == 0
-            self._is_rule_open = False
             # A new optimizer of Keras begins without state, but for rows that
             # come from a file.
             restores = (num_restores[self._cluster.address], self._num_loads)
             keeps_state = is_first or restores != self._known_restores
             self._known_restores = restores
             has_changed = self._follow(settings(), keeps_state=keeps_state)
-            has_state = self._native.slot_floats > statistics_lib.width(
+            has_state = self._slot_floats > statistics_lib.width(
                 self.statistics
             )
             if has_state and not (
@@ -817,14 +840,21 @@ class EmbeddingTable(TrackedTable):
             return self._last_rule
 
     def _learn_as_saved(self, config: Mapping[str, Any]) -> None:
-        """Takes the optimizer of rows that come from a file, if it may."""
-        rule = optimizers_lib.from_table_config(config)
-        if self._is_rule_open and rule is not None:
-            update = "dense" if config.get("update") == "DENSE" else "sparse"
-            with self._handle_lock:
-                self._follow(
-                    {"optimizer": rule, "update": update}, keeps_state=False
-                )
+        """Takes the optimizer of rows that come from a file, if it may.
+
+        In this process another one may still come with the first push.
+        """
+        self._find_choice()
+        spec = self._spec.with_optimizer(config)
+        if not self._spec.is_open or spec is self._spec:
+            return
+        with self._handle_lock:
+            if self._cluster.is_remote:
+                self._open(dataclasses.replace(spec, is_open=False))
+            else:
+                with _names_lock:
+                    self._make_again(spec, keeps_state=False)
+            self._learning_rate.follow(self._spec.optimizer.learning_rate)
 
     def _follow(self, settings: dict[str, Any], *, keeps_state: bool) -> bool:
         """Goes on with another optimizer; rows stay as they are.
@@ -899,7 +929,14 @@ class EmbeddingTable(TrackedTable):
             self._native.assign(ids, values, slots)
             raise
 
+    @property
+    def _slot_floats(self) -> int:
+        """Floats of a row's optimizer state and statistics."""
+        self._find_choice()
+        return int(self._native.slot_floats)
+
     def _export_with_slots(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        self._find_choice()
         ids, values, slots = self._native.export_rows(True)
         if slots is None:
             slots = np.zeros((len(ids), 0), np.float32)
@@ -914,9 +951,7 @@ class EmbeddingTable(TrackedTable):
         keys = self._to_keys(ids)
         rows = self._to_rows(keys, values, "values", self._dim)
         if slots is not None:
-            slots = self._to_rows(
-                keys, slots, "slots", self._native.slot_floats
-            )
+            slots = self._to_rows(keys, slots, "slots", self._slot_floats)
         present, _ = self.export_rows()
         self._native.erase(present)
         self._native.assign(keys, rows, slots)
@@ -1020,6 +1055,8 @@ def push_many(
     Returns:
         For each push the number of rows that took a step, an int64 scalar.
     """
+    for each in pushes:
+        each.table._choose_optimizer()
     result = embedding_ops.push_many(
         [
             embedding_ops.TablePush(

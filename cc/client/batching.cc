@@ -89,8 +89,11 @@ absl::Status Prepare(BatchPush* push, PreparedPush* prepared) {
   inverse.resize(push->keys.size());
   unique.resize(ThreadUniqueKeys().Run(push->keys, absl::MakeSpan(unique),
                                        absl::MakeSpan(inverse)));
-  // One of a table with dense updates is a step nevertheless.
-  prepared->is_empty = unique.empty() && !table.config.optimizer.is_dense;
+  // One of a table with dense updates is a step nevertheless, and the optimizer
+  // of a table that was open may have them now.
+  const OptimizerConfig& optimizer = table.config.optimizer;
+  prepared->is_empty =
+      unique.empty() && !optimizer.is_dense && !optimizer.is_open;
   PushArgs& args = prepared->args;
   static_cast<GradientBatch&>(args) = *push;
   args.keys = unique;

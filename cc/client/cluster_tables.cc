@@ -64,7 +64,12 @@ absl::StatusOr<uint64_t> ClusterTables::Make(const TableConfig& config,
     TFSWITCH_ASSIGN_OR_RETURN(identity.incarnation,
                               shards_[i]->MakeTable(config, identity, 0));
   }
-  Remember(config.name, {config, identity.incarnation, {}});
+  if (config.optimizer.is_open) {  // It may have another one.
+    TFSWITCH_RETURN_IF_ERROR(
+        List({config.name, identity.incarnation}).status());
+  } else {
+    Remember(config.name, {config, identity.incarnation, {}});
+  }
   return identity.incarnation;
 }
 
@@ -202,6 +207,12 @@ absl::StatusOr<TableInfo> ClusterTables::Join(const std::string& name,
   for (const std::optional<TableInfo>& part : parts) {
     if (!part.has_value()) continue;
     ++sum.num_shards;
+    // Somebody is giving the table its optimizer, on one shard after the other.
+    if (sum.config.optimizer.is_open && !part->config.optimizer.is_open) {
+      sum.config = part->config;
+      sum.slot_floats = part->slot_floats;
+      sum.stats.row_stride_bytes = part->stats.row_stride_bytes;
+    }
     sum.stats.num_rows += part->stats.num_rows;
     sum.stats.index_bytes += part->stats.index_bytes;
     sum.stats.row_bytes += part->stats.row_bytes;

@@ -93,6 +93,9 @@ struct OptimizerConfig {
   // Whether each step reaches all rows, as that of a dense variable does, and
   // not those of the batch only; see missed_steps.h.
   bool is_dense = false;
+  // Whether nobody has chosen it yet: a table refuses pushes until it is made
+  // with an optimizer that is not open.
+  bool is_open = false;
 
   OptimizerConfig() : segments(1) {}
   // One rule for the whole row.
@@ -104,7 +107,8 @@ struct OptimizerConfig {
       : segments(std::move(parts)) {}
 
   bool operator==(const OptimizerConfig& o) const {
-    return segments == o.segments && is_dense == o.is_dense;
+    return segments == o.segments && is_dense == o.is_dense &&
+           is_open == o.is_open;
   }
   // Whether it is one rule for the whole row.
   bool IsSimple() const {

@@ -246,6 +246,7 @@ absl::StatusOr<Shard::Made> Shard::CreateTable(const TableConfig& config,
         config.num_virtual_shards, ") must be at least the number of servers (",
         options_.num_shards, ")"));
   }
+  TFSWITCH_RETURN_IF_ERROR(CloseOptimizer(config));
   std::shared_ptr<EmbeddingTable> table;
   for (;;) {
     {
@@ -270,6 +271,45 @@ absl::StatusOr<Shard::Made> Shard::CreateTable(const TableConfig& config,
   }
 }
 
+absl::Status Shard::CloseOptimizer(const TableConfig& config) {
+  if (config.optimizer.is_open) return absl::OkStatus();
+  std::shared_ptr<EmbeddingTable> open;
+  {
+    MutexLock lock(&mutex_);
+    const auto it = tables_.find(config.name);
+    if (it == tables_.end()) return absl::OkStatus();
+    open = it->second;
+  }
+  TableConfig former = config;
+  former.optimizer = open->config().optimizer;
+  if (!former.optimizer.is_open || former != open->config()) {
+    return absl::OkStatus();  // Present() tells.
+  }
+  TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
+                            MakeTable(config));
+  table->set_identity(open->identity());
+  table->NoteDay(open->last_day());
+  const bool keeps_state =
+      HaveEqualState(former.optimizer, config.optimizer, config.dim);
+  constexpr int64_t kMaxRows = 4096;
+  TFSWITCH_RETURN_IF_ERROR(
+      open->ForEachRow(kMaxRows, [&](const RowChunk& rows) {
+        return table
+            ->AssignRows(rows.keys, rows.embeddings,
+                         keeps_state ? rows.slots : absl::Span<const float>(),
+                         AssignMode::kNow)
+            .status();
+      }));
+  MutexLock lock(&mutex_);
+  const auto it = tables_.find(config.name);
+  if (it == tables_.end() || it->second != open) {
+    return absl::UnavailableError(absl::StrCat(
+        "table '", config.name, "' was dropped during the call. Try again"));
+  }
+  it->second.swap(table);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Shard::Made> Shard::OpenTable(const TableConfig& config) const {
   TFSWITCH_ASSIGN_OR_RETURN(const auto table, FindTable(config.name));
   return Present(table.get(), config, TableIdentity(), 0);
@@ -283,10 +323,12 @@ absl::StatusOr<std::shared_ptr<EmbeddingTable>> Shard::MakeTable(
 absl::StatusOr<Shard::Made> Shard::Present(
     EmbeddingTable* table, const TableConfig& config,
     const TableIdentity& identity, uint64_t replaced_incarnation) const {
-  if (table->config() != config) {
+  TableConfig wanted = config;
+  if (wanted.optimizer.is_open) wanted.optimizer = table->config().optimizer;
+  if (table->config() != wanted) {
     return absl::AlreadyExistsError(absl::StrCat(
         "table '", config.name, "' exists", ShardPrefix(options_),
-        " with another config: ", DescribeDifference(table->config(), config),
+        " with another config: ", DescribeDifference(table->config(), wanted),
         "; use the same settings or another name"));
   }
   if (identity.incarnation != 0 &&
@@ -543,6 +585,12 @@ absl::Status Shard::CheckPush(const EmbeddingTable& table,
                               const PushRequest& push,
                               CheckedPush* checked) const {
   const int dim = table.dim();
+  if (table.config().optimizer.is_open) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("table '", table.config().name, "'", ShardPrefix(options_),
+                     " has no optimizer yet. Make it with one before the first "
+                     "push"));
+  }
   TFSWITCH_RETURN_IF_ERROR(CheckSize(table, "gradient", push.keys.size(), dim,
                                      push.gradients.size()));
   if (!std::isfinite(push.learning_rate) || push.learning_rate < 0.0f) {
@@ -862,8 +910,8 @@ absl::StatusOr<ShrinkReport> Shard::Shrink(
   }
   // The rules go by all rows at once, so that a replay must find them the same.
   const WriteGate::Closed closed(dry_run ? nullptr : gate());
+  if (!dry_run) TFSWITCH_RETURN_IF_ERROR(CheckPresent(table));
   if (!dry_run && log_ != nullptr) {
-    TFSWITCH_RETURN_IF_ERROR(CheckPresent(table));
     v1::ShrinkRequest request;
     request.set_table(config.name);
     request.set_table_incarnation(table.incarnation());
@@ -1353,6 +1401,7 @@ absl::StatusOr<v1::StageRestoreResponse> Shard::Load(
     }
     if (const auto present = FindTable(name); present.ok()) {
       config = (*present)->config();
+      if (config.optimizer.is_open) config.optimizer = saved->config.optimizer;
       if (config.layout != saved->config.layout) {
         return absl::InvalidArgumentError(absl::StrCat(
             "dense table '", saved->config.name, "' of checkpoint '", path,
@@ -1461,13 +1510,15 @@ absl::Status Shard::CommitRestore(const std::string& restore_id, bool abort,
 }
 
 absl::Status Shard::CheckPresent(const EmbeddingTable& table) const {
-  if (log_ == nullptr) return absl::OkStatus();
+  if (log_ == nullptr && !table.config().optimizer.is_open) {
+    return absl::OkStatus();
+  }
   const auto present = FindTable(table.config().name);
   if (present.ok() && present->get() == &table) return absl::OkStatus();
   return absl::UnavailableError(
       absl::StrCat("table '", table.config().name,
-                   "' was dropped or restored during the call; nothing was "
-                   "applied. Try again"));
+                   "' was dropped, restored or given its optimizer during the "
+                   "call; nothing was applied. Try again"));
 }
 
 absl::StatusOr<bool> Shard::TakeRestore(const std::string& restore_id,

@@ -152,8 +152,9 @@ class Shard {
 
   // Makes the table with `identity` (incarnation 0: a drawn one). One that is
   // there keeps its rows and its identity, or gets the new one if its
-  // incarnation is `replaced_incarnation`. AlreadyExists, naming the fields, if
-  // its config differs; ResourceExhausted if that is one too many.
+  // incarnation is `replaced_incarnation`. One with an open optimizer gets that
+  // of `config`. AlreadyExists, naming the fields, if its config differs;
+  // ResourceExhausted if that is one too many.
   absl::StatusOr<Made> CreateTable(const TableConfig& config,
                                    const TableIdentity& identity = {},
                                    uint64_t replaced_incarnation = 0);
@@ -408,8 +409,9 @@ class Shard {
   absl::StatusOr<uint64_t> LogAssign(const AssignRequest& request) const;
   absl::Status ReplayPush(absl::string_view payload);
   absl::Status StageAgain(const checkpoint::StagedMessage& message);
-  // OK if calls find this table under its name, or there is no log: a write
-  // that has waited at the gate may come to one that was replaced meanwhile.
+  // OK if calls find this table under its name, or there is no log and the
+  // table is not open: a write that has waited at the gate may come to one that
+  // was replaced meanwhile.
   absl::Status CheckPresent(const EmbeddingTable& table) const;
   // REQUIRES: the gate is closed. Opens it as soon as it can, if `closed` is
   // given.
@@ -445,6 +447,12 @@ class Shard {
       options_.num_writes->fetch_add(1, std::memory_order_relaxed);
     }
   }
+
+  // Gives the table its optimizer if it is open and `config` is not. Rows stay
+  // as they are. Unavailable if the table goes meanwhile.
+  //
+  // REQUIRES: the gate is closed, where others write.
+  absl::Status CloseOptimizer(const TableConfig& config);
 
   // CreateTable() of a table that is there.
   absl::StatusOr<Made> Present(EmbeddingTable* table, const TableConfig& config,

@@ -140,6 +140,7 @@ SegmentConfig ReadRule(const v1::OptimizerConfig& from) {
 v1::OptimizerConfig ToProto(const OptimizerConfig& config) {
   v1::OptimizerConfig proto;
   if (config.is_dense) proto.set_update(v1::OptimizerConfig::DENSE);
+  proto.set_is_open(config.is_open);
   if (config.IsSimple()) {
     WriteRule(config.segments[0].rule, config.segments[0].options, &proto);
     return proto;
@@ -157,6 +158,7 @@ OptimizerConfig FromProto(const v1::OptimizerConfig& proto) {
   OptimizerConfig config;
   config.segments = {ReadRule(proto)};
   config.is_dense = proto.update() == v1::OptimizerConfig::DENSE;
+  config.is_open = proto.is_open();
   if (proto.segments().empty()) return config;
   config.segments.clear();
   const bool is_whole =

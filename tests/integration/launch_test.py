@@ -591,7 +591,7 @@ def _kill_at_random(launch: Callable[..., Launch], rng: random.Random) -> None:
     failures = [
         m[1]
         for line in job.lines
-        if (m := re.fullmatch(r"worker \d (.*); (its last lines:|no output)", line))
+        if (m := re.fullmatch(r"worker \d (.*); (its last lines:|no .*)", line))
     ]
     print(code, failures, has_trained)
     # The job may have been over before.

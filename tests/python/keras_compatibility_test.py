@@ -306,19 +306,27 @@ def test_others_step_alike_when_each_batch_has_all_ids(name):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "message", "remedy"),
     [
-        (lambda: keras.optimizers.SGD(use_ema=True), "use_ema"),
-        (lambda: keras.optimizers.Nadam(), "Keras SGD, Adagrad, Adam"),
+        (
+            lambda: keras.optimizers.SGD(use_ema=True),
+            "use_ema",
+            "with an optimizer of their own",
+        ),
+        (
+            lambda: keras.optimizers.Nadam(),
+            "Keras SGD, Adagrad, Adam",
+            "an `optimizer` of its own",
+        ),
     ],
 )
-def test_what_rows_cannot_follow_is_refused_by_name(make, message):
+def test_what_rows_cannot_follow_is_refused_by_name(make, message, remedy):
     model = compiled("ours", optimizer=make)
 
     with pytest.raises(ValueError, match=message) as refusal:
         fit(model)
 
-    assert "an `optimizer` of its own" in str(refusal.value)
+    assert remedy in str(refusal.value)
 
 
 MOVE_OTHER_ROWS = {
@@ -401,6 +409,64 @@ def test_dense_updates_stay_dense_whoever_decides_the_optimizer(where):
                 second.get_layer("rows").table.lookup([1]),
                 first.get_layer("rows").table.lookup([1]),
             )
+
+
+# What a program may do with rows before it trains them.
+FIRST_USES = {
+    "predict": lambda model: predictions(model),
+    "predict of another model": lambda model: predictions(functional("ours")),
+    "size": lambda model: model.get_layer("rows").table.size(),
+    "rule": lambda model: model.get_layer("rows").table.optimizer,
+    "weights": lambda model: model.set_weights(model.get_weights()),
+    "assign": lambda model: model.get_layer("rows").table.assign(
+        np.arange(VOCABULARY), first_rows()
+    ),
+    "erase": lambda model: model.get_layer("rows").table.remove([VOCABULARY]),
+}
+
+
+@pytest.mark.parametrize("where", [0, 1, 2])
+@pytest.mark.parametrize("use", FIRST_USES)
+def test_the_optimizer_is_open_until_the_first_step(use, where):
+    expected = fit(compiled("keras"))
+    keras.utils.set_random_seed(5)
+    with running_cluster(where):
+        model = functional("ours")
+        FIRST_USES[use](model)
+        model.compile(keras.optimizers.Adagrad(0.3), "mse")
+
+        losses = fit(model)
+
+        assert_alike(losses, expected)
+        assert isinstance(
+            model.get_layer("rows").table.optimizer, tsw.optimizers.Adagrad
+        )
+
+
+def test_a_push_by_hand_chooses_the_optimizer_for_all_processes():
+    with running_cluster(2):
+        first, second = (
+            tsw.keras.DynamicEmbedding(DIM, name="rows").table for _ in range(2)
+        )
+        first.push([1], np.ones((1, DIM)))
+        model = compiled("ours")
+
+        with pytest.raises(ValueError, match="'rows' is on servers, where"):
+            fit(model)
+
+        second.push([1], np.ones((1, DIM)))
+        assert second.iterations == 1
+
+
+def test_an_optimizer_that_another_process_chose_is_found():
+    with running_cluster(2):
+        present = tsw.keras.DynamicEmbedding(DIM, name="rows").table
+        fit(compiled("ours"))
+
+        chosen = present.optimizer
+
+        assert isinstance(chosen, tsw.optimizers.Adagrad)
+        assert present.export_rows()[0].size
 
 
 def test_compiling_again_on_servers_is_refused():

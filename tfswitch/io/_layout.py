@@ -51,9 +51,9 @@ class Layout:
         self.slots = slots
         self.names = {"ids": ids, "values": values}
         self.widths = {"values": table.dim}
-        if slots and table._native.slot_floats:
+        if slots and table._slot_floats:
             self.names[SLOTS] = SLOTS
-            self.widths[SLOTS] = table._native.slot_floats
+            self.widths[SLOTS] = table._slot_floats
         if len(set(self.names.values())) < len(self.names):
             raise ValueError(
                 f"the names of {kind}s must differ. Received: "

@@ -22,27 +22,6 @@ _OF_THE_GRADIENT = (
 )
 
 
-def compiled_optimizer(layer: Any) -> Any | None:
-    """Finds the optimizer of the compiled model that is calling `layer`.
-
-    Keras tells a layer nothing of the model around it, and its own record of
-    nested calls misses models whose `train_step` calls their parts. So this
-    looks for the caller: the outermost compiled model that has the layer.
-
-    Returns:
-        The optimizer, or None, as in a loop with a model that is not compiled.
-    """
-    found = None
-    for owner in _callers():
-        if (
-            isinstance(owner, _backend.Model)
-            and getattr(owner, "optimizer", None) is not None
-            and any(part is layer for part in owner._flatten_layers())
-        ):
-            found = owner
-    return None if found is None else found.optimizer
-
-
 def outermost_layer(layer: Any) -> Any:
     """Finds the model that is calling `layer`, or the layer itself."""
     layers = [x for x in _callers() if isinstance(x, _backend.Layer)]

@@ -131,7 +131,7 @@ def load(layer: Any, store: Any) -> None:
         statistics_lib.get(statistics or None)
     )
     state, usage = all_slots[:, :place], all_slots[:, place:]
-    width = table._native.slot_floats - statistics_lib.width(table.statistics)
+    width = table._slot_floats - statistics_lib.width(table.statistics)
     slots: np.ndarray | None = None
     if state.shape[1] == width and optimizers_lib.have_equal_state(
         saved, table._optimizer_of(table._spec)

@@ -369,7 +369,11 @@ class DynamicEmbedding(_backend.Layer):
                 optimizers_lib.get(optimizer), self._options
             )
         # With "auto" the optimizer is not known before the table is needed.
-        self._spec = TableSpec(initializer=translated.initializer, **settings)
+        self._spec = TableSpec(
+            initializer=translated.initializer,
+            is_open=self._is_auto,
+            **settings,
+        )
 
     def _adopt(self, table: EmbeddingTable, arguments: dict[str, Any]) -> None:
         """Takes a table; `arguments` must not repeat its settings."""
@@ -424,16 +428,8 @@ class DynamicEmbedding(_backend.Layer):
         name = self.name if self._table_name is None else self._table_name
         self._check_name(cluster)
         if self._spec.optimizer is None:
-            # A table that was made otherwise would have to be made again.
-            expected = _following.compiled_optimizer(self)
-            if expected is not None:
-                self._set(**self._settings_of(expected))
-        if self._spec.optimizer is None:
-            # On servers another process may have made it.
-            present = _present(cluster, name) if cluster.is_remote else None
-            self._use_optimizer_of(
-                present["config"]["optimizer"] if present else None
-            )
+            # Until a model's optimizer, or the first push.
+            self._set(**self._settings_by(optimizers_lib.get(None)))
         if self._table_name is None and not cluster.is_remote:
             if self._spec.seed is None:
                 self._set(seed=default_seed(name))
@@ -447,7 +443,6 @@ class DynamicEmbedding(_backend.Layer):
             self._set(seed=table.seed)
             if self._is_loaded and not cluster.is_remote:
                 self._found_rows = table.size()
-        table._is_rule_open = self._is_auto
         if len(self._first_rows.ids):
             # Rows that are there were the same, and have learnt since.
             table._native.assign_missing(*self._first_rows)
@@ -476,18 +471,13 @@ class DynamicEmbedding(_backend.Layer):
                 "layer."
             )
 
-    def _use_optimizer_of(self, config: Mapping[str, Any] | None) -> None:
-        """If not known yet, rows learn as a table config says, or by Adam."""
-        if self._spec.optimizer is not None:
-            return
-        present = optimizers_lib.from_table_config(config) if config else None
-        if present is None:
-            self._set(**self._settings_by(optimizers_lib.get(None)))
-            return
-        self._set(optimizer=present)
-        if self._update == "auto":
-            is_dense = config is not None and config.get("update") == "DENSE"
-            self._set(update="dense" if is_dense else "sparse")
+    def _use_optimizer_of(self, config: Mapping[str, Any]) -> None:
+        """Makes the table as saved rows need it, if nothing is known yet."""
+        if self._spec.optimizer is None:
+            saved = self._spec.with_optimizer(config)
+            self._set(optimizer=saved.optimizer)
+            if self._update == "auto":
+                self._set(update=saved.update)
 
     def _set(self, **settings: Any) -> None:
         self._spec = dataclasses.replace(self._spec, **settings)
@@ -501,7 +491,8 @@ class DynamicEmbedding(_backend.Layer):
 
     def _settings_of(self, optimizer: Any) -> dict[str, Any]:
         """The settings by which rows learn as a Keras optimizer's variables."""
-        return self._settings_by(_following.rule_of(self, optimizer))
+        rule = _following.rule_of(self, optimizer)
+        return {**self._settings_by(rule), "is_open": False}
 
     def _settings_by(self, rule: optimizers_lib.Optimizer) -> dict[str, Any]:
         rule = _embedding_arguments.with_options(rule, self._options)

@@ -33,6 +33,10 @@ _EXCLUSIONS = (
 )
 
 
+# Fields of the message that are settings of the table.
+_OF_THE_TABLE = ("update", "is_open")
+
+
 def have_equal_state(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     """Whether optimizers keep the same state, so that one goes on for another.
 
@@ -54,7 +58,8 @@ def _rules_of(config: Mapping[str, Any]) -> list[tuple[int, str]]:
             (segment["dim"], _rules_of(segment["optimizer"])[0][1])
             for segment in config["segments"]
         ]
-    (rule,) = (name for name in config if name not in ("options", "update"))
+    beside = ("options", *_OF_THE_TABLE)
+    (rule,) = (name for name in config if name not in beside)
     # AdamW has the state of Adam.
     return [(0, "adam" if rule == "adamw" else rule)]
 
@@ -126,7 +131,8 @@ def from_table_config(config: Mapping[str, Any]) -> Optimizer | None:
     """
     config = dict(config)
     options = config.pop("options", {})
-    config.pop("update", None)  # The table's, not the rule's.
+    for name in _OF_THE_TABLE:
+        config.pop(name, None)
     if config.pop("segments", None):
         return None
     ((kind, arguments),) = config.items()

@@ -82,11 +82,18 @@ absl::Status CheckTableQuota(const Visit& visit, const Shard& shard) {
 
 absl::Status CheckCall(const Visit& visit, const Shard& shard,
                        const v1::CreateTableRequest& request) {
-  if (shard.FindTable(request.config().name()).ok() &&
-      request.replaced_incarnation() == 0) {
-    return absl::OkStatus();
+  const auto present = shard.FindTable(request.config().name());
+  if (!present.ok()) {
+    return visit.CheckRole(v1::ROLE_TRAIN, "to make a table that is not there");
   }
-  return visit.CheckRole(v1::ROLE_TRAIN, "to make a table that is not there");
+  if (request.replaced_incarnation() != 0) {
+    return visit.CheckRole(v1::ROLE_TRAIN, "to make a lost table again");
+  }
+  if ((*present)->config().optimizer.is_open &&
+      !request.config().optimizer().is_open()) {
+    return visit.CheckRole(v1::ROLE_TRAIN, "to give a table its optimizer");
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckCall(const Visit& visit, const Shard& shard,

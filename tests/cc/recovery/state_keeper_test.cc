@@ -548,6 +548,13 @@ TEST(PushLogRecoveryTest, EachKindOfWriteComesBack) {
     drop.set_table("other");
     v1::DropTableResponse dropped;
     ASSERT_TRUE(::tfswitch::Run(call, drop, &dropped).ok());
+    TableConfig open = Adagrad();
+    open.name = "open";
+    open.optimizer = AdamConfig();
+    open.optimizer.is_open = true;
+    ASSERT_TRUE(create(open).ok());
+    open.optimizer = AdagradConfig();
+    ASSERT_TRUE(create(open).ok());
     // Without insertion: the row must be there for it.
     ASSERT_TRUE(run.Push({7}, {9, 3}, /*insert_missing=*/false).ok());
     rows = run.Rows();
@@ -559,7 +566,9 @@ TEST(PushLogRecoveryTest, EachKindOfWriteComesBack) {
     ASSERT_TRUE(run.Recover().ok());
 
     EXPECT_EQ(run.Rows(), rows);
-    EXPECT_EQ(run->Tables().size(), 1u);
+    EXPECT_EQ(run->Tables().size(), 2u);
+    EXPECT_TRUE(run->FindTable("open").value()->config().optimizer ==
+                OptimizerConfig(AdagradConfig()));
     EXPECT_EQ(run->recovery()->lost_writes(), 0u);
     EXPECT_TRUE(run.Push({3, 6}, {9, 2})->duplicate);
   }

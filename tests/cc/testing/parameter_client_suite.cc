@@ -72,6 +72,35 @@ TEST_P(ParameterClientSuite, EmptyBatchesAreFine) {
   EXPECT_EQ(Size("t"), 0);
 }
 
+TEST_P(ParameterClientSuite, AnOpenOptimizerIsChosenByTheFirstThatIsNot) {
+  TableConfig open = Config("t", 1);
+  open.optimizer = AdamConfig();
+  open.optimizer.is_open = true;
+  TableConfig sgd = Config("t", 1);
+  sgd.optimizer = SgdConfig();
+  TableConfig adagrad = Config("t", 1);
+  adagrad.optimizer = AdagradConfig();
+  const std::vector<Key> keys = ManyKeys(5000);
+  const std::vector<float> gradients(keys.size(), 1.0f);
+  ASSERT_TRUE(client().CreateTable(open).ok());
+  std::vector<float> values(keys.size());
+  std::iota(values.begin(), values.end(), 1.0f);
+  ASSERT_TRUE(Assign("t", 1, keys, values).ok());
+
+  const absl::Status refused = Push("t", 1, keys, gradients).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
+  EXPECT_TRUE(client().CreateTable(sgd).ok());
+  EXPECT_TRUE(client().CreateTable(open).ok());
+  EXPECT_TRUE(absl::IsAlreadyExists(client().CreateTable(adagrad)));
+
+  EXPECT_EQ(Pull("t", 1, keys), values);
+  EXPECT_TRUE(Push("t", 1, keys, gradients, 0.5f).ok());
+  for (float& value : values) value -= 0.5f;
+  EXPECT_EQ(Pull("t", 1, keys), values);
+  EXPECT_EQ(client().ListTables("t").value()[0].config.optimizer,
+            sgd.optimizer);
+}
+
 TEST_P(ParameterClientSuite, PushTakesOneStepPerKeyWithDuplicatesSummed) {
   ASSERT_TRUE(client().CreateTable(Config("t", 2)).ok());
   ASSERT_TRUE(Assign("t", 2, {1, 2}, {10, 20, 30, 40}).ok());
