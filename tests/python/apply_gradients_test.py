@@ -259,7 +259,12 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.parametrize("where", [0, 1, 2], ids=["embedded", "one", "two"])
+WHERE = pytest.mark.parametrize(
+    "where", [0, 1, 2], ids=["embedded", "one", "two"]
+)
+
+
+@WHERE
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_rows_learn_as_those_of_an_embedding(program, where):
     with running_cluster(where):
@@ -334,20 +339,21 @@ def embedded():
         yield
 
 
-@pytest.mark.usefixtures("embedded")
-def test_reading_gradients_moves_no_row():
-    p = Program(is_ours=True)
-    before = p.state()
+@WHERE
+def test_reading_gradients_moves_no_row(where):
+    with running_cluster(where):
+        p = Program(is_ours=True)
+        before = p.state()
 
-    with tf.GradientTape(persistent=True) as tape:
-        output = p.output(IDS)[:, 0]
-    for _ in range(3):
-        tape.gradient(output, p.variables)
-    tape.jacobian(output, p.dense.trainable_variables[0])
-    with pytest.raises(TypeError, match=r"leave its weight out of `tape.jacob"):
-        tape.jacobian(output, p.one.trainable_variables[0])
+        with tf.GradientTape(persistent=True) as tape:
+            output = p.output(IDS)[:, 0]
+        for _ in range(3):
+            tape.gradient(output, p.variables)
+        tape.jacobian(output, p.dense.trainable_variables[0])
+        with pytest.raises(TypeError, match=r"leave its weight out of `tape.j"):
+            tape.jacobian(output, p.one.trainable_variables[0])
 
-    np.testing.assert_array_equal(p.state()[0], before[0])
+        np.testing.assert_array_equal(p.state()[0], before[0])
 
 
 @pytest.mark.usefixtures("embedded")

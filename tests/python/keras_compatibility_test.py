@@ -257,12 +257,14 @@ if not IS_LEGACY:
     }
 
 
+@pytest.mark.parametrize("where", [0, 2], ids=["embedded", "two_servers"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_rows_learn_as_the_compiled_optimizer_does(name):
+def test_rows_learn_as_the_compiled_optimizer_does(name, where):
     # Keras 3 adds up the squares of an id that a batch has twice; tables, as
     # tf_keras, square its sum.
     repeats = name != "adagrad"
-    both(lambda m: fit(m, repeats=repeats), functional, OPTIMIZERS[name])
+    with running_cluster(where):
+        both(lambda m: fit(m, repeats=repeats), functional, OPTIMIZERS[name])
 
 
 @only_keras3
