@@ -13,6 +13,7 @@ pytestmark = pytest.mark.submission
 
 OUR_OWN = "servers or refused or named"
 TESTS = {
+    "apply_gradients": "embedded or random or reading or turns",
     "checkpoint": "process-epoch or process-3",
     "dynamic_embedding": (
         "not (gradients_equal or freed or learning_rate or subclassed)"

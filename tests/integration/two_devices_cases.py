@@ -56,7 +56,9 @@ def make_model(optimizer, layer, shape, loss="mse"):
 
 def make_replicated(optimizer, rule="auto"):
     """A model of rows, and its layer."""
-    layer = tsw.keras.DynamicEmbedding(DIM, weights=[ROWS], optimizer=rule)
+    layer = tsw.keras.DynamicEmbedding(
+        DIM, weights=[ROWS], optimizer=rule, name="rows"
+    )
     # Keras took the sum of the replicas' losses, not the mean.
     factor = 0.5 if not IS_LEGACY and VERSION < (3, 8) else 1.0
 
@@ -97,16 +99,16 @@ def learnt(model, layer):
     ],
     ids=["sgd", "adam"],
 )
-def test_two_replicas_learn_what_one_learns(strategy, make_optimizer):
-    with strategy.scope():
-        model, layer = make_replicated(make_optimizer())
+@pytest.mark.parametrize("where", [0, 2], ids=["embedded", "two_servers"])
+def test_two_replicas_learn_what_one_learns(strategy, make_optimizer, where):
+    with running_cluster(where):
+        with strategy.scope():
+            model, layer = make_replicated(make_optimizer())
+        fit(model)
+        assert layer.table.iterations == 4
+        both = learnt(model, layer)
 
-    fit(model)
-
-    assert layer.table.iterations == 4
-    for one, other in zip(
-        learnt(model, layer), fit_alone(make_optimizer()), strict=True
-    ):
+    for one, other in zip(both, fit_alone(make_optimizer()), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 

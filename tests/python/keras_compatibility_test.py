@@ -257,12 +257,14 @@ if not IS_LEGACY:
     }
 
 
+@pytest.mark.parametrize("where", [0, 2], ids=["embedded", "two_servers"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_rows_learn_as_the_compiled_optimizer_does(name):
+def test_rows_learn_as_the_compiled_optimizer_does(name, where):
     # Keras 3 adds up the squares of an id that a batch has twice; tables, as
     # tf_keras, square its sum.
     repeats = name != "adagrad"
-    both(lambda m: fit(m, repeats=repeats), functional, OPTIMIZERS[name])
+    with running_cluster(where):
+        both(lambda m: fit(m, repeats=repeats), functional, OPTIMIZERS[name])
 
 
 @only_keras3
@@ -846,8 +848,9 @@ def test_converters_say_what_to_use():
     lite = tf.lite.TFLiteConverter.from_keras_model(model)
     with (
         pytest.warns(UserWarning, match=r"tfswitch\.saved_model\.save"),
-        # It drops the layer's error, and with Keras 3 fails by its own.
-        pytest.raises((ValueError, TypeError)),
+        # It drops the layer's error, and with Keras 3 fails by its own, whose
+        # type goes by the version.
+        pytest.raises((ValueError, TypeError, AttributeError)),
     ):
         lite.convert()
 

@@ -94,9 +94,14 @@ def has_value(variable: Any) -> bool:
     One that is made while `tf.function` traces gets it after the trace. The
     function is then traced again.
     """
-    inner = variable if IS_LEGACY else variable.value
+    inner = tf_variable(variable)
     with tf.init_scope():
         return not tf.executing_eagerly() or bool(inner.is_initialized())
+
+
+def tf_variable(variable: Any) -> tf.Variable:
+    """The TensorFlow variable of a Keras variable."""
+    return variable if IS_LEGACY else variable.value
 
 
 def init_optimizer(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import record
+from tensorflow.python.eager import record, tape
 
 from tfswitch import _native
 from tfswitch import optimizers as optimizers_lib
@@ -731,9 +731,12 @@ class DynamicEmbedding(_backend.Layer):
         """
         if not self.trainable:
             return False
-        return (
-            self._is_recorded() if training is None else is_training(training)
-        )
+        if training is not None:
+            return is_training(training)
+        # tf.recompute_grad calls the layer first without a tape, and then
+        # takes the gradients of the variables that the first call accessed.
+        tape.variable_accessed(_backend.tf_variable(self._rows_weight))
+        return self._is_recorded()
 
     def _is_recorded(self) -> bool:
         # Without a tape the weight is not read, as in exported models.
