@@ -98,9 +98,8 @@ void StepLog::Restore(const SavedSteps& saved) {
   num_runs_ = saved.runs.size();
   if (runs_->empty()) runs_->resize(1);
   // The sums of steps before these are made when a row needs them.
-  constexpr uint32_t kMaxSteps = MissedBlocks::kMaxKept * MissedBlock::kSteps;
-  uint32_t step = saved.last_step -
-                  (keeps_sums_ ? std::min(saved.last_step, kMaxSteps) : 0);
+  uint32_t step = saved.last_step;
+  if (keeps_sums_) step -= std::min(step, MissedSums::kKeptSteps);
   sums_.Reset(step);
   SetLatest(saved.last_step);
   while (keeps_sums_ && step < saved.last_step) {
