@@ -83,7 +83,8 @@ class TableResource : public tensorflow::ResourceBase {
 
   // Synchronised by themselves.
   mutable ObservedIds observed_ids_;
-  mutable std::atomic<int64_t> num_unpushed_lookups_{0};  // < 0: has pushed.
+  mutable std::atomic<int64_t> num_unpushed_lookups_{0};
+  mutable std::atomic<bool> has_pushed_{false};
   mutable std::atomic<int64_t> rule_{0};
 };
 
