@@ -133,6 +133,14 @@ absl::Status CheckDim(const TableResource& table, int dim) {
                    ", and the lookup was built for dim ", dim));
 }
 
+absl::Status CheckEntries(const char* name, size_t num_entries,
+                          int num_tables) {
+  if (num_entries == static_cast<size_t>(num_tables)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("`", name, "` must have one entry for each of ", num_tables,
+                   " tables, got ", num_entries));
+}
+
 absl::Status AllocateEmbeddings(OpKernelContext* context, int index,
                                 const Tensor& ids, int dim,
                                 float** embeddings) {

@@ -97,6 +97,9 @@ absl::Status LookupTable(tensorflow::OpKernelContext* context,
 // InvalidArgument unless the table has the dim that a lookup was built for.
 absl::Status CheckDim(const TableResource& table, int dim);
 
+// InvalidArgument unless the attribute `name` has one entry for each table.
+absl::Status CheckEntries(const char* name, size_t num_entries, int num_tables);
+
 // Makes output `index` of shape ids.shape + [dim].
 absl::Status AllocateEmbeddings(tensorflow::OpKernelContext* context, int index,
                                 const tensorflow::Tensor& ids, int dim,
