@@ -6,8 +6,7 @@
 //
 // SumByInverse() copies the first row of each key and adds the others to it, so
 // that nothing need be cleared. It therefore needs places in order of first
-// appearance, and returns false for another order. WithDim() makes loops of a
-// fixed length for common dims.
+// appearance. WithDim() makes loops of a fixed length for common dims.
 
 #include "cc/base/key_batch.h"
 
@@ -192,27 +191,23 @@ void ScatterRows(absl::Span<const int32_t> inverse, int dim,
             });
 }
 
-bool SumByInverse(absl::Span<const int32_t> inverse, int dim,
+void SumByInverse(absl::Span<const int32_t> inverse, int dim,
                   absl::Span<const float> gradients, absl::Span<float> sums) {
-  return WithDim(dim, [&](auto fixed_dim) {
+  WithDim(dim, [&](auto fixed_dim) {
     const size_t width = fixed_dim != 0 ? fixed_dim : dim;
-    const auto num_unique = static_cast<uint32_t>(sums.size() / width);
     const float* source = gradients.data();
-    uint32_t next_new = 0;
-    for (const int32_t signed_place : inverse) {
-      const auto place = static_cast<uint32_t>(signed_place);
+    int32_t next_new = 0;
+    for (const int32_t place : inverse) {
       float* const target = sums.data() + static_cast<size_t>(place) * width;
       if (place < next_new) {
         AddFloats<fixed_dim>(target, source, width);
       } else {
         // First appearance: a copy, so that `sums` need not be cleared.
-        if (place != next_new || place >= num_unique) return false;
         CopyFloats<fixed_dim>(target, source, width);
         ++next_new;
       }
       source += width;
     }
-    return next_new == num_unique;
   });
 }
 

@@ -58,10 +58,9 @@ void ScatterRows(absl::Span<const int32_t> inverse, int dim,
 // Sums rows of `gradients` (inverse.size() x dim) into `sums` (num_unique x
 // dim): row i is added to row inverse[i]. Overwrites `sums`.
 //
-// Returns false, with some of `sums` written, unless `inverse` is as
-// UniqueKeys::Run makes it: values that appear in the order 0, 1, ..., with
-// num_unique different ones.
-bool SumByInverse(absl::Span<const int32_t> inverse, int dim,
+// REQUIRES: `inverse` is as UniqueKeys::Run makes it: values that appear in the
+// order 0, 1, ..., with num_unique different ones.
+void SumByInverse(absl::Span<const int32_t> inverse, int dim,
                   absl::Span<const float> gradients, absl::Span<float> sums);
 
 // Adds factor x values[i] to sums[i].

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "cc/ops/core_calls.h"
 #include "cc/ops/table_resource.h"
@@ -27,13 +26,6 @@ using tensorflow::TensorShape;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
-absl::Status CheckDims(size_t num_dims, int num_tables) {
-  if (num_dims == static_cast<size_t>(num_tables)) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("`dims` must have one dim for each of ", num_tables,
-                   " tables, got ", num_dims));
-}
-
 // ids[i].shape + [dims[i]] for output i, with the handles in inputs 0 to n - 1
 // and ids in n to 2n - 1.
 absl::Status EmbeddingsShapes(InferenceContext* c) {
@@ -41,7 +33,7 @@ absl::Status EmbeddingsShapes(InferenceContext* c) {
   int n;
   TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
   TF_RETURN_IF_ERROR(c->GetAttr("N", &n));
-  TF_RETURN_IF_ERROR(CheckDims(dims.size(), n));
+  TF_RETURN_IF_ERROR(CheckEntries("dims", dims.size(), n));
   for (int i = 0; i < n; ++i) {
     ShapeHandle unused;
     TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 0, &unused));
@@ -81,7 +73,7 @@ class LookupManyOp : public AsyncOpKernel {
     std::vector<int32_t> dims;
     OP_REQUIRES_OK(context, context->GetAttr("dims", &dims));
     OP_REQUIRES_OK(context, context->GetAttr("N", &n_));
-    OP_REQUIRES_OK(context, CheckDims(dims.size(), n_));
+    OP_REQUIRES_OK(context, CheckEntries("dims", dims.size(), n_));
     OP_REQUIRES_OK(context,
                    context->GetAttr("insert_missing", &insert_missing_));
     dims_ = std::move(dims);

@@ -41,22 +41,17 @@ bool ObservedIds::Find(absl::Span<const int64_t> ids, std::vector<float>* shows,
   clicks->assign(ids.size(), 0.0f);
   for (size_t begin = 0; begin < ids.size();) {
     const absl::Span<const int64_t> rest = ids.subspan(begin);
-    size_t best = lookups.size();
+    size_t best = 0;
+    std::pair<size_t, bool> best_rank;  // The length, and whether it is free.
     for (size_t i = 0; i < lookups.size(); ++i) {
-      const std::vector<int64_t>& candidate = lookups[i]->ids;
-      if (candidate.size() > rest.size()) continue;
-      if (best < lookups.size()) {
-        const size_t length = lookups[best]->ids.size();
-        if (candidate.size() < length) continue;
-        if (candidate.size() == length && (!is_taken[best] || is_taken[i])) {
-          continue;
-        }
-      }
-      if (std::equal(candidate.begin(), candidate.end(), rest.begin())) {
+      const absl::Span<const int64_t> candidate = lookups[i]->ids;
+      const std::pair<size_t, bool> rank(candidate.size(), !is_taken[i]);
+      if (rank > best_rank && candidate == rest.subspan(0, candidate.size())) {
         best = i;
+        best_rank = rank;
       }
     }
-    if (best == lookups.size()) {
+    if (best_rank.first == 0) {
       ++begin;
       continue;
     }

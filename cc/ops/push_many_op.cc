@@ -26,13 +26,6 @@ using tensorflow::Tensor;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
-absl::Status CheckRules(size_t num_rules, int num_tables) {
-  if (num_rules == static_cast<size_t>(num_tables)) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("`rules` must have one number for each of ", num_tables,
-                   " tables, got ", num_rules));
-}
-
 REGISTER_OP("Tfswitch>PushMany")
     .Input("tables: N * resource")
     .Input("ids: N * int64")
@@ -55,7 +48,7 @@ REGISTER_OP("Tfswitch>PushMany")
       std::vector<int64_t> rules;
       TF_RETURN_IF_ERROR(c->GetAttr("N", &n));
       TF_RETURN_IF_ERROR(c->GetAttr("rules", &rules));
-      TF_RETURN_IF_ERROR(CheckRules(rules.size(), n));
+      TF_RETURN_IF_ERROR(CheckEntries("rules", rules.size(), n));
       for (int i = 0; i < n; ++i) {
         ShapeHandle unused;
         ShapeHandle gradients;
@@ -106,7 +99,7 @@ class PushManyOp : public AsyncOpKernel {
   explicit PushManyOp(OpKernelConstruction* context) : AsyncOpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("N", &n_));
     OP_REQUIRES_OK(context, context->GetAttr("rules", &rules_));
-    OP_REQUIRES_OK(context, CheckRules(rules_.size(), n_));
+    OP_REQUIRES_OK(context, CheckEntries("rules", rules_.size(), n_));
     OP_REQUIRES_OK(context, context->GetAttr("of_lookups", &of_lookups_));
     OP_REQUIRES_OK(context,
                    context->GetAttr("insert_missing", &insert_missing_));

@@ -84,11 +84,7 @@ void TableResource::NoteTrainingLookup(absl::Span<const int64_t> ids,
                                        const float* shows,
                                        const float* clicks) const {
   constexpr int64_t kMaxUnpushed = 100;
-  int64_t count = num_unpushed_lookups_;
-  while (count >= 0 &&
-         !num_unpushed_lookups_.compare_exchange_weak(count, count + 1)) {
-  }
-  if (count + 1 == kMaxUnpushed) {
+  if (!has_pushed_ && ++num_unpushed_lookups_ == kMaxUnpushed) {
     absl::FPrintF(
         stderr,
         "tfswitch: warning: table '%s' has had %d training lookups in a "
@@ -106,14 +102,12 @@ absl::Status TableResource::CheckRule(int64_t rule) const {
   return absl::FailedPreconditionError(
       absl::StrCat("table '", name_,
                    "' learns by an optimizer that came after the one of this "
-                   "function, whose "
-                   "state it no longer has. Train with the last optimizer "
-                   "only, or give each "
-                   "model rows of its own"));
+                   "function, whose state it no longer has. Train with the "
+                   "last optimizer only, or give each model rows of its own"));
 }
 
 void TableResource::NotePush(int64_t rule) const {
-  num_unpushed_lookups_ = -1;
+  has_pushed_ = true;
   int64_t last = rule_;
   while (rule > last && !rule_.compare_exchange_weak(last, rule)) {
   }
@@ -137,6 +131,14 @@ absl::Status CheckDim(const TableResource& table, int dim) {
   return absl::InvalidArgumentError(
       absl::StrCat("table '", table.name(), "' has dim ", table.dim(),
                    ", and the lookup was built for dim ", dim));
+}
+
+absl::Status CheckEntries(const char* name, size_t num_entries,
+                          int num_tables) {
+  if (num_entries == static_cast<size_t>(num_tables)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("`", name, "` must have one entry for each of ", num_tables,
+                   " tables, got ", num_entries));
 }
 
 absl::Status AllocateEmbeddings(OpKernelContext* context, int index,

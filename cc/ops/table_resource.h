@@ -83,7 +83,8 @@ class TableResource : public tensorflow::ResourceBase {
 
   // Synchronised by themselves.
   mutable ObservedIds observed_ids_;
-  mutable std::atomic<int64_t> num_unpushed_lookups_{0};  // < 0: has pushed.
+  mutable std::atomic<int64_t> num_unpushed_lookups_{0};
+  mutable std::atomic<bool> has_pushed_{false};
   mutable std::atomic<int64_t> rule_{0};
 };
 
@@ -95,6 +96,9 @@ absl::Status LookupTable(tensorflow::OpKernelContext* context,
 
 // InvalidArgument unless the table has the dim that a lookup was built for.
 absl::Status CheckDim(const TableResource& table, int dim);
+
+// InvalidArgument unless the attribute `name` has one entry for each table.
+absl::Status CheckEntries(const char* name, size_t num_entries, int num_tables);
 
 // Makes output `index` of shape ids.shape + [dim].
 absl::Status AllocateEmbeddings(tensorflow::OpKernelContext* context, int index,

@@ -23,7 +23,7 @@ void TakeSteps(const SegmentStep& segment, float learning_rate, uint32_t count,
   // With L2 a row comes to rest where the pull is lost in rounding: a step that
   // has changed no bit will change none later. Adam's steps differ by their
   // number, so that this says nothing of them.
-  const bool may_rest = !segment.missed.has_corrections;
+  const bool may_rest = p.num_corrections == 0;
   const auto num_slots = static_cast<size_t>(segment.num_slots);
   float before[3 * kMaxSegmentDim];
   while (count > 0) {
@@ -53,13 +53,9 @@ void CatchUpBySteps(const SegmentStep& segment, const StepHistory& history,
   }
   if (last == history.last_step) return;
   const uint32_t rest = history.last_step - last;
-  constexpr float kNoMove[kMaxMissedTerms] = {};
-  const MissedPlan::Kept kept = plan.KeptAfter(rest);
   MissedInput input;
   input.count = static_cast<float>(rest);
-  input.keep_1 = kept.keep_1;
-  input.keep_2 = kept.keep_2;
-  input.terms = kNoMove;
+  input.kept = plan.KeptAfter(rest);
   segment.miss(segment, w, slots, input);
 }
 
@@ -92,13 +88,7 @@ void StepDense(const OptimizerParams& params, float* row, float* slots,
                const float* gradient, const StepInput& input) {
   CatchUpRow(params, *input.history, /*writes_slots=*/true, row, slots);
   if (!input.is_gradient_step) return;
-  for (int s = 0; s < params.num_segments; ++s) {
-    const SegmentStep& segment = params.segments[s];
-    StepInput scaled = input;
-    scaled.learning_rate *= segment.learning_rate_scale;
-    segment.step(segment.params, row + segment.begin,
-                 slots + segment.slots_begin, gradient + segment.begin, scaled);
-  }
+  params.rule(params, row, slots, gradient, input);
   float* const slot = slots + params.step_slot;
   SetDenseStepOfSlot(std::min(DenseStepOfSlot(slot) + 1, kMaxDenseStep), slot);
 }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cc/optimizer/optimizer.h"
+#include "cc/optimizer/step_kernels.h"
 
 namespace tfswitch {
 namespace {
@@ -29,89 +30,73 @@ uint32_t WindowOf(double ratio) {
   return ratio < 1.0 ? window : kNever;
 }
 
-// The cosines of the Chebyshev points of 4 and of 8 terms. Those of libm may
-// differ in the last bit from processor to processor.
+// The Chebyshev points of 1, 4 and 8 terms, without their negatives. The
+// cosines of libm may differ in the last bit from processor to processor.
+constexpr double kPoints1[] = {0.0};
 constexpr double kPoints4[] = {0.92387953251128674, 0.38268343236508977};
 constexpr double kPoints8[] = {0.98078528040323045, 0.83146961230254524,
                                0.55557023301960222, 0.19509032201612827};
 
-// Turns values at Chebyshev points into coefficients of 1, z, z^2, ...
-class Interpolation {
- public:
-  explicit Interpolation(int num_terms) : n_(num_terms) {
-    const double* const half = n_ == 4 ? kPoints4 : kPoints8;
-    for (int i = 0; i < n_; ++i) {
-      points_[i] = i < n_ / 2 ? half[i] : -half[n_ - 1 - i];
+// Makes a polynomial of its values at the Chebyshev points.
+struct Interpolation {
+  explicit Interpolation(int n) {
+    const double* const half = n == 8 ? kPoints8 : n == 4 ? kPoints4 : kPoints1;
+    for (int i = 0; i < n; ++i) {
+      points[i] = i < n / 2 ? half[i] : -half[n - 1 - i];
     }
-    // T_k = 2 z T_(k-1) - T_(k-2), as coefficients and at the points.
-    double before[kMaxMissedTerms] = {};
-    double now[kMaxMissedTerms] = {1.0};
-    for (int k = 0; k < n_; ++k) {
-      for (int i = 0; i < n_; ++i) {
-        double value = 0.0;
-        for (int r = k; r >= 0; --r) value = value * points_[i] + now[r];
-        for (int r = 0; r <= k; ++r) {
-          matrix_[r][i] += now[r] * value * (k == 0 ? 1.0 : 2.0) / n_;
+    for (int i = 0; i < n; ++i) {
+      basis[i][0] = 1.0;
+      for (int k = 0; k < n; ++k) {
+        if (k == i) continue;
+        for (int r = n - 1; r >= 0; --r) {
+          basis[i][r] =
+              ((r > 0 ? basis[i][r - 1] : 0.0) - points[k] * basis[i][r]) /
+              (points[i] - points[k]);
         }
       }
-      double next[kMaxMissedTerms] = {};
-      for (int r = 0; r + 1 < n_; ++r) {
-        next[r + 1] = (k == 0 ? 1.0 : 2.0) * now[r];
-      }
-      for (int r = 0; r < n_ && k > 0; ++r) next[r] -= before[r];
-      std::copy(now, now + n_, before);
-      std::copy(next, next + n_, now);
     }
   }
 
-  template <typename Function>
-  void Coefficients(const Function& function, double* to) const {
-    std::fill_n(to, n_, 0.0);
-    for (int i = 0; i < n_; ++i) {
-      const double value = function((points_[i] + 1.0) / 2.0);
-      for (int r = 0; r < n_; ++r) to[r] += matrix_[r][i] * value;
-    }
-  }
-
- private:
-  const int n_;
-  double points_[kMaxMissedTerms];
-  double matrix_[kMaxMissedTerms][kMaxMissedTerms] = {};
+  double points[kMaxMissedTerms];
+  // The coefficients of the polynomial that is 1 at one point, 0 at the others.
+  double basis[kMaxMissedTerms][kMaxMissedTerms] = {};
 };
 
-double Polynomial(const double* coefficients, int n, double z) {
-  double value = 0.0;
-  for (int r = n - 1; r >= 0; --r) value = value * z + coefficients[r];
-  return value;
-}
-
-// Fills in the weights of Adam with so many terms. False if they would not be
-// exact enough for some p.
-bool PlanAdam(double keep_1, double root_2, int num_terms, MissedPlan* plan) {
+// Fills in the weights first b1^j / (q^j (1 - p) + p) as polynomials with so
+// many terms. False if they would not be exact enough for some p.
+bool PlanTerms(double first, double root_2, int num_terms, MissedPlan* plan) {
   constexpr int kTests = 48;
   const Interpolation interpolation(num_terms);
   plan->num_terms = num_terms;
   plan->weights.assign(size_t{plan->window} * num_terms, 0.0);
   double sums[kTests + 1] = {};
   double errors[kTests + 1] = {};
-  double power_1 = 1.0;
+  double power_1 = first;
   double power_2 = 1.0;
   for (uint32_t j = 1; j <= plan->window; ++j) {
-    power_1 *= keep_1;
+    power_1 *= plan->keep_1;
     power_2 *= root_2;
     const auto weight = [&](double p) {
       return power_1 / (power_2 * (1.0 - p) + p);
     };
     double* const to =
         plan->weights.data() + size_t{plan->window - j} * num_terms;
-    interpolation.Coefficients(weight, to);
+    for (int i = 0; i < num_terms; ++i) {
+      const double value = weight((interpolation.points[i] + 1.0) / 2.0);
+      for (int r = 0; r < num_terms; ++r) {
+        to[r] += interpolation.basis[i][r] * value;
+      }
+    }
     for (int test = 0; test <= kTests; ++test) {
       // Closer to each other near 0, where w_j bends most.
       const double x = static_cast<double>(test) / kTests;
       const double p = x * x * x;
+      double value = 0.0;
+      for (int r = num_terms - 1; r >= 0; --r) {
+        value = value * (2.0 * p - 1.0) + to[r];
+      }
       sums[test] += weight(p);
-      errors[test] +=
-          std::fabs(Polynomial(to, num_terms, 2.0 * p - 1.0) - weight(p));
+      errors[test] += std::fabs(value - weight(p));
     }
   }
   for (int test = 0; test <= kTests; ++test) {
@@ -122,10 +107,13 @@ bool PlanAdam(double keep_1, double root_2, int num_terms, MissedPlan* plan) {
 
 // c_j of step number `step` of the table.
 double RateOf(const SegmentStep& segment, float learning_rate, uint32_t step) {
-  if (!segment.missed.has_corrections) return 1.0;
+  const OptimizerParams& p = segment.params;
+  if (p.num_corrections == 0) return 1.0;
+  const float correction = step < static_cast<uint32_t>(p.num_corrections)
+                               ? p.corrections[step]
+                               : AdamCorrection(p, static_cast<float>(step));
   return static_cast<double>(learning_rate * segment.learning_rate_scale) *
-         (std::sqrt(1.0 - segment.missed.beta_2(step)) /
-          (1.0 - segment.missed.beta_1(step)));
+         static_cast<double>(correction);
 }
 
 double DecayOf(const SegmentStep& segment, float learning_rate) {
@@ -134,51 +122,26 @@ double DecayOf(const SegmentStep& segment, float learning_rate) {
              static_cast<double>(learning_rate * segment.learning_rate_scale);
 }
 
-// The product of the decays of the steps after `from`, up to `to`.
-double DecayByRuns(const SegmentStep& segment, const StepHistory& history,
-                   uint32_t from, uint32_t to) {
-  double product = 1.0;
-  for (const StepRun* run = history.RunOf(from + 1); from < to; ++run) {
-    const uint32_t last = std::min(to, history.LastOf(run));
-    double factor = DecayOf(segment, run->learning_rate);
-    for (uint32_t n = last - from; n > 0; n /= 2) {
-      if (n % 2 == 1) product *= factor;
-      factor *= factor;
-    }
-    from = last;
+// The product of the decays of all steps after `step`.
+double DecaySince(const SegmentStep& segment, const MissedMoment& moment,
+                  const StepHistory& history, uint32_t step) {
+  double product = moment.decay;
+  if (step >= moment.first_step) {
+    const uint32_t i = step - moment.first_step;
+    const MissedBlock& block = (*moment.blocks)[i / MissedBlock::kSteps];
+    return product * (block.decay / block.decays[i % MissedBlock::kSteps]);
+  }
+  product *= moment.blocks->front().decay;
+  for (const StepRun* run = history.RunOf(step + 1); step < moment.first_step;
+       ++run) {
+    const uint32_t last = std::min(moment.first_step, history.LastOf(run));
+    product *= Power(DecayOf(segment, run->learning_rate), last - step);
+    step = last;
   }
   return product;
 }
 
-// Null if there are no final sums of this step.
-const MissedBlock* BlockOf(const MissedMoment& moment, uint32_t step) {
-  const MissedBlocks* const blocks = moment.blocks.get();
-  if (blocks == nullptr || step < blocks->first_step) return nullptr;
-  return blocks
-      ->blocks[step / MissedBlock::kSteps -
-               blocks->first_step / MissedBlock::kSteps]
-      .get();
-}
-
-// The product of the decays of all steps after `step`.
-double DecaySince(const SegmentStep& segment, const MissedMoment& moment,
-                  const StepHistory& history, uint32_t step) {
-  if (const MissedBlock* const block = BlockOf(moment, step)) {
-    return moment.decay.Over(block->decays[step % MissedBlock::kSteps]);
-  }
-  // By the product up to the first step of a later block, if there is one.
-  if (const MissedBlocks* const blocks = moment.blocks.get()) {
-    const uint32_t first = blocks->first_step / MissedBlock::kSteps;
-    const uint32_t next = std::max(step / MissedBlock::kSteps, first) + 1;
-    if (next - first < blocks->decays.size()) {
-      return DecayByRuns(segment, history, step, next * MissedBlock::kSteps) *
-             moment.decay.Over(blocks->decays[next - first]);
-    }
-  }
-  return DecayByRuns(segment, history, step, history.last_step);
-}
-
-// The sums of a step that has no block, as MissedSums::Add() makes them.
+// The sums of a step before all blocks, as MissedSums::Add() makes them.
 void SumByRuns(const SegmentStep& segment, const StepHistory& history,
                uint32_t step, float* terms) {
   const MissedPlan& plan = segment.missed;
@@ -199,33 +162,37 @@ void SumByRuns(const SegmentStep& segment, const StepHistory& history,
   for (size_t k = 0; k < num_terms; ++k) terms[k] = static_cast<float>(sums[k]);
 }
 
+// Begins a block with the step that the moment is of.
+void AddBlock(const MissedPlan& plan, MissedMoment* moment) {
+  auto blocks = std::make_shared<std::vector<MissedBlock>>();
+  if (moment->blocks != nullptr) *blocks = *moment->blocks;
+  constexpr uint32_t kSteps = MissedBlock::kSteps;
+  if (blocks->size() == MissedSums::kKeptSteps / kSteps) {
+    blocks->erase(blocks->begin());
+    moment->first_step += kSteps;
+  }
+  for (MissedBlock& block : *blocks) block.decay *= moment->decay;
+  moment->decay = 1.0;
+  MissedBlock& block = blocks->emplace_back();
+  block.terms.reset(new float[size_t{kSteps} * plan.num_terms]);
+  if (plan.weight_decay != 0.0) {
+    block.decays.reset(new double[kSteps]);
+    block.decays[0] = 1.0;
+  }
+  moment->blocks = std::move(blocks);
+}
+
 }  // namespace
 
-Powers::Powers(double base) : low_(kSize), high_(kSize) {
-  const auto fill = [](double factor, std::vector<double>* powers) {
-    double power = 1.0;
-    for (double& each : *powers) {
-      each = power;
-      power *= factor;
-    }
-    return power;
-  };
-  all_ = fill(fill(base, &low_), &high_);
-}
-
-void Product::Multiply(double factor) {
-  value *= factor;
-  if (value >= 0x1p-512) return;
-  value *= 0x1p512;
-  ++shifts;
-}
-
-double Product::Over(const Product& earlier) const {
-  double quotient = value / earlier.value;
-  for (uint32_t n = shifts - earlier.shifts; n > 0 && quotient > 0.0; --n) {
-    quotient *= 0x1p-512;
+double Power(double base, uint32_t n) {
+  constexpr double kLeast = 1e-30;
+  double power = 1.0;
+  for (; n > 0; n /= 2) {
+    if (base < kLeast) return 0.0;
+    if (n % 2 == 1) power *= base;
+    base *= base;
   }
-  return quotient;
+  return power < kLeast ? 0.0 : power;
 }
 
 void PlanMissedSteps(bool is_nesterov, SegmentStep* segment) {
@@ -239,42 +206,37 @@ void PlanMissedSteps(bool is_nesterov, SegmentStep* segment) {
   const bool is_bounded = HasNormBounds(options) ||
                           std::isfinite(options.min_weight) ||
                           std::isfinite(options.max_weight);
-  double keep_1 = 0.0;
-  double keep_2 = 0.0;
   double ratio = 0.0;  // By which moves shrink at least.
+  double root_2 = 1.0;
   switch (averages) {
     case Averages::kNone:
       if (plan.weight_decay == 0.0 && options.l2 == 0.0f && !is_bounded) return;
       break;
     case Averages::kShrinking:
-      keep_1 = static_cast<double>(p.rho);
+      plan.keep_1 = static_cast<double>(p.rho);
       break;
     case Averages::kVelocity:
-      keep_1 = static_cast<double>(p.momentum);
-      ratio = keep_1;
+      plan.keep_1 = static_cast<double>(p.momentum);
+      ratio = plan.keep_1;
       break;
     case Averages::kMoments:
     case Averages::kMomentsAndLargest:
-      keep_1 = 1.0 - static_cast<double>(p.one_minus_beta_1);
-      keep_2 = 1.0 - static_cast<double>(p.one_minus_beta_2);
-      ratio =
-          averages == Averages::kMoments ? keep_1 / std::sqrt(keep_2) : keep_1;
-      plan.has_corrections = true;
-      plan.beta_1 = Powers(static_cast<double>(p.beta_1));
-      plan.beta_2 = Powers(static_cast<double>(p.beta_2));
+      plan.keep_1 = 1.0 - static_cast<double>(p.one_minus_beta_1);
+      plan.keep_2 = 1.0 - static_cast<double>(p.one_minus_beta_2);
+      if (averages == Averages::kMoments) root_2 = std::sqrt(plan.keep_2);
+      ratio = plan.keep_1 / root_2;
       break;
   }
-  plan.keep_1 = Powers(keep_1);
-  plan.keep_2 = Powers(keep_2);
   plan.window = WindowOf(ratio);
   // With L2 gradients are not zero, and each step may round a norm otherwise.
   if (options.l2 == 0.0f && !HasNormBounds(options) &&
       plan.weight_decay == 0.0) {
     plan.settled_after = plan.window;
   }
+  const double first = is_nesterov ? ratio : 1.0;
   if (averages == Averages::kVelocity && plan.weight_decay == 0.0 &&
       ratio < 1.0) {
-    plan.all_moves = (is_nesterov ? ratio : 1.0) * ratio / (1.0 - ratio);
+    plan.all_moves = first * ratio / (1.0 - ratio);
   }
   constexpr uint32_t kNumKept = 1024;
   std::vector<MissedPlan::Kept> kept;
@@ -282,28 +244,15 @@ void PlanMissedSteps(bool is_nesterov, SegmentStep* segment) {
   plan.kept = std::move(kept);
   plan.way = MissedPlan::Way::kSteps;
   if (options.l2 != 0.0f || is_bounded || ratio >= 1.0) return;
-  if (averages == Averages::kNone || averages == Averages::kShrinking ||
-      plan.all_moves != 0.0) {
+  const bool has_terms = averages != Averages::kNone &&
+                         averages != Averages::kShrinking &&
+                         plan.all_moves == 0.0;
+  const bool is_adam = averages == Averages::kMoments;
+  if (!has_terms || (plan.window != kNever &&
+                     (PlanTerms(first, root_2, is_adam ? 4 : 1, &plan) ||
+                      (is_adam && PlanTerms(first, root_2, 8, &plan))))) {
     plan.way = MissedPlan::Way::kSum;
-    return;
   }
-  if (plan.window == kNever) return;
-  if (averages == Averages::kMoments) {
-    if (!PlanAdam(keep_1, std::sqrt(keep_2), 4, &plan) &&
-        !PlanAdam(keep_1, std::sqrt(keep_2), 8, &plan)) {
-      plan.num_terms = 0;
-      return;
-    }
-  } else {
-    plan.num_terms = 1;
-    plan.weights.resize(plan.window);
-    double power = is_nesterov ? keep_1 : 1.0;
-    for (uint32_t j = 1; j <= plan.window; ++j) {
-      power *= keep_1;
-      plan.weights[plan.window - j] = power;
-    }
-  }
-  plan.way = MissedPlan::Way::kSum;
 }
 
 void SumMissedSteps(const SegmentStep& segment, const MissedMoment& moment,
@@ -312,11 +261,8 @@ void SumMissedSteps(const SegmentStep& segment, const MissedMoment& moment,
   const MissedPlan& plan = segment.missed;
   const uint32_t count = history.last_step - step;
   input->count = static_cast<float>(count);
-  const MissedPlan::Kept kept = plan.KeptAfter(count);
-  input->keep_1 = kept.keep_1;
-  input->keep_2 = kept.keep_2;
-  input->terms = input->own_terms;
-  input->own_terms[0] = kept.moves;
+  input->kept = plan.KeptAfter(count);
+  input->own_terms[0] = input->kept.moves;
   if (plan.all_moves != 0.0) return;
   const bool has_decay = plan.weight_decay != 0.0;
   if (has_decay) {
@@ -330,9 +276,10 @@ void SumMissedSteps(const SegmentStep& segment, const MissedMoment& moment,
     input->terms = moment.recent.data() + (moment.recent.size() - num_last);
     return;
   }
-  const MissedBlock* const block = BlockOf(moment, step);
-  if (block != nullptr) {
-    input->terms = block->terms.data() + step % MissedBlock::kSteps * num_terms;
+  if (step >= moment.first_step) {
+    const uint32_t i = step - moment.first_step;
+    input->terms = (*moment.blocks)[i / MissedBlock::kSteps].terms.get() +
+                   i % MissedBlock::kSteps * num_terms;
   } else {
     SumByRuns(segment, history, step, input->own_terms);
   }
@@ -358,86 +305,59 @@ void MissedSums::Reset(uint32_t step) {
   has_sums_ = false;
   for (Segment& segment : segments_) {
     const MissedPlan& plan = segment.step->missed;
-    has_sums_ |= plan.way == MissedPlan::Way::kSum;
-    segment.now = MissedMoment();
-    segment.blocks = nullptr;
-    segment.begin = 0;
     segment.sums.clear();
+    segment.now = MissedMoment();
+    if (plan.way != MissedPlan::Way::kSum) continue;
+    has_sums_ = true;
+    segment.now.first_step = step;
+    AddBlock(plan, &segment.now);
   }
 }
 
 void MissedSums::Add(float learning_rate) {
   ++step_;
   for (Segment& segment : segments_) {
-    const MissedPlan& plan = segment.step->missed;
-    if (plan.way != MissedPlan::Way::kSum) continue;
+    if (segment.step->missed.way != MissedPlan::Way::kSum) continue;
     // Products of other factors could become 0. Then all steps are taken.
     has_sums_ &= DecayOf(*segment.step, learning_rate) >= 0.5;
-    if (plan.num_terms > 0 || plan.weight_decay != 0.0) {
-      Add(learning_rate, &segment);
-    }
+    Add(learning_rate, &segment);
   }
 }
 
 void MissedSums::Add(float learning_rate, Segment* segment) const {
+  constexpr uint32_t kSteps = MissedBlock::kSteps;
   const MissedPlan& plan = segment->step->missed;
   const size_t num_terms = static_cast<size_t>(plan.num_terms);
-  const bool has_decay = plan.weight_decay != 0.0;
   MissedMoment& now = segment->now;
-  constexpr uint32_t kSteps = MissedBlock::kSteps;
-  const auto add_block = [&](uint32_t first_step) {
-    auto blocks = segment->blocks != nullptr
-                      ? std::make_shared<MissedBlocks>(*segment->blocks)
-                      : std::make_shared<MissedBlocks>();
-    if (blocks->blocks.empty()) blocks->first_step = first_step;
-    auto block = std::make_shared<MissedBlock>();
-    block->terms.resize(kSteps * num_terms);
-    if (has_decay) block->decays.resize(kSteps);
-    blocks->blocks.push_back(std::move(block));
-    blocks->decays.push_back(now.decay);
-    const size_t size = blocks->blocks.size();
-    if (size > MissedBlocks::kMaxKept) {
-      blocks->blocks[size - 1 - MissedBlocks::kMaxKept] = nullptr;
-    }
-    segment->blocks = std::move(blocks);
-    now.blocks = segment->blocks;
-  };
-  const auto block_of = [&](uint32_t step) -> MissedBlock& {
-    return *segment->blocks
-                ->blocks[step / kSteps - segment->blocks->first_step / kSteps];
-  };
-  if (segment->blocks == nullptr) {
-    add_block(step_ - 1);
-    if (has_decay) block_of(step_ - 1).decays[(step_ - 1) % kSteps] = now.decay;
+  const double decay = DecayOf(*segment->step, learning_rate);
+  now.decay *= decay;
+  if (step_ - now.first_step == now.blocks->size() * kSteps) {
+    AddBlock(plan, &now);
   }
-  const double decay = has_decay ? DecayOf(*segment->step, learning_rate) : 1.0;
-  now.decay.Multiply(decay);
-  if (step_ % kSteps == 0) add_block(step_);
-  if (has_decay) block_of(step_).decays[step_ % kSteps] = now.decay;
+  if (plan.weight_decay != 0.0) {
+    now.blocks->back().decays[(step_ - now.first_step) % kSteps] = now.decay;
+  }
   if (num_terms == 0) return;
 
   const size_t full = plan.weights.size();
   std::vector<double>& sums = segment->sums;
-  if (segment->begin == full) {
-    sums.erase(sums.begin(), sums.begin() + full);
-    segment->begin = 0;
-  }
+  if (sums.size() == full) sums.erase(sums.begin(), sums.begin() + num_terms);
   sums.resize(sums.size() + num_terms);
-  const size_t size = sums.size() - segment->begin;
+  const size_t size = sums.size();
   now.recent.resize(size);
-  double* const sum = sums.data() + segment->begin;
+  double* const sum = sums.data();
+  float* const recent = now.recent.data();
   const double* const weight = plan.weights.data() + (full - size);
   const double rate = RateOf(*segment->step, learning_rate, step_);
-  float* const recent = now.recent.data();
   for (size_t i = 0; i < size; ++i) {
     sum[i] = sum[i] * decay + rate * weight[i];
     recent[i] = static_cast<float>(sum[i]);
   }
   if (size < full) return;
-  const uint32_t first = step_ - plan.window;
-  std::copy_n(recent, num_terms,
-              block_of(first).terms.data() + first % kSteps * num_terms);
-  segment->begin += num_terms;
+  const uint32_t final = step_ - plan.window - now.first_step;
+  std::copy_n(
+      recent, num_terms,
+      (*now.blocks)[final / kSteps].terms.get() + final % kSteps * num_terms);
 }
 
 std::vector<MissedMoment> MissedSums::Now() const {

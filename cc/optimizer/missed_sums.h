@@ -40,25 +40,7 @@ struct SegmentStep;
 
 // base^n for a base from 0 to 1, by multiplication. Below 1e-30 it is 0, so
 // that averages do not become denormal numbers.
-//
-// Immutable, so thread-safe.
-class Powers {
- public:
-  explicit Powers(double base = 0.0);
-
-  double operator()(uint32_t n) const {
-    double power = low_[n % kSize] * high_[n / kSize % kSize];
-    for (n /= kSize * kSize; n > 0 && power >= kLeast; --n) power *= all_;
-    return power < kLeast ? 0.0 : power;
-  }
-
- private:
-  static constexpr uint32_t kSize = 256;
-  static constexpr double kLeast = 1e-30;
-  std::vector<double> low_;   // Powers of base.
-  std::vector<double> high_;  // Powers of base^kSize.
-  double all_;                // base^(kSize kSize)
-};
+double Power(double base, uint32_t n);
 
 inline constexpr int kMaxMissedTerms = 8;
 
@@ -78,29 +60,27 @@ struct MissedPlan {
   // With kSteps: after so many steps only averages change.
   uint32_t settled_after = std::numeric_limits<uint32_t>::max();
   double weight_decay = 0.0;
-  bool has_corrections = false;
-  // What is left of the first average, or of all slots, and of the second one.
-  Powers keep_1;
-  Powers keep_2;
+  // What a step leaves of the first average, or of all slots, and of the second
+  // one.
+  double keep_1 = 1.0;
+  double keep_2 = 1.0;
   // With momentum and no decay: the sum of all moves over the velocity.
   double all_moves = 0.0;
 
   struct Kept {
-    float keep_1;
-    float keep_2;
-    float moves;
+    float keep_1 = 1.0f;
+    float keep_2 = 1.0f;
+    float moves = 0.0f;
   };
   // The same after few steps.
   std::vector<Kept> kept;
 
   Kept KeptAfter(uint32_t steps) const {
     if (steps < kept.size()) return kept[steps];
-    const double keep = keep_1(steps);
-    return {static_cast<float>(keep), static_cast<float>(keep_2(steps)),
+    const double keep = Power(keep_1, steps);
+    return {static_cast<float>(keep), static_cast<float>(Power(keep_2, steps)),
             static_cast<float>(all_moves * (1.0 - keep))};
   }
-  Powers beta_1;
-  Powers beta_2;
 };
 
 // Sets segment->missed for segments of tables with dense updates.
@@ -108,48 +88,33 @@ void PlanMissedSteps(bool is_nesterov, SegmentStep* segment);
 
 // What a kernel applies to a segment of a row.
 struct MissedInput {
-  const float* terms = nullptr;  // At least those that the plan has.
-  float decay = 1.0f;            // Of weights.
-  float keep_1 = 1.0f;
-  float keep_2 = 1.0f;
+  const float* terms = own_terms;  // At least those that the plan has.
+  float decay = 1.0f;              // Of weights.
+  MissedPlan::Kept kept;           // Of averages.
   float count = 0.0f;
   // Whether slots change; else only the weights are wanted.
   bool writes_slots = true;
-  float own_terms[kMaxMissedTerms];  // For terms.
+  float own_terms[kMaxMissedTerms] = {};
 };
 
-// A product of factors from 0.5 to 1, which may be smaller than any double.
-struct Product {
-  double value = 1.0;  // Times 2^(-512 shifts).
-  uint32_t shifts = 0;
-
-  void Multiply(double factor);
-  // This one over an earlier one.
-  double Over(const Product& earlier) const;
-};
-
-// The sums of a segment for kSteps steps, once they are final.
+// The sums of a segment for kSteps steps, once they are final. Elements behind
+// those that a moment knows are written while others are being read.
 struct MissedBlock {
-  static constexpr uint32_t kSteps = 1024;
-  std::vector<float> terms;     // kSteps x num_terms.
-  std::vector<Product> decays;  // Up to each step, if there is decay.
-};
-
-// Blocks from that of `first_step` on. Elements behind those that a moment
-// knows are written while others are being read.
-struct MissedBlocks {
-  static constexpr uint32_t kMaxKept = 64;
-  uint32_t first_step = 0;
-  // Null if it is older than the last kMaxKept.
-  std::vector<std::shared_ptr<MissedBlock>> blocks;
-  std::vector<Product> decays;  // Up to the first step of each block.
+  // Products of so many decays, from 0.5 to 1, are normal numbers.
+  static constexpr uint32_t kSteps = 512;
+  std::shared_ptr<float[]> terms;  // kSteps x num_terms.
+  // If there is decay: from the first step of the block to each, and to the
+  // first step of the last block.
+  std::shared_ptr<double[]> decays;
+  double decay = 1.0;
 };
 
 // The sums of a segment at one step of the table. Immutable.
 struct MissedMoment {
   std::vector<float> recent;  // Sums that are not final, of the last step last.
-  Product decay;              // Up to this step.
-  std::shared_ptr<const MissedBlocks> blocks;
+  double decay = 1.0;         // From the first step of the last block.
+  uint32_t first_step = 0;    // Of the first block.
+  std::shared_ptr<const std::vector<MissedBlock>> blocks;
 };
 
 // Writes what the steps of `history` after step `step` come to.
@@ -160,11 +125,13 @@ void SumMissedSteps(const SegmentStep& segment, const MissedMoment& moment,
 
 // Keeps the sums of all segments of an optimizer as the table steps. It takes
 // some 0.3 us a step with the betas of Keras, and has 4 bytes a term for each
-// of the last 65,536 steps, and 16 with weight decay.
+// of the last kKeptSteps steps, and 8 with weight decay.
 //
 // Thread-compatible.
 class MissedSums {
  public:
+  static constexpr uint32_t kKeptSteps = 65536;
+
   // The optimizer must outlive it.
   explicit MissedSums(const Optimizer* optimizer);
 
@@ -178,10 +145,8 @@ class MissedSums {
  private:
   struct Segment {
     const SegmentStep* step = nullptr;
-    std::vector<double> sums;  // Those that are not final, behind `begin`.
-    size_t begin = 0;
+    std::vector<double> sums;  // Those that are not final.
     MissedMoment now;
-    std::shared_ptr<MissedBlocks> blocks;
   };
 
   void Add(float learning_rate, Segment* segment) const;

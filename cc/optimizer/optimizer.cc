@@ -31,10 +31,9 @@ float OneMinus(float beta) {
 float AdamCorrection(const OptimizerParams& params, float steps) {
   // It grows, so that it stays 1.
   if (params.corrections[params.num_corrections - 1] == 1.0f) return 1.0f;
-  const double power_1 =
-      std::pow(static_cast<double>(params.beta_1), static_cast<double>(steps));
-  const double power_2 =
-      std::pow(static_cast<double>(params.beta_2), static_cast<double>(steps));
+  const auto n = static_cast<uint32_t>(steps);
+  const double power_1 = Power(static_cast<double>(params.beta_1), n);
+  const double power_2 = Power(static_cast<double>(params.beta_2), n);
   return static_cast<float>(std::sqrt(1.0 - power_2) / (1.0 - power_1));
 }
 
@@ -135,7 +134,8 @@ Optimizer::Optimizer(const OptimizerConfig& config, int dim, SimdLevel level)
   }
   params_.segments = segments_.data();
   params_.num_segments = static_cast<int>(segments_.size());
-  step_ = moves_idle_rows_ ? StepDense : find(StepKind::kSegments, dim);
+  params_.rule = find(StepKind::kSegments, dim);
+  step_ = moves_idle_rows_ ? StepDense : params_.rule;
   params_.step_slot = step_slot;
 }
 
@@ -145,7 +145,7 @@ void Optimizer::InitSlots(float* slots, uint32_t step) const {
     std::fill_n(slots + segment.slots_begin, segment.num_initial,
                 segment.initial_slot);
     // Adam's number of the step is that of the table.
-    if (segment.missed.has_corrections) {
+    if (segment.params.num_corrections > 0) {
       slots[segment.slots_begin + segment.num_slots - 1] =
           std::min(static_cast<float>(step), 0x1p24f);
     }

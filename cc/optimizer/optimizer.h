@@ -63,7 +63,7 @@ struct OptimizerParams : RuleParams {
   int dim = 0;
   // Adam's sqrt(1 - beta_2^t) / (1 - beta_1^t) for t < num_corrections.
   const float* corrections = nullptr;
-  // For the kernel that applies options around the one of the rule.
+  // For the kernels that apply options, or missed steps, around this one.
   StepOptions options;
   float cowclip_floor = 0.0f;  // sqrt(dim) zeta
   Kernel rule = nullptr;

@@ -234,44 +234,35 @@ KernelBatch EmbeddingTable::Impl::MakeBatch(absl::Span<const Key> block,
 }
 
 void EmbeddingTable::Impl::RacyLoadEmbedding(const float* words,
+                                             const StepHistory& now,
                                              float* embedding) const {
-  const auto num_words = static_cast<size_t>(codec_.embedding_words());
-  if (codec_.embedding_type() == FloatType::kFloat32) {
+  const bool is_behind = now.last_step > 0 && optimizer_.moves_idle_rows();
+  const auto num_words = static_cast<size_t>(
+      is_behind ? codec_.num_words() : codec_.embedding_words());
+  if (!is_behind && codec_.embedding_type() == FloatType::kFloat32) {
     RacyLoadFloats(embedding, words, num_words);
     return;
   }
   RowBuffer copy(num_words);
   RacyLoadFloats(copy.data(), words, num_words);
-  codec_.DecodeEmbedding(copy.data(), embedding);
+  if (!is_behind) {
+    codec_.DecodeEmbedding(copy.data(), embedding);
+    return;
+  }
+  RowBuffer row(codec_.num_floats());
+  codec_.Decode(copy.data(), row.data());
+  optimizer_.CatchUp(now, row.data(), row.data() + config_.dim,
+                     /*writes_slots=*/false);
+  std::copy_n(row.data(), config_.dim, embedding);
 }
 
 void EmbeddingTable::Impl::CopyEmbeddingLocked(Stripe* stripe,
                                                StripeIndex::Entry entry,
                                                const StepHistory& now,
                                                float* embedding) const {
-  if (!optimizer_.moves_idle_rows()) {
-    LoadLocked(stripe, entry, [&](const RowPlace& place) {
-      RacyLoadEmbedding(place.words, embedding);
-    });
-    return;
-  }
-  const auto num_words = static_cast<size_t>(codec_.num_words());
-  RowBuffer words(num_words);
   LoadLocked(stripe, entry, [&](const RowPlace& place) {
-    RacyLoadFloats(words.data(), place.words, num_words);
+    RacyLoadEmbedding(place.words, now, embedding);
   });
-  CatchUpWords(now, words.data(), embedding);
-}
-
-void EmbeddingTable::Impl::CatchUpWords(const StepHistory& now, float* words,
-                                        float* embedding) const {
-  RowBuffer row(codec_.is_plain() ? 0 : codec_.num_floats());
-  if (!codec_.is_plain()) {
-    codec_.Decode(words, row.data());
-    words = row.data();
-  }
-  optimizer_.CatchUp(now, words, words + config_.dim, /*writes_slots=*/false);
-  std::copy_n(words, config_.dim, embedding);
 }
 
 void EmbeddingTable::Impl::CopyStatisticsLocked(Stripe* stripe,
@@ -311,9 +302,8 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::Find(
       CheckFloats("embeddings", keys.size(), "dim", dim(), embeddings.size()));
   IndexView views[kNumStripes];
   uint16_t missing[kMaxKernelKeys];
-  const std::shared_ptr<const StepLog::Moment> moment = Now();
-  const StepHistory now = HistoryOf(moment);
-  PatientSink retry(this, views, now);
+  const std::shared_ptr<const StepHistory> now = Now();
+  PatientSink retry(this, views, *now);
   const size_t dim = static_cast<size_t>(config_.dim);
   int64_t num_found = 0;
   for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
@@ -322,8 +312,8 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::Find(
     const InsertedRows before =
         has_weights() ? ReadInsertedRows() : InsertedRows();
     const uint32_t num_missing =
-        ReadBlock(block, now, views, &retry, missing, to);
-    FillMissing(block, now, missing, num_missing, before, to);
+        ReadBlock(block, *now, views, &retry, missing, to);
+    FillMissing(block, *now, missing, num_missing, before, to);
     num_found += static_cast<int64_t>(block.size() - num_missing);
   }
   return num_found;
@@ -336,15 +326,14 @@ absl::Status EmbeddingTable::Impl::FindOrInsert(absl::Span<const Key> keys,
       CheckFloats("embeddings", keys.size(), "dim", dim(), embeddings.size()));
   IndexView views[kNumStripes];
   uint16_t missing[kMaxKernelKeys];
-  const std::shared_ptr<const StepLog::Moment> moment = Now();
-  const StepHistory now = HistoryOf(moment);
-  PatientSink retry(this, views, now);
+  const std::shared_ptr<const StepHistory> now = Now();
+  PatientSink retry(this, views, *now);
   const size_t dim = static_cast<size_t>(config_.dim);
   for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
     const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
     float* const to = embeddings.data() + begin * dim;
     const uint32_t num_missing =
-        ReadBlock(block, now, views, &retry, missing, to);
+        ReadBlock(block, *now, views, &retry, missing, to);
     if (num_missing == 0) continue;
     const ChangeClock::Change change(&change_clock_);
     const StripeGroups groups(hash_, block.data(), num_missing, missing);
@@ -352,10 +341,10 @@ absl::Status EmbeddingTable::Impl::FindOrInsert(absl::Span<const Key> keys,
         block.data(), groups, [&](const KeyPlace& place, uint32_t i) {
           // Another thread, or the same key earlier in the batch.
           if (place.has_row()) {
-            CopyEmbeddingLocked(place.stripe, place.entry, now, to + i * dim);
+            CopyEmbeddingLocked(place.stripe, place.entry, *now, to + i * dim);
             return absl::OkStatus();
           }
-          return InsertLocked(place, Today(), now.last_step, RowRounding(),
+          return InsertLocked(place, Today(), now->last_step, RowRounding(),
                               change.stamp(), [&](const RowFloats& row) {
                                 std::copy_n(row.embedding, dim, to + i * dim);
                               });
@@ -467,13 +456,12 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::AssignRows(
   const size_t slot_floats = static_cast<size_t>(this->slot_floats());
   const size_t state_floats = static_cast<size_t>(optimizer_.slot_floats());
   const ChangeClock::Change change(&change_clock_);
-  const std::shared_ptr<const StepLog::Moment> moment = Now();
-  const StepHistory now = HistoryOf(moment);
+  const std::shared_ptr<const StepHistory> now = Now();
   TFSWITCH_RETURN_IF_ERROR(ForEachLocked(keys, [&](const KeyPlace& place,
                                                    size_t i) {
     const auto set = [&](const RowFloats& row) {
       // The state that goes on is that of the step that has been.
-      if (slots.empty()) optimizer_.CatchUp(now, row.embedding, row.slots);
+      if (slots.empty()) optimizer_.CatchUp(*now, row.embedding, row.slots);
       std::copy_n(embeddings.data() + i * dim, dim, row.embedding);
       if (slots.empty()) return;
       const float* const from = slots.data() + i * slot_floats;
@@ -482,8 +470,8 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::AssignRows(
       if (!optimizer_.moves_idle_rows()) return;
       float* const step = row.slots + state_floats - 1;
       SetDenseStepOfSlot(mode == AssignMode::kSaved
-                             ? std::min(DenseStepOfSlot(step), now.last_step)
-                             : now.last_step,
+                             ? std::min(DenseStepOfSlot(step), now->last_step)
+                             : now->last_step,
                          step);
     };
     if (place.has_row() && mode == AssignMode::kNowIfMissing) {
@@ -495,7 +483,7 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::AssignRows(
       return absl::OkStatus();
     }
     ForgetLocked(place, change.stamp());
-    return InsertLocked(place, Today(), now.last_step, RowRounding(),
+    return InsertLocked(place, Today(), now->last_step, RowRounding(),
                         change.stamp(), set);
   }));
   return num_assigned;
@@ -568,9 +556,8 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
         "table '", config_.name,
         "': max_rows: expected a positive number, got ", max_rows));
   }
-  const std::shared_ptr<const StepLog::Moment> now =
+  const std::shared_ptr<const StepHistory> now =
       snapshot != nullptr ? snapshot->now : Now();
-  const StepHistory history = HistoryOf(now);
   const uint32_t limit =
       snapshot != nullptr ? snapshot->moment.epoch + 1 : kAnyStamp;
   const auto dim = static_cast<size_t>(config_.dim);
@@ -606,7 +593,7 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
   // `row` becomes the next one.
   const auto add = [&](Key key) {
     // Not the table: a snapshot does not change it.
-    optimizer_.CatchUp(history, row.data(), row.data() + dim);
+    optimizer_.CatchUp(*now, row.data(), row.data() + dim);
     keys[num_rows] = key;
     std::copy(row.begin(), row.begin() + dim,
               embeddings.begin() + num_rows * dim);
@@ -716,7 +703,7 @@ TableStats EmbeddingTable::Impl::stats() const {
     stats.admission_bytes += static_cast<int64_t>(bloom_->resident_bytes());
   }
   stats.num_rows = stats.inserted_rows - stats.erased_rows;
-  stats.num_steps = step_log_.Now()->history().last_step;
+  stats.num_steps = step_log_.Now()->last_step;
   stats.row_stride_bytes = static_cast<int64_t>(stride_ + statistics_stride_);
   stats.row_bytes = stats.num_rows * stats.row_stride_bytes;
   stats.reserved_bytes = row_resident_bytes - stats.row_bytes;

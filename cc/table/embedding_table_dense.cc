@@ -17,7 +17,7 @@ absl::Status EmbeddingTable::Impl::TakeStep(
     float learning_rate,
     absl::FunctionRef<absl::Status(const StepHistory*)> apply) {
   if (!is_dense()) return apply(nullptr);
-  std::shared_ptr<const StepLog::Moment> before;
+  std::shared_ptr<const StepHistory> before;
   {
     MutexLock lock(&step_mutex_);
     before = step_log_.Begin(learning_rate);
@@ -30,7 +30,7 @@ absl::Status EmbeddingTable::Impl::TakeStep(
   }
   // Whatever happens: rows that were there have taken it.
   const absl::Cleanup end = [&] { step_log_.End(*before); };
-  return apply(&before->history());
+  return apply(before.get());
 }
 
 uint32_t EmbeddingTable::Impl::ReadBlock(absl::Span<const Key> block,
@@ -70,9 +70,9 @@ void EmbeddingTable::Impl::CatchUp(absl::Span<const Key> keys,
 
 void EmbeddingTable::Impl::CatchUpAll() const {
   if (!optimizer_.moves_idle_rows()) return;
-  const std::shared_ptr<const StepLog::Moment> now = step_log_.Now();
+  const std::shared_ptr<const StepHistory> now = step_log_.Now();
   StepBatch steps;
-  steps.rounding = RoundingOf(GradientBatch(), now->history().last_step);
+  steps.rounding = RoundingOf(GradientBatch(), now->last_step);
   const size_t bytes = static_cast<size_t>(config_.dim) * sizeof(float);
   std::vector<float> before(static_cast<size_t>(config_.dim));
   for (Stripe& stripe : stripes_) {
@@ -90,7 +90,7 @@ void EmbeddingTable::Impl::CatchUpAll() const {
         }
         const auto step = [&](const RowFloats& row) {
           memcpy(before.data(), row.embedding, bytes);
-          optimizer_.CatchUp(now->history(), row.embedding, row.slots);
+          optimizer_.CatchUp(*now, row.embedding, row.slots);
           has_changed |= memcmp(before.data(), row.embedding, bytes) != 0;
         };
         ModifyRow(place, steps.RoundingOf(key), ChangeStamp(), step);

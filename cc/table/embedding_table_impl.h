@@ -246,13 +246,14 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
                              const Work& work) const;
 
   bool is_dense() const { return config_.optimizer.is_dense; }
-  // The steps that rows are to have taken; null where idle rows do not move.
-  std::shared_ptr<const StepLog::Moment> Now() const {
-    return optimizer_.moves_idle_rows() ? step_log_.Now() : nullptr;
-  }
-  static StepHistory HistoryOf(
-      const std::shared_ptr<const StepLog::Moment>& moment) {
-    return moment != nullptr ? moment->history() : StepHistory();
+  // The steps that rows are to have taken; none where idle rows do not move.
+  std::shared_ptr<const StepHistory> Now() const {
+    static constexpr StepHistory kNoSteps;
+    // Without an owner, whose count all lookups would write.
+    return optimizer_.moves_idle_rows()
+               ? step_log_.Now()
+               : std::shared_ptr<const StepHistory>(std::shared_ptr<void>(),
+                                                    &kNoSteps);
   }
   // Reads the rows of a block, as they are after the steps of the table, which
   // stay as they are unless missed steps are taken one by one.
@@ -321,11 +322,10 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
                            const StepHistory& now, float* embedding) const;
   void CopyStatisticsLocked(Stripe* stripe, StripeIndex::Entry entry,
                             float* row_statistics) const;
-  // The embedding of the words of a row after the steps of `now`. Changes them.
-  void CatchUpWords(const StepHistory& now, float* words,
-                    float* embedding) const;
-  // Another thread may be writing the row.
-  void RacyLoadEmbedding(const float* words, float* embedding) const;
+  // The embedding after the steps of `now`. Another thread may be writing the
+  // row.
+  void RacyLoadEmbedding(const float* words, const StepHistory& now,
+                         float* embedding) const;
 
   // Forgets the record of a key without a row.
   void ForgetLocked(const KeyPlace& place, ChangeStamp stamp) {
@@ -459,7 +459,7 @@ class EmbeddingTable::Impl::Snapshot final : public TableSnapshot {
   int64_t kept_bytes() const override;
 
   const Impl& impl;
-  std::shared_ptr<const StepLog::Moment> now;
+  std::shared_ptr<const StepHistory> now;
 };
 
 class EmbeddingTable::Impl::PatientSink final : public RetrySink {
@@ -483,23 +483,10 @@ class EmbeddingTable::Impl::PatientSink final : public RetrySink {
   }
 
   bool Read(Key key, float* embedding) override {
-    const bool is_behind =
-        now_.last_step > 0 && table_->optimizer_.moves_idle_rows();
-    const auto num_words = static_cast<size_t>(table_->codec_.num_words());
-    RowBuffer words(is_behind ? num_words : 0);
-    const bool is_found =
-        Retry(key, [&](Bucket* bucket, uint32_t meta, int, float* row) {
-          if (is_behind) {
-            RacyLoadFloats(words.data(), row, num_words);
-          } else {
-            table_->RacyLoadEmbedding(row, embedding);
-          }
-          return IsUnchanged(bucket, meta);
-        });
-    if (is_found && is_behind) {
-      table_->CatchUpWords(now_, words.data(), embedding);
-    }
-    return is_found;
+    return Retry(key, [&](Bucket* bucket, uint32_t meta, int, float* row) {
+      table_->RacyLoadEmbedding(row, now_, embedding);
+      return IsUnchanged(bucket, meta);
+    });
   }
 
   bool Step(Key key, uint32_t i) override {

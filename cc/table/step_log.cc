@@ -17,17 +17,19 @@ StepLog::StepLog(const Optimizer* optimizer)
   SetLatest(0);
 }
 
-std::shared_ptr<const StepLog::Moment> StepLog::Now() const {
+std::shared_ptr<const StepHistory> StepLog::Now() const {
   MutexLock lock(&mutex_);
   return at_work_.empty() ? latest_ : at_work_.front();
 }
 
 void StepLog::SetLatest(uint32_t step) {
   auto moment = std::make_shared<Moment>();
-  moment->runs_ = runs_;
-  moment->sums_ = sums_.Now();
-  moment->history_ = {runs_->data(), num_runs_, step,
-                      moment->sums_.empty() ? nullptr : moment->sums_.data()};
+  moment->owned_runs = runs_;
+  moment->sums = sums_.Now();
+  moment->runs = runs_->data();
+  moment->num_runs = num_runs_;
+  moment->last_step = step;
+  if (!moment->sums.empty()) moment->moments = moment->sums.data();
   latest_ = std::move(moment);
 }
 
@@ -55,23 +57,21 @@ void StepLog::AddRun(const StepRun& run) {
   (*runs_)[num_runs_++] = run;
 }
 
-std::shared_ptr<const StepLog::Moment> StepLog::Begin(float learning_rate) {
+std::shared_ptr<const StepHistory> StepLog::Begin(float learning_rate) {
   MutexLock lock(&mutex_);
-  const uint32_t step = latest_->history_.last_step + 1;
+  const uint32_t step = latest_->last_step + 1;
   if (step > kMaxDenseStep) return nullptr;
-  at_work_.reserve(at_work_.size() + 1);
   if (num_runs_ == 0 ||
       (*runs_)[num_runs_ - 1].learning_rate != learning_rate) {
     AddRun({step, learning_rate});
   }
   if (keeps_sums_) sums_.Add(learning_rate);
-  std::shared_ptr<const Moment> before = latest_;
+  at_work_.push_back(latest_);
   SetLatest(step);
-  at_work_.push_back(before);
-  return before;
+  return at_work_.back();
 }
 
-void StepLog::End(const Moment& before) {
+void StepLog::End(const StepHistory& before) {
   MutexLock lock(&mutex_);
   at_work_.erase(std::find_if(
       at_work_.begin(), at_work_.end(),
@@ -87,9 +87,8 @@ void StepLog::WaitForSteps() const {
 }
 
 SavedSteps StepLog::Save() const {
-  const std::shared_ptr<const Moment> now = Now();
-  const StepHistory& history = now->history();
-  return {history.last_step, {history.runs, history.runs + history.num_runs}};
+  const std::shared_ptr<const StepHistory> now = Now();
+  return {now->last_step, {now->runs, now->runs + now->num_runs}};
 }
 
 void StepLog::Restore(const SavedSteps& saved) {
@@ -98,13 +97,12 @@ void StepLog::Restore(const SavedSteps& saved) {
   num_runs_ = saved.runs.size();
   if (runs_->empty()) runs_->resize(1);
   // The sums of steps before these are made when a row needs them.
-  constexpr uint32_t kMaxSteps = MissedBlocks::kMaxKept * MissedBlock::kSteps;
-  uint32_t step = saved.last_step -
-                  (keeps_sums_ ? std::min(saved.last_step, kMaxSteps) : 0);
+  uint32_t step = saved.last_step;
+  if (keeps_sums_) step -= std::min(step, MissedSums::kKeptSteps);
   sums_.Reset(step);
   SetLatest(saved.last_step);
   while (keeps_sums_ && step < saved.last_step) {
-    sums_.Add(latest_->history_.RunOf(++step)->learning_rate);
+    sums_.Add(latest_->RunOf(++step)->learning_rate);
   }
   SetLatest(saved.last_step);
 }

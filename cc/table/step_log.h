@@ -35,30 +35,17 @@ class StepLog {
  public:
   static constexpr size_t kMaxRuns = size_t{1} << 20;  // 8 MiB.
 
-  // The log after one step. Immutable.
-  class Moment {
-   public:
-    const StepHistory& history() const { return history_; }
-
-   private:
-    friend class StepLog;
-    // Elements behind those of the history are written meanwhile.
-    std::shared_ptr<const std::vector<StepRun>> runs_;
-    std::vector<MissedMoment> sums_;
-    StepHistory history_;
-  };
-
   // The optimizer must outlive the log.
   explicit StepLog(const Optimizer* optimizer);
 
   // The log before the first step that has begun and not ended; without one,
   // after the last step.
-  std::shared_ptr<const Moment> Now() const;
+  std::shared_ptr<const StepHistory> Now() const;
 
   // Begins the next step, and returns the log before it; null at kMaxDenseStep
   // steps. Steps may overlap.
-  std::shared_ptr<const Moment> Begin(float learning_rate);
-  void End(const Moment& before);
+  std::shared_ptr<const StepHistory> Begin(float learning_rate);
+  void End(const StepHistory& before);
   // Returns when no step has begun and not ended. REQUIRES: none begins.
   void WaitForSteps() const;
 
@@ -69,6 +56,13 @@ class StepLog {
   static absl::Status Validate(const SavedSteps& saved);
 
  private:
+  // A history and what it points to. Elements of the runs behind those of the
+  // history are written meanwhile.
+  struct Moment : StepHistory {
+    std::shared_ptr<const std::vector<StepRun>> owned_runs;
+    std::vector<MissedMoment> sums;
+  };
+
   // Puts the next run behind the others.
   void AddRun(const StepRun& run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SetLatest(uint32_t step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -79,9 +73,10 @@ class StepLog {
   MissedSums sums_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<std::vector<StepRun>> runs_ ABSL_GUARDED_BY(mutex_);
   size_t num_runs_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::shared_ptr<const Moment> latest_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<const StepHistory> latest_ ABSL_GUARDED_BY(mutex_);
   // Before the steps that have begun and not ended, in their order.
-  std::vector<std::shared_ptr<const Moment>> at_work_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<const StepHistory>> at_work_
+      ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace tfswitch

@@ -189,7 +189,7 @@ class MissedSumsTest : public testing::TestWithParam<SumCase> {
         segment.averages != Averages::kShrinking) {
       expect_slots(2, row.v);
     }
-    if (segment.missed.has_corrections) {
+    if (segment.params.num_corrections > 0) {
       EXPECT_EQ(floats[kSumDim + segment.num_slots - 1],
                 static_cast<float>(history.last_step));
     }
@@ -254,10 +254,10 @@ TEST_P(MissedSumsTest, AreMadeAgainForStepsOfLongAgo) {
   const Optimizer optimizer(config, kSumDim);
   Log log(&optimizer);
   constexpr uint32_t kLast =
-      (MissedBlocks::kMaxKept + 3) * MissedBlock::kSteps + 5;
+      MissedSums::kKeptSteps + 6 * MissedBlock::kSteps + 5;
   while (log.last_step() < kLast) log.Add(RateOf(3, log.last_step() + 1));
   const StepHistory history = log.Now();
-  for (const uint32_t step : {0u, 1u, 1023u, 1024u, 2500u, 3071u, 3072u}) {
+  for (const uint32_t step : {0u, 1u, 1023u, 1024u, 2500u, 3583u, 3584u}) {
     ASSERT_NO_FATAL_FAILURE(ExpectSum(optimizer, history, step));
   }
 }

@@ -485,7 +485,7 @@ TEST(StepLog, HasTheSameSumsWhenItIsRestored) {
     const auto row_of = [&](const StepLog& of) {
       std::vector<float> row = {0.5f, 0.01f, 0.0001f, 1.0f, 0.0f};
       SetDenseStepOfSlot(step, &row.back());
-      optimizer.CatchUp(of.Now()->history(), row.data(), row.data() + 1);
+      optimizer.CatchUp(*of.Now(), row.data(), row.data() + 1);
       return row;
     };
     EXPECT_EQ(row_of(log), row_of(restored));
@@ -498,7 +498,7 @@ TEST(StepLog, IsShortenedAtItsEndOfMemory) {
   StepLog log(&optimizer);
   for (uint32_t step = 0; step < StepLog::kMaxRuns + 100; ++step) {
     const auto before = log.Begin(static_cast<float>(step % 2));
-    ASSERT_EQ(before->history().last_step, step);
+    ASSERT_EQ(before->last_step, step);
     log.End(*before);
   }
   const SavedSteps saved = log.Save();
