@@ -301,6 +301,12 @@ absl::Status ClusterTables::GoOn(bool may_reset,
       if (!table.is_other()) continue;
       changed->push_back({name, {}, -1});
       Remember(table.info, table.parts);
+      // Made again by a process that only reads.
+      if (table.info.config.optimizer.is_open && table.known.has_value()) {
+        TFSWITCH_RETURN_IF_ERROR(
+            Make(table.known->config, table.info.identity.incarnation)
+                .status());
+      }
     } else if (may_reset) {
       TFSWITCH_ASSIGN_OR_RETURN(ResetTable reset, Reset(name, table));
       changed->push_back(std::move(reset));

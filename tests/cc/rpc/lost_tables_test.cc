@@ -197,15 +197,18 @@ TEST_F(LostTablesTest, ATableThatAllServersHaveLostIsNotTakenForANewOne) {
   Restart(0);
   Restart(1);
   const absl::Status lost = client->CreateTable(SmallTable("t"));
-  // Who knew nothing of it makes it.
+  // Who knew nothing of it makes it, without a choice of its optimizer.
   auto other = ConnectToAll();
-  ASSERT_TRUE(other->CreateTable(SmallTable("t")).ok());
+  TableConfig open = SmallTable("t");
+  open.optimizer.is_open = true;
+  ASSERT_TRUE(other->CreateTable(open).ok());
   const absl::Status taken = Pull(*client);
 
   EXPECT_EQ(lost.code(), absl::StatusCode::kDataLoss) << lost;
   EXPECT_EQ(taken.code(), absl::StatusCode::kDataLoss) << taken;
   EXPECT_THAT(client->ResetLostTables()->at(0).shards, IsEmpty());
   EXPECT_TRUE(Pull(*client).ok());
+  EXPECT_TRUE(PushOnes(*client, "t", 2, RandomKeys(kRows), {9, 2}).ok());
 }
 
 TEST_F(LostTablesTest, RecreatingGoesOnAndSaysSoOnce) {
