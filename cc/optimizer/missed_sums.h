@@ -1,4 +1,4 @@
-// What the missed steps of a row come to, without taking them one by one.
+// Computes the effect of a row's missed steps without taking them one by one.
 //
 // A step without a gradient moves a coordinate by a product of X, which depends
 // on the row, and a number that depends on the table alone. The j-th missed
@@ -60,8 +60,8 @@ struct MissedPlan {
   // With kSteps: after so many steps only averages change.
   uint32_t settled_after = std::numeric_limits<uint32_t>::max();
   double weight_decay = 0.0;
-  // What a step leaves of the first average, or of all slots, and of the second
-  // one.
+  // The factor of a step for the first average, or for all slots, and for the
+  // second average.
   double keep_1 = 1.0;
   double keep_2 = 1.0;
   // With momentum and no decay: the sum of all moves over the velocity.
@@ -86,7 +86,7 @@ struct MissedPlan {
 // Sets segment->missed for segments of tables with dense updates.
 void PlanMissedSteps(bool is_nesterov, SegmentStep* segment);
 
-// What a kernel applies to a segment of a row.
+// The sums that a kernel applies to a segment of a row.
 struct MissedInput {
   const float* terms = own_terms;  // At least those that the plan has.
   float decay = 1.0f;              // Of weights.

@@ -74,7 +74,7 @@ def fit(model, ids=IDS, steps=4):
 
 
 def fit_alone(optimizer, steps=4):
-    """What Keras learns on one device, by gradients that are summed by id."""
+    """Keras's result on one device, with gradients summed by id."""
     dense = keras.layers.Dense(DIM, use_bias=False)
     model = make_model(optimizer, dense, (3, NUM_IDS))
     dense.set_weights([ROWS])

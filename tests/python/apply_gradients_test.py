@@ -1,4 +1,4 @@
-"""What a program does to gradients before it applies them reaches the rows.
+"""Changes that a program makes to gradients before it applies them reach rows.
 
 Each program runs with `keras.layers.Embedding` and with `DynamicEmbedding`. The
 gradient of the `Embedding` is summed by id when it is applied, as a table does

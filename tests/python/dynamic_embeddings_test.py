@@ -616,7 +616,7 @@ def test_rows_on_servers_stay_there_and_are_found_by_name(tmp_path):
             of_other.assign([1], np.ones((1, of_other.dim)))
         with pytest.warns(UserWarning) as caught:
             model.save(tmp_path / "model.keras")
-        # Of one of the three layers.
+        # The rows of one of the three layers.
         texts = "".join(str(each.message) for each in caught)
         assert len(re.findall("'many_.*do not go into", texts)) == 1
         loaded = keras.models.load_model(tmp_path / "model.keras")

@@ -413,7 +413,7 @@ def test_dense_updates_stay_dense_whoever_decides_the_optimizer(where):
             )
 
 
-# What a program may do with rows before it trains them.
+# Uses of rows that a program may make before it trains them.
 FIRST_USES = {
     "predict": lambda model: predictions(model),
     "predict of another model": lambda model: predictions(functional("ours")),
@@ -848,8 +848,8 @@ def test_converters_say_what_to_use():
     lite = tf.lite.TFLiteConverter.from_keras_model(model)
     with (
         pytest.warns(UserWarning, match=r"tfswitch\.saved_model\.save"),
-        # It drops the layer's error, and with Keras 3 fails by its own, whose
-        # type goes by the version.
+        # It drops the layer's error, and with Keras 3 raises its own, whose type
+        # depends on the version.
         pytest.raises((ValueError, TypeError, AttributeError)),
     ):
         lite.convert()

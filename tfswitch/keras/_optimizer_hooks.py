@@ -1,4 +1,4 @@
-"""What the optimizers of Keras do with the weight of a layer's rows.
+"""Methods of Keras's optimizers that handle the weight of a layer's rows.
 
 A gradient of rows goes through an optimizer's pipeline (loss scale, check for
 NaN, clipping, accumulation) as a tensor of one row for each id, with the ids

@@ -30,7 +30,7 @@ class Rows(NamedTuple):
 
 
 def no_rows(dim: int) -> Rows:
-    """Those of a table without any."""
+    """The rows of a table without any."""
     return Rows(np.zeros(0, np.int64), np.zeros((0, dim), np.float32))
 
 

@@ -499,7 +499,7 @@ class DynamicEmbedding(_backend.Layer):
         return {"optimizer": rule, "update": _following.update_of(self, rule)}
 
     def _step_of(self, optimizer: Any, learning_rate: Any) -> TablePush:
-        """What a push needs to know beside ids and gradients.
+        """Returns the settings of a push: all but ids and gradients.
 
         With "auto" the rows learn from now on as `optimizer`, if there is one.
         """

@@ -193,7 +193,7 @@ class TablePush(NamedTuple):
 
 
 class Pushed(NamedTuple):
-    """What came of the pushes of `push_many`, for each an element.
+    """The results of `push_many`, with an element for each push.
 
     Attributes:
         updated_rows: int64 scalars: the number of rows that took a step.

@@ -73,7 +73,7 @@ class SyncGroup:
             )
         self._worker = worker
         given = list(variables)
-        # Of each, the layer whose rows it stands for, or None.
+        # For each the layer whose rows it stands for, or None.
         self._owners = [getattr(v, "_tfswitch_owner", None) for v in given]
         self._variables = [
             v for v, owner in zip(given, self._owners, strict=True) if not owner
