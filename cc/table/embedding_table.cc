@@ -455,6 +455,10 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::AssignRows(
   const size_t dim = static_cast<size_t>(config_.dim);
   const size_t slot_floats = static_cast<size_t>(this->slot_floats());
   const size_t state_floats = static_cast<size_t>(optimizer_.slot_floats());
+  if (mode == AssignMode::kNow && !slots.empty() &&
+      optimizer_.moves_idle_rows() && size() == 0) {
+    GoOnAfterStepOf(slots);
+  }
   const ChangeClock::Change change(&change_clock_);
   const std::shared_ptr<const StepHistory> now = Now();
   TFSWITCH_RETURN_IF_ERROR(ForEachLocked(keys, [&](const KeyPlace& place,

@@ -148,6 +148,7 @@ enum class AssignMode {
   // They are of a save: with dense updates they take the steps since theirs.
   kSaved,
   // They are as they should be now, whatever steps were taken where they were.
+  // With dense updates an empty table goes on after the last of their steps.
   kNow,
   // The same, but rows that are there stay as they are.
   kNowIfMissing,

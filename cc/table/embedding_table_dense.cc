@@ -33,6 +33,19 @@ absl::Status EmbeddingTable::Impl::TakeStep(
   return apply(before.get());
 }
 
+void EmbeddingTable::Impl::GoOnAfterStepOf(absl::Span<const float> slots) {
+  const auto width = static_cast<size_t>(slot_floats());
+  uint32_t step = 0;
+  for (size_t i = static_cast<size_t>(optimizer_.slot_floats()) - 1;
+       i < slots.size(); i += width) {
+    step = std::max(step, DenseStepOfSlot(&slots[i]));
+  }
+  step = std::min(step, kMaxDenseStep);
+  // There is no row that has missed one of them, so that their rates are not
+  // read.
+  if (step > 0) step_log_.Restore({step, {{1, 0.0f}}});
+}
+
 uint32_t EmbeddingTable::Impl::ReadBlock(absl::Span<const Key> block,
                                          const StepHistory& now,
                                          IndexView* views, PatientSink* retry,

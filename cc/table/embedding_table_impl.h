@@ -255,6 +255,9 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
                : std::shared_ptr<const StepHistory>(std::shared_ptr<void>(),
                                                     &kNoSteps);
   }
+  // Has an empty table go on after the last step of rows with these slots. Its
+  // new ids then begin with that step, as in the table that the rows come from.
+  void GoOnAfterStepOf(absl::Span<const float> slots);
   // Reads the rows of a block, as they are after the steps of the table, which
   // stay as they are unless missed steps are taken one by one.
   uint32_t ReadBlock(absl::Span<const Key> block, const StepHistory& now,

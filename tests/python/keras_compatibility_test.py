@@ -635,6 +635,26 @@ def test_labels_that_are_nan_end_training_by_its_callback():
     assert epochs == [1, 1]
 
 
+def test_ids_that_are_new_after_a_load_begin_with_the_saved_step(tmp_path):
+    path = str(tmp_path / "model.keras")
+
+    def train(model):
+        labels = make_data()[1]
+        few = np.tile(np.arange(COLUMNS), (len(labels), 1))
+        model.fit(few, labels, batch_size=1, shuffle=False, verbose=0)
+        model.save(path)
+        loaded = keras.models.load_model(path)
+        return fit(loaded), predictions(loaded)
+
+    expected, ours = (
+        train(compiled(kind, optimizer=lambda: keras.optimizers.Adam(0.05)))
+        for kind in ("keras", "ours")
+    )
+
+    assert_alike(ours[0], expected[0])
+    assert_alike(ours[1], expected[1])
+
+
 def test_the_best_weights_are_restored():
     model = compiled("ours", optimizer=lambda: keras.optimizers.SGD(0.1))
     seen = []
@@ -848,7 +868,7 @@ def test_converters_say_what_to_use():
     lite = tf.lite.TFLiteConverter.from_keras_model(model)
     with (
         pytest.warns(UserWarning, match=r"tfswitch\.saved_model\.save"),
-        # It drops the layer's error, and with Keras 3 raises its own, whose type
+        # It drops the layer's error, and with Keras 3 raises its own. The type
         # depends on the version.
         pytest.raises((ValueError, TypeError, AttributeError)),
     ):
