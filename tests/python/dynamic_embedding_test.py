@@ -1215,6 +1215,7 @@ def test_gradients_that_are_not_finite_change_no_row_and_show_in_the_loss(
         assert np.isnan(np.asarray(loss)).any()
 
     np.testing.assert_array_equal(layer.table.lookup(ids), rows)
+    assert layer.table.iterations == int(model.optimizer.iterations) == 3
     assert "table 'emb': the gradient of id" in capfd.readouterr().err
 
 
