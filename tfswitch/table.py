@@ -353,7 +353,9 @@ class EmbeddingTable(TrackedTable):
     def iterations(self) -> int:
         """How many pushes this object has made.
 
-        Pushes carry the number of their step, for optimizers that go by it.
+        A push that is skipped because of NaN or Inf counts, as in Keras's
+        `iterations`. A step that a `LossScaleOptimizer` skips does not. Pushes
+        carry the number of their step, for optimizers that go by it.
         Set it when training goes on from a checkpoint.
         """
         with tf.init_scope():

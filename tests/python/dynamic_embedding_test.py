@@ -1043,15 +1043,18 @@ def test_a_file_of_another_dim_is_refused_and_nothing_changes(tmp_path):
     np.testing.assert_array_equal(layer.table.lookup([1]), [[1.0, 2.0, 3.0]])
 
 
-def test_a_save_to_h5_is_refused(tmp_path):
+def test_a_save_to_h5_is_refused_and_leaves_an_older_file(tmp_path):
     model, _ = adam_model(name="emb")
+    path = tmp_path / "model.h5"
+    path.write_text("older")
     saves = [model.save]
     if IS_LEGACY:  # Keras 3 itself refuses such weights.
         saves.append(model.save_weights)
 
     for save in saves:
         with pytest.raises(ValueError, match=r"'emb'.*\.h5.*\.keras"):
-            save(tmp_path / "model.h5")
+            save(path)
+        assert path.read_text() == "older"
 
 
 # --- Bad input --------------------------------------------------------------
@@ -1212,6 +1215,7 @@ def test_gradients_that_are_not_finite_change_no_row_and_show_in_the_loss(
         assert np.isnan(np.asarray(loss)).any()
 
     np.testing.assert_array_equal(layer.table.lookup(ids), rows)
+    assert layer.table.iterations == int(model.optimizer.iterations) == 3
     assert "table 'emb': the gradient of id" in capfd.readouterr().err
 
 

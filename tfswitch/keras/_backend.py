@@ -11,7 +11,6 @@ from tfswitch._which_keras import IS_LEGACY, VERSION, keras
 
 Layer: Any = keras.layers.Layer
 Model: Any = keras.Model
-Variable: Any = tf.Variable if IS_LEGACY else keras.Variable
 Optimizer: Any = keras.optimizers.Optimizer
 Callback: Any = keras.callbacks.Callback
 register_keras_serializable = keras.saving.register_keras_serializable

@@ -6,12 +6,14 @@ variables. The value of a layer's weight is an empty matrix that carries the
 rows with it.
 """
 
+import functools
 import weakref
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tfswitch.keras import _backend
+from tfswitch.keras._row_weights import is_rows
 
 # More would not be wanted in the memory of one worker.
 _MAX_BYTES_FROM_SERVERS = 4 << 30
@@ -76,7 +78,6 @@ def attach(variable: Any, layer: Any) -> None:
         layer = owner()
         if layer is None:
             return np.zeros(tuple(variable.shape), np.float32)
-        _refuse_hdf5(layer)
         if layer._table is None:
             return _value_of(*layer._first_rows)
         _check_size(layer)
@@ -93,28 +94,42 @@ def attach(variable: Any, layer: Any) -> None:
 
     variable.numpy = numpy
     variable.assign = assign_value
-    if not _backend.IS_LEGACY:
-        variable.__class__ = _KerasWeight
 
 
-class _KerasWeight(_backend.Variable):
-    """A layer's weight; Keras 3 reads by this what it writes to `.h5` files."""
+def refuse_hdf5() -> None:
+    """Lets Keras refuse `.h5` files, which have no place for rows.
 
-    def __array__(self, dtype: Any = None) -> Any:
-        _refuse_hdf5(self._tfswitch_owner())
-        return super().__array__(dtype)
+    Keras refuses before it opens the file, so that an older file stays. Call
+    this once.
+    """
+    if _backend.IS_LEGACY:
+        from tf_keras.src.saving.legacy import hdf5_format, save
+
+        _refuse_rows(save, "save_weights")
+    else:
+        from keras.src.legacy.saving import legacy_h5_format as hdf5_format
+    _refuse_rows(hdf5_format, "save_model_to_hdf5")
 
 
-def _refuse_hdf5(layer: Any) -> None:
-    """Raises ValueError where Keras writes a file of `layer.weights` alone."""
-    if layer is not None and _backend.is_called_by(
-        "keras.src.legacy.saving.legacy_h5_format.",
-        "tf_keras.src.saving.legacy.hdf5_format.",
-    ):
-        raise ValueError(
-            f"layer '{layer.name}': a `.h5` file does not hold its rows. Save "
-            "the model as `.keras`, or its weights as `.weights.h5`."
-        )
+def _refuse_rows(module: Any, name: str) -> None:
+    original = getattr(module, name)
+
+    @functools.wraps(original)
+    def save(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        form = kwargs.get("save_format")
+        kind = f".{form.lower().strip()}" if form else str(filepath)
+        layers = [v._tfswitch_owner() for v in model.weights if is_rows(v)]
+        if layers and (
+            name != "save_weights" or kind.endswith((".h5", ".hdf5", ".keras"))
+        ):
+            raise ValueError(
+                f"layer '{layers[0].name}': a `.h5` file does not hold its "
+                "rows. Save the model as `.keras`, or its weights as "
+                "`.weights.h5`."
+            )
+        return original(model, filepath, *args, **kwargs)
+
+    setattr(module, name, save)
 
 
 def _check_size(layer: Any) -> None:

@@ -41,6 +41,7 @@ from tfswitch.table import (
 )
 
 _optimizer_hooks.install()
+_weights.refuse_hdf5()
 
 # Makes a layer's output of the float32 embeddings of its ids.
 _Finish = Callable[[tf.Tensor], Any]
