@@ -40,8 +40,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 from absl import app, flags
-from figures import report
-from frappe import FIELDS, Data, Split, area_under_curve
+from figures import area_under_curve, report
+from frappe import FIELDS, Data, Split
 
 import tfswitch as tsw
 

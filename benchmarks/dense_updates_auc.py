@@ -1,61 +1,83 @@
-"""AUC on Frappe with `keras.layers.Embedding`, and with tables in its place.
+"""What a model learns with `DynamicEmbedding` in the place of `Embedding`.
 
     python benchmarks/dense_updates_auc.py
 
-Trains LR, FM, DeepFM and DCN with Keras's layer ("keras"), and with only the
-layer changed ("sparse", the default, and "dense", which is `update="dense"`).
-The protocol is that of BARS (Zhu et al., SIGIR 2022): dimension 10, batches of
-4,096, Adam at 1e-3, rows that start with a deviation of 1e-4, L2 of all rows,
-a rate of a tenth after each epoch whose validation AUC is no better, an end
-after two. The gradient's norm is clipped variable by variable. All three have
-one seed; their first rows are drawn from one distribution.
+Trains LR, FM, DeepFM and DCN on Frappe, and two towers on MovieLens, with each
+kind of layer:
+
+*   "keras": `keras.layers.Embedding`;
+*   "summed": the same, and the optimizer sums the gradients of an id first, as
+    tables do. Adam of Keras 3 adds up the squares of the single gradients;
+*   "default": `DynamicEmbedding` with default settings;
+*   "sparse": the same with `update="sparse"`.
+
+With a seed all kinds have the same first rows and the same other weights, see
+the same batches, and drop the same units. An AUC is that of the test samples
+after the last epoch, the mean of all seeds. The losses of each epoch are
+compared with those of "summed": the largest difference of all seeds, divided by
+the mean difference of two seeds of "summed".
 """
 
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-import dataclasses
+import itertools
+import pathlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import frappe
 import keras
 import numpy as np
+import tensorflow as tf
 from absl import app, flags
-from figures import report
+from figures import area_under_curve, report
 
 import tfswitch as tsw
 
-_MODELS = flags.DEFINE_list("models", ["lr", "fm", "deepfm", "dcn"], "Which.")
-_KINDS = flags.DEFINE_list(
-    "kinds", ["keras", "sparse", "dense"], "With which layers."
-)
-_SEED = flags.DEFINE_integer("seed", 1, "Of all draws.")
-_EPOCHS = flags.DEFINE_integer("epochs", 100, "At most.", lower_bound=1)
+EPOCHS = {"lr": 10, "fm": 10, "deepfm": 5, "dcn": 5, "towers": 3}
+_MODELS = flags.DEFINE_list("models", [*EPOCHS], "Which.")
+_SEEDS = flags.DEFINE_integer("seeds", 3, "Trainings of each.", lower_bound=2)
 
+KINDS = ("keras", "summed", "default", "sparse")
 DIM = 10
-# The factor of w in the gradient; Keras's L2 has half of it.
-L2 = {"lr": 1e-5, "fm": 5e-6, "deepfm": 0.05, "dcn": 0.05}
+RATINGS = (
+    pathlib.Path(__file__)
+    .parents[1]
+    .joinpath("examples/data/ml_latest_small/ratings.csv.gz")
+)
 
 
-def embedding(kind: str, dim: int, ids: int, l2: float) -> keras.layers.Layer:
+class Data(NamedTuple):
+    """Samples, of which those for the test come first."""
+
+    ids: np.ndarray  # (samples, fields), from 0.
+    labels: np.ndarray
+    num_ids: int
+    num_test: int
+
+
+class SummingAdam(keras.optimizers.Adam):
+    """Sums the gradients of an id before it squares them."""
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        super().apply([*map(tf.convert_to_tensor, grads)], trainable_variables)
+
+
+def embedding(kind: str, dim: int, ids: int, seed: int) -> keras.layers.Layer:
     """Returns a layer; the kinds differ in nothing else."""
-    layer, options = keras.layers.Embedding, {}
-    if kind != "keras":
-        layer, options = tsw.keras.DynamicEmbedding, {"update": kind}
-    return layer(
-        ids,
-        dim,
-        embeddings_initializer=keras.initializers.RandomNormal(stddev=1e-4),
-        embeddings_regularizer=keras.regularizers.L2(l2 / 2),
-        **options,
-    )
+    update = "sparse" if kind == "sparse" else "auto"
+    layer = tsw.keras.DynamicEmbedding(dim, seed=seed, update=update)
+    if kind in ("default", "sparse"):
+        return layer
+    rows = layer.table.lookup_or_create(np.arange(ids)).numpy()
+    return keras.layers.Embedding(ids, dim, weights=rows)
 
 
 def hidden(x: Any) -> Any:
-    for _ in range(3):
-        x = keras.layers.Dense(400)(x)
+    for units in (128, 64):
+        x = keras.layers.Dense(units)(x)
         x = keras.layers.BatchNormalization()(x)
         x = keras.layers.ReLU()(x)
         x = keras.layers.Dropout(0.2)(x)
@@ -74,16 +96,17 @@ class Cross(keras.layers.Layer):
         return first * keras.ops.matmul(x, self.w) + self.b + x
 
 
-def make_model(name: str, kind: str, num_ids: int) -> keras.Model:
+def make_model(name: str, kind: str, num_ids: int, seed: int) -> keras.Model:
     """Maps ids `(batch, fields)` to a probability."""
-    ids = keras.Input((frappe.FIELDS,), dtype="int64")
+    fields = 2 if name == "towers" else frappe.FIELDS
+    ids = keras.Input((fields,), dtype="int64")
+    linear = embedding(kind, 1, num_ids, seed)(ids)
+    vectors = embedding(kind, DIM, num_ids, seed)(ids)
+    keras.utils.set_random_seed(seed)  # An Embedding has drawn numbers.
+    flat = keras.layers.Flatten()(vectors)
     logits = []
-    if name != "dcn":
-        linear = embedding(kind, 1, num_ids, L2[name])(ids)
+    if name in ("lr", "fm", "deepfm"):
         logits.append(keras.ops.sum(linear, axis=1))
-    if name != "lr":
-        vectors = embedding(kind, DIM, num_ids, L2[name])(ids)
-        flat = keras.layers.Flatten()(vectors)
     if name in ("fm", "deepfm"):
         sums = keras.ops.square(keras.ops.sum(vectors, axis=1))
         squares = keras.ops.sum(keras.ops.square(vectors), axis=1)
@@ -97,81 +120,88 @@ def make_model(name: str, kind: str, num_ids: int) -> keras.Model:
             crossed = Cross()(flat, crossed)
         both = keras.layers.Concatenate()([crossed, hidden(flat)])
         logits.append(keras.layers.Dense(1)(both))
+    if name == "towers":
+        user, movie = (
+            keras.layers.Dense(DIM)(
+                keras.layers.Dense(64, "relu")(vectors[:, field])
+            )
+            for field in range(fields)
+        )
+        logits.append(keras.layers.Dot(1)([user, movie]))
     total = logits[0] if len(logits) == 1 else keras.layers.add(logits)
     return keras.Model(ids, keras.activations.sigmoid(total))
 
 
-class ValidAuc(keras.callbacks.Callback):
-    """Gives the callbacks behind it the exact AUC of a split."""
-
-    def __init__(self, split: frappe.Split) -> None:
-        super().__init__()
-        self.split = split
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        logs["val_auc"] = auc(self.model, self.split)
-
-
-def auc(model: keras.Model, split: frappe.Split) -> float:
-    scores = model.predict(split[0], batch_size=8192, verbose=0)
-    return frappe.area_under_curve(split[1], scores.ravel())
-
-
-def train(data: frappe.Data, name: str, kind: str) -> float:
-    """Returns the AUC of the test split after the best epoch."""
-    keras.utils.set_random_seed(_SEED.value)
-    num_ids = 1 + max(int(ids.max()) for ids, _ in dataclasses.astuple(data))
-    model = make_model(name, kind, num_ids)
-    model.compile(
-        keras.optimizers.Adam(1e-3, clipnorm=10.0), "binary_crossentropy"
-    )
-    best = {"monitor": "val_auc", "mode": "max"}
-    model.fit(
-        *data.train,
-        batch_size=4096,
-        epochs=_EPOCHS.value,
+def train(
+    data: Data, name: str, kind: str, seed: int
+) -> tuple[float, list[float]]:
+    """Returns the AUC of the test samples, and the loss of each epoch."""
+    model = make_model(name, kind, data.num_ids, seed)
+    adam = SummingAdam if kind == "summed" else keras.optimizers.Adam
+    model.compile(adam(), "binary_crossentropy")
+    test, rest = slice(data.num_test), slice(data.num_test, None)
+    keras.utils.set_random_seed(seed)  # Of the order of the samples.
+    history = model.fit(
+        data.ids[rest],
+        data.labels[rest],
+        batch_size=512,
+        epochs=EPOCHS[name],
         verbose=0,
-        callbacks=[
-            ValidAuc(data.valid),
-            keras.callbacks.ReduceLROnPlateau(
-                **best, factor=0.1, patience=1, min_delta=1e-6
-            ),
-            keras.callbacks.EarlyStopping(
-                **best, patience=2, min_delta=1e-6, restore_best_weights=True
-            ),
-        ],
     )
-    return auc(model, data.test)
+    scores = model.predict(data.ids[test], batch_size=8192, verbose=0)
+    auc = area_under_curve(data.labels[test], scores.ravel())
+    return auc, history.history["loss"]
 
 
-def renumbered(data: frappe.Data) -> frappe.Data:
-    """Numbers ids from 0, as `Embedding` needs."""
-    splits = dataclasses.astuple(data)
-    _, ids = np.unique(
-        np.concatenate([ids for ids, _ in splits]), return_inverse=True
-    )
-    ends = np.cumsum([len(labels) for _, labels in splits])
-    parts = np.split(ids.reshape(-1, frappe.FIELDS), ends[:-1])
-    return frappe.Data(
-        *(
-            (part, labels)
-            for part, (_, labels) in zip(parts, splits, strict=True)
+def read(name: str) -> Data:
+    """Reads Frappe, or who rates which movie with 4 or more."""
+    if name == "towers":
+        lines = np.loadtxt(RATINGS, delimiter=",", skiprows=1)
+        lines = np.random.default_rng(1).permutation(lines)
+        ids = tsw.ids.pack(np.arange(2), lines[:, :2].astype(np.int64))
+        labels = (lines[:, 2] >= 4).astype(np.float32)
+        num_test = len(ids) // 5
+    else:
+        data = frappe.read()
+        ids, labels = (
+            np.concatenate(pair)
+            for pair in zip(data.test, data.train, strict=True)
         )
-    )
+        num_test = len(data.test[0])
+    known = np.unique(ids)
+    return Data(np.searchsorted(known, ids), labels, len(known), num_test)
+
+
+def compare(name: str) -> None:
+    """Trains a model with all kinds; hands over and prints the figures."""
+    data = read(name)
+    auc, losses = {}, {}
+    for kind in KINDS:
+        found = [
+            train(data, name, kind, seed) for seed in range(1, 1 + _SEEDS.value)
+        ]
+        auc[kind] = np.mean([auc for auc, _ in found])
+        losses[kind] = np.array([of_epochs for _, of_epochs in found])
+        print(f"{name}, {kind}: AUC {auc[kind]:.5f}, losses", flush=True)
+        print(losses[kind].round(5))
+        report(f"auc | {name} | {kind}", "AUC", [auc[kind]])
+    for other, bar in ("keras", ""), ("summed", "within 0.001"):
+        less = auc["default"] - auc[other]
+        report(f"auc | {name} | default less {other}", "AUC", [less], bar)
+    pairs = itertools.combinations(losses["summed"], 2)
+    spread = np.mean([np.abs(a - b) for a, b in pairs], axis=0)
+    report(f"losses | {name} | two seeds", "", spread)
+    for kind, bar in ("default", "at most 1"), ("keras", ""), ("sparse", ""):
+        ratio = np.abs(losses[kind] - losses["summed"]).max(axis=0) / spread
+        report(f"losses | {name} | {kind} / two seeds", "", ratio, bar)
+        print(f"{name}, {kind}: {ratio.max():.3g} of the spread at most")
 
 
 def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unknown arguments: {' '.join(argv[1:])}")
-    data = renumbered(frappe.read())
-    print(f"{'':8}" + "".join(f"{kind:>10}" for kind in _KINDS.value))
     for name in _MODELS.value:
-        print(f"{name:8}", end="", flush=True)
-        for kind in _KINDS.value:
-            found = train(data, name, kind)
-            report(f"auc | {name} | {kind}", "AUC", [found])
-            print(f"{found:10.5f}", end="", flush=True)
-        print()
+        compare(name)
 
 
 if __name__ == "__main__":

@@ -62,15 +62,3 @@ def generate_data() -> Data:
         return tsw.ids.pack(np.arange(FIELDS), ids), labels.astype(np.float32)
 
     return Data(split(7000), split(2000), split(1000))
-
-
-def area_under_curve(labels: np.ndarray, scores: np.ndarray) -> float:
-    """Exact, with ties as halves."""
-    _, place, counts = np.unique(
-        scores, return_inverse=True, return_counts=True
-    )
-    ranks = (np.cumsum(counts) - (counts - 1) / 2.0)[place]
-    positives = labels > 0.5
-    n = int(positives.sum())
-    below = ranks[positives].sum() - n * (n + 1) / 2.0
-    return float(below / (n * (len(labels) - n)))

@@ -24,8 +24,7 @@ import tfswitch as tsw
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "examples"))
 
 import deepfm_movielens as example
-from figures import report
-from frappe import area_under_curve
+from figures import area_under_curve, report
 
 _SEEDS = flags.DEFINE_list("seeds", ["1", "2", "3"], "One training for each.")
 

@@ -140,7 +140,7 @@ def make_figure(
     return {
         "name": name,
         "unit": unit,
-        "median": round(median, digits),
+        "median": round(median, digits) + 0.0,  # Which is 0.0 for -0.0.
         "min": round(min(values), digits) if is_many else None,
         "max": round(max(values), digits) if is_many else None,
         "rounds": len(values),
