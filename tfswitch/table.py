@@ -216,6 +216,8 @@ class EmbeddingTable(TrackedTable):
         if not self._spec.is_open:
             return
         with self._handle_lock:
+            # One that was dropped is not made again.
+            self._native.size()
             try:
                 self._open(dataclasses.replace(self._spec, is_open=False))
             except ValueError:
@@ -224,9 +226,12 @@ class EmbeddingTable(TrackedTable):
                     raise
 
     def _find_choice(self) -> None:
-        """Looks whether another process has chosen an optimizer."""
-        if self._spec.is_open and self._cluster.is_remote:
-            self._open(self._spec)
+        """Looks whether others have chosen an optimizer."""
+        if self._spec.is_open:
+            with contextlib.suppress(KeyError):
+                # One that was dropped is not made again.
+                self._native.size()
+                self._open(self._spec)
 
     def _open_with_a_seed(self, spec: TableSpec) -> None:
         seed = self._find_seed()

@@ -460,6 +460,19 @@ def test_a_push_by_hand_chooses_the_optimizer_for_all_processes():
         assert second.iterations == 1
 
 
+@pytest.mark.parametrize("where", [0, 2])
+def test_a_dropped_table_without_an_optimizer_is_not_made_again(where):
+    with running_cluster(where) as cluster:
+        table = tsw.keras.DynamicEmbedding(DIM, name="rows").table
+        table.drop()
+
+        assert isinstance(table.optimizer, tsw.optimizers.Adam)
+        with pytest.raises(KeyError, match="no table 'rows'"):
+            table.push([1], np.ones((1, DIM)))
+
+        assert not cluster.tables()
+
+
 def test_an_optimizer_that_another_process_chose_is_found():
     with running_cluster(2):
         present = tsw.keras.DynamicEmbedding(DIM, name="rows").table
