@@ -140,7 +140,7 @@ def train(
     adam = SummingAdam if kind == "summed" else keras.optimizers.Adam
     model.compile(adam(), "binary_crossentropy")
     test, rest = slice(data.num_test), slice(data.num_test, None)
-    keras.utils.set_random_seed(seed)  # Of the order of the samples.
+    keras.utils.set_random_seed(seed)  # It orders the samples.
     history = model.fit(
         data.ids[rest],
         data.labels[rest],

@@ -89,8 +89,8 @@ void PlanMissedSteps(bool is_nesterov, SegmentStep* segment);
 // The sums that a kernel applies to a segment of a row.
 struct MissedInput {
   const float* terms = own_terms;  // At least those that the plan has.
-  float decay = 1.0f;              // Of weights.
-  MissedPlan::Kept kept;           // Of averages.
+  float decay = 1.0f;              // The factor of weights.
+  MissedPlan::Kept kept;           // The factors of averages.
   float count = 0.0f;
   // Whether slots change; else only the weights are wanted.
   bool writes_slots = true;
@@ -112,8 +112,8 @@ struct MissedBlock {
 // The sums of a segment at one step of the table. Immutable.
 struct MissedMoment {
   std::vector<float> recent;  // Sums that are not final, of the last step last.
-  double decay = 1.0;         // From the first step of the last block.
-  uint32_t first_step = 0;    // Of the first block.
+  double decay = 1.0;         // It begins with the last block.
+  uint32_t first_step = 0;    // The first block has it.
   std::shared_ptr<const std::vector<MissedBlock>> blocks;
 };
 
