@@ -154,14 +154,16 @@ absl::Status Run(const ShardCall& call, const v1::CommitRoundRequest& request,
 
 absl::Status Run(const ShardCall& call, const v1::EraseRequest& request,
                  v1::EraseResponse* response) {
-  TFSWITCH_ASSIGN_OR_RETURN(const auto table,
-                            call.shard.FindTable(TableOf(request)));
+  TFSWITCH_RETURN_IF_ERROR(call.shard.FindTable(TableOf(request)).status());
   TFSWITCH_ASSIGN_OR_RETURN(
       const WriteResult written,
       call.shard.WriteOnce(
           request.client_id(), request.sequence(),
           [&] { return call.shard.Log(RecordType::kErase, request); },
-          [&] {
+          [&]() -> absl::StatusOr<int64_t> {
+            // The call may have waited while the table was replaced.
+            TFSWITCH_ASSIGN_OR_RETURN(const auto table,
+                                      call.shard.FindTable(TableOf(request)));
             return call.shard.Erase(*table,
                                     absl::MakeConstSpan(request.keys().data(),
                                                         request.keys().size()));
