@@ -4,7 +4,6 @@ tests/integration/legacy_keras_test.py runs this file with tf_keras.
 """
 
 import gc
-import pickle
 import warnings
 
 import numpy as np
@@ -919,18 +918,6 @@ def test_a_cloned_model_has_a_table_of_its_own():
 
     assert clone.get_layer("emb").table.name == "emb_1"
     assert clone.get_layer("emb").table.size() == 0
-
-
-def test_a_pickled_model_brings_its_rows_along():
-    model, layer = adam_model(name="emb")
-    ids, labels = make_data(16)
-    model.fit(ids, labels, verbose=0)
-
-    again = pickle.loads(pickle.dumps(model))
-
-    check_same_and_trains_alike(
-        model, layer, again, again.get_layer("emb"), ids
-    )
 
 
 def test_rows_without_optimizer_state_are_saved_and_loaded(tmp_path):

@@ -648,24 +648,39 @@ def test_labels_that_are_nan_end_training_by_its_callback():
     assert epochs == [1, 1]
 
 
-def test_ids_that_are_new_after_a_load_begin_with_the_saved_step(tmp_path):
+def _through_a_file(model, path):
+    model.save(path)
+    return keras.models.load_model(path)
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        _through_a_file,
+        lambda model, path: pickle.loads(pickle.dumps(model)),
+        lambda model, path: copy.deepcopy(model),
+    ],
+    ids=["file", "pickle", "deepcopy"],
+)
+def test_ids_that_are_new_to_a_copied_model_begin_with_its_step(
+    copied, tmp_path
+):
     path = str(tmp_path / "model.keras")
 
     def train(model):
         labels = make_data()[1]
         few = np.tile(np.arange(COLUMNS), (len(labels), 1))
         model.fit(few, labels, batch_size=1, shuffle=False, verbose=0)
-        model.save(path)
-        loaded = keras.models.load_model(path)
-        return fit(loaded), predictions(loaded)
+        again = copied(model, path)
+        return fit(again), predictions(again), predictions(model)
 
     expected, ours = (
         train(compiled(kind, optimizer=lambda: keras.optimizers.Adam(0.05)))
         for kind in ("keras", "ours")
     )
 
-    assert_alike(ours[0], expected[0])
-    assert_alike(ours[1], expected[1])
+    for one, other in zip(ours, expected, strict=True):
+        assert_alike(one, other)
 
 
 def test_the_best_weights_are_restored():
