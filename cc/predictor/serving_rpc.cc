@@ -39,6 +39,7 @@
 #include "cc/rpc/access_control.h"
 #include "cc/rpc/address.h"
 #include "cc/rpc/channel_settings.h"
+#include "cc/rpc/edge/listener.h"
 #include "cc/rpc/server_settings.h"
 #include "cc/rpc/status_conversion.h"
 #include "cc/rpc/tls.h"
@@ -57,6 +58,8 @@ constexpr char kSignatureDef[] = "signature_def";
 constexpr int kOtherThreads = 64;
 // They wait for nothing; some of the other threads.
 constexpr int kMaxStatusCalls = 16;
+constexpr uint64_t kMaxConnections = 10'000;
+constexpr int kMaxStreams = 1024;  // Of a connection.
 
 ServingBytes BytesOf(const std::string& text) {
   return {text.data(), text.size()};
@@ -345,15 +348,18 @@ void PrepareProcess() {
 struct ServingRpcServer {
   ServingRpcServer(const ServingHandler& handler,
                    const ServingRpcOptions& options,
-                   std::unique_ptr<tfswitch::AccessControl> its_access)
+                   std::unique_ptr<tfswitch::AccessControl> its_access,
+                   bool has_tls)
       : access(std::move(its_access)),
         predictions(handler, options, access.get()),
-        models(handler, access.get()) {}
+        models(handler, access.get()),
+        listener({tfswitch::kMaxConnections, tfswitch::kMaxStreams, has_tls}) {}
 
   const std::unique_ptr<tfswitch::AccessControl> access;
   tfswitch::PredictionService predictions;
   tfswitch::ModelService models;
   std::unique_ptr<grpc::Server> server;  // Goes before what it uses.
+  tfswitch::Listener listener;
   std::string address;
 };
 
@@ -367,10 +373,6 @@ void SetServing(ServingRpcServer* server, int32_t serving) {
 absl::StatusOr<std::unique_ptr<ServingRpcServer>> Listen(
     const ServingRpcOptions& options, const ServingHandler& handler) {
   TFSWITCH_ASSIGN_OR_RETURN(Address address, ParseAddress(options.address));
-  // What the name stands for is in the machine's files.
-  if (absl::EqualsIgnoreCase(address.host, "localhost")) {
-    address.host = "127.0.0.1";
-  }
   SecurityOptions security;
   security.tls = WithAbsolutePaths(
       {options.tls_ca, options.tls_cert, options.tls_key, ""});
@@ -381,14 +383,16 @@ absl::StatusOr<std::unique_ptr<ServingRpcServer>> Listen(
   TFSWITCH_ASSIGN_OR_RETURN(auto access,
                             AccessControl::Open(address, security));
   TFSWITCH_ASSIGN_OR_RETURN(auto credentials, MakeServerTls(security.tls));
-  auto server =
-      std::make_unique<ServingRpcServer>(handler, options, std::move(access));
+  auto server = std::make_unique<ServingRpcServer>(
+      handler, options, std::move(access), !(security.tls == TlsFiles()));
+  TFSWITCH_RETURN_IF_ERROR(server->listener.Open(&address));
   const uint64_t max_message_bytes =
       std::min<uint64_t>(options.max_message_bytes, kLargestMessageLimit);
   grpc::ServerBuilder builder;
-  builder.AddListeningPort(address.ToString(), credentials, &address.port);
-  // Or a second server would silently take every other connection.
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  auto acceptor = builder.experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+      credentials);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
   SetMessageLimits(max_message_bytes, &builder);
   // Each call holds a thread, also one that will be refused.
   grpc::ResourceQuota quota("tfswitch-serving");
@@ -401,13 +405,11 @@ absl::StatusOr<std::unique_ptr<ServingRpcServer>> Listen(
   builder.RegisterService(&server->models);
   server->server = builder.BuildAndStart();
   if (server->server == nullptr) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot listen on ", options.address,
-                     ": the address is not of this machine, or another server "
-                     "has it"));
+    return absl::InternalError("gRPC cannot build a server");
   }
   SetServing(server.get(), 0);
   server->address = address.ToString();
+  server->listener.Start(std::move(acceptor));
   return server;
 }
 
@@ -425,6 +427,7 @@ ServingRpcServer* Start(const ServingRpcOptions* options,
 
 void Stop(ServingRpcServer* server, int64_t grace_ms) {
   SetServing(server, 0);
+  server->listener.Stop();
   server->server->Shutdown(system_clock::now() + milliseconds(grace_ms));
   delete server;
 }

@@ -31,11 +31,11 @@
 #include "cc/rpc/access_control.h"
 #include "cc/rpc/address.h"
 #include "cc/rpc/channel_settings.h"
+#include "cc/rpc/edge/listener.h"
 #include "cc/rpc/process_settings.h"
 #include "cc/rpc/server/coordination_service.h"
 #include "cc/rpc/server/data_plane.h"
 #include "cc/rpc/server/health_service.h"
-#include "cc/rpc/server/listener.h"
 #include "cc/rpc/server/service.h"
 #include "cc/rpc/server_settings.h"
 #include "cc/rpc/tls.h"
@@ -81,12 +81,16 @@ absl::Status Validate(const GrpcServerOptions& options) {
   return absl::OkStatus();
 }
 
+bool HasTls(const SecurityOptions& security) {
+  return !(security.tls == TlsFiles());
+}
+
 ServiceIdentity IdentityOf(const GrpcServerOptions& options) {
   ServiceIdentity identity;
   identity.protocol_version = options.protocol_version;
   identity.max_message_bytes = options.max_message_bytes;
   const SecurityOptions& security = options.security;
-  identity.security.set_has_tls(!(security.tls == TlsFiles()));
+  identity.security.set_has_tls(HasTls(security));
   identity.security.set_has_client_certificates(!security.tls.ca.empty());
   identity.security.set_has_tokens(!security.token_file.empty());
   identity.security.set_is_insecure(security.is_insecure);
@@ -105,7 +109,8 @@ class RunningServer final : public GrpcServer {
         shard_(std::move(shard)),
         service_(IdentityOf(options), shard_, door_, &helpers_),
         coordination_(shard_, door_),
-        listener_(options.max_connections) {}
+        listener_({options.max_connections, options.max_calls_per_connection,
+                   HasTls(options.security)}) {}
 
   ~RunningServer() override { Stop(absl::ZeroDuration()); }
 

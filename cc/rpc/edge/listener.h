@@ -4,8 +4,8 @@
 // when the process has no file descriptor left for one, it stops listening for
 // good.
 
-#ifndef TFSWITCH_CC_RPC_SERVER_LISTENER_H_
-#define TFSWITCH_CC_RPC_SERVER_LISTENER_H_
+#ifndef TFSWITCH_CC_RPC_EDGE_LISTENER_H_
+#define TFSWITCH_CC_RPC_EDGE_LISTENER_H_
 
 #include <grpcpp/server_builder.h>
 #include <sys/types.h>
@@ -25,9 +25,18 @@
 
 namespace tfswitch {
 
+// What a listener lets in.
+struct ListenerOptions {
+  uint64_t max_connections = 0;  // More are closed at once.
+  // Of a connection: those that gRPC lets in.
+  uint64_t max_streams = 0;
+  bool has_tls = false;
+};
+
 // Connections over `max_connections`, or over three quarters of the files that
 // the process may open, are closed as soon as they are accepted, and a warning
-// on stderr says so, at most once a minute.
+// on stderr says so, at most once a minute. So are those of addresses that the
+// edge refuses, which guards the others: see edge.h.
 //
 // Open() and Start() are called once, by one thread, in this order; Stop() by
 // one thread at a time; CutConnections() after it.
@@ -35,8 +44,7 @@ class Listener {
  public:
   using Acceptor = grpc::experimental::ExternalConnectionAcceptor;
 
-  explicit Listener(uint64_t max_connections)
-      : max_connections_(max_connections) {}
+  explicit Listener(const ListenerOptions& options) : options_(options) {}
   ~Listener() { Stop(); }
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
@@ -73,7 +81,7 @@ class Listener {
   bool MakeRoom();
   void Warn(absl::string_view text);
 
-  const uint64_t max_connections_;
+  const ListenerOptions options_;
   std::vector<int> listening_;  // Constant while the thread runs.
   int stop_pipe_[2] = {-1, -1};
   std::string unix_path_;
@@ -89,4 +97,4 @@ class Listener {
 
 }  // namespace tfswitch
 
-#endif  // TFSWITCH_CC_RPC_SERVER_LISTENER_H_
+#endif  // TFSWITCH_CC_RPC_EDGE_LISTENER_H_

@@ -7,7 +7,7 @@
 // stays in the kernel's queue. Stop() removes the path of a Unix socket before
 // it closes the socket, because afterwards the path may be a successor's.
 
-#include "cc/rpc/server/listener.h"
+#include "cc/rpc/edge/listener.h"
 
 #include <fcntl.h>
 #include <netdb.h>
@@ -30,6 +30,7 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "cc/rpc/channel_settings.h"
+#include "cc/rpc/edge/edge.h"
 
 namespace tfswitch {
 namespace {
@@ -37,6 +38,7 @@ namespace {
 constexpr absl::Duration kWarningInterval = absl::Minutes(1);
 // While no file can be opened.
 constexpr int kRetryMs = 100;
+constexpr int kTidyMs = 1000;
 // A host that vanishes without a word while no call is under way is noticed by
 // the kernel after the first plus kKeepaliveTimeoutMs.
 constexpr int kIdleProbeSeconds = 60;
@@ -238,10 +240,12 @@ void Listener::Run() {
   for (const int fd : listening_) polled.push_back({fd, POLLIN, 0});
   polled.push_back({stop_pipe_[0], POLLIN, 0});
   for (;;) {
-    if (poll(polled.data(), polled.size(), -1) < 0) {
+    const int num_ready = poll(polled.data(), polled.size(), kTidyMs);
+    if (num_ready < 0) {
       if (errno != EINTR) WaitToRetry();
       continue;
     }
+    Edge::Get().Tidy();
     if (polled.back().revents != 0) return;
     for (const pollfd& each : polled) {
       if (each.revents != 0) Accept(each.fd);
@@ -255,8 +259,10 @@ void Listener::WaitToRetry() const {
 }
 
 void Listener::Accept(int listening) {
-  const int fd =
-      accept4(listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  sockaddr_storage peer = {};
+  socklen_t size = sizeof(peer);
+  const int fd = accept4(listening, reinterpret_cast<sockaddr*>(&peer), &size,
+                         SOCK_CLOEXEC | SOCK_NONBLOCK);
   if (fd < 0) {
     if (errno == EMFILE || errno == ENFILE || errno == ENOMEM ||
         errno == ENOBUFS) {
@@ -265,6 +271,13 @@ void Listener::Accept(int listening) {
     }
     return;  // Or the peer has gone.
   }
+  if (Edge::Get().Refuses(peer)) {
+    // Without a state of the kernel that outlives it.
+    const linger at_once = {1, 0};
+    (void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
+    close(fd);
+    return;
+  }
   struct stat socket = {};
   if (fstat(fd, &socket) != 0 || !MakeRoom()) {
     close(fd);
@@ -272,6 +285,7 @@ void Listener::Accept(int listening) {
   }
   if (unix_path_.empty()) SetConnectionOptions(fd);
   connections_[fd] = {socket.st_dev, socket.st_ino};
+  Edge::Get().Watch(fd, peer, options_.has_tls, options_.max_streams);
   Acceptor::NewConnectionParameters parameters;
   parameters.listener_fd = listening;
   parameters.fd = fd;
@@ -280,7 +294,7 @@ void Listener::Accept(int listening) {
 
 bool Listener::MakeRoom() {
   const uint64_t by_files = MaxFiles() / 4 * 3;
-  const uint64_t limit = std::min(max_connections_, by_files);
+  const uint64_t limit = std::min(options_.max_connections, by_files);
   if (connections_.size() < limit) return true;
   for (auto it = connections_.begin(); it != connections_.end();) {
     it = IsSocket(it->first, it->second) ? std::next(it)
@@ -289,7 +303,7 @@ bool Listener::MakeRoom() {
   if (connections_.size() < limit) return true;
   Warn(absl::StrCat(
       limit, " connections are open, and another one was closed: ",
-      limit == max_connections_
+      limit == options_.max_connections
           ? "raise --max_connections"
           : "that is three quarters of the files that this process may open; "
             "raise `ulimit -n`"));

@@ -1,0 +1,218 @@
+// With TLS, gRPC reads a connection and has the bytes decrypted on the same
+// thread. So the last descriptor that a thread has read says whose bytes they
+// are. The guard itself is with OpenSSL's object of the connection.
+
+#include "cc/rpc/edge/edge.h"
+
+#include <arpa/inet.h>
+#include <malloc.h>
+#include <netinet/in.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <iterator>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "cc/base/steady_clock.h"
+
+namespace tfswitch {
+namespace {
+
+constexpr absl::Duration kLineInterval = absl::Seconds(1);
+constexpr absl::Duration kTrimInterval = absl::Seconds(2);
+// gRPC frees what a connection had in the next moments.
+constexpr int kNumTrims = 4;
+// Expired ones are dropped from then on.
+constexpr size_t kManyRefusals = 1024;
+constexpr size_t kMaxRefusals = 65536;
+
+thread_local int last_read_fd = -1;
+
+// What is refused together: an address, or a network of IPv6. Empty: nothing.
+std::string AddressKey(const sockaddr_storage& address) {
+  if (address.ss_family == AF_INET) {
+    const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);
+    return std::string(reinterpret_cast<const char*>(&v4.sin_addr), 4);
+  }
+  if (address.ss_family != AF_INET6) return "";
+  const auto* bytes = reinterpret_cast<const char*>(
+      &reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
+  const bool is_v4 = IN6_IS_ADDR_V4MAPPED(
+      &reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
+  return is_v4 ? std::string(bytes + 12, 4) : std::string(bytes, 8);
+}
+
+const char* Check(Direction direction, FrameGuard* guard, const void* data,
+                  size_t size) {
+  return direction == Direction::kReceived ? guard->Received(data, size)
+                                           : guard->Sent(data, size);
+}
+
+std::string NameOf(const sockaddr_storage& address) {
+  char text[INET6_ADDRSTRLEN] = {};
+  const bool is_v4 = address.ss_family == AF_INET;
+  if (address.ss_family == AF_UNIX) return "a Unix socket";
+  if (!is_v4 && address.ss_family != AF_INET6) return "an unknown peer";
+  const void* const bytes =
+      is_v4 ? static_cast<const void*>(
+                  &reinterpret_cast<const sockaddr_in&>(address).sin_addr)
+            : static_cast<const void*>(
+                  &reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
+  inet_ntop(address.ss_family, bytes, text, sizeof(text));
+  return text;
+}
+
+}  // namespace
+
+Edge& Edge::Get() {
+  static Edge* const edge = new Edge;
+  return *edge;
+}
+
+void Edge::Watch(int fd, const sockaddr_storage& address, bool has_tls,
+                 uint64_t max_streams) {
+  max_streams_ = std::max<uint64_t>(max_streams_, max_streams);
+  is_used_ = true;
+  Connection connection;
+  connection.address = address;
+  connection.has_tls = has_tls;
+  if (!has_tls) connection.guard = std::make_shared<FrameGuard>(max_streams);
+  Part& part = PartOf(fd);
+  MutexLock lock(&part.mutex);
+  part.connections[fd] = std::move(connection);
+}
+
+void Edge::Forget(int fd) {
+  if (!is_used_ || fd < 0) return;
+  Part& part = PartOf(fd);
+  MutexLock lock(&part.mutex);
+  part.connections.erase(fd);
+}
+
+bool Edge::Pass(Direction direction, int fd, const iovec* parts, size_t size) {
+  if (!is_used_ || fd < 0) return true;
+  std::shared_ptr<FrameGuard> guard;
+  {
+    Part& part = PartOf(fd);
+    MutexLock lock(&part.mutex);
+    const auto found = part.connections.find(fd);
+    if (found == part.connections.end()) return true;
+    if (found->second.has_tls) {
+      if (direction == Direction::kReceived) last_read_fd = fd;
+      return true;
+    }
+    guard = found->second.guard;
+  }
+  for (; size > 0; ++parts) {
+    const size_t length = std::min(size, parts->iov_len);
+    if (const char* why =
+            Check(direction, guard.get(), parts->iov_base, length)) {
+      End(fd, guard.get(), why, /*refuses=*/true);
+      return false;
+    }
+    size -= length;
+  }
+  return true;
+}
+
+std::shared_ptr<FrameGuard> Edge::MakeTlsGuard() const {
+  return is_used_ ? std::make_shared<FrameGuard>(max_streams_) : nullptr;
+}
+
+bool Edge::PassTls(Direction direction,
+                   const std::shared_ptr<FrameGuard>& guard, const void* data,
+                   size_t size) {
+  const int fd = last_read_fd;
+  if (direction == Direction::kReceived && fd >= 0) {
+    Part& part = PartOf(fd);
+    MutexLock lock(&part.mutex);
+    const auto found = part.connections.find(fd);
+    if (found != part.connections.end() && found->second.has_tls) {
+      found->second.guard = guard;
+    }
+  }
+  const char* const why = Check(direction, guard.get(), data, size);
+  if (why == nullptr) return true;
+  End(fd, guard.get(), why, /*refuses=*/true);
+  return false;
+}
+
+void Edge::End(int fd, const FrameGuard* guard, const char* why, bool refuses) {
+  if (fd >= 0) {
+    Part& part = PartOf(fd);
+    MutexLock lock(&part.mutex);
+    const auto found = part.connections.find(fd);
+    if (found != part.connections.end() && found->second.guard.get() == guard) {
+      // First the address, or the peer would come again at once.
+      Blame(found->second.address, why, refuses);
+      part.connections.erase(found);
+      shutdown(fd, SHUT_RDWR);
+      return;
+    }
+  }
+  Blame({}, why, refuses);
+}
+
+bool Edge::Refuses(const sockaddr_storage& address) {
+  const std::string key = AddressKey(address);
+  MutexLock lock(&mutex_);
+  const auto found = refused_until_.find(key);
+  return found != refused_until_.end() && SteadyNow() < found->second;
+}
+
+void Edge::Blame(const sockaddr_storage& address, const char* why,
+                 bool refuses) {
+  const int64_t num_ended = ++num_ended_;
+  const std::string key = AddressKey(address);
+  const absl::Time now = SteadyNow();
+  MutexLock lock(&mutex_);
+  if (refused_until_.size() >= kManyRefusals) {
+    for (auto it = refused_until_.begin(); it != refused_until_.end();) {
+      it = it->second <= now ? refused_until_.erase(it) : std::next(it);
+    }
+    if (refused_until_.size() >= kMaxRefusals) refused_until_.clear();
+  }
+  refuses &= !key.empty();
+  if (refuses) refused_until_[key] = now + kRefusal;
+  num_trims_left_ = kNumTrims;
+  next_trim_ = now + kTrimInterval;
+  if (now < next_line_) return;
+  next_line_ = now + kLineInterval;
+  const std::string line = absl::StrCat(
+      "tfswitch: warning: closed a connection of ", NameOf(address),
+      refuses ? ", and refuses the address for 10 s" : "", ": ", why, " (",
+      num_ended, " closed so far)\n");
+  std::fputs(line.c_str(), stderr);
+}
+
+void Edge::Tidy() {
+  for (Part& part : parts_) {
+    std::vector<std::pair<int, std::shared_ptr<FrameGuard>>> guards;
+    {
+      MutexLock lock(&part.mutex);
+      for (const auto& [fd, connection] : part.connections) {
+        if (connection.guard != nullptr)
+          guards.emplace_back(fd, connection.guard);
+      }
+    }
+    for (const auto& [fd, guard] : guards) {
+      if (const char* why = guard->Waited()) {
+        End(fd, guard.get(), why, /*refuses=*/false);
+      }
+    }
+  }
+  {
+    MutexLock lock(&mutex_);
+    if (num_trims_left_ == 0 || SteadyNow() < next_trim_) return;
+    --num_trims_left_;
+    next_trim_ = SteadyNow() + kTrimInterval;
+  }
+  // The trim threshold keeps what a flood has taken: see malloc_tuning.h.
+  malloc_trim(0);
+}
+
+}  // namespace tfswitch

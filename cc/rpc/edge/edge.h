@@ -1,0 +1,108 @@
+// Guards the connections of the servers of this process against floods that
+// gRPC does not bound: see frame_guard.h.
+//
+// edge_calls.cc puts functions of its own before those that gRPC reads and
+// writes with. They tell the edge what comes and goes, and fail before gRPC
+// sees the bytes that break a bound. A program whose functions are not replaced
+// has no guard.
+
+#ifndef TFSWITCH_CC_RPC_EDGE_EDGE_H_
+#define TFSWITCH_CC_RPC_EDGE_EDGE_H_
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/time/time.h"
+#include "cc/base/mutex.h"
+#include "cc/rpc/edge/frame_guard.h"
+
+namespace tfswitch {
+
+enum class Direction : uint8_t { kReceived, kSent };
+
+// Thread-safe.
+class Edge {
+ public:
+  // An address whose connection was ended is refused for so long.
+  static constexpr absl::Duration kRefusal = absl::Seconds(10);
+
+  // That of the process. Never deleted.
+  static Edge& Get();
+
+  // Watches a connection from now on. `address` may be of any family; that of
+  // a Unix socket is never refused.
+  void Watch(int fd, const sockaddr_storage& address, bool has_tls,
+             uint64_t max_streams);
+  // The descriptor is about to be closed.
+  void Forget(int fd);
+
+  // Whether the connection may go on after `size` bytes of the parts. False
+  // once for each that may not; then it has been shut down.
+  bool Pass(Direction direction, int fd, const iovec* parts, size_t size);
+
+  // A guard for a connection with TLS, which Pass() cannot read.
+  std::shared_ptr<FrameGuard> MakeTlsGuard() const;
+  // As Pass(), for bytes without TLS. The thread has read the last bytes of the
+  // connection, if these were received.
+  bool PassTls(Direction direction, const std::shared_ptr<FrameGuard>& guard,
+               const void* data, size_t size);
+
+  bool Refuses(const sockaddr_storage& address) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Ends connections whose time is over, and gives memory back after a flood.
+  // To be called each second.
+  void Tidy() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Connections ended so far.
+  int64_t num_ended() const { return num_ended_; }
+
+ private:
+  struct Connection {
+    sockaddr_storage address = {};
+    bool has_tls = false;
+    std::shared_ptr<FrameGuard> guard;  // With TLS: once it has read.
+  };
+
+  // The connections of some descriptors, so that threads seldom meet.
+  struct Part {
+    Mutex mutex;
+    std::unordered_map<int, Connection> connections ABSL_GUARDED_BY(mutex);
+  };
+
+  Edge() = default;
+
+  Part& PartOf(int fd) { return parts_[static_cast<size_t>(fd) % kNumParts]; }
+  // Shuts the connection down if it has this guard, says why, and may refuse
+  // its address for a while.
+  void End(int fd, const FrameGuard* guard, const char* why, bool refuses);
+  void Blame(const sockaddr_storage& address, const char* why, bool refuses)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+
+  static constexpr size_t kNumParts = 64;
+  std::array<Part, kNumParts> parts_;
+  // So that processes without servers take no lock.
+  std::atomic<bool> is_used_{false};
+  std::atomic<uint64_t> max_streams_{0};  // The most of any connection.
+  std::atomic<int64_t> num_ended_{0};
+
+  Mutex mutex_;
+  // By AddressKey() of edge.cc.
+  std::unordered_map<std::string, absl::Time> refused_until_
+      ABSL_GUARDED_BY(mutex_);
+  int num_trims_left_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Time next_trim_ ABSL_GUARDED_BY(mutex_);
+  absl::Time next_line_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_RPC_EDGE_EDGE_H_

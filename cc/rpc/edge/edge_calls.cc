@@ -1,0 +1,97 @@
+// The functions that gRPC calls to read, write and close connections. Each does
+// what it replaces, and tells the edge. They stand in programs and libraries
+// that link gRPC, before libc and OpenSSL in the order in which symbols are
+// looked up; a library that is opened with RTLD_DEEPBIND leaves those of the
+// process alone.
+
+#include <openssl/ssl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <memory>
+
+#include "cc/rpc/edge/edge.h"
+
+namespace tfswitch {
+namespace {
+
+using Guard = std::shared_ptr<FrameGuard>;
+
+int GuardIndex() {
+  static const int index =
+      SSL_get_ex_new_index(0, nullptr, nullptr, nullptr,
+                           [](void*, void* guard, CRYPTO_EX_DATA*, int, int64_t,
+                              void*) { delete static_cast<Guard*>(guard); });
+  return index;
+}
+
+bool PassTls(SSL* ssl, Direction direction, const void* data, size_t size) {
+  if (SSL_is_server(ssl) == 0) return true;
+  auto* guard = static_cast<Guard*>(SSL_get_ex_data(ssl, GuardIndex()));
+  if (guard == nullptr) {
+    guard = new Guard(Edge::Get().MakeTlsGuard());
+    SSL_set_ex_data(ssl, GuardIndex(), guard);
+  }
+  return *guard == nullptr ||
+         Edge::Get().PassTls(direction, *guard, data, size);
+}
+
+}  // namespace
+}  // namespace tfswitch
+
+using tfswitch::Direction;
+using tfswitch::Edge;
+
+#define TFSWITCH_REPLACES extern "C" __attribute__((visibility("default")))
+
+TFSWITCH_REPLACES ssize_t recvmsg(int fd, msghdr* message, int flags) {
+  const auto size =
+      static_cast<ssize_t>(syscall(SYS_recvmsg, fd, message, flags));
+  if (size <= 0 || (flags & MSG_PEEK) != 0 ||
+      Edge::Get().Pass(Direction::kReceived, fd, message->msg_iov,
+                       static_cast<size_t>(size))) {
+    return size;
+  }
+  errno = ECONNRESET;
+  return -1;
+}
+
+TFSWITCH_REPLACES ssize_t sendmsg(int fd, const msghdr* message, int flags) {
+  const auto size =
+      static_cast<ssize_t>(syscall(SYS_sendmsg, fd, message, flags));
+  if (size <= 0 || Edge::Get().Pass(Direction::kSent, fd, message->msg_iov,
+                                    static_cast<size_t>(size))) {
+    return size;
+  }
+  errno = EPIPE;
+  return -1;
+}
+
+TFSWITCH_REPLACES int close(int fd) {
+  Edge::Get().Forget(fd);
+  return static_cast<int>(syscall(SYS_close, fd));
+}
+
+TFSWITCH_REPLACES int SSL_read(SSL* ssl, void* buffer, int size) {
+  size_t num_read = 0;
+  if (SSL_read_ex(ssl, buffer, static_cast<size_t>(size), &num_read) != 1) {
+    return -1;
+  }
+  return tfswitch::PassTls(ssl, Direction::kReceived, buffer, num_read)
+             ? static_cast<int>(num_read)
+             : -1;
+}
+
+TFSWITCH_REPLACES int SSL_write(SSL* ssl, const void* buffer, int size) {
+  size_t written = 0;
+  if (SSL_write_ex(ssl, buffer, static_cast<size_t>(size), &written) != 1) {
+    return -1;
+  }
+  return tfswitch::PassTls(ssl, Direction::kSent, buffer, written)
+             ? static_cast<int>(written)
+             : -1;
+}

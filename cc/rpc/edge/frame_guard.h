@@ -1,0 +1,140 @@
+// Watches the HTTP/2 frames of one connection of a server.
+//
+// gRPC 1.51 takes memory without a bound for some frames, applies its limit of
+// streams only after the peer has acknowledged its SETTINGS, and keeps an
+// answer for as long as the peer leaves it no window. The guard reads the
+// headers of frames, and the few bytes of those that set windows (RFC 9113, 4.1
+// and 6). It says when the connection has to end.
+
+#ifndef TFSWITCH_CC_RPC_EDGE_FRAME_GUARD_H_
+#define TFSWITCH_CC_RPC_EDGE_FRAME_GUARD_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "cc/base/mutex.h"
+#include "cc/base/steady_clock.h"
+
+namespace tfswitch {
+
+// Passes on so many at once, and then so many a second.
+//
+// Thread-compatible.
+class FrameBudget {
+ public:
+  static constexpr double kPerSecond = 200;
+  static constexpr double kAtOnce = 2 * kPerSecond;
+
+  // False if too many have come.
+  bool Take(absl::Time (*now)());
+
+ private:
+  double left_ = kAtOnce;
+  absl::Time since_ = absl::InfinitePast();
+};
+
+// Finds the frames in bytes that come in pieces.
+//
+// Thread-compatible.
+class FrameReader {
+ public:
+  // More settings than there are.
+  static constexpr size_t kMaxPayload = 128;
+
+  struct Frame {
+    uint32_t length = 0;
+    uint8_t type = 0;
+    uint8_t flags = 0;
+    uint32_t stream = 0;
+    // Of SETTINGS and WINDOW_UPDATE, if they are not longer than kMaxPayload.
+    absl::Span<const uint8_t> payload;
+  };
+
+  // Skips `preface` bytes first.
+  explicit FrameReader(size_t preface) : skip_(preface) {}
+
+  // The next frame, and moves `*data` behind what it has read; nothing at the
+  // end. The payload lives until the next call.
+  std::optional<Frame> Next(const uint8_t** data, const uint8_t* end);
+
+ private:
+  static constexpr size_t kHeaderSize = 9;
+
+  size_t skip_;
+  size_t want_ = kHeaderSize;
+  size_t have_ = 0;
+  uint8_t bytes_[kHeaderSize + kMaxPayload] = {};
+};
+
+// Thread-safe.
+class FrameGuard {
+ public:
+  // Of streams before the peer has acknowledged SETTINGS.
+  static constexpr int kMaxEarlyStreams = 100;
+  // Beyond the streams that gRPC lets in, whose resets may be on their way.
+  static constexpr uint64_t kSpareStreams = 100;
+  static constexpr size_t kMaxHeaderBlock = 64 << 10;
+  static constexpr absl::Duration kHeaderBlockTime = absl::Seconds(10);
+  // As long as a peer has that answers no keepalive.
+  static constexpr absl::Duration kStuckTime = absl::Seconds(40);
+
+  explicit FrameGuard(uint64_t max_streams, absl::Time (*now)() = &SteadyNow)
+      : max_streams_(max_streams + kSpareStreams), now_(now) {}
+
+  // Takes what the server has read, or will write. Returns why the connection
+  // has to end, or null.
+  const char* Received(const void* data, size_t size)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  const char* Sent(const void* data, size_t size) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // The same for time that has passed.
+  const char* Waited() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  // What the peer still takes. It is stuck while that is nothing.
+  struct Window {
+    void Add(int64_t bytes, absl::Time (*now)());
+
+    int64_t left = 65535;
+    absl::Time stuck_since = absl::InfiniteFuture();
+  };
+
+  const char* TakeReceived(const FrameReader::Frame& frame)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  const char* TakeHeaders(const FrameReader::Frame& frame)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  const char* TakeSent(const FrameReader::Frame& frame)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TakeSettings(const FrameReader::Frame& frame)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Of a stream, or of the connection; null if it is not open.
+  Window* Find(uint32_t stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const uint64_t max_streams_;
+  absl::Time (*const now_)();
+
+  mutable Mutex mutex_;
+  FrameReader received_ ABSL_GUARDED_BY(mutex_){24};
+  FrameReader sent_ ABSL_GUARDED_BY(mutex_){0};
+  bool has_acknowledged_ ABSL_GUARDED_BY(mutex_) = false;
+  int num_early_streams_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint32_t last_stream_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Those that neither side has ended, as far as it has been sent.
+  absl::flat_hash_map<uint32_t, Window> streams_ ABSL_GUARDED_BY(mutex_);
+  Window connection_ ABSL_GUARDED_BY(mutex_);
+  int64_t initial_window_ ABSL_GUARDED_BY(mutex_) = 65535;
+  // Bytes of the header block that has not ended.
+  size_t header_block_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Time header_block_since_ ABSL_GUARDED_BY(mutex_);
+  FrameBudget control_frames_ ABSL_GUARDED_BY(mutex_);
+  FrameBudget server_resets_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_RPC_EDGE_FRAME_GUARD_H_

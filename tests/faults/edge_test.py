@@ -1,0 +1,303 @@
+"""Floods of frames end the connection that sends them, and nothing else.
+
+Attackers come from addresses of their own, honest clients from 127.0.0.1.
+"""
+
+import contextlib
+import itertools
+import resource
+import struct
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+import tfswitch as tsw
+from tests.certificates import Authority
+from tests.faults import frames
+from tests.faults.frames import (
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    PING,
+    RESET,
+    SETTINGS,
+    WINDOW,
+    Peer,
+    frame,
+)
+from tests.integration.predictor_test import PredictionServer, save
+from tests.support import SERVER
+
+pytestmark = [pytest.mark.faults, pytest.mark.slow]
+
+_NUMBERS = itertools.count(2)
+
+
+class Target:
+    """A server program under attack.
+
+    Attributes:
+        address: Where it listens.
+        has_tls: Whether it speaks TLS.
+        method: One that takes calls of strangers.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        has_tls: bool,
+        method: str,
+        process: subprocess.Popen[str],
+        log: Callable[[], str],
+        call: Callable[[], object],
+    ) -> None:
+        self.address = address
+        self.has_tls = has_tls
+        self.method = method
+        self.log = log
+        self.call = call
+        self._process = process
+
+    def peer(self, source: str | None = None) -> Peer:
+        return Peer(
+            self.address,
+            tls=self.has_tls,
+            source=source or f"127.0.0.{next(_NUMBERS)}",
+        )
+
+    def mib(self) -> float:
+        """Its memory."""
+        pages = Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]
+        return int(pages) * resource.getpagesize() / 2**20
+
+
+@contextlib.contextmanager
+def parameter_server(
+    folder: Path, authority: Authority, has_tls: bool, where: str
+) -> Iterator[Target]:
+    tls = authority.sign("server", trusts=True)
+    flags = [f"--tls_cert={tls.cert}", f"--tls_key={tls.key}"]
+    log = folder / "log"
+    with log.open("w") as stderr:
+        process = subprocess.Popen(
+            [str(SERVER), f"--address={where}", *(flags if has_tls else [])],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
+    try:
+        assert process.stdout is not None
+        address = process.stdout.readline().split(" serving on ")[1].split()[0]
+        scheme = "grpcs" if has_tls else "grpc"
+        with tsw.connect(
+            f"grpc+unix://{address.removeprefix('unix:')}"
+            if address.startswith("unix:")
+            else f"{scheme}://{address}",
+            tls=tsw.Tls(ca=tls.ca) if has_tls else None,
+            timeout=20.0,
+        ) as cluster:
+            table = tsw.EmbeddingTable("honest", 2, cluster=cluster)
+            yield Target(
+                address,
+                has_tls,
+                "/tfswitch.v1.ParameterServer/Handshake",
+                process,
+                log.read_text,
+                lambda: table.push([1], [[1.0, 1.0]]),
+            )
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@contextlib.contextmanager
+def prediction_server(
+    folder: Path, authority: Authority, has_tls: bool, where: str
+) -> Iterator[Target]:
+    tls = authority.sign("server", trusts=True)
+    flags = [f"--tls_cert={tls.cert}", f"--tls_key={tls.key}"]
+    (folder / "models").mkdir()
+    save(1, folder / "models")
+    with PredictionServer(
+        folder,
+        folder / "models",
+        f"--address={where}",
+        *(flags if has_tls else []),
+        credentials=grpc.ssl_channel_credentials(authority.ca.read_bytes())
+        if has_tls
+        else None,
+    ) as server:
+        yield Target(
+            server.address,
+            has_tls,
+            "/tensorflow.serving.ModelService/GetModelStatus",
+            server.process,
+            server.log,
+            server.check,
+        )
+
+
+@pytest.mark.parametrize(
+    ("program", "has_tls"), [("server", True), ("serving", False)]
+)
+def test_an_answer_that_nobody_takes_holds_its_place_for_40_seconds(
+    program: str, has_tls: bool, tmp_path: Path
+) -> None:
+    with PROGRAMS[program](
+        tmp_path, Authority(tmp_path), has_tls, "127.0.0.1:0"
+    ) as target:
+        peer = target.peer()
+        no_window = struct.pack(">HI", 4, 0)
+        peer.socket.sendall(frame(SETTINGS, 0, 0, no_window))
+        peer.acknowledge_settings()
+        begin = time.monotonic()
+        for stream in range(1, 101, 2):
+            peer.socket.sendall(
+                frame(
+                    HEADERS,
+                    END_HEADERS,
+                    stream,
+                    frames.headers_of("/grpc.health.v1.Health/Check"),
+                )
+                + frame(DATA, END_STREAM, stream, bytes(5))
+            )
+
+        peer.answer_pings(secs=60)
+
+        assert 39 < time.monotonic() - begin < 50
+        assert "took nothing of an answer" in target.log()
+        target.call()
+        peer.close()
+
+
+@pytest.mark.parametrize("program", ["server", "serving"])
+def test_idle_connections_leave_room_for_others_when_they_end(
+    program: str, tmp_path: Path
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        started = PROGRAMS[program](
+            tmp_path, Authority(tmp_path), False, "127.0.0.1:0"
+        )
+        target = started.__enter__()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    try:
+        peers = [target.peer("127.0.0.2") for _ in range(400)]
+        target.call()  # A connection that is there stays.
+        for peer in peers:
+            peer.close()
+        with contextlib.closing(target.peer("127.0.0.3")) as peer:
+            peer.acknowledge_settings()
+            assert not peer.flood(iter([]), secs=0.2)
+    finally:
+        started.__exit__(None, None, None)
+
+
+PROGRAMS = {
+    "server": parameter_server,
+    "serving": prediction_server,
+}
+PLACES = ["plaintext", "tls", "unix"]
+
+
+@pytest.fixture(
+    scope="module",
+    params=itertools.product(PROGRAMS, PLACES),
+    ids=lambda kind: "-".join(kind),
+)
+def target(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Target]:
+    program, place = request.param
+    folder = tmp_path_factory.mktemp("edge")
+    where = f"unix:{folder}/s" if place == "unix" else "127.0.0.1:0"
+    with PROGRAMS[program](
+        folder, Authority(folder), place == "tls", where
+    ) as target:
+        yield target
+
+
+def on_streams(
+    make: Callable[[int], bytes], per_chunk: int = 50
+) -> Iterator[bytes]:
+    for first in itertools.count(1, 2 * per_chunk):
+        yield b"".join(make(first + 2 * place) for place in range(per_chunk))
+
+
+# What each sends, of a header block.
+FLOODS: dict[str, Callable[[bytes], Iterator[bytes]]] = {
+    "rapid reset": lambda block: on_streams(
+        lambda stream: (
+            frame(HEADERS, END_HEADERS | END_STREAM, stream, block)
+            + frame(RESET, 0, stream, struct.pack(">I", 8))
+        )
+    ),
+    "open streams": lambda block: on_streams(
+        lambda stream: frame(HEADERS, END_HEADERS, stream, block)
+    ),
+    "streams that the server resets": lambda block: on_streams(
+        lambda stream: (
+            frame(HEADERS, END_HEADERS, stream, block)
+            + frame(WINDOW, 0, stream, struct.pack(">I", 0))
+        )
+    ),
+    "continuations": lambda block: itertools.chain(
+        [frame(HEADERS, 0, 1, block)],
+        itertools.repeat(frame(CONTINUATION, 0, 1, b"\x00" + bytes(16000))),
+    ),
+    "pings": lambda block: itertools.repeat(100 * frame(PING, 0, 0, bytes(8))),
+    "settings": lambda block: itertools.repeat(100 * frame(SETTINGS, 0, 0)),
+}
+
+
+@pytest.mark.parametrize("acknowledges", [False, True])
+@pytest.mark.parametrize("flood", FLOODS)
+def test_a_flood_ends_its_connection_and_takes_no_memory(
+    flood: str, acknowledges: bool, target: Target
+) -> None:
+    target.call()
+    before = target.mib()
+    peer = target.peer()
+    if acknowledges:
+        peer.acknowledge_settings()
+
+    is_over = peer.flood(FLOODS[flood](frames.headers_of(target.method)))
+
+    assert is_over
+    assert target.mib() - before < 64
+    target.call()
+    peer.close()
+
+
+def test_the_log_names_the_connection_and_the_address_waits(
+    target: Target,
+) -> None:
+    time.sleep(1.1)  # A line a second.
+    source = f"127.0.0.{next(_NUMBERS)}"
+    with contextlib.closing(target.peer(source)) as peer:
+        assert peer.flood(FLOODS["continuations"](b""))
+
+    lines = target.log().splitlines()
+    named = [line for line in lines if "closed a connection of" in line][-1]
+    assert "a header block was longer than 64 KiB" in named
+    if target.address.startswith("unix:"):
+        with contextlib.closing(target.peer()) as peer:
+            assert not peer.flood(iter([]), secs=0.2)
+        return
+    assert source in named
+    with (
+        pytest.raises(OSError),
+        contextlib.closing(target.peer(source)) as peer,
+    ):
+        if peer.flood(iter([]), secs=2):
+            raise ConnectionResetError
+    with contextlib.closing(target.peer()) as peer:
+        assert not peer.flood(iter([]), secs=0.2)
