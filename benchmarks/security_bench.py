@@ -5,10 +5,14 @@
 First access_bench and exchange_bench, with a token and a certificate. Then a
 client looks up ids on a server that asks for tokens, in rounds: alone, and
 beside a process without a token that sends garbage, one byte at a time, or
-messages of huge lengths, or opens connections by the thousand. That process has
-the lowest priority, because the attacker of a server is on another machine.
+messages of huge lengths, opens connections by the thousand, or floods it
+with frames from a hundred addresses. That process has the lowest priority,
+because the attacker of a server is on another machine.
 """
 
+import contextlib
+import functools
+import itertools
 import os
 import pathlib
 import random
@@ -16,7 +20,6 @@ import re
 import resource
 import socket
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
@@ -30,6 +33,7 @@ from absl import app, flags
 from figures import report
 
 import tfswitch as tsw
+from tests.faults import frames
 from tfswitch import _token_file
 
 _BENCH = flags.DEFINE_string("bench", None, "The folder of the C++ programs.")
@@ -37,8 +41,8 @@ _SECONDS = flags.DEFINE_float("seconds", 3.0, "Of each turn.")
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "Turns of each.")
 
 SERVER = pathlib.Path(tsw.__file__).parent / "bin" / "tfswitch-server"
-# HTTP/2's greeting with an empty SETTINGS frame.
-GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+GREETING = frames.PREFACE + frames.frame(frames.SETTINGS, 0, 0)
+PULL = frames.headers_of("/tfswitch.v1.ParameterServer/Pull")
 IDS = np.arange(64)
 
 
@@ -72,20 +76,9 @@ def slow_bytes(address: str) -> None:
 
 def huge_lengths(address: str) -> None:
     """Calls of Pull whose messages say that they have 4 GiB, 200 a second."""
-    path = b"/tfswitch.v1.ParameterServer/Pull"
-    # Literal fields without indexing: :method, :scheme, :path, :authority, ...
-    fields = b"\x83\x86"
-    for name, value in (
-        (b":path", path),
-        (b":authority", b"x"),
-        (b"te", b"trailers"),
-        (b"content-type", b"application/grpc"),
-    ):
-        fields += b"\0" + bytes([len(name)]) + name
-        fields += bytes([len(value)]) + value
-    headers = struct.pack(">I", len(fields))[1:] + b"\1\4\0\0\0\1" + fields
+    headers = frames.frame(frames.HEADERS, frames.END_HEADERS, 1, PULL)
     message = b"\0\xff\xff\xff\xff" + b"x" * 1000
-    data = struct.pack(">I", len(message))[1:] + b"\0\0\0\0\0\1" + message
+    data = frames.frame(frames.DATA, 0, 1, message)
     with connect(address) as peer:
         peer.sendall(GREETING + headers + data)
         peer.recv(4096)
@@ -101,11 +94,24 @@ def connections(address: str) -> None:
     time.sleep(0.1)
 
 
+_sources = itertools.cycle(f"127.0.0.{i}" for i in range(2, 102))
+
+
+def flood(name: str, address: str) -> None:
+    """A connection of the next of 100 addresses, until it is ended."""
+    with contextlib.closing(
+        frames.Peer(address, source=next(_sources))
+    ) as peer:
+        peer.socket.sendall(frames.frame(frames.SETTINGS, 1, 0))
+        peer.flood(frames.FLOODS[name](PULL), secs=1)
+
+
 ATTACKS: dict[str, Callable[[str], None]] = {
     "garbage": garbage,
     "slow bytes": slow_bytes,
     "huge lengths": huge_lengths,
     "3,000 connections": connections,
+    **{name: functools.partial(flood, name) for name in frames.FLOODS},
 }
 
 
@@ -133,10 +139,22 @@ def p99_us(table: tsw.EmbeddingTable) -> float:
     return float(np.quantile(times, 0.99))
 
 
-def measure(name: str, address: str, table: tsw.EmbeddingTable) -> None:
-    alone, beside = [], []
+def peak_mib(server: int) -> float:
+    """The most memory that a process has had since the last call."""
+    status = pathlib.Path(f"/proc/{server}/status").read_text("utf-8")
+    pathlib.Path(f"/proc/{server}/clear_refs").write_text("5", "utf-8")
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+def measure(
+    name: str, address: str, table: tsw.EmbeddingTable, server: int
+) -> None:
+    alone, beside, memory = [], [], []
     for _ in range(_ROUNDS.value):
         alone.append(p99_us(table))
+        peak_mib(server)
         with subprocess.Popen(
             [sys.executable, __file__, "--attack", name, address],
             stdout=subprocess.PIPE,
@@ -146,16 +164,18 @@ def measure(name: str, address: str, table: tsw.EmbeddingTable) -> None:
             time.sleep(1.0)
             beside.append(p99_us(table))
             attacker.kill()
+        memory.append(peak_mib(server))
     ratios = [b / a for a, b in zip(alone, beside, strict=True)]
     print(
         f"{name}: p99 of a lookup {statistics.median(alone):.0f} us alone, "
         f"{statistics.median(beside):.0f} us beside it, ratio "
         f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to "
-        f"{max(ratios):.2f}; bar: 2)"
+        f"{max(ratios):.2f}; bar: 2), the server's memory {max(memory):.0f} MiB"
     )
     report(f"hostile | {name} | p99 alone", "us", alone)
     report(f"hostile | {name} | p99 beside it", "us", beside)
     report(f"hostile | {name} | beside / alone", "", ratios, "at most 2")
+    report(f"hostile | {name} | server", "MiB", memory)
 
 
 def make_files(folder: pathlib.Path) -> None:
@@ -208,7 +228,7 @@ def main(_: list[str]) -> None:
                 table.lookup_or_create(IDS)
                 p99_us(table)  # To warm up.
                 for attack_name in ATTACKS:
-                    measure(attack_name, address, table)
+                    measure(attack_name, address, table, server.pid)
             server.terminate()
 
 

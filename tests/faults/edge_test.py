@@ -19,15 +19,11 @@ import tfswitch as tsw
 from tests.certificates import Authority
 from tests.faults import frames
 from tests.faults.frames import (
-    CONTINUATION,
     DATA,
     END_HEADERS,
     END_STREAM,
     HEADERS,
-    PING,
-    RESET,
     SETTINGS,
-    WINDOW,
     Peer,
     frame,
 )
@@ -225,41 +221,8 @@ def target(
         yield target
 
 
-def on_streams(
-    make: Callable[[int], bytes], per_chunk: int = 50
-) -> Iterator[bytes]:
-    for first in itertools.count(1, 2 * per_chunk):
-        yield b"".join(make(first + 2 * place) for place in range(per_chunk))
-
-
-# What each sends, of a header block.
-FLOODS: dict[str, Callable[[bytes], Iterator[bytes]]] = {
-    "rapid reset": lambda block: on_streams(
-        lambda stream: (
-            frame(HEADERS, END_HEADERS | END_STREAM, stream, block)
-            + frame(RESET, 0, stream, struct.pack(">I", 8))
-        )
-    ),
-    "open streams": lambda block: on_streams(
-        lambda stream: frame(HEADERS, END_HEADERS, stream, block)
-    ),
-    "streams that the server resets": lambda block: on_streams(
-        lambda stream: (
-            frame(HEADERS, END_HEADERS, stream, block)
-            + frame(WINDOW, 0, stream, struct.pack(">I", 0))
-        )
-    ),
-    "continuations": lambda block: itertools.chain(
-        [frame(HEADERS, 0, 1, block)],
-        itertools.repeat(frame(CONTINUATION, 0, 1, b"\x00" + bytes(16000))),
-    ),
-    "pings": lambda block: itertools.repeat(100 * frame(PING, 0, 0, bytes(8))),
-    "settings": lambda block: itertools.repeat(100 * frame(SETTINGS, 0, 0)),
-}
-
-
 @pytest.mark.parametrize("acknowledges", [False, True])
-@pytest.mark.parametrize("flood", FLOODS)
+@pytest.mark.parametrize("flood", frames.FLOODS)
 def test_a_flood_ends_its_connection_and_takes_no_memory(
     flood: str, acknowledges: bool, target: Target
 ) -> None:
@@ -269,7 +232,7 @@ def test_a_flood_ends_its_connection_and_takes_no_memory(
     if acknowledges:
         peer.acknowledge_settings()
 
-    is_over = peer.flood(FLOODS[flood](frames.headers_of(target.method)))
+    is_over = peer.flood(frames.FLOODS[flood](frames.headers_of(target.method)))
 
     assert is_over
     assert target.mib() - before < 64
@@ -283,7 +246,7 @@ def test_the_log_names_the_connection_and_the_address_waits(
     time.sleep(1.1)  # A line a second.
     source = f"127.0.0.{next(_NUMBERS)}"
     with contextlib.closing(target.peer(source)) as peer:
-        assert peer.flood(FLOODS["continuations"](b""))
+        assert peer.flood(frames.FLOODS["continuations"](b""))
 
     lines = target.log().splitlines()
     named = [line for line in lines if "closed a connection of" in line][-1]

