@@ -129,11 +129,11 @@ bool LogWriter::IsWithinLimits(const LogKind& kind, absl::string_view peer) {
   // After a minute or more of new peers, all may begin anew.
   if (buckets_.size() >= kMaxBuckets) buckets_.clear();
   const absl::Time now = SteadyNow();
-  auto& buckets = buckets_;
-  const auto refill = [&](const std::string& name, double share) -> double& {
+  const auto refill = [&](const std::string& name, double share)
+                          ABSL_NO_THREAD_SAFETY_ANALYSIS -> double& {
     const double burst = share * kind.burst;
     Bucket& bucket =
-        buckets.try_emplace(name, Bucket{burst, now}).first->second;
+        buckets_.try_emplace(name, Bucket{burst, now}).first->second;
     bucket.left += share * kind.per_second *
                    absl::ToDoubleSeconds(now - std::exchange(bucket.last, now));
     return bucket.left = std::min(burst, bucket.left);

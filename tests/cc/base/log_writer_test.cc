@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -31,7 +30,7 @@ class LogWriterTest : public testing::Test {
  protected:
   LogWriterTest() {
     EXPECT_EQ(pipe2(pipe_, O_CLOEXEC), 0);
-    // Its thread may use it for as long as the process lives.
+    // Its thread uses it for as long as the process lives.
     writer_ = new LogWriter(pipe_[1]);
   }
   ~LogWriterTest() override { CloseReader(); }
@@ -150,45 +149,6 @@ TEST_F(LogWriterTest, ThereAreMoreAsTimeGoesBy) {
       num_written += line == "line" ? 1 : 0;
     }
   }
-}
-
-// What a program writes to stderr that ends in `run`.
-std::string StderrOf(void (*run)()) {
-  int ends[2];
-  EXPECT_EQ(pipe(ends), 0);
-  const pid_t child = fork();
-  if (child == 0) {
-    alarm(60);
-    dup2(ends[1], STDERR_FILENO);
-    close(ends[0]);
-    close(ends[1]);
-    run();
-    std::_Exit(3);
-  }
-  close(ends[1]);
-  std::string text;
-  char buffer[4096];
-  for (ssize_t bytes; (bytes = read(ends[0], buffer, sizeof(buffer))) > 0;) {
-    text.append(buffer, bytes);
-  }
-  close(ends[0]);
-  int status = -1;
-  EXPECT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFEXITED(status)) << status;
-  return text;
-}
-
-TEST_F(LogWriterTest, AForkHasAThreadOfItsOwnAndTheLastLinesComeOut) {
-  testing::internal::CaptureStderr();
-  LogWriter::Get().Write(kUnlimited, "of the parent");
-  ASSERT_TRUE(LogWriter::Get().Flush(kLong));
-  EXPECT_EQ(testing::internal::GetCapturedStderr(), "of the parent\n");
-
-  EXPECT_EQ(StderrOf([] {
-              LogWriter::Get().Write(kUnlimited, "of the child");
-              std::exit(0);
-            }),
-            "of the child\n");
 }
 
 }  // namespace
