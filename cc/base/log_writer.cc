@@ -1,6 +1,5 @@
 #include "cc/base/log_writer.h"
 
-#include <limits.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -9,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <climits>
 #include <cstdlib>
 #include <system_error>
 #include <thread>

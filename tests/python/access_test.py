@@ -41,8 +41,18 @@ def server(tokens) -> Iterator[tsw.Server]:
         yield server
 
 
+@pytest.fixture
+def server_program(tokens) -> Iterator[ServerProcess]:
+    """For tests of lines: the limits of a process are for all its servers."""
+    tokens.create("admin")
+    with ServerProcess(flags=(f"--token_file={tokens.path}",)) as server:
+        yield server
+
+
 @contextlib.contextmanager
-def connected(server: tsw.Server, token: str | Path) -> Iterator[tsw.Cluster]:
+def connected(
+    server: tsw.Server | ServerProcess, token: str | Path
+) -> Iterator[tsw.Cluster]:
     with tsw.connect(f"grpc://{server.address}", token=token) as cluster:
         yield cluster
 
@@ -490,8 +500,9 @@ def test_calls_over_a_limit_in_flight_are_made_later(server, tokens, limits):
 
 
 def test_calls_of_administrators_and_refused_ones_are_written_down(
-    server, tokens, capfd
+    server_program, tokens, capfd
 ):
+    server = server_program
     reader, admin = tokens.create("read"), tokens.create("admin")
     with connected(server, admin) as cluster:
         tsw.EmbeddingTable("t", 4, cluster=cluster)
@@ -525,7 +536,8 @@ def test_calls_of_administrators_and_refused_ones_are_written_down(
     )
 
 
-def test_a_flood_of_refused_calls_hides_no_other(server, tokens, capfd):
+def test_a_flood_of_refused_calls_hides_no_other(server_program, tokens, capfd):
+    server = server_program
     with connected(server, tokens.create("read")) as cluster:
         for _ in range(300):
             with pytest.raises(PermissionError):

@@ -1,10 +1,10 @@
 #include "cc/base/log_writer.h"
 
 #include <fcntl.h>
-#include <limits.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <climits>
 #include <cstdlib>
 #include <string>
 #include <thread>
