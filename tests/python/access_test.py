@@ -41,14 +41,6 @@ def server(tokens) -> Iterator[tsw.Server]:
         yield server
 
 
-@pytest.fixture
-def server_program(tokens) -> Iterator[ServerProcess]:
-    """For tests of lines: the limits of a process are for all its servers."""
-    tokens.create("admin")
-    with ServerProcess(flags=(f"--token_file={tokens.path}",)) as server:
-        yield server
-
-
 @contextlib.contextmanager
 def connected(
     server: tsw.Server | ServerProcess, token: str | Path
@@ -500,17 +492,31 @@ def test_calls_over_a_limit_in_flight_are_made_later(server, tokens, limits):
 
 
 def test_calls_of_administrators_and_refused_ones_are_written_down(
-    server_program, tokens, capfd
+    tokens, capfd
 ):
-    server = server_program
     reader, admin = tokens.create("read"), tokens.create("admin")
-    with connected(server, admin) as cluster:
-        tsw.EmbeddingTable("t", 4, cluster=cluster)
-        cluster.drop("t")
-    with connected(server, reader) as cluster, pytest.raises(PermissionError):
-        cluster.drop("u")
+    # Servers of this process share the limits of lines.
+    with ServerProcess(flags=(f"--token_file={tokens.path}",)) as server:
+        with connected(server, admin) as cluster:
+            tsw.EmbeddingTable("t", 4, cluster=cluster)
+            cluster.drop("t")
+        with (
+            connected(server, reader) as cluster,
+            pytest.raises(PermissionError),
+        ):
+            cluster.drop("u")
+        written = wait_for_stderr(capfd, "result=PERMISSION_DENIED.*\n")
 
-    written = wait_for_stderr(capfd, "result=PERMISSION_DENIED.*\n")
+        with (
+            connected(server, admin) as cluster,
+            pytest.raises(PermissionError),
+        ):
+            cluster.save("/a folder")
+        wait_for_stderr(
+            capfd,
+            r'call=SaveShard .* path="/a folder" result=PERMISSION_DENIED',
+        )
+
     lines = [line for line in written.splitlines() if "audit" in line]
     assert len(lines) == 2
     for line, token, name, result in zip(
@@ -529,24 +535,19 @@ def test_calls_of_administrators_and_refused_ones_are_written_down(
             line,
         )
 
-    with connected(server, admin) as cluster, pytest.raises(PermissionError):
-        cluster.save("/a folder")
-    assert wait_for_stderr(
-        capfd, r'call=SaveShard .* path="/a folder" result=PERMISSION_DENIED'
-    )
 
+def test_a_flood_of_refused_calls_hides_no_other(tokens, capfd):
+    reader, admin = tokens.create("read"), tokens.create("admin")
+    with ServerProcess(flags=(f"--token_file={tokens.path}",)) as server:
+        with connected(server, reader) as cluster:
+            for _ in range(300):
+                with pytest.raises(PermissionError):
+                    cluster.drop("t")
+        with connected(server, admin) as cluster:
+            tsw.EmbeddingTable("last", 4, cluster=cluster)
+            cluster.drop("last")
+        lines = wait_for_stderr(capfd, 'tables="last" result=OK')
 
-def test_a_flood_of_refused_calls_hides_no_other(server_program, tokens, capfd):
-    server = server_program
-    with connected(server, tokens.create("read")) as cluster:
-        for _ in range(300):
-            with pytest.raises(PermissionError):
-                cluster.drop("t")
-    with connected(server, tokens.create("admin")) as cluster:
-        tsw.EmbeddingTable("last", 4, cluster=cluster)
-        cluster.drop("last")
-
-    lines = wait_for_stderr(capfd, 'tables="last" result=OK')
     assert 20 <= lines.count("result=PERMISSION_DENIED") < 300
 
 
