@@ -29,7 +29,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/mutex.h"
 #include "cc/base/log_writer.h"
@@ -228,7 +227,7 @@ Result<const ServingRpcApi*> OpenRpc() {
 
 int Fail(int code, std::string_view message) {
   LogWriter::Get().WriteInOrder({"tfswitch-serving"},
-                                absl::StrCat("tfswitch-serving: ", message));
+                                "tfswitch-serving: " + std::string(message));
   return code;
 }
 
