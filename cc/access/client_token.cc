@@ -1,6 +1,5 @@
 #include "cc/access/client_token.h"
 
-#include <cstdio>
 #include <cstdlib>
 #include <utility>
 
@@ -9,6 +8,7 @@
 #include "absl/strings/string_view.h"
 #include "cc/access/tokens.h"
 #include "cc/base/files.h"
+#include "cc/base/log_writer.h"
 #include "cc/base/status_macros.h"
 
 namespace tfswitch {
@@ -87,11 +87,11 @@ std::string ClientToken::Get(bool now) {
   const absl::Status status = Read(now);
   if (!status.ok() && !has_warned_) {
     has_warned_ = true;
-    std::fprintf(
-        stderr,
-        "tfswitch: warning: the token file '%s': %s; the token that it "
-        "had before is shown\n",
-        file_->path().c_str(), std::string(status.message()).c_str());
+    LogWriter::Get().WriteInOrder(
+        {"token files"},
+        absl::StrCat("tfswitch: warning: the token file '", file_->path(),
+                     "': ", status.message(),
+                     "; the token that it had before is shown"));
   }
   return text_;
 }

@@ -1,12 +1,12 @@
 #include "cc/access/token_list.h"
 
-#include <cstdio>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "cc/base/log_writer.h"
 #include "cc/base/status_macros.h"
 #include "cc/base/steady_clock.h"
 
@@ -105,10 +105,10 @@ std::shared_ptr<const TokenList::Tokens> TokenList::ReadTokens(bool now) {
   const absl::Status status = Read(now);
   const std::string warning = status.ok() ? "" : status.ToString();
   if (!status.ok() && warning != last_warning_) {
-    std::fprintf(stderr,
-                 "tfswitch: warning: --token_file '%s': %s; the tokens that it "
-                 "had before count\n",
-                 file_.path().c_str(), warning.c_str());
+    LogWriter::Get().Write(
+        {"the token file"},
+        absl::StrCat("tfswitch: warning: --token_file '", file_.path(),
+                     "': ", warning, "; the tokens that it had before count"));
   }
   if (!status.ok()) last_warning_ = warning;
   return tokens_;

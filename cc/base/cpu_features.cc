@@ -7,7 +7,8 @@
 #include <cstdint>
 #include <cstdlib>
 
-#include "absl/base/internal/raw_logging.h"
+#include "absl/strings/str_cat.h"
+#include "cc/base/log_writer.h"
 #include "cc/base/racy_memory.h"
 
 namespace tfswitch {
@@ -40,10 +41,11 @@ SimdLevel ResolveSimdLevel(const char* wish) {
   if (name.empty()) return best;
   if (name == SimdLevelName(SimdLevel::kScalar)) return SimdLevel::kScalar;
   if (name == SimdLevelName(best)) return best;
-  ABSL_RAW_LOG(WARNING,
-               "TFSWITCH_SIMD must be 'scalar' or 'avx2' and supported here, "
-               "got '%s'; using '%s'",
-               wish, SimdLevelName(best).data());
+  LogWriter::Get().WriteInOrder(
+      {"TFSWITCH_SIMD"},
+      absl::StrCat("tfswitch: warning: TFSWITCH_SIMD must be 'scalar' or "
+                   "'avx2' and supported here, got '",
+                   name, "'; using '", SimdLevelName(best), "'"));
   return best;
 }
 

@@ -33,6 +33,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "cc/base/copy_bytes.h"
+#include "cc/base/log_writer.h"
 #include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
 #include "cc/base/steady_clock.h"
@@ -412,9 +413,10 @@ absl::StatusOr<std::unique_ptr<FolderLock>> FolderLock::Take(
     }
     TFSWITCH_RETURN_IF_ERROR(interrupt());
     if (!said && waited >= absl::Seconds(1)) {
-      std::fprintf(
-          stderr, "tfswitch: waiting for another process that writes to '%s'\n",
-          folder.c_str());
+      LogWriter::Get().Write(
+          {"folders"},
+          absl::StrCat("tfswitch: waiting for another process that writes to '",
+                       folder, "'"));
       said = true;
     }
     // The kernel's own wait for a lock has no deadline.

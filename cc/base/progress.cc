@@ -1,12 +1,12 @@
 #include "cc/base/progress.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "cc/base/log_writer.h"
 #include "cc/base/steady_clock.h"
 
 namespace tfswitch {
@@ -17,7 +17,7 @@ Progress::Progress(std::string task, int64_t total_rows, Options options)
   if (options_.is_silent) return;
   if (!options_.print) {
     options_.print = [](const std::string& line) {
-      std::fprintf(stderr, "%s\n", line.c_str());
+      LogWriter::Get().WriteInOrder({"progress"}, line);
     };
   }
   try {

@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
-#include <cstdio>
 #include <filesystem>
 #include <iterator>
 #include <limits>
@@ -27,6 +26,7 @@
 #include "absl/strings/strip.h"
 #include "cc/base/files.h"
 #include "cc/base/json.h"
+#include "cc/base/log_writer.h"
 #include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
 #include "cc/checkpoint/parts.h"
@@ -1065,8 +1065,9 @@ absl::StatusOr<int64_t> Commit(const std::string& path,
   if (const absl::Status status =
           RemoveOldSaves(path, manifest, options.keep, options.is_own);
       !status.ok()) {
-    std::fprintf(stderr, "tfswitch: warning: old saves stay in '%s': %s\n",
-                 path.c_str(), std::string(status.message()).c_str());
+    LogWriter::Get().Write(
+        {"old saves"}, absl::StrCat("tfswitch: warning: old saves stay in '",
+                                    path, "': ", status.message()));
   }
   return manifest.number;
 }

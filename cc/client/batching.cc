@@ -10,11 +10,11 @@
 #include <utility>
 #include <vector>
 
-#include "absl/base/internal/raw_logging.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "cc/base/key_batch.h"
 #include "cc/base/key_observations.h"
+#include "cc/base/log_writer.h"
 #include "cc/base/status_macros.h"
 #include "cc/client/check_args.h"
 #include "cc/client/joined_calls.h"
@@ -112,13 +112,13 @@ absl::Status Prepare(BatchPush* push, PreparedPush* prepared) {
     const int64_t place = FindNonFinite(args.gradients);
     push->is_skipped = place >= 0;
     if (push->is_skipped && !table.has_warned.exchange(true)) {
-      ABSL_RAW_LOG(WARNING,
-                   "table '%s': the gradient of id %lld is NaN or Inf; the "
-                   "push is skipped, and the loss will be NaN. Check the "
-                   "labels, the loss and the learning rate.",
-                   table.config.name.c_str(),
-                   static_cast<long long>(  // NOLINT(runtime/int): as printed.
-                       unique[place / dim]));
+      LogWriter::Get().WriteInOrder(
+          {"gradients"},
+          absl::StrCat("tfswitch: warning: table '", table.config.name,
+                       "': the gradient of id ", unique[place / dim],
+                       " is NaN or Inf; the push is skipped, and the loss will "
+                       "be NaN. Check the labels, the loss and the learning "
+                       "rate."));
     }
   }
   if (push->is_skipped) return absl::OkStatus();

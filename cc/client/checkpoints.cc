@@ -16,7 +16,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <random>
 #include <string>
 #include <utility>
@@ -28,6 +27,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "cc/base/interrupt.h"
+#include "cc/base/log_writer.h"
 #include "cc/base/progress.h"
 #include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
@@ -120,10 +120,11 @@ absl::Status TakeCut(ParameterClient& client, v1::SaveShardRequest* request) {
     end.set_save_id(request->save_id());
     const absl::Status ended = client.Call(end, &held);
     if (!absl::IsUnimplemented(ended)) TFSWITCH_RETURN_IF_ERROR(ended);
-    std::fprintf(stderr,
-                 "tfswitch: warning: the rows of a save may be of different "
-                 "steps: %s\n",
-                 std::string(status.message()).c_str());
+    LogWriter::Get().WriteInOrder(
+        {"saves"},
+        absl::StrCat("tfswitch: warning: the rows of a save may be of "
+                     "different steps: ",
+                     status.message()));
     return absl::OkStatus();
   }
   TFSWITCH_RETURN_IF_ERROR(status);

@@ -11,11 +11,11 @@
 #include "cc/client/cluster_tables.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "cc/base/log_writer.h"
 #include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
 
@@ -24,20 +24,21 @@ namespace {
 
 void Warn(const std::vector<ResetTable>& changed) {
   for (const ResetTable& table : changed) {
-    std::fprintf(
-        stderr, "tfswitch: warning: table '%s' %s\n", table.name.c_str(),
-        table.shards.empty()
-            ? "had lost rows, or was made again, and goes on as other "
-              "processes have left it"
-            : absl::StrCat("goes on with empty rows on shard ",
-                           absl::StrJoin(table.shards, ", "),
-                           ", which had lost ",
-                           table.num_lost_rows < 0
-                               ? "it"
-                               : absl::StrCat(table.num_lost_rows,
-                                              " rows, as last counted,"),
-                           " in a restart")
-                  .c_str());
+    LogWriter::Get().WriteInOrder(
+        {"lost rows"},
+        absl::StrCat(
+            "tfswitch: warning: table '", table.name, "' ",
+            table.shards.empty()
+                ? "had lost rows, or was made again, and goes on as other "
+                  "processes have left it"
+                : absl::StrCat("goes on with empty rows on shard ",
+                               absl::StrJoin(table.shards, ", "),
+                               ", which had lost ",
+                               table.num_lost_rows < 0
+                                   ? "it"
+                                   : absl::StrCat(table.num_lost_rows,
+                                                  " rows, as last counted,"),
+                               " in a restart")));
   }
 }
 

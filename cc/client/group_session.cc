@@ -11,11 +11,11 @@
 #include "cc/client/group_session.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "cc/base/log_writer.h"
 #include "cc/base/status_macros.h"
 
 namespace tfswitch {
@@ -85,9 +85,10 @@ void GroupSession::KeepAlive() {
         std::exchange(has_warned, true)) {
       continue;
     }
-    std::fprintf(stderr,
-                 "tfswitch: warning: worker %u cannot renew its lease: %s\n",
-                 member.worker, std::string(renewed.message()).c_str());
+    LogWriter::Get().WriteInOrder(
+        {"groups"},
+        absl::StrCat("tfswitch: warning: worker ", member.worker,
+                     " cannot renew its lease: ", renewed.message()));
   }
 }
 

@@ -12,12 +12,12 @@
 #include "cc/client/worker_session.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "cc/base/log_writer.h"
 #include "cc/base/status_macros.h"
 #include "cc/base/steady_clock.h"
 #include "cc/shard/gradient_accumulator.h"
@@ -322,9 +322,12 @@ absl::Status WorkerSession::ComeBack(const absl::Status& why,
                                      bool has_arrived) {
   if (is_leaving_) return HasLeft();
   const bool is_lost = is_bsp() && !has_arrived;
-  std::fprintf(stderr, "tfswitch: group '%s': %s; joining again%s\n",
-               options_.group.c_str(), std::string(why.message()).c_str(),
-               is_lost ? ". The step that has just ended does not count" : "");
+  LogWriter::Get().WriteInOrder(
+      {"groups"},
+      absl::StrCat(
+          "tfswitch: group '", options_.group, "': ", why.message(),
+          "; joining again",
+          is_lost ? ". The step that has just ended does not count" : ""));
   if (is_lost) ++dropped_;
   is_unfinished_ = false;
   return JoinAgain();

@@ -19,7 +19,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
-#include <cstdio>
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -33,6 +32,7 @@
 #include "absl/strings/strip.h"
 #include "cc/base/checksum.h"
 #include "cc/base/files.h"
+#include "cc/base/log_writer.h"
 #include "cc/base/status_macros.h"
 
 namespace tfswitch {
@@ -137,11 +137,11 @@ absl::Status Cut(const std::string& path, uint64_t before, uint64_t bytes = 0) {
   if (ftruncate(fd, static_cast<off_t>(bytes)) != 0 || fsync(fd) != 0) {
     return ErrnoStatus("cut", path, errno);
   }
-  std::fprintf(stderr,
-               "tfswitch: the push log ends with a write that was not "
-               "acknowledged, or had not reached the disk: %s bytes of '%s' "
-               "are cut\n",
-               absl::StrCat(before - bytes).c_str(), path.c_str());
+  LogWriter::Get().Write(
+      {"the push log"},
+      absl::StrCat("tfswitch: the push log ends with a write that was not "
+                   "acknowledged, or had not reached the disk: ",
+                   before - bytes, " bytes of '", path, "' are cut"));
   return absl::OkStatus();
 }
 
@@ -238,8 +238,8 @@ PushLog::~PushLog() {
   if (thread_.joinable()) thread_.join();
   const absl::Status status = SyncTo(last());
   if (!status.ok()) {
-    std::fprintf(stderr, "tfswitch: warning: %s\n",
-                 std::string(status.message()).c_str());
+    LogWriter::Get().Write({"the push log"}, absl::StrCat("tfswitch: warning: ",
+                                                          status.message()));
   }
   MutexLock lock(&mutex_);
   if (fd_ >= 0) close(fd_);

@@ -1,10 +1,11 @@
 #include "cc/predictor/log.h"
 
-#include <cstdio>
 #include <cstdlib>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "cc/base/log_writer.h"
 
 namespace tfswitch {
 
@@ -17,8 +18,9 @@ void LogLine(LogLevel level, const std::string& text) {
   if (static_cast<int>(level) < least) return;
   const std::string now = absl::FormatTime("%Y-%m-%d %H:%M:%E3S", absl::Now(),
                                            absl::LocalTimeZone());
-  std::fprintf(stderr, "tfswitch: %s: %s%s\n", now.c_str(),
-               kNames[static_cast<int>(level)], text.c_str());
+  LogWriter::Get().WriteInOrder(
+      {"versions"}, absl::StrCat("tfswitch: ", now, ": ",
+                                 kNames[static_cast<int>(level)], text));
 }
 
 }  // namespace tfswitch

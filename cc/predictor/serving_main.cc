@@ -31,6 +31,7 @@
 
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/mutex.h"
+#include "cc/base/log_writer.h"
 #include "cc/predictor/errors.h"
 #include "cc/predictor/program_flags.h"
 #include "cc/predictor/serving_rpc.h"
@@ -225,8 +226,8 @@ Result<const ServingRpcApi*> OpenRpc() {
 }
 
 int Fail(int code, std::string_view message) {
-  std::fprintf(stderr, "tfswitch-serving: %.*s\n",
-               static_cast<int>(message.size()), message.data());
+  LogWriter::Get().WriteInOrder({"tfswitch-serving"},
+                                "tfswitch-serving: " + std::string(message));
   return code;
 }
 
@@ -238,6 +239,8 @@ int Run(int argc, char** argv) {
   sigaddset(&stop_signals, SIGTERM);
   sigaddset(&stop_signals, SIGINT);
   pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);
+  // A stderr whose reader has gone is no reason to end.
+  signal(SIGPIPE, SIG_IGN);
 
   PredictorOptions options;
   options.op_library = OpLibraryPath();

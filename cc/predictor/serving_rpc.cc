@@ -34,12 +34,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "cc/base/files.h"
+#include "cc/base/log_writer.h"
 #include "cc/base/status_macros.h"
 #include "cc/predictor/tensor_codec.h"
 #include "cc/rpc/access_control.h"
 #include "cc/rpc/address.h"
 #include "cc/rpc/channel_settings.h"
 #include "cc/rpc/edge/listener.h"
+#include "cc/rpc/process_settings.h"
 #include "cc/rpc/server_settings.h"
 #include "cc/rpc/status_conversion.h"
 #include "cc/rpc/tls.h"
@@ -330,12 +332,13 @@ class ModelService final : public api::ModelService::Service {
   Slots slots_;
 };
 
-void PrepareProcess() {
+void PrepareServing() {
   static const bool prepared = [] {
     grpc::EnableDefaultHealthCheckService(true);
     // Distributions leave it on in their builds, and it takes one global lock
     // at each of gRPC's many lock operations.
     absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+    TakeLinesOfGrpc();
     return true;
   }();
   (void)prepared;
@@ -416,7 +419,7 @@ absl::StatusOr<std::unique_ptr<ServingRpcServer>> Listen(
 ServingRpcServer* Start(const ServingRpcOptions* options,
                         const ServingHandler* handler, int32_t* code,
                         char* error, size_t error_size) {
-  PrepareProcess();
+  PrepareServing();
   auto server = Listen(*options, *handler);
   if (server.ok()) return server->release();
   *code = static_cast<int32_t>(server.status().code());
@@ -430,6 +433,8 @@ void Stop(ServingRpcServer* server, int64_t grace_ms) {
   server->listener.Stop();
   server->server->Shutdown(system_clock::now() + milliseconds(grace_ms));
   delete server;
+  // The program ends without its handlers of an exit.
+  LogWriter::Get().Flush(absl::Seconds(1));
 }
 
 constexpr ServingRpcApi kApi = {

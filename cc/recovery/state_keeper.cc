@@ -3,7 +3,6 @@
 
 #include "cc/recovery/state_keeper.h"
 
-#include <cstdio>
 #include <filesystem>
 #include <system_error>
 #include <utility>
@@ -13,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "cc/base/log_writer.h"
 #include "cc/base/status_macros.h"
 #include "tfswitch/v1/parameter_server.pb.h"
 
@@ -20,7 +20,8 @@ namespace tfswitch {
 namespace {
 
 void Say(const std::string& line) {
-  std::fprintf(stderr, "tfswitch-server: %s\n", line.c_str());
+  LogWriter::Get().Write({"the data folder"},
+                         absl::StrCat("tfswitch-server: ", line));
 }
 
 std::string Format(absl::Time time) {

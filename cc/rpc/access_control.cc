@@ -3,7 +3,6 @@
 #include <grpcpp/support/proto_buffer_reader.h>
 
 #include <algorithm>
-#include <cstdio>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
@@ -12,9 +11,10 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "cc/base/json.h"
+#include "cc/base/log_writer.h"
 #include "cc/base/status_macros.h"
-#include "cc/base/steady_clock.h"
 #include "cc/rpc/channel_settings.h"
 
 namespace tfswitch {
@@ -210,12 +210,13 @@ absl::StatusOr<std::unique_ptr<AccessControl>> AccessControl::Open(
         "--insecure, if the network lets nobody else through"));
   }
   if (options.is_insecure) {
-    std::fprintf(
-        stderr, "tfswitch: warning: --insecure: %s %s\n",
-        address.ToString().c_str(),
-        is_local || (has_tls && (has_tokens || !options.tls.ca.empty()))
-            ? "would be safe without it"
-            : "is open to all who can reach it");
+    LogWriter::Get().Write(
+        {"--insecure"},
+        absl::StrCat(
+            "tfswitch: warning: --insecure: ", address.ToString(), " ",
+            is_local || (has_tls && (has_tokens || !options.tls.ca.empty()))
+                ? "would be safe without it"
+                : "is open to all who can reach it"));
   }
   auto access = std::unique_ptr<AccessControl>(
       new AccessControl(!is_local || has_tokens || !options.tls.ca.empty()));
@@ -260,41 +261,30 @@ void AccessControl::NoteEnd(const grpc::ServerContext& context,
   if (!is_audited_ || !(is_refusal || rule.least_role == v1::ROLE_ADMIN)) {
     return;
   }
+  // Apart, so that a flood of refused calls hides no other.
+  const bool is_done = visit.is_in_ && !is_refusal;
+  const LogKind kind = is_done ? LogKind{"administrators' calls", 200, 10}
+                               : LogKind{"refused calls"};
   const std::string certificate = CertificateName(context);
-  (is_refusal || !visit.is_in_ ? refused_ : done_)
-      .Write(absl::StrCat(
+  const std::string peer = context.peer();
+  LogWriter::Get().Write(
+      kind,
+      absl::StrCat(
+          "tfswitch: audit: ",
           absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(),
                            absl::UTCTimeZone()),
           " call=", rule.method, " ", CallerName(context, visit),
           certificate.empty() ? ""
                               : absl::StrCat(" cert=", Quoted(certificate)),
-          " from=", Quoted(context.peer()),
+          " from=", Quoted(peer),
           tables.empty()
               ? ""
               : absl::StrCat(" tables=", Quoted(absl::StrJoin(tables, ","))),
           path.empty() ? "" : absl::StrCat(" path=", Quoted(path)),
           " result=", absl::StatusCodeToString(status.code()),
-          status.ok() ? "" : absl::StrCat(" why=", Quoted(status.message()))));
-}
-
-void AccessControl::Pen::Write(const std::string& line) {
-  uint64_t left_out = 0;
-  {
-    MutexLock lock(&mutex_);
-    const absl::Time now = SteadyNow();
-    left_ = std::min(
-        kBurst, left_ + kLinesPerSecond * absl::ToDoubleSeconds(now - last_));
-    last_ = now;
-    if (left_ < 1) {
-      ++left_out_;
-      return;
-    }
-    --left_;
-    std::swap(left_out, left_out_);
-  }
-  std::fprintf(
-      stderr, "tfswitch: audit: %s%s\n", line.c_str(),
-      left_out == 0 ? "" : absl::StrCat(" left_out_before=", left_out).c_str());
+          status.ok() ? "" : absl::StrCat(" why=", Quoted(status.message()))),
+      // Without the port.
+      peer.substr(0, peer.rfind(':')));
 }
 
 }  // namespace tfswitch

@@ -13,13 +13,10 @@
 #include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/time.h"
 #include "cc/access/token_list.h"
-#include "cc/base/mutex.h"
 #include "cc/rpc/address.h"
 #include "cc/rpc/tls.h"
 #include "google/protobuf/message.h"
@@ -155,28 +152,10 @@ class AccessControl {
                const std::string& path, const absl::Status& status);
 
  private:
-  // So many lines at once, and so many each second after that; then the next
-  // one says how many there would have been.
-  class Pen {
-   public:
-    void Write(const std::string& line);
-
-   private:
-    Mutex mutex_;
-    double left_ ABSL_GUARDED_BY(mutex_) = kBurst;
-    absl::Time last_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
-    uint64_t left_out_ ABSL_GUARDED_BY(mutex_) = 0;
-
-    static constexpr double kBurst = 200;
-    static constexpr double kLinesPerSecond = 10;
-  };
-
   explicit AccessControl(bool is_audited) : is_audited_(is_audited) {}
 
   const bool is_audited_;
   std::unique_ptr<TokenList> tokens_;  // Null: callers need none.
-  // Apart, so that a flood of refused calls hides no other.
-  Pen refused_, done_;
 };
 
 }  // namespace tfswitch

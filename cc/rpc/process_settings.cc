@@ -1,25 +1,59 @@
 #include "cc/rpc/process_settings.h"
 
+#include <grpc/support/log.h>
 #include <grpcpp/version_info.h>
+#include <signal.h>
 #include <sys/resource.h>
 
 #include <cstdlib>
+#include <string>
 
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "cc/base/log_writer.h"
 #include "cc/base/malloc_tuning.h"
 
 namespace tfswitch {
+
+// Later ones write their lines with Abseil.
+#if GRPC_CPP_VERSION_MAJOR == 1 && GRPC_CPP_VERSION_MINOR < 65
+namespace {
+
+// A peer's bytes may be in the message. Each place in gRPC has limits of its
+// own.
+void WriteLineOfGrpc(gpr_log_func_args* line) {
+  constexpr size_t kLongest = 500;
+  const std::string place = absl::StrCat(line->file, ":", line->line);
+  LogWriter::Get().Write(
+      {"gRPC"},
+      absl::StrCat("tfswitch: gRPC: ", gpr_log_severity_string(line->severity),
+                   " ", place, "] ",
+                   absl::CHexEscape(
+                       absl::string_view(line->message).substr(0, kLongest))),
+      place);
+}
+
+}  // namespace
+
+void TakeLinesOfGrpc() { gpr_set_log_function(WriteLineOfGrpc); }
+#else
+void TakeLinesOfGrpc() {}
+#endif
 
 void PrepareProcess() {
   static const bool prepared = [] {
     TuneMalloc();
     absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+    TakeLinesOfGrpc();
     return true;
   }();
   (void)prepared;
 }
 
 void PrepareServerProgram() {
+  signal(SIGPIPE, SIG_IGN);
 // Other versions may not know the name, and would complain.
 #if GRPC_CPP_VERSION_MAJOR == 1 && GRPC_CPP_VERSION_MINOR == 51
   setenv("GRPC_EXPERIMENTS", "-tcp_read_chunks", /*overwrite=*/0);

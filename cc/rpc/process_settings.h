@@ -12,9 +12,14 @@ namespace tfswitch {
 //     their builds: it takes one global lock at each of gRPC's many lock
 //     operations, 5 us per small pull on one thread and more on many. This is
 //     the Abseil that gRPC is linked to, not the one inside TensorFlow.
+//   - TakeLinesOfGrpc().
 //
 // Thread-safe.
 void PrepareProcess();
+
+// From now on gRPC's lines go to the log writer, which holds up no call.
+// Thread-safe.
+void TakeLinesOfGrpc();
 
 // For a program that does nothing but serve; others would change settings of
 // their host. Called before there are threads and before anything of gRPC.
@@ -26,6 +31,9 @@ void PrepareProcess();
 //
 // Each connection is an open file, and shells often allow 1024 of them. This
 // raises the soft limit to the hard one.
+//
+// A pipe whose reader has gone is an error of the write, not the end of the
+// program: SIGPIPE is ignored.
 void PrepareServerProgram();
 
 }  // namespace tfswitch

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "cc/base/log_writer.h"
 #include "cc/base/malloc_tuning.h"
 #include "cc/recovery/data_folder.h"
 #include "cc/recovery/state_keeper.h"
@@ -27,8 +28,8 @@ constexpr int kCannotServe = 1;
 constexpr int kBadFlag = 2;
 
 void PrintError(const absl::Status& status) {
-  std::fprintf(stderr, "tfswitch-server: %s\n",
-               std::string(status.message()).c_str());
+  LogWriter::Get().Write({"tfswitch-server"},
+                         absl::StrCat("tfswitch-server: ", status.message()));
 }
 
 // " with TLS, tokens", or nothing.

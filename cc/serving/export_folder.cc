@@ -12,13 +12,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <filesystem>
 #include <limits>
 #include <system_error>
 #include <utility>
 
-#include "absl/base/internal/raw_logging.h"
 #include "absl/memory/memory.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -28,6 +26,7 @@
 #include "absl/time/time.h"
 #include "cc/base/checked_math.h"
 #include "cc/base/checksum.h"
+#include "cc/base/log_writer.h"
 #include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
 #include "cc/serving/object_reader.h"
@@ -365,8 +364,11 @@ absl::Status ExportWriter::Publish() {
   // mind that a power cut may undo it.
   const absl::Status synced = SyncFolder(path_);
   if (!synced.ok()) {
-    ABSL_RAW_LOG(ERROR, "%s is published, and perhaps not safe on its disk: %s",
-                 name.c_str(), std::string(synced.message()).c_str());
+    LogWriter::Get().Write(
+        {"exports"}, absl::StrCat("tfswitch: error: ", name,
+                                  " is published, and perhaps not safe on its "
+                                  "disk: ",
+                                  synced.message()));
   }
   return absl::OkStatus();
 }

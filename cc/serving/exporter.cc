@@ -17,9 +17,9 @@
 #include <string>
 #include <utility>
 
-#include "absl/base/internal/raw_logging.h"
 #include "absl/strings/str_cat.h"
 #include "cc/base/interrupt.h"
+#include "cc/base/log_writer.h"
 #include "cc/base/progress.h"
 #include "cc/base/status_macros.h"
 #include "cc/serving/export_folder.h"
@@ -236,8 +236,9 @@ absl::StatusOr<ExportReport> Publish(ParameterClient& client,
     const absl::Status removed =
         RemoveOldExports(options.path, options.keep_bases);
     if (!removed.ok()) {
-      ABSL_RAW_LOG(ERROR, "old exports stay: %s",
-                   std::string(removed.message()).c_str());
+      LogWriter::Get().Write({"exports"},
+                             absl::StrCat("tfswitch: error: old exports stay: ",
+                                          removed.message()));
     }
   }
   return report;

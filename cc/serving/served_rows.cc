@@ -17,10 +17,10 @@
 #include <utility>
 #include <vector>
 
-#include "absl/base/internal/raw_logging.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "cc/base/log_writer.h"
 #include "cc/base/status_macros.h"
 #include "cc/base/steady_clock.h"
 
@@ -34,8 +34,9 @@ absl::Status NoExports(const std::string& path) {
 }
 
 void LogError(absl::string_view what, const absl::Status& status) {
-  ABSL_RAW_LOG(ERROR, "%s: %s", std::string(what).c_str(),
-               std::string(status.message()).c_str());
+  LogWriter::Get().WriteInOrder(
+      {"served rows"},
+      absl::StrCat("tfswitch: error: ", what, ": ", status.message()));
 }
 
 // Merges as long as it pays, and returns whether it did. Files that stay

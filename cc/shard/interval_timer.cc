@@ -3,7 +3,8 @@
 #include <system_error>
 #include <utility>
 
-#include "absl/base/internal/raw_logging.h"
+#include "absl/strings/str_cat.h"
+#include "cc/base/log_writer.h"
 #include "cc/base/steady_clock.h"
 
 namespace tfswitch {
@@ -33,7 +34,9 @@ void IntervalTimer::Set(const std::string& name, absl::Duration every) {
     } catch (const std::system_error& error) {
       // Tables can be shrunk by a call all the same, and staged rows go with
       // the next restore.
-      ABSL_RAW_LOG(ERROR, "no timer for '%s': %s", name.c_str(), error.what());
+      LogWriter::Get().Write(
+          {"timers"}, absl::StrCat("tfswitch: error: no timer for '", name,
+                                   "': ", error.what()));
     }
   }
   changed_.NotifyAll();

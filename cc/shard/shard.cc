@@ -14,7 +14,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <cstdio>
 #include <filesystem>
 #include <new>
 #include <numeric>
@@ -24,7 +23,6 @@
 #include <utility>
 #include <variant>
 
-#include "absl/base/internal/raw_logging.h"
 #include "absl/cleanup/cleanup.h"
 #include "absl/functional/function_ref.h"
 #include "absl/strings/escaping.h"
@@ -35,6 +33,7 @@
 #include "cc/base/files.h"
 #include "cc/base/key_batch.h"
 #include "cc/base/key_observations.h"
+#include "cc/base/log_writer.h"
 #include "cc/base/memory_region.h"
 #include "cc/base/status_macros.h"
 #include "cc/base/steady_clock.h"
@@ -397,12 +396,15 @@ void Shard::WarnOfReleased(absl::string_view what, const std::string& name) {
       ++it;
       continue;
     }
-    ABSL_RAW_LOG(
-        WARNING,
-        "table '%s' had %zu rows, which were freed when the last layer "
-        "or EmbeddingTable of it was collected: %s. To go on with "
-        "rows, keep one of these objects, or save and restore them",
-        it->first.c_str(), it->second, std::string(what).c_str());
+    LogWriter::Get().Write(
+        {"freed tables"},
+        absl::StrCat(
+            "tfswitch: warning: table '", it->first, "' had ", it->second,
+            " rows, which were freed when the last layer or EmbeddingTable of "
+            "it was collected: ",
+            what,
+            ". To go on with rows, keep one of these objects, or save and "
+            "restore them"));
     it = released_rows_.erase(it);
   }
 }
@@ -985,7 +987,8 @@ void Shard::ShrinkOnTime(const std::string& name) const {
   }
   // Nobody waits for an answer; the next time may go better.
   if (!status.ok()) {
-    ABSL_RAW_LOG(ERROR, "%s", std::string(status.message()).c_str());
+    LogWriter::Get().Write({"shrinking"},
+                           absl::StrCat("tfswitch: error: ", status.message()));
   }
 }
 
@@ -1239,8 +1242,9 @@ void Shard::EndExpiredSaves(const Interrupt& interrupt) {
       MutexLock lock(&mutex_);
       SaveOf(save_id).expiry = SteadyNow() + options_.save_expiry;
     }
-    std::fprintf(stderr, "tfswitch: warning: files of save '%s' stay: %s\n",
-                 save_id.c_str(), std::string(status.message()).c_str());
+    LogWriter::Get().Write(
+        {"saves"}, absl::StrCat("tfswitch: warning: files of save '", save_id,
+                                "' stay: ", status.message()));
   }
 }
 

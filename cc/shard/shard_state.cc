@@ -14,7 +14,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
-#include <cstdio>
 #include <future>
 #include <map>
 #include <memory>
@@ -34,6 +33,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "cc/base/files.h"
+#include "cc/base/log_writer.h"
 #include "cc/base/memory_region.h"
 #include "cc/base/mutex.h"
 #include "cc/base/progress.h"
@@ -142,8 +142,9 @@ absl::Status Shard::LockSaves(const std::string& save,
     absl::SleepFor(absl::Milliseconds(10));
     if (is_said || SteadyNow() - begin < absl::Seconds(1)) continue;
     is_said = true;
-    std::fprintf(stderr, "tfswitch: save '%s' waits for another save\n",
-                 absl::CHexEscape(save).c_str());
+    LogWriter::Get().Write(
+        {"saves"}, absl::StrCat("tfswitch: save '", absl::CHexEscape(save),
+                                "' waits for another save"));
   }
   saver_ = std::this_thread::get_id();
   return absl::OkStatus();

@@ -191,7 +191,7 @@ def test_other_callers_are_refused_and_written_down(
     assert refused.value.code().name == code
     assert why in refused.value.details()
     line = f"tfswitch: audit: .* call={method} .* result={code} why=.*"
-    assert re.search(line + re.escape(why), server.log())
+    wait_until(lambda: re.search(line + re.escape(why), server.log()))
 
 
 def test_a_request_is_not_read_for_a_caller_that_is_refused(

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import tfswitch as tsw
 from tests.conftest import running_cluster
+from tests.python.worker_threads import wait_for_stderr
 from tests.support import free_ports
 from tfswitch import cluster as cluster_lib
 
@@ -351,7 +352,7 @@ def test_a_save_says_which_freed_tables_it_lacks(embedded, tmp_path, capfd):
 
     embedded.save(tmp_path)
 
-    assert "table 'gone' had 1 rows" in capfd.readouterr().err
+    wait_for_stderr(capfd, "table 'gone' had 1 rows")
 
 
 class Restartable:

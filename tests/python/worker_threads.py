@@ -5,10 +5,13 @@ different timeouts are clients of their own, so each can be a worker.
 """
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+
+import pytest
 
 import tfswitch as tsw
 from tests.support import running_servers
@@ -67,6 +70,18 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < give_up, "the condition never came true"
         pause.wait(0.001)
+
+
+def wait_for_stderr(capfd: pytest.CaptureFixture[str], pattern: str) -> str:
+    """Returns stderr as soon as it has the pattern; a thread writes it."""
+    read = []
+
+    def is_there() -> bool:
+        read.append(capfd.readouterr().err)
+        return re.search(pattern, "".join(read)) is not None
+
+    wait_until(is_there)
+    return "".join(read)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,6 @@
 #include <grpcpp/support/proto_buffer_reader.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <random>
 #include <utility>
 
@@ -24,6 +23,7 @@
 #include "absl/strings/strip.h"
 #include "cc/base/fork_guard.h"
 #include "cc/base/interrupt.h"
+#include "cc/base/log_writer.h"
 #include "cc/base/status_macros.h"
 #include "cc/rpc/byte_buffers.h"
 #include "cc/rpc/channel_settings.h"
@@ -325,7 +325,8 @@ absl::StatusOr<v1::HandshakeResponse> Connection::Handshake(
           ": ", recovery.are_at_least() ? "at least " : "",
           recovery.lost_writes(), " writes since then are lost");
     }
-    std::fprintf(stderr, "tfswitch: warning: %s\n", text.c_str());
+    LogWriter::Get().WriteInOrder({"servers"},
+                                  absl::StrCat("tfswitch: warning: ", text));
   }
   return response;
 }
@@ -351,8 +352,10 @@ absl::Status Connection::NoteReturn() {
 
 void Connection::SayThatItWaits() {
   if (link()->is_connected() || has_said_that_it_waits_.exchange(true)) return;
-  std::fprintf(stderr, "tfswitch: waiting for %s to answer, for up to %s\n",
-               name().c_str(), absl::FormatDuration(options_.timeout).c_str());
+  LogWriter::Get().WriteInOrder(
+      {"servers"},
+      absl::StrCat("tfswitch: waiting for ", name(), " to answer, for up to ",
+                   absl::FormatDuration(options_.timeout)));
 }
 
 absl::Status Connection::CheckSize(uint64_t bytes,

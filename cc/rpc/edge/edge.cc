@@ -9,7 +9,6 @@
 #include <netinet/in.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <iterator>
 #include <utility>
@@ -17,12 +16,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "cc/base/log_writer.h"
 #include "cc/base/steady_clock.h"
 
 namespace tfswitch {
 namespace {
 
-constexpr absl::Duration kLineInterval = absl::Seconds(1);
 constexpr absl::Duration kTrimInterval = absl::Seconds(2);
 // gRPC frees what a connection had in the next moments.
 constexpr int kNumTrims = 4;
@@ -180,13 +179,13 @@ void Edge::Blame(const sockaddr_storage& address, const char* why,
   if (refuses) refused_until_[key] = now + kRefusal;
   num_trims_left_ = kNumTrims;
   next_trim_ = now + kTrimInterval;
-  if (now < next_line_) return;
-  next_line_ = now + kLineInterval;
-  const std::string line = absl::StrCat(
-      "tfswitch: warning: closed a connection of ", NameOf(address),
-      refuses ? ", and refuses the address for 10 s" : "", ": ", why, " (",
-      num_ended, " closed so far)\n");
-  std::fputs(line.c_str(), stderr);
+  const std::string peer = NameOf(address);
+  LogWriter::Get().Write(
+      {"closed connections"},
+      absl::StrCat("tfswitch: warning: closed a connection of ", peer,
+                   refuses ? ", and refuses the address for 10 s" : "", ": ",
+                   why, " (", num_ended, " closed so far)"),
+      peer);
 }
 
 void Edge::Tidy() {

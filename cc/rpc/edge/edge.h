@@ -100,7 +100,6 @@ class Edge {
       ABSL_GUARDED_BY(mutex_);
   int num_trims_left_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Time next_trim_ ABSL_GUARDED_BY(mutex_);
-  absl::Time next_line_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
 };
 
 }  // namespace tfswitch

@@ -22,20 +22,18 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "absl/time/clock.h"
+#include "cc/base/log_writer.h"
 #include "cc/rpc/channel_settings.h"
 #include "cc/rpc/edge/edge.h"
 
 namespace tfswitch {
 namespace {
 
-constexpr absl::Duration kWarningInterval = absl::Minutes(1);
 // While no file can be opened.
 constexpr int kRetryMs = 100;
 constexpr int kTidyMs = 1000;
@@ -311,11 +309,8 @@ bool Listener::MakeRoom() {
 }
 
 void Listener::Warn(absl::string_view text) {
-  const absl::Time now = absl::Now();
-  if (now < next_warning_) return;
-  next_warning_ = now + kWarningInterval;
-  std::fprintf(stderr, "tfswitch: warning: %.*s\n",
-               static_cast<int>(text.size()), text.data());
+  LogWriter::Get().Write({"connections", /*burst=*/1, /*per_second=*/1.0 / 60},
+                         absl::StrCat("tfswitch: warning: ", text));
 }
 
 }  // namespace tfswitch

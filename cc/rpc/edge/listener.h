@@ -20,7 +20,6 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/time.h"
 #include "cc/rpc/address.h"
 
 namespace tfswitch {
@@ -92,7 +91,6 @@ class Listener {
   // The socket that was handed over under each descriptor. gRPC closes it some
   // time; then the descriptor is free, or something else.
   std::unordered_map<int, std::pair<dev_t, ino_t>> connections_;
-  absl::Time next_warning_ = absl::InfinitePast();
 };
 
 }  // namespace tfswitch

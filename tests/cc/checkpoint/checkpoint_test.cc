@@ -16,7 +16,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "absl/time/time.h"
 #include "cc/base/files.h"
+#include "cc/base/log_writer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cc/testing/snapshots.h"
@@ -135,6 +137,7 @@ TEST_F(CheckpointTest, OldSavesThatCannotBeRemovedAreNamed) {
 
   testing::internal::CaptureStderr();
   Save(*table, "s3");
+  LogWriter::Get().Flush(absl::Minutes(1));
   EXPECT_THAT(
       testing::internal::GetCapturedStderr(),
       AllOf(HasSubstr("old saves stay in"), HasSubstr("manifest-000001.json")));

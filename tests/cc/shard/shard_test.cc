@@ -28,6 +28,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "cc/base/hash.h"
+#include "cc/base/log_writer.h"
 #include "cc/base/racy_memory.h"
 #include "cc/table/counting_bloom.h"
 #include "cc/wire/coordination_conversion.h"
@@ -383,6 +384,7 @@ TEST(ShardTest, ATableThatIsMadeAgainWithoutItsRowsIsWarnedOf) {
     if (drops) shard.DropTable("t");
     testing::internal::CaptureStderr();
     make(false);
+    LogWriter::Get().Flush(absl::Minutes(1));
     return testing::internal::GetCapturedStderr();
   };
   make(true);
@@ -639,6 +641,7 @@ TEST_F(CheckpointFolderTest, WhatNobodyPublishesGoesWithALaterSave) {
   std::filesystem::remove_all(root_ + "/x");
   testing::internal::CaptureStderr();
   ASSERT_TRUE(shard.SaveShard(SaveOf("y", "last", true)).ok());
+  LogWriter::Get().Flush(absl::Minutes(1));
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
 }
 

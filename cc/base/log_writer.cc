@@ -1,0 +1,210 @@
+#include "cc/base/log_writer.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <climits>
+#include <cstdlib>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "cc/base/steady_clock.h"
+
+namespace tfswitch {
+namespace {
+
+constexpr size_t kMaxQueuedBytes = 256 << 10;
+constexpr size_t kMaxBuckets = 1000;
+constexpr absl::Duration kSayEvery = absl::Minutes(1);
+constexpr absl::Duration kPatience = absl::Seconds(1);
+
+std::atomic<LogWriter*> of_process{nullptr};
+
+// In a child there is no thread, and the mutex may be locked for ever. What is
+// in the queue is for the parent to write.
+void ForgetInChild() { of_process = nullptr; }
+
+void FlushAtExit() {
+  if (LogWriter* const writer = of_process) writer->Flush(kPatience);
+}
+
+// While the library is being loaded, before another thread can fork.
+const int registered =
+    pthread_atfork(nullptr, nullptr, ForgetInChild) + std::atexit(FlushAtExit);
+
+// As one line, with its end.
+std::string LineOf(absl::string_view text) {
+  constexpr absl::string_view kCut = "...";
+  std::string line;
+  for (const char c : text) {
+    const bool is_control = (c >= 0 && c < ' ') || c == '\x7f';
+    absl::StrAppend(&line,
+                    is_control ? absl::CHexEscape({&c, 1}) : std::string(1, c));
+    if (line.size() > PIPE_BUF - 1) {
+      line.resize(PIPE_BUF - 1 - kCut.size());
+      absl::StrAppend(&line, kCut);
+      break;
+    }
+  }
+  line.push_back('\n');
+  return line;
+}
+
+bool WriteAll(int fd, absl::string_view line) {
+  while (!line.empty()) {
+    const ssize_t written = write(fd, line.data(), line.size());
+    if (written > 0) {
+      line.remove_prefix(static_cast<size_t>(written));
+    } else if (written < 0 && errno == EAGAIN) {  // Others have made it so.
+      pollfd polled = {fd, POLLOUT, 0};
+      poll(&polled, 1, /*timeout=*/1000);
+    } else if (written == 0 || errno != EINTR) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+LogWriter& LogWriter::Get() {
+  (void)registered;
+  LogWriter* writer = of_process;
+  if (writer != nullptr) return *writer;
+  auto* const mine = new LogWriter(STDERR_FILENO);
+  if (of_process.compare_exchange_strong(writer, mine)) return *mine;
+  delete mine;
+  return *writer;
+}
+
+void LogWriter::Write(const LogKind& kind, absl::string_view text,
+                      absl::string_view peer) {
+  MutexLock lock(&mutex_);
+  if (queued_bytes_ < kMaxQueuedBytes && IsWithinLimits(kind, peer)) {
+    Add(LineOf(text));
+    return;
+  }
+  if (left_out_.empty()) {
+    say_at_ = SteadyNow() + kSayEvery;
+    changed_.NotifyAll();
+  }
+  ++left_out_[std::string(kind.name)];
+}
+
+void LogWriter::WriteInOrder(const LogKind& kind, absl::string_view text) {
+  Write(kind, text);
+  MutexLock lock(&mutex_);
+  if (!is_stuck_) WaitUntilWritten(kPatience);
+}
+
+bool LogWriter::Flush(absl::Duration patience) {
+  MutexLock lock(&mutex_);
+  SayWhatWasLeftOut();
+  return WaitUntilWritten(patience);
+}
+
+bool LogWriter::WaitUntilWritten(absl::Duration patience) {
+  const absl::Time end = SteadyNow() + patience;
+  const uint64_t last = num_added_;
+  while (num_done_ < last) {
+    const absl::Duration left = end - SteadyNow();
+    if (left <= absl::ZeroDuration()) {
+      is_stuck_ = true;
+      return false;
+    }
+    changed_.WaitFor(&mutex_, left);
+  }
+  return true;
+}
+
+bool LogWriter::IsWithinLimits(const LogKind& kind, absl::string_view peer) {
+  // After a minute or more of new peers, all may begin anew.
+  if (buckets_.size() >= kMaxBuckets) buckets_.clear();
+  const absl::Time now = SteadyNow();
+  const auto refill = [&](const std::string& name, double share)
+                          ABSL_NO_THREAD_SAFETY_ANALYSIS -> double& {
+    const double burst = share * kind.burst;
+    Bucket& bucket =
+        buckets_.try_emplace(name, Bucket{burst, now}).first->second;
+    bucket.left += share * kind.per_second *
+                   absl::ToDoubleSeconds(now - std::exchange(bucket.last, now));
+    return bucket.left = std::min(burst, bucket.left);
+  };
+  double& of_all = refill(std::string(kind.name), 10);
+  if (of_all < 1) return false;
+  double& of_peer = refill(absl::StrCat(kind.name, "\n", peer), 1);
+  if (of_peer < 1) return false;
+  --of_all;
+  --of_peer;
+  return true;
+}
+
+void LogWriter::Add(std::string line) {
+  queued_bytes_ += line.size();
+  queue_.push_back(std::move(line));
+  ++num_added_;
+  if (!is_started_) StartThread();
+  changed_.NotifyAll();
+}
+
+void LogWriter::SayWhatWasLeftOut() {
+  for (const auto& [name, number] : std::exchange(left_out_, {})) {
+    Add(LineOf(absl::StrCat("tfswitch: warning: ", number, " more lines about ",
+                            name, " were left out")));
+  }
+}
+
+void LogWriter::StartThread() {
+  // None of the host's handlers runs in it, and it gets no SIGPIPE.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    std::thread(&LogWriter::Run, this).detach();
+    is_started_ = true;
+  } catch (const std::system_error&) {
+    // The next line tries again.
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void LogWriter::Run() {
+  MutexLock lock(&mutex_);
+  for (;;) {
+    if (!left_out_.empty() && SteadyNow() >= say_at_) SayWhatWasLeftOut();
+    if (queue_.empty() && left_out_.empty()) {
+      changed_.Wait(&mutex_);
+      continue;
+    }
+    if (queue_.empty()) {
+      changed_.WaitFor(&mutex_, say_at_ - SteadyNow());
+      continue;
+    }
+    const std::string line = std::move(queue_.front());
+    queue_.pop_front();
+    queued_bytes_ -= line.size();
+    mutex_.Unlock();
+    const bool is_written = WriteAll(fd_, line);
+    mutex_.Lock();
+    ++num_done_;
+    changed_.NotifyAll();
+    if (!is_written) {
+      ++num_refused_;
+      continue;
+    }
+    is_stuck_ = false;
+    if (num_refused_ == 0) continue;
+    Add(LineOf(absl::StrCat("tfswitch: warning: stderr did not take ",
+                            std::exchange(num_refused_, 0), " lines")));
+  }
+}
+
+}  // namespace tfswitch
