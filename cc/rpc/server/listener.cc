@@ -28,7 +28,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "absl/time/clock.h"
+#include "cc/base/steady_clock.h"
 #include "cc/rpc/channel_settings.h"
 
 namespace tfswitch {
@@ -297,7 +297,7 @@ bool Listener::MakeRoom() {
 }
 
 void Listener::Warn(absl::string_view text) {
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   if (now < next_warning_) return;
   next_warning_ = now + kWarningInterval;
   std::fprintf(stderr, "tfswitch: warning: %.*s\n",
