@@ -178,10 +178,10 @@ class Cluster:
     def save(
         self,
         path: str | os.PathLike[str],
-        tables: Sequence[str] = (),
+        tables: Sequence[Any] = (),
         *,
         keep: int = 2,
-        drop: Sequence[str] = (),
+        drop: Sequence[Any] = (),
         progress: bool | None = None,
     ) -> dict[str, Any]:
         """Saves tables as a checkpoint that any number of servers can load.
@@ -200,11 +200,11 @@ class Cluster:
                 below it. Or a URL below the servers' `--remote`, such as
                 "s3://bucket/folder/name": then the save is there, too, when the
                 call ends (docs/object_stores.md).
-            tables: Names; empty for all.
+            tables: Names, or table objects of this cluster; empty for all.
             keep: How many saves stay in the folder, this one included, from 1.
                 If a table was made again since, under the same name, the newest
                 and the largest save of its former rows stay as well.
-            drop: Names of tables of the save before that the new one may be
+            drop: As `tables`: those of the save before that the new one may be
                 without; only if `tables` is empty. A save of all tables is
                 refused if another one of them is missing.
             progress: Whether a bar on the error stream shows how far it is.
@@ -242,9 +242,9 @@ class Cluster:
         before = 0 if remote is None else remote.fetch()
         request = {
             "path": os.fspath(path) if remote is None else remote.path,
-            "tables": _names("tables", tables),
+            "tables": self._names("tables", tables),
             "keep": keep,
-            "dropped_tables": _names("drop", drop),
+            "dropped_tables": self._names("drop", drop),
         }
         task = f"saving to '{os.fspath(path)}'"
         with progress_bar(self._native, task, progress) as progress_id:
@@ -283,7 +283,7 @@ class Cluster:
     def restore(
         self,
         path: str | os.PathLike[str],
-        tables: Sequence[str] | Mapping[str, str] = (),
+        tables: Sequence[Any] | Mapping[str, str] = (),
         *,
         save: int | None = None,
         state: str = "saved",
@@ -298,8 +298,9 @@ class Cluster:
         Args:
             path: A folder that `save` wrote, on this or another cluster, or a
                 URL below the servers' `--remote`.
-            tables: Names; empty for all in the checkpoint. Or a dict, from
-                names in the checkpoint to those that the tables get here.
+            tables: Names, or table objects of this cluster; empty for all in
+                the checkpoint. Or a dict, from names in the checkpoint to those
+                that the tables get here.
             save: The number of the save. None: the newest that can be read; a
                 warning says so if newer ones are damaged.
             state: What comes with the embeddings. "saved": optimizer state,
@@ -351,7 +352,7 @@ class Cluster:
             remote.fetch()
         request: dict[str, Any] = {
             "path": os.fspath(path) if remote is None else remote.path,
-            "tables": _names("tables", tables),
+            "tables": self._names("tables", tables),
             "new_names": tables if isinstance(tables, Mapping) else None,
             "save": save,
             "state": state.upper(),
@@ -415,7 +416,7 @@ class Cluster:
             for table in response["tables"]
         ]
 
-    def drop(self, name: str) -> None:
+    def drop(self, name: Any) -> None:
         """Removes a table with all its rows, for all its users.
 
         Later calls for the table fail with `KeyError`, or in graphs with
@@ -423,7 +424,7 @@ class Cluster:
         Checkpoints stay; `save` wants to be told of it, with its own `drop`.
 
         Args:
-            name: That of the table.
+            name: That of the table, or its object.
 
         Raises:
             KeyError: If there is no such table. The message names those there
@@ -435,6 +436,7 @@ class Cluster:
 
         >>> cluster.drop("user_of_last_week")
         """
+        (name,) = self._names("name", [name])
         call(self._native, "DropTable", table=name)
 
     def close(self) -> None:
@@ -473,6 +475,12 @@ class Cluster:
 
     def __repr__(self) -> str:
         return f"<tfswitch.Cluster {self.address!r}>"
+
+    def _names(self, argument: str, tables: Iterable[Any]) -> list[str]:
+        given = tables if isinstance(tables, str) else list(tables)
+        names = names_of(argument, given)
+        cluster_of(given, self)
+        return names
 
     def _servers(self) -> list[dict[str, bool]]:
         return call(self._native, "GetServers")["servers"]
@@ -582,6 +590,61 @@ def default_cluster() -> Cluster:
     return global_default
 
 
+def cluster_of(
+    tables: Iterable[Any], cluster: Cluster | None = None
+) -> Cluster:
+    """Returns the one cluster that all tables are in.
+
+    Args:
+        tables: Table objects; names among them are of whichever it is.
+        cluster: That of the caller. None: that of the objects, or the default.
+
+    Raises:
+        ValueError: If an object is of another cluster.
+    """
+    found, whose = cluster, "the cluster of this call is"
+    for table in tables:
+        if isinstance(table, str):
+            continue
+        if found is None:
+            found, whose = table.cluster, f"table '{table.name}' is in"
+        elif table.cluster.address != found.address:
+            raise ValueError(
+                f"table '{table.name}' is in {table.cluster.address!r}, and "
+                f"{whose} {found.address!r}. Give one call the tables of one "
+                "cluster, and as `cluster`, where it takes one, that or none"
+            )
+    if found is None:
+        return default_cluster()
+    if cluster is None and found.closed:
+        # Its tables live on; a connection to the same place may be open.
+        with _lock:
+            if _default is not None and _default.address == found.address:
+                return _default
+    return found
+
+
+def names_of(argument: str, tables: Iterable[Any]) -> list[str]:
+    """Returns the names of tables that are given as names or objects."""
+    if isinstance(tables, str):
+        raise ValueError(
+            f"`{argument}` must be a list of names or tables. "
+            f"Received: {argument}={tables!r}; write [{tables!r}]"
+        )
+    names = [
+        table.name
+        if isinstance(getattr(table, "cluster", None), Cluster)
+        else table
+        for table in tables
+    ]
+    if not all(isinstance(name, str) and name for name in names):
+        raise ValueError(
+            f"`{argument}` must have names or tables. Received: "
+            f"{argument}={names!r}"
+        )
+    return names
+
+
 def _timeout_of_environment(default: float) -> float:
     text = os.environ.get("TFSWITCH_TIMEOUT", "")
     try:
@@ -594,15 +657,6 @@ def _timeout_of_environment(default: float) -> float:
         "the environment variable TFSWITCH_TIMEOUT must be a positive number "
         f"of seconds. Received: TFSWITCH_TIMEOUT={text!r}"
     )
-
-
-def _names(argument: str, tables: Iterable[str]) -> list[str]:
-    if isinstance(tables, str):
-        raise ValueError(
-            f"`{argument}` must be a list of names. "
-            f"Received: {argument}={tables!r}; write [{tables!r}]"
-        )
-    return list(tables)
 
 
 def _checkpoint_report(report: dict[str, Any]) -> dict[str, Any]:

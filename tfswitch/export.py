@@ -19,7 +19,7 @@ from tfswitch import _native
 from tfswitch._control import call, integers
 from tfswitch._ranges import bad_argument, check_seconds, is_number
 from tfswitch._renamed import renamed_arguments
-from tfswitch.cluster import Cluster, default_cluster
+from tfswitch.cluster import Cluster, cluster_of, default_cluster, names_of
 
 # Beneath a SavedModel.
 MODEL_FILE = "assets/tfswitch_model.json"
@@ -118,22 +118,24 @@ def base(
         path: A folder of exports on this machine, which is made if need be, or
             a SavedModel of `tfswitch.saved_model.save`, whose rows it then
             has.
-        tables: Names, or `EmbeddingTable` objects. None means those of the
-            SavedModel; in other folders all that the cluster has, and those of
-            the export before it, so that none is left out because a server has
-            lost it. The SavedModel's tables must be among them.
+        tables: Names, or table objects. None means those of the SavedModel; in
+            other folders all that the cluster has, and those of the export
+            before it, so that none is left out because a server has lost it.
+            The SavedModel's tables must be among them.
         row_format: "float32", "float16", or "int8" with a scale per row. None
             means that of the export before it in the folder, or "float32".
         rule: Which rows; "all" means all. None means the rule of the export
             before it, or all.
         keep: Remove files older than so many bases. None removes nothing.
-        cluster: Where the tables are; by default that of `tfswitch.connect`.
+        cluster: Where the tables are. By default that of the table objects, or
+            if there are only names, that of `tfswitch.connect`.
 
     Returns:
         The result of the export.
 
     Raises:
-        ValueError: If an argument is out of range.
+        ValueError: If an argument is out of range, or a table object is of
+            another cluster.
         RuntimeError: If another process is exporting to the folder, or a table
             does not count the numbers that `rule` goes by.
         KeyError: If there is no such table, or none at all.
@@ -147,10 +149,10 @@ def base(
     """
     options = _options_of(row_format, rule, keep)
     folder = _folder_of(path)
-    present = cluster if cluster is not None else default_cluster()
+    given = None if tables is None else _checked_tables(tables)
     options["path"] = folder.rows
-    options.update(_names_of(tables, folder))
-    return _publish(present, options)
+    options.update(_names_of(given, folder))
+    return _publish(cluster_of(given or (), cluster), options)
 
 
 def delta(
@@ -238,9 +240,9 @@ class Schedule:
         self._options = _options_of(row_format, rule, keep_bases, "keep_bases")
         self._path = path
         self._base_every_secs = base_every_secs
-        self._tables = None if tables is None else _checked_names(tables)
+        self._tables = None if tables is None else _checked_tables(tables)
         # Always the same one, also when the default changes.
-        self._connect = functools.cache(_connector(cluster))
+        self._connect = functools.cache(_connector(cluster, self._tables))
         self._log_fn = log_fn if log_fn is not None else _log
         self._export_lock = threading.Lock()
         self._thread_lock = threading.Lock()
@@ -404,12 +406,15 @@ class Schedule:
 
 def _connector(
     cluster: Cluster | Callable[[], Cluster] | None,
+    tables: list[Any] | None,
 ) -> Callable[[], Cluster]:
-    if cluster is None:
-        return default_cluster
-    if isinstance(cluster, Cluster):
-        return lambda: cluster
-    return cluster
+    objects = [each for each in tables or () if not isinstance(each, str)]
+    if callable(cluster):
+        connect = cluster
+        return lambda: cluster_of(objects, connect())
+    if objects:
+        cluster_of(objects, cluster)  # A mistake is told at once.
+    return lambda: cluster_of(objects, cluster)
 
 
 def _log(result: ExportReport | Exception) -> None:
@@ -499,13 +504,13 @@ def _folder_of(path: str | os.PathLike[str]) -> _Folder:
     return _Folder(os.path.normpath(rows), sorted(model["tables"]))
 
 
-def _names_of(tables: Iterable[Any] | None, folder: _Folder) -> dict[str, Any]:
+def _names_of(tables: list[Any] | None, folder: _Folder) -> dict[str, Any]:
     """The fields of the request that say which tables."""
     if tables is None:
         if folder.model_tables is None:
             return {"all_tables": True}
         return {"tables": folder.model_tables}
-    names = _checked_names(tables)
+    names = sorted(set(names_of("tables", tables)))
     missing = sorted(set(folder.model_tables or ()).difference(names))
     if missing:
         raise ValueError(
@@ -517,16 +522,11 @@ def _names_of(tables: Iterable[Any] | None, folder: _Folder) -> dict[str, Any]:
     return {"tables": names}
 
 
-def _checked_names(tables: Iterable[Any]) -> list[str]:
-    if isinstance(tables, str):
-        raise bad_argument("tables", tables, "a list")
-    names = [getattr(table, "name", table) for table in tables]
-    if not names or not all(isinstance(name, str) and name for name in names):
-        raise ValueError(
-            "`tables` must have names or tables. Received: "
-            f"tables={list(names)!r}"
-        )
-    return sorted(set(names))
+def _checked_tables(tables: Iterable[Any]) -> list[Any]:
+    given = tables if isinstance(tables, str) else list(tables)
+    if not names_of("tables", given):
+        raise ValueError("`tables` must have names or tables. Received: []")
+    return list(given)
 
 
 def _publish(cluster: Cluster, options: dict[str, Any]) -> ExportReport:

@@ -21,12 +21,12 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "absl/time/clock.h"
 #include "cc/access/tokens.h"
 #include "cc/base/fork_guard.h"
 #include "cc/base/malloc_tuning.h"
 #include "cc/base/mutex.h"
 #include "cc/base/status_macros.h"
+#include "cc/base/steady_clock.h"
 #include "cc/client/local_client.h"
 #include "cc/client/sharded_client.h"
 #include "cc/rpc/address.h"
@@ -156,7 +156,7 @@ absl::StatusOr<std::unique_ptr<ParameterClient>> ConnectToServers(
     const std::string& name, const ClusterAddress& address,
     const Credentials& credentials, absl::Duration timeout,
     OnLostTables on_lost_tables) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = SteadyNow() + timeout;
   const std::vector<std::string>& servers = address.servers;
   ClientTls client_tls;
   if (address.has_tls) {
@@ -179,7 +179,7 @@ absl::StatusOr<std::unique_ptr<ParameterClient>> ConnectToServers(
     options.token = token;
     if (on_lost_tables == OnLostTables::kFollow) {
       options.connect_timeout =
-          std::max<absl::Duration>(deadline - absl::Now(), kShortestWait);
+          std::max<absl::Duration>(deadline - SteadyNow(), kShortestWait);
     }
     TFSWITCH_ASSIGN_OR_RETURN(std::unique_ptr<ParameterClient> client,
                               NewGrpcClient(options));

@@ -1120,6 +1120,19 @@ absl::Status RemoveUnpublished(const std::string& path,
   return RemoveUnpublished(path, files, [] { return absl::OkStatus(); });
 }
 
+namespace {
+
+absl::Status SetAside(const std::string& path, const std::string& manifest) {
+  std::error_code error;
+  fs::rename(manifest,
+             absl::StrCat(manifest, ".", absl::Hex(DrawId()), ".damaged"),
+             error);
+  if (error) return ErrnoStatus("rename", manifest, error.value());
+  return SyncFolder(path);
+}
+
+}  // namespace
+
 absl::Status SetNewestAside(const std::string& path) {
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<int64_t> former,
                             FormerSaves(path));
@@ -1128,11 +1141,21 @@ absl::Status SetNewestAside(const std::string& path) {
   if (!fs::exists(manifest, error) && !former.empty()) {
     manifest = ManifestPath(path, former.front());
   }
-  fs::rename(manifest,
-             absl::StrCat(manifest, ".", absl::Hex(DrawId()), ".damaged"),
-             error);
-  if (error) return ErrnoStatus("rename", manifest, error.value());
-  return SyncFolder(path);
+  return SetAside(path, manifest);
+}
+
+absl::StatusOr<std::vector<std::string>> SetDamagedAside(
+    const std::string& path) {
+  TFSWITCH_ASSIGN_OR_RETURN(const std::vector<int64_t> former,
+                            FormerSaves(path));
+  std::vector<std::string> damaged;
+  for (const int64_t number : former) {
+    const absl::Status status = ReadSave(path, number).status();
+    if (!absl::IsDataLoss(status)) continue;
+    TFSWITCH_RETURN_IF_ERROR(SetAside(path, ManifestPath(path, number)));
+    damaged.emplace_back(status.message());
+  }
+  return damaged;
 }
 
 absl::StatusOr<Manifest> ReadManifest(const std::string& path, int64_t number,

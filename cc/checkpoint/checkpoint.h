@@ -215,6 +215,11 @@ absl::Status RemoveUnpublished(const std::string& path,
 // RemoveUnpublished().
 absl::Status SetNewestAside(const std::string& path);
 
+// The same for each former save whose manifest is damaged; says what is wrong
+// with them.
+absl::StatusOr<std::vector<std::string>> SetDamagedAside(
+    const std::string& path);
+
 // The save `number`; 0: the newest. With `newer_than` n, the newest but n of
 // them, whether or not these can be read. NotFound, naming the saves there are,
 // if there is none; DataLoss if its manifest is damaged, FailedPrecondition if

@@ -98,10 +98,23 @@ absl::Status Damaged(const std::string& path, uint64_t at, uint64_t number) {
                    ", where record ", number, " should be"));
 }
 
-// Visits the records from `first` on. `*number` is that of the first record in
-// the segment, and then of the first behind it; `*bytes` are those of whole
-// records. Not `*is_whole`: the segment has other bytes behind them, which no
-// record in it knows to have been on the disk.
+// The first whole record in `bytes`, at `*at`, if it is one of those up to
+// `last` behind `number`.
+bool FindRecord(absl::string_view bytes, uint64_t number, uint64_t last,
+                size_t* at, RecordHeader* header) {
+  for (; *at + sizeof(RecordHeader) <= bytes.size(); *at += 8) {
+    if (ReadRecord(bytes.substr(*at), header)) {
+      return header->number > number && header->number <= last;
+    }
+  }
+  return false;
+}
+
+// Visits the records from `first` on; damage before them is only told.
+// `*number` is that of the first record in the segment, and then of the first
+// behind it; `*bytes` are those of whole records. Not `*is_whole`: the segment
+// has other bytes behind them, which no record in it knows to have been on the
+// disk.
 absl::Status ReadSegment(const std::string& path, uint64_t first,
                          PushLog::Visit visit, uint64_t* number,
                          uint64_t* bytes, bool* is_whole) {
@@ -111,7 +124,16 @@ absl::Status ReadSegment(const std::string& path, uint64_t first,
   if (absl::StartsWith(all, absl::string_view(kMagic, kMagicBytes))) {
     *bytes = kMagicBytes;
     RecordHeader header;
-    while (*bytes < all.size() && ReadRecord(all.substr(*bytes), &header)) {
+    while (*bytes < all.size()) {
+      if (!ReadRecord(all.substr(*bytes), &header)) {
+        size_t at = *bytes;
+        if (!FindRecord(all, *number, first, &at, &header)) break;
+        std::fprintf(
+            stderr, "tfswitch: warning: %s; no save needs it\n",
+            std::string(Damaged(path, *bytes, *number).message()).c_str());
+        *bytes = at;
+        *number = header.number;
+      }
       if (header.number != *number) return Damaged(path, *bytes, *number);
       if (*number >= first) {
         TFSWITCH_RETURN_IF_ERROR(visit(

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "cc/base/steady_clock.h"
 #include "cc/capi/core_loader.h"
 #include "cc/ops/blocking_threads.h"
 #include "tensorflow/core/framework/cancellation.h"
@@ -31,7 +31,7 @@ void Finish(const WaitingOp& op, const absl::Status& status) {
 }
 
 void WaitOnce(const std::shared_ptr<WaitingOp>& op) {
-  const double left = absl::ToDoubleSeconds(op->deadline - absl::Now());
+  const double left = absl::ToDoubleSeconds(op->deadline - SteadyNow());
   const absl::Status status =
       op->wait(std::max(0.0, std::min(left, kPartSeconds)));
   if (!absl::IsDeadlineExceeded(status)) return Finish(*op, status);
@@ -39,7 +39,7 @@ void WaitOnce(const std::shared_ptr<WaitingOp>& op) {
   if (cancellation != nullptr && cancellation->IsCancelled()) {
     return Finish(*op, absl::CancelledError(status.message()));
   }
-  if (absl::Now() >= op->deadline) {
+  if (SteadyNow() >= op->deadline) {
     return Finish(*op,
                   absl::DeadlineExceededError(absl::StrCat(
                       status.message(), "; gave up after ",
@@ -88,7 +88,7 @@ void WaitApart(tensorflow::OpKernelContext* context, double timeout_s,
                std::function<absl::Status(double)> wait,
                tensorflow::AsyncOpKernel::DoneCallback done) {
   const auto op = std::make_shared<WaitingOp>(
-      WaitingOp{context, timeout_s, absl::Now() + absl::Seconds(timeout_s),
+      WaitingOp{context, timeout_s, SteadyNow() + absl::Seconds(timeout_s),
                 std::move(wait), std::move(done)});
   // Others may wait for this announcement, so that it comes before the queue.
   const absl::Status status = op->wait(0.0);

@@ -10,7 +10,9 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
+#include <future>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -194,7 +196,7 @@ class __attribute__((visibility("hidden"))) Predictor::Versions {
   mutable absl::Mutex mutex_;
   std::shared_ptr<const ModelVersion> current_ ABSL_GUARDED_BY(mutex_);
   State state_ ABSL_GUARDED_BY(mutex_);
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::promise<void> stopping_;  // Ends Watch().
 
   std::thread watcher_;  // Constant after Start.
 };
@@ -218,10 +220,7 @@ Status Predictor::Versions::Start() {
 }
 
 Predictor::Versions::~Versions() {
-  {
-    absl::MutexLock lock(&mutex_);
-    stopping_ = true;
-  }
+  stopping_.set_value();
   if (watcher_.joinable()) watcher_.join();
 }
 
@@ -398,15 +397,11 @@ Status Predictor::Versions::Look(bool at_once) {
 }
 
 void Predictor::Versions::Watch() {
-  while (true) {
-    {
-      absl::MutexLock lock(&mutex_);
-      if (mutex_.AwaitWithTimeout(
-              absl::Condition(&stopping_),
-              absl::Seconds(options_.poll_interval.count()))) {
-        return;
-      }
-    }
+  const std::future<void> stopping = stopping_.get_future();
+  // More would overflow.
+  const Seconds interval =
+      std::min<Seconds>(options_.poll_interval, std::chrono::hours(24 * 365));
+  while (stopping.wait_for(interval) == std::future_status::timeout) {
     absl::MutexLock lock(&load_mutex_);
     const Status folder = Look(/*at_once=*/false);
     NoteRows();

@@ -18,7 +18,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstdio>
 #include <deque>
 #include <limits>
@@ -33,13 +32,16 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "cc/base/files.h"
 #include "cc/base/log_writer.h"
 #include "cc/base/status_macros.h"
+#include "cc/base/steady_clock.h"
 #include "cc/predictor/tensor_codec.h"
 #include "cc/rpc/access_control.h"
 #include "cc/rpc/address.h"
 #include "cc/rpc/channel_settings.h"
+#include "cc/rpc/deadlines.h"
 #include "cc/rpc/edge/listener.h"
 #include "cc/rpc/process_settings.h"
 #include "cc/rpc/server_settings.h"
@@ -52,8 +54,6 @@ namespace tfswitch {
 namespace {
 
 namespace api = tensorflow::serving;
-using std::chrono::milliseconds;
-using std::chrono::system_clock;
 
 constexpr char kSignatureDef[] = "signature_def";
 // Beside those of requests: that poll, and of health and reflection.
@@ -80,11 +80,9 @@ ServingModelSpec SpecOf(const api::ModelSpec& spec) {
 // Milliseconds until the deadline of a call, which may be in the past; 0 if it
 // has none.
 int64_t TimeoutMs(const grpc::ServerContext& context) {
-  const system_clock::time_point deadline = context.deadline();
-  if (deadline == system_clock::time_point::max()) return 0;
-  const int64_t left =
-      std::chrono::duration_cast<milliseconds>(deadline - system_clock::now())
-          .count();
+  const absl::Duration time_left = TimeLeft(context);
+  if (time_left == absl::InfiniteDuration()) return 0;
+  const int64_t left = absl::ToInt64Milliseconds(time_left);
   return left == 0 ? -1 : left;
 }
 
@@ -431,7 +429,8 @@ ServingRpcServer* Start(const ServingRpcOptions* options,
 void Stop(ServingRpcServer* server, int64_t grace_ms) {
   SetServing(server, 0);
   server->listener.Stop();
-  server->server->Shutdown(system_clock::now() + milliseconds(grace_ms));
+  server->server->Shutdown(
+      ToDeadline(SteadyNow() + absl::Milliseconds(grace_ms)));
   delete server;
   // The program ends without its handlers of an exit.
   LogWriter::Get().Flush(absl::Seconds(1));

@@ -47,11 +47,15 @@ absl::Status StateKeeper::Recover(const Shard::Interrupt& interrupt) {
     if (!status.ok()) num_writes = applied;  // For the next attempt.
   }
   if (!status.ok()) {
-    return absl::Status(
-        status.code(),
-        absl::StrCat("cannot recover from '", folder_.path(),
-                     "': ", status.message(),
-                     ". To start without these rows, move the folder away"));
+    // Where only the log is damaged, the rows of the save are whole.
+    const std::string remedy =
+        recovered.ok() && !is_first && absl::IsDataLoss(status)
+            ? absl::StrCat(". To start with the rows of the save alone, move '",
+                           DataFolder::LogOf(folder_.path()), "' away")
+            : ". To start without these rows, move the folder away";
+    return absl::Status(status.code(),
+                        absl::StrCat("cannot recover from '", folder_.path(),
+                                     "': ", status.message(), remedy));
   }
   folder_.NoteRecovery();
   const uint64_t now = num_writes;
@@ -92,11 +96,21 @@ absl::Status StateKeeper::SetSkippedAside(
   for (size_t i = 0; i < recovered.skipped.size(); ++i) {
     TFSWITCH_RETURN_IF_ERROR(checkpoint::SetNewestAside(state));
   }
-  // Files of a save that is set aside stay until the next start.
-  const absl::Status removed = recovered.skipped.empty()
-                                   ? checkpoint::RemoveUnpublished(state)
-                                   : absl::OkStatus();
-  return absl::IsNotFound(removed) ? absl::OkStatus() : removed;
+  const auto damaged = checkpoint::SetDamagedAside(state);
+  absl::Status cleaned = damaged.status();
+  if (damaged.ok() && !damaged->empty()) {
+    Say(absl::StrCat("warning: former saves are set aside, as nobody can read ",
+                     "them: ", absl::StrJoin(*damaged, "; ")));
+  } else if (damaged.ok() && recovered.skipped.empty()) {
+    // Files of a save that is set aside stay until the next start.
+    cleaned = checkpoint::RemoveUnpublished(state);
+  }
+  // The rows are whole without.
+  if (!cleaned.ok() && !absl::IsNotFound(cleaned)) {
+    Say(absl::StrCat("warning: files that no save needs stay in '", state,
+                     "': ", cleaned.message()));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status StateKeeper::OpenLog(const Shard::RecoveredState& recovered,

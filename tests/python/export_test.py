@@ -92,7 +92,7 @@ def test_memory_of_changes_is_in_stats(table, tmp_path):
         ({"keep_bases": 0}, "`keep_bases` must be"),
         ({"base_every_secs": 0}, "`base_every_secs` must be"),
         ({"base_every_secs": float("nan")}, "`base_every_secs` must be"),
-        ({"tables": "t"}, "`tables` must be a list"),
+        ({"tables": "t"}, "`tables` must be a list of names or tables"),
         ({"tables": []}, "`tables` must have names"),
         ({"tables": [""]}, "`tables` must have names"),
     ],

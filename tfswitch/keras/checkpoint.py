@@ -13,7 +13,7 @@ from absl import logging
 
 from tfswitch import _tf_config
 from tfswitch._ranges import bad_argument, is_number
-from tfswitch.cluster import Cluster
+from tfswitch.cluster import cluster_of
 from tfswitch.keras import _backend
 from tfswitch.keras._checkpoint_folder import CheckpointFolder, Variables
 from tfswitch.keras._row_weights import is_rows
@@ -476,14 +476,7 @@ class Checkpoint(_backend.Callback):
             place = "servers" if table.cluster.is_remote else "process"
             tables = places.setdefault(place, [])
             tables.append(table)
-            first: Cluster = tables[0].cluster
-            if table.cluster.address != first.address:
-                raise ValueError(
-                    f"Checkpoint: table '{tables[0].name}' is in "
-                    f"{first.address} and table '{table.name}' in "
-                    f"{table.cluster.address}; the tables of a model must be "
-                    "in one cluster, or in one and this process"
-                )
+            cluster_of(tables)
         return places
 
 

@@ -45,7 +45,7 @@ class ExportTables(_backend.Callback):
         row_format: As for `tfswitch.export.base`.
         rule: As for `tfswitch.export.base`.
         keep_bases: Remove files older than so many bases. None removes nothing.
-        cluster: Where the tables are; by default that of `tfswitch.connect`.
+        cluster: As for `tfswitch.export.base`.
         log_fn: Called after each export with its result, or the error, in place
             of logging. In the thread, with `every_secs`.
 

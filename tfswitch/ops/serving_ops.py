@@ -46,7 +46,7 @@ class ServedRows:
                 raise ValueError(
                     f"the model has a table '{table.name}' in "
                     f"{self.tables[table.name].cluster.address!r} and in "
-                    f"{table.cluster.address!r}; give one of them another name"
+                    f"{table.cluster.address!r}, and one cluster serves it"
                 )
         if len({each.dtype for each in ids}) > 1:
             ids = [tf.cast(each, tf.int64) for each in ids]

@@ -16,6 +16,7 @@ from tfswitch import _addresses, _loader, export
 from tfswitch._ranges import bad_argument, check_seconds, is_number
 from tfswitch._renamed import renamed_arguments
 from tfswitch._which_keras import keras
+from tfswitch.cluster import cluster_of
 from tfswitch.ops import serving_ops
 from tfswitch.ops.resources import HOST
 
@@ -274,7 +275,9 @@ def _write(
         ).get_concrete_function(**{spec.name: spec for spec in specs})
         _check_graph(signature)
         module.parts.extend(_captured_besides(signature, module))
-        clusters = {t.cluster.address: t.cluster for t in tables.values()}
+        if not tables:
+            raise ValueError("the model has no lookup at all in a table")
+        cluster = cluster_of(tables.values())
         content = {
             "format": "tfswitch-model",
             "version": 1,
@@ -289,12 +292,6 @@ def _write(
             )
         else:
             content |= remote.in_file()
-        if len(clusters) != 1:
-            raise ValueError(
-                "the model must look up in tables of one cluster. Received: "
-                f"{sorted(clusters) or 'no lookup at all'}"
-            )
-        (cluster,) = clusters.values()
         if remote is not None and remote.addresses is None:
             if not cluster.is_remote:
                 raise ValueError(

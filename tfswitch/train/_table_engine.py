@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfswitch import optimizers
-from tfswitch.cluster import default_cluster
+from tfswitch.cluster import cluster_of
 from tfswitch.consistency import Consistency
 from tfswitch.dense import DenseTable
 from tfswitch.ops import embedding_ops
@@ -65,7 +65,8 @@ class TableEngine(Engine):
         table_gradients: Iterable[TableTensor],
         name: str | None,
     ) -> None:
-        cluster = options.cluster or default_cluster()
+        to_tables = list(table_gradients)
+        cluster = cluster_of((t for t, _, _ in to_tables), options.cluster)
         if options.num_workers > 1 and not cluster.is_remote:
             raise ValueError(
                 f"{options.num_workers} workers need servers that all of them "
@@ -90,7 +91,6 @@ class TableEngine(Engine):
         for _, variable in pairs:
             _check_variable(variable)
         gradients = [gradient for gradient, _ in pairs]
-        to_tables = list(table_gradients)
         consistency = consistency_of(options.normalize)
         for table, _, _ in to_tables:
             if table.consistency != consistency:

@@ -27,6 +27,7 @@
 #include "cc/base/status_macros.h"
 #include "cc/rpc/byte_buffers.h"
 #include "cc/rpc/channel_settings.h"
+#include "cc/rpc/deadlines.h"
 #include "cc/rpc/status_conversion.h"
 
 namespace tfswitch {
@@ -36,7 +37,9 @@ constexpr absl::Duration kFirstPause = absl::Milliseconds(10);
 constexpr absl::Duration kLongestPause = absl::Seconds(1);
 // gRPC ends a call at its deadline, except while the socket does not take the
 // request: then only when the write ends, which on a dead connection takes
-// kKeepaliveTimeoutMs. After this much more the call is left to itself.
+// kKeepaliveTimeoutMs; or while its timers, which wait by the clock of the day,
+// are late, because that was set back. After this much more the call is left to
+// itself.
 constexpr absl::Duration kDeadlineSlack = absl::Milliseconds(100);
 // A wait for a connection that is longer is said.
 constexpr absl::Duration kSilence = absl::Seconds(1);
@@ -160,12 +163,6 @@ bool IsTooBusy(const grpc::Status& status, const grpc::ClientContext& context) {
          context.GetServerTrailingMetadata().count(kRetryPushback) != 0;
 }
 
-std::chrono::system_clock::time_point ToDeadline(absl::Time time) {
-  // An infinite future overflows chrono.
-  return absl::ToChronoTime(
-      std::min(time, absl::Now() + absl::Hours(24 * 365)));
-}
-
 // One try of a call. Its completion queue holds on to it until gRPC is done
 // with it, even if nobody else needs it.
 struct UnaryCall::Attempt {
@@ -203,7 +200,7 @@ class UnaryCall::ThreadQueue {
 
   // Until an attempt has set `done`. Returns false if the time comes first.
   bool WaitFor(const bool& done, absl::Time time) {
-    const auto deadline = ToDeadline(time);
+    const gpr_timespec deadline = ToDeadline(time);
     void* tag;
     bool ok;
     while (!done) {
@@ -286,7 +283,7 @@ absl::StatusOr<v1::HandshakeResponse> Connection::Handshake(
   const std::shared_ptr<Connection> unowned(std::shared_ptr<void>(), this);
   UnaryCall call(unowned, CallKind::kIdempotent, "Handshake", message,
                  v1::ParameterServer::service_full_name(),
-                 deadline - absl::Now());
+                 deadline - SteadyNow());
   grpc::ByteBuffer bytes;
   TFSWITCH_RETURN_IF_ERROR(call.Wait(&bytes));
   TFSWITCH_RETURN_IF_ERROR(Decode("Handshake", &bytes, &response));
@@ -460,13 +457,13 @@ absl::Status Connection::Blame(const absl::Status& malformed) const {
 }
 
 RetryClock::RetryClock(absl::Duration timeout)
-    : start_(absl::Now()), end_(start_ + timeout), pause_(kFirstPause) {}
+    : start_(SteadyNow()), end_(start_ + timeout), pause_(kFirstPause) {}
 
 std::optional<absl::Time> RetryClock::NextTry() {
   thread_local std::minstd_rand random{std::random_device()()};
   const double spread =
       std::uniform_real_distribution<double>(0.75, 1.25)(random);
-  const absl::Time next = absl::Now() + pause_ * spread;
+  const absl::Time next = SteadyNow() + pause_ * spread;
   pause_ = std::min(pause_ * 2, kLongestPause);
   if (next >= end_) return std::nullopt;
   return next;
@@ -523,13 +520,13 @@ absl::Status UnaryCall::Wait(grpc::ByteBuffer* response) {
   ThreadQueue& queue = ThreadQueue::Get();
   // From now on: of calls that are in flight together, one may have failed long
   // before it is waited for, while a bulk call before it took its time.
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = SteadyNow();
   RetryClock clock(std::min(retry_timeout_, deadline() - begin));
   for (;;) {
     const std::unique_ptr<Attempt, Abandon> attempt = std::move(attempt_);
     const absl::Time end = deadline() + kDeadlineSlack;
     bool ended = false;
-    for (absl::Time now = absl::Now(); !ended && now < end; now = absl::Now()) {
+    for (absl::Time now = SteadyNow(); !ended && now < end; now = SteadyNow()) {
       ended =
           queue.WaitFor(attempt->done, std::min(end, now + kInterruptInterval));
       if (ended) break;
@@ -572,7 +569,7 @@ absl::Status UnaryCall::Wait(grpc::ByteBuffer* response) {
     if (!next.has_value()) {
       return connection_->Explain(last_failure_, retry_timeout_);
     }
-    for (absl::Time now = absl::Now(); now < *next; now = absl::Now()) {
+    for (absl::Time now = SteadyNow(); now < *next; now = SteadyNow()) {
       queue.WaitUntil(std::min(*next, now + kInterruptInterval));
       TFSWITCH_RETURN_IF_ERROR(Watch(begin));
     }
@@ -581,7 +578,7 @@ absl::Status UnaryCall::Wait(grpc::ByteBuffer* response) {
 }
 
 absl::Status UnaryCall::Watch(absl::Time begin) {
-  if (absl::Now() - begin >= kSilence) connection_->SayThatItWaits();
+  if (SteadyNow() - begin >= kSilence) connection_->SayThatItWaits();
   return CheckInterrupt();
 }
 

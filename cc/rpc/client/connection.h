@@ -8,7 +8,6 @@
 #include <grpcpp/grpcpp.h>
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -17,9 +16,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "cc/base/mutex.h"
+#include "cc/base/steady_clock.h"
 #include "cc/rpc/client/grpc_client.h"
 #include "tfswitch/v1/parameter_server.grpc.pb.h"
 
@@ -192,7 +191,7 @@ class UnaryCall {
   absl::Status Watch(absl::Time begin);
 
   const std::shared_ptr<Connection> connection_;
-  const absl::Time start_ = absl::Now();
+  const absl::Time start_ = SteadyNow();
   const CallKind kind_;
   const absl::Duration timeout_;        // For the call.
   const absl::Duration retry_timeout_;  // For a server to come back.
@@ -204,8 +203,6 @@ class UnaryCall {
   bool was_away_ = false;      // An attempt began without a connection.
   bool may_have_arrived_ = false;  // At the server, without an answer.
 };
-
-std::chrono::system_clock::time_point ToDeadline(absl::Time time);
 
 // Others of this token's calls are under way; the server has not begun this
 // one.

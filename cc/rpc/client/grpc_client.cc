@@ -26,6 +26,7 @@
 #include "absl/strings/strip.h"
 #include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
+#include "cc/base/steady_clock.h"
 #include "cc/client/check_args.h"
 #include "cc/client/done_call.h"
 #include "cc/client/joined_calls.h"
@@ -33,6 +34,7 @@
 #include "cc/rpc/byte_buffers.h"
 #include "cc/rpc/channel_settings.h"
 #include "cc/rpc/client/connection.h"
+#include "cc/rpc/deadlines.h"
 #include "cc/rpc/process_settings.h"
 #include "cc/wire/codec.h"
 #include "cc/wire/report_conversion.h"
@@ -584,7 +586,7 @@ absl::Status GrpcClient::ReadUsage(const TableRef& table,
                                    absl::Span<const Key> keys, float day,
                                    absl::Span<UsageOfRow> usage,
                                    absl::Span<KeyState> states) {
-  const absl::Time deadline = absl::Now() + connection_->options().timeout;
+  const absl::Time deadline = SteadyNow() + connection_->options().timeout;
   const size_t keys_per_part = KeysPerUsagePart(
       keys.size(), table.name, connection_->max_message_bytes());
   absl::Status first;
@@ -600,7 +602,7 @@ absl::Status GrpcClient::ReadUsage(const TableRef& table,
     in_flight.push_back(StartReadUsage(
         table, keys.subspan(begin, keys_per_part), day,
         usage.subspan(begin, keys_per_part),
-        states.subspan(begin, keys_per_part), deadline - absl::Now()));
+        states.subspan(begin, keys_per_part), deadline - SteadyNow()));
     begin += keys_per_part;
   } while (begin < keys.size());
   // They write to the caller's memory.
@@ -727,7 +729,7 @@ absl::StatusOr<std::unique_ptr<ParameterClient>> NewGrpcClient(
   canonical.address = address.ToString();
   auto connection = std::make_shared<Connection>(canonical);
   TFSWITCH_RETURN_IF_ERROR(
-      connection->Handshake(absl::Now() + options.connect_timeout).status());
+      connection->Handshake(SteadyNow() + options.connect_timeout).status());
   return std::make_unique<GrpcClient>(std::move(connection));
 }
 

@@ -12,7 +12,6 @@
 
 #include "cc/rpc/server/data_plane.h"
 
-#include <chrono>
 #include <cstring>
 #include <list>
 #include <new>
@@ -27,6 +26,7 @@
 #include "cc/base/status_macros.h"
 #include "cc/base/steady_clock.h"
 #include "cc/rpc/byte_buffers.h"
+#include "cc/rpc/deadlines.h"
 #include "cc/rpc/server/call_rules.h"
 #include "cc/rpc/status_conversion.h"
 #include "cc/wire/codec.h"
@@ -272,7 +272,7 @@ void DataPlane::Run(Queue* queue) {
 
 absl::Status DataPlane::Answer(Call* call, Queue* queue) {
   // A call that has waited past its deadline has nobody to answer.
-  if (call->context->deadline() < std::chrono::system_clock::now()) {
+  if (TimeLeft(*call->context) < absl::ZeroDuration()) {
     return absl::DeadlineExceededError(
         "the deadline passed before the server came to the call");
   }

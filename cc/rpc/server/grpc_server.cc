@@ -16,7 +16,6 @@
 #include <grpcpp/resource_quota.h>
 
 #include <algorithm>
-#include <chrono>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -31,6 +30,7 @@
 #include "cc/rpc/access_control.h"
 #include "cc/rpc/address.h"
 #include "cc/rpc/channel_settings.h"
+#include "cc/rpc/deadlines.h"
 #include "cc/rpc/edge/listener.h"
 #include "cc/rpc/process_settings.h"
 #include "cc/rpc/server/coordination_service.h"
@@ -162,8 +162,7 @@ class RunningServer final : public GrpcServer {
     } catch (const std::system_error&) {
       // Without a thread, peers may hold the server.
     }
-    server_->Shutdown(std::chrono::system_clock::now() +
-                      absl::ToChronoMicroseconds(time));
+    server_->Shutdown(ToDeadline(SteadyNow() + time));
     {
       MutexLock lock(&mutex);
       has_ended = true;

@@ -181,6 +181,24 @@ TEST_F(PushLogTest, EachDamagedByteIsRefusedOrCutNeverRead) {
   EXPECT_GT(num_refused, 80);
 }
 
+TEST_F(PushLogTest, DamageBeforeTheFirstRecordThatIsNeededIsOnlyTold) {
+  options_.sync_every = absl::ZeroDuration();
+  Append({"first", "second", "third record"});
+  const fs::path path = Segments()[0];
+  const std::string whole = Read(path);
+  const size_t third = whole.size() - 40 - 16;
+  for (size_t at = 8; at < third; ++at) {
+    std::string bytes = whole;
+    bytes[at] = static_cast<char>(bytes[at] ^ 0x20);
+    Write(path, bytes);
+
+    EXPECT_TRUE(Open(/*first=*/3, /*last=*/2).ok()) << at;
+
+    EXPECT_THAT(records_, ElementsAre("3:7:third record"));
+    EXPECT_EQ(Read(path), bytes);
+  }
+}
+
 TEST_F(PushLogTest, RecordsThatReachedTheDiskOutOfOrderAreCutTogether) {
   options_.segment_bytes = 100;
   options_.sync_every = absl::Hours(1);

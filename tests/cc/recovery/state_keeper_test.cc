@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <future>
 #include <map>
 #include <memory>
@@ -426,6 +427,64 @@ TEST(StateKeeperTest, ADamagedSaveIsSkippedAndAFolderWithNoGoodOneRefused) {
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
   EXPECT_THAT(std::string(status.message()),
               AllOf(HasSubstr(scoped.path()), HasSubstr("move the folder")));
+}
+
+TEST(StateKeeperTest, DamageInFilesThatAreNotNeededHindersNoStart) {
+  const ScopedFolder scoped;
+  const std::string whole = scoped.path() + "/whole";
+  {
+    ServerRun run(whole);
+    ASSERT_TRUE(run.Recover().ok());
+    ASSERT_TRUE(run->CreateTable(Adagrad()).ok());
+    for (const Key key : {1, 2, 3}) {
+      ASSERT_TRUE(run.Push({key}).ok());
+      ASSERT_TRUE(run.keeper().Stop().ok());
+    }
+  }
+  const std::string former = "/state/manifest-000002.json";
+  using Damage = std::function<void(const std::string& folder)>;
+  std::vector<Damage> cases = {
+      [&](const std::string& folder) { fs::resize_file(folder + former, 0); },
+      [&](const std::string& folder) {
+        fs::remove(folder + former);
+        fs::create_directories(folder + former + "/x");
+      },
+      [&](const std::string& folder) {
+        fs::resize_file(folder + former, fs::file_size(folder + former) / 2);
+      },
+      [&](const std::string& folder) {
+        std::ofstream(folder + "/state/manifest-000001.json") << "{}";
+        std::ofstream(folder + former) << "{}";
+      },
+  };
+  for (size_t at = 0; at < fs::file_size(whole + former); at += 41) {
+    cases.push_back([&, at](const std::string& folder) {
+      std::fstream file(folder + former, std::ios::in | std::ios::out);
+      file.seekg(static_cast<std::streamoff>(at));
+      const int byte = file.get();
+      file.seekp(static_cast<std::streamoff>(at));
+      file.put(static_cast<char>(byte ^ 0x80));
+    });
+  }
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const std::string folder = absl::StrCat(scoped.path(), "/", i);
+    fs::copy(whole, folder, fs::copy_options::recursive);
+    cases[i](folder);
+    {
+      ServerRun run(folder);
+      testing::internal::CaptureStderr();
+      const absl::Status status = run.Recover();
+      const std::string said = testing::internal::GetCapturedStderr();
+      ASSERT_TRUE(status.ok()) << i << status;
+      EXPECT_THAT(said, AllOf(HasSubstr("warning"), HasSubstr(former))) << i;
+      EXPECT_EQ(run.Rows().size(), 3u);
+      ASSERT_TRUE(run.Push({4}).ok());
+      ASSERT_TRUE(run.keeper().Stop().ok());
+    }
+    ServerRun run(folder);
+    ASSERT_TRUE(run.Recover().ok()) << i;
+    EXPECT_EQ(run.Rows().size(), 4u);
+  }
 }
 
 TEST(StateKeeperTest, ItSavesAtIntervals) {
@@ -1077,6 +1136,40 @@ TEST(PushLogRecoveryTest, RestoredRowsAreSavedAtOnce) {
   std::ofstream(scoped.path() + "/data/state/manifest.json") << "{}";
   ServerRun run(scoped.path() + "/data", options, WithLog());
   EXPECT_EQ(run.Recover().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST(PushLogRecoveryTest, ADamagedLogDoesNotCostTheRowsOfTheSave) {
+  const ScopedFolder scoped;
+  StateKeeperOptions options = WithLog();
+  options.log.sync_every = absl::ZeroDuration();
+  {
+    ServerRun run(scoped.path(), {}, options);
+    ASSERT_TRUE(run.Recover().ok());
+    ASSERT_TRUE(run->CreateTable(Adagrad()).ok());
+    ASSERT_TRUE(run.Push({1, 2}).ok());
+    ASSERT_TRUE(run.SaveNow().ok());
+    for (const Key key : {3, 4, 5}) ASSERT_TRUE(run.Push({key}).ok());
+  }
+  const std::string log = DataFolder::LogOf(scoped.path());
+  std::vector<fs::path> segments;
+  for (const auto& entry : fs::directory_iterator(log)) {
+    segments.push_back(entry.path());
+  }
+  std::sort(segments.begin(), segments.end());
+  std::fstream(segments.back(), std::ios::in | std::ios::out).seekp(20).put(9);
+  {
+    ServerRun run(scoped.path(), {}, options);
+    const absl::Status status = run.Recover();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr(segments.back().string()),
+                      HasSubstr(absl::StrCat("move '", log, "' away"))));
+  }
+  fs::rename(log, scoped.path() + ".log");
+  ServerRun run(scoped.path(), {}, options);
+  ASSERT_TRUE(run.Recover().ok());
+  EXPECT_EQ(run.Rows().size(), 2u);
+  fs::remove_all(scoped.path() + ".log");
 }
 
 TEST(PushLogRecoveryTest, ARestoreThatAKillHasEndedIsUndone) {
