@@ -119,8 +119,8 @@ class Handler {
     Status status;
     if (const std::string name = StringOf(model.name);
         name != handler.model_name_) {
-      status = Error(StatusCode::kNotFound, "no model '", name,
-                     "'; this server has '", handler.model_name_, "'");
+      status = Error(StatusCode::kNotFound, "no model '", name, "'; it has: '",
+                     handler.model_name_, "'");
     } else if (model.version_label.size > 0) {
       status = Error(StatusCode::kNotFound, "no version is labelled '",
                      StringOf(model.version_label),

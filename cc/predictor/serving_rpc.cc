@@ -196,7 +196,7 @@ grpc::internal::MethodHandler* GatedHandler(AccessControl* access, Slots* slots,
     Response response;
     grpc::Status answered = run(context, &visit, request, &response);
     if (answered.ok()) stream->Write(response, grpc::WriteOptions());
-    return answered;
+    return ToGrpcStatus(visit.WithoutNames(FromGrpcStatus(answered)));
   };
   return new grpc::internal::StreamedUnaryHandler<grpc::ByteBuffer, Response>(
       handle);

@@ -135,6 +135,16 @@ bool Visit::MayUse(absl::string_view table) const {
   return is_in_ && (token_ == nullptr || token_->record.MayUse(table));
 }
 
+absl::Status Visit::WithoutNames(const absl::Status& status) const {
+  if (token_ == nullptr || token_->record.MayUseAll()) return status;
+  // As Shard::FindTable() and the predictor have it.
+  const absl::string_view message = status.message();
+  const size_t end = message.find("; it has: ");
+  return end == message.npos
+             ? status
+             : absl::Status(status.code(), message.substr(0, end));
+}
+
 absl::Status Visit::CheckTable(absl::string_view table) const {
   if (MayUse(table)) return absl::OkStatus();
   const TokenRecord* record = token_ != nullptr ? &token_->record : nullptr;

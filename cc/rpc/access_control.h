@@ -89,6 +89,10 @@ class Visit {
   bool May(v1::Role role) const;
   bool MayUse(absl::string_view table) const;
 
+  // An error for the caller: without the list of the names there are, for one
+  // who may not use all of them.
+  absl::Status WithoutNames(const absl::Status& status) const;
+
   // PermissionDenied, naming the caller and the table.
   absl::Status CheckTable(absl::string_view table) const;
   // PermissionDenied, naming the caller, `what` and the role that it needs.

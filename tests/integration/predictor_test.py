@@ -911,7 +911,7 @@ SIGNATURE = "'dense': float [?,3], 'ids': int64 [?,2]"
 NOT_FOUND = {
     "model": (
         _spec(name="rank"),
-        f"no model 'rank'; this server has '{MODEL}'",
+        f"no model 'rank'; it has: '{MODEL}'",
     ),
     "version": (_spec(version=1), "version 1 is not served; version 2 is"),
     "label": (_spec(version_label="stable"), "no version is labelled 'stable'"),

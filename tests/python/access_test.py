@@ -603,6 +603,31 @@ def test_a_file_that_servers_would_refuse_is_not_written(
     assert tokens.path.read_bytes() == before
 
 
+def test_who_may_use_some_tables_reads_no_other_names_in_errors(server, tokens):
+    calls = [
+        lambda cluster, table: table.lookup(IDS),
+        lambda cluster, table: table.push(IDS, np.ones((IDS.size, 4))),
+        lambda cluster, table: table.assign(IDS, np.ones((IDS.size, 4))),
+        lambda cluster, table: table.remove(IDS),
+        lambda cluster, table: table.size(),
+        lambda cluster, table: table.shrink(),
+        lambda cluster, table: table.export_rows(),
+        lambda cluster, table: cluster.drop("a_none"),
+    ]
+    with connected(server, tokens.create("admin")) as admin:
+        for name in ("a_kept", "a_dropped", "secret"):
+            tsw.EmbeddingTable(name, 4, cluster=admin)
+        with connected(server, tokens.create("admin", "a*")) as cluster:
+            table = tsw.EmbeddingTable("a_dropped", 4, cluster=cluster)
+            admin.drop("a_dropped")
+            for call in calls:
+                with pytest.raises(Exception, match="no table 'a_") as raised:
+                    call(cluster, table)
+                assert "secret" not in str(raised.value)
+        with pytest.raises(KeyError, match="it has: 'a_kept', 'secret'"):
+            admin.drop("a_none")
+
+
 def test_who_trains_some_tables_takes_no_steps_with_bsp(server, tokens):
     """A step of a group is applied to all tables that have been pushed to."""
     with (

@@ -125,7 +125,8 @@ struct DataPlane::Queue {
     if (status.ok()) {
       call->writer->Finish(call->response, grpc::Status::OK, call);
     } else {
-      call->writer->FinishWithError(ToGrpcStatus(status), call);
+      call->writer->FinishWithError(
+          ToGrpcStatus(call->visit.WithoutNames(status)), call);
     }
     return true;
   }

@@ -70,7 +70,7 @@ grpc::Status Gated(const Door& door, grpc::ServerContext* context,
     if (status.ok()) status = work(visit, request);
   }
   door.access->NoteEnd(*context, visit, rule, tables, PathIn(request), status);
-  return ToGrpcStatus(status);
+  return ToGrpcStatus(visit.WithoutNames(status));
 }
 
 // A handler of a control call: run(context, visit, request, &response).
