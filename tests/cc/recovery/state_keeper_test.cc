@@ -1,3 +1,4 @@
+#include "cc/base/log_writer.h"
 #include "cc/recovery/state_keeper.h"
 
 #include <algorithm>
@@ -474,6 +475,7 @@ TEST(StateKeeperTest, DamageInFilesThatAreNotNeededHindersNoStart) {
       ServerRun run(folder);
       testing::internal::CaptureStderr();
       const absl::Status status = run.Recover();
+      LogWriter::Get().Flush(absl::Minutes(1));
       const std::string said = testing::internal::GetCapturedStderr();
       ASSERT_TRUE(status.ok()) << i << status;
       EXPECT_THAT(said, AllOf(HasSubstr("warning"), HasSubstr(former))) << i;
