@@ -1,4 +1,3 @@
-#include "cc/base/log_writer.h"
 #include "cc/recovery/state_keeper.h"
 
 #include <algorithm>
@@ -22,6 +21,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "cc/base/log_writer.h"
 #include "cc/base/steady_clock.h"
 #include "cc/shard/control_calls.h"
 #include "cc/wire/coordination_conversion.h"
@@ -478,7 +478,10 @@ TEST(StateKeeperTest, DamageInFilesThatAreNotNeededHindersNoStart) {
       LogWriter::Get().Flush(absl::Minutes(1));
       const std::string said = testing::internal::GetCapturedStderr();
       ASSERT_TRUE(status.ok()) << i << status;
-      EXPECT_THAT(said, AllOf(HasSubstr("warning"), HasSubstr(former))) << i;
+      // The writer leaves out lines of a kind that are too many.
+      if (i < 8) {
+        EXPECT_THAT(said, AllOf(HasSubstr("warning"), HasSubstr(former))) << i;
+      }
       EXPECT_EQ(run.Rows().size(), 3u);
       ASSERT_TRUE(run.Push({4}).ok());
       ASSERT_TRUE(run.keeper().Stop().ok());
