@@ -20,7 +20,8 @@ namespace tfswitch {
 namespace {
 
 void Say(const std::string& line) {
-  LogWriter::Get().Write({"the data folder"},
+  // No caller causes them, and a start may have many.
+  LogWriter::Get().Write({"the data folder", /*burst=*/1000, /*per_second=*/10},
                          absl::StrCat("tfswitch-server: ", line));
 }
 
