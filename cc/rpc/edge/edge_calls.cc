@@ -43,17 +43,14 @@ bool PassTls(SSL* ssl, Direction direction, const void* data, size_t size) {
 }  // namespace
 }  // namespace tfswitch
 
-using tfswitch::Direction;
-using tfswitch::Edge;
-
 #define TFSWITCH_REPLACES extern "C" __attribute__((visibility("default")))
 
 TFSWITCH_REPLACES ssize_t recvmsg(int fd, msghdr* message, int flags) {
   const auto size =
       static_cast<ssize_t>(syscall(SYS_recvmsg, fd, message, flags));
   if (size <= 0 || (flags & MSG_PEEK) != 0 ||
-      Edge::Get().Pass(Direction::kReceived, fd, message->msg_iov,
-                       static_cast<size_t>(size))) {
+      tfswitch::Edge::Get().Pass(tfswitch::Direction::kReceived, fd,
+                                 message->msg_iov, static_cast<size_t>(size))) {
     return size;
   }
   errno = ECONNRESET;
@@ -63,8 +60,9 @@ TFSWITCH_REPLACES ssize_t recvmsg(int fd, msghdr* message, int flags) {
 TFSWITCH_REPLACES ssize_t sendmsg(int fd, const msghdr* message, int flags) {
   const auto size =
       static_cast<ssize_t>(syscall(SYS_sendmsg, fd, message, flags));
-  if (size <= 0 || Edge::Get().Pass(Direction::kSent, fd, message->msg_iov,
-                                    static_cast<size_t>(size))) {
+  if (size <= 0 ||
+      tfswitch::Edge::Get().Pass(tfswitch::Direction::kSent, fd,
+                                 message->msg_iov, static_cast<size_t>(size))) {
     return size;
   }
   errno = EPIPE;
@@ -72,7 +70,7 @@ TFSWITCH_REPLACES ssize_t sendmsg(int fd, const msghdr* message, int flags) {
 }
 
 TFSWITCH_REPLACES int close(int fd) {
-  Edge::Get().Forget(fd);
+  tfswitch::Edge::Get().Forget(fd);
   return static_cast<int>(syscall(SYS_close, fd));
 }
 
@@ -81,7 +79,8 @@ TFSWITCH_REPLACES int SSL_read(SSL* ssl, void* buffer, int size) {
   if (SSL_read_ex(ssl, buffer, static_cast<size_t>(size), &num_read) != 1) {
     return -1;
   }
-  return tfswitch::PassTls(ssl, Direction::kReceived, buffer, num_read)
+  return tfswitch::PassTls(ssl, tfswitch::Direction::kReceived, buffer,
+                           num_read)
              ? static_cast<int>(num_read)
              : -1;
 }
@@ -91,7 +90,7 @@ TFSWITCH_REPLACES int SSL_write(SSL* ssl, const void* buffer, int size) {
   if (SSL_write_ex(ssl, buffer, static_cast<size_t>(size), &written) != 1) {
     return -1;
   }
-  return tfswitch::PassTls(ssl, Direction::kSent, buffer, written)
+  return tfswitch::PassTls(ssl, tfswitch::Direction::kSent, buffer, written)
              ? static_cast<int>(written)
              : -1;
 }
