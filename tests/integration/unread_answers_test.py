@@ -11,7 +11,7 @@ import tfswitch as tsw
 from tests.python.worker_threads import Call, wait_until
 from tests.support import ServerProcess
 
-CALLS_PER_PEER = 1000
+NUM_PEERS, CALLS_PER_PEER = 24, 350
 # docs/server.md
 MAX_UNREAD = 8192
 
@@ -63,6 +63,7 @@ class Peer:
         self.socket.sendall(
             b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
             + frame(4, 0, 0, struct.pack(">HI", 4, window))
+            + frame(4, 1, 0, b"")  # Before the server's own SETTINGS.
             + frame(8, 0, 0, struct.pack(">I", MAX_WINDOW - 65_535))
         )
 
@@ -85,7 +86,7 @@ def test_the_oldest_of_too_many_unread_answers_end_and_others_are_served():
         table = tsw.EmbeddingTable("t", 4, cluster=cluster)
         rows = table.lookup_or_create(np.arange(10))
         selector = stack.enter_context(selectors.DefaultSelector())
-        peers = [Peer(server.address, window=0) for _ in range(9)]
+        peers = [Peer(server.address, window=0) for _ in range(NUM_PEERS)]
         for peer in peers:
             stack.enter_context(peer.socket)
             selector.register(peer.socket, selectors.EVENT_READ, peer)
