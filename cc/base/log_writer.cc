@@ -28,8 +28,8 @@ constexpr absl::Duration kPatience = absl::Seconds(1);
 
 std::atomic<LogWriter*> of_process{nullptr};
 
-// In a child there is no thread, and the mutex may be locked for ever. What is
-// in the queue is for the parent to write.
+// A child of fork() has no writing thread, and its copy of the mutex may be
+// locked for ever. The parent writes the lines of the queue.
 void ForgetInChild() { of_process = nullptr; }
 
 void FlushAtExit() {
@@ -126,7 +126,7 @@ bool LogWriter::WaitUntilWritten(absl::Duration patience) {
 }
 
 bool LogWriter::IsWithinLimits(const LogKind& kind, absl::string_view peer) {
-  // After a minute or more of new peers, all may begin anew.
+  // New peers by the hundred take minutes; then the limits of all start again.
   if (buckets_.size() >= kMaxBuckets) buckets_.clear();
   const absl::Time now = SteadyNow();
   const auto refill = [&](const std::string& name, double share)

@@ -61,7 +61,7 @@ constexpr int kOtherThreads = 64;
 // They wait for nothing; some of the other threads.
 constexpr int kMaxStatusCalls = 16;
 constexpr uint64_t kMaxConnections = 10'000;
-constexpr int kMaxStreams = 1024;  // Of a connection.
+constexpr int kMaxStreams = 1024;  // A connection may have as many.
 
 ServingBytes BytesOf(const std::string& text) {
   return {text.data(), text.size()};

@@ -17,7 +17,7 @@ namespace tfswitch {
 // Thread-safe.
 void PrepareProcess();
 
-// From now on gRPC's lines go to the log writer, which holds up no call.
+// Sends gRPC's lines to the log writer, which holds up no call.
 // Thread-safe.
 void TakeLinesOfGrpc();
 

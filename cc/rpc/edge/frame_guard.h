@@ -74,7 +74,7 @@ class FrameReader {
 // Thread-safe.
 class FrameGuard {
  public:
-  // Of streams before the peer has acknowledged SETTINGS.
+  // A peer may open so many before it has acknowledged SETTINGS.
   static constexpr int kMaxEarlyStreams = 100;
   // Beyond the streams that gRPC lets in, whose resets may be on their way.
   static constexpr uint64_t kSpareStreams = 100;
@@ -112,7 +112,8 @@ class FrameGuard {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TakeSettings(const FrameReader::Frame& frame)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Of a stream, or of the connection; null if it is not open.
+  // The window of a stream, or of the connection for number 0; null if the
+  // stream is not open.
   Window* Find(uint32_t stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const uint64_t max_streams_;

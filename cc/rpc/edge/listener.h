@@ -27,7 +27,7 @@ namespace tfswitch {
 // What a listener lets in.
 struct ListenerOptions {
   uint64_t max_connections = 0;  // More are closed at once.
-  // Of a connection: those that gRPC lets in.
+  // gRPC lets a connection have so many.
   uint64_t max_streams = 0;
   bool has_tls = false;
 };
