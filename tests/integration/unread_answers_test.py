@@ -8,6 +8,19 @@ import struct
 import numpy as np
 
 import tfswitch as tsw
+from tests.faults.frames import (
+    ACKNOWLEDGES,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    PREFACE,
+    RESET,
+    SETTINGS,
+    WINDOW,
+    frame,
+    headers_of,
+)
 from tests.python.worker_threads import Call, wait_until
 from tests.support import ServerProcess
 
@@ -15,7 +28,6 @@ NUM_PEERS, CALLS_PER_PEER = 24, 350
 # docs/server.md
 MAX_UNREAD = 8192
 
-RST_STREAM = 3
 NUM_IDS = 15
 # Of the first ids of table "t".
 PULL = b"\x0a\x01t\x12" + struct.pack(
@@ -24,23 +36,14 @@ PULL = b"\x0a\x01t\x12" + struct.pack(
 MAX_WINDOW = 2**31 - 1
 
 
-def frame(kind: int, flags: int, stream: int, content: bytes) -> bytes:
-    head = struct.pack(">I", len(content))[1:] + bytes([kind, flags])
-    return head + struct.pack(">I", stream) + content
+PULL_HEADERS = headers_of("/tfswitch.v1.ParameterServer/Pull")
 
 
 def pull(stream: int) -> bytes:
-    fields = b"\x83\x86"  # :method POST, :scheme http
-    for name, value in (
-        (b":path", b"/tfswitch.v1.ParameterServer/Pull"),
-        (b":authority", b"x"),
-        (b"te", b"trailers"),
-        (b"content-type", b"application/grpc"),
-    ):
-        fields += b"\0" + bytes([len(name)]) + name
-        fields += bytes([len(value)]) + value
     message = b"\0" + struct.pack(">I", len(PULL)) + PULL
-    return frame(1, 4, stream, fields) + frame(0, 1, stream, message)
+    return frame(HEADERS, END_HEADERS, stream, PULL_HEADERS) + frame(
+        DATA, END_STREAM, stream, message
+    )
 
 
 class Peer:
@@ -61,10 +64,12 @@ class Peer:
         self.num_ended = 0
         self._bytes = b""
         self.socket.sendall(
-            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-            + frame(4, 0, 0, struct.pack(">HI", 4, window))
-            + frame(4, 1, 0, b"")  # Before the server's own SETTINGS.
-            + frame(8, 0, 0, struct.pack(">I", MAX_WINDOW - 65_535))
+            PREFACE
+            + frame(SETTINGS, 0, 0, struct.pack(">HI", 4, window))
+            + frame(
+                SETTINGS, ACKNOWLEDGES, 0
+            )  # Before the server's own SETTINGS.
+            + frame(WINDOW, 0, 0, struct.pack(">I", MAX_WINDOW - 65_535))
         )
 
     def read(self) -> None:
@@ -73,7 +78,7 @@ class Peer:
             end = 9 + int.from_bytes(self._bytes[:3], "big")
             if len(self._bytes) < end:
                 break
-            self.num_ended += self._bytes[3] == RST_STREAM
+            self.num_ended += self._bytes[3] == RESET
             self._bytes = self._bytes[end:]
 
 
