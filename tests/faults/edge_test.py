@@ -258,12 +258,15 @@ def test_the_log_names_the_connection_and_the_address_waits(
 ) -> None:
     source = f"127.0.0.{next(_NUMBERS)}"
     with contextlib.closing(target.peer(source)) as peer:
-        assert peer.flood(frames.FLOODS["continuations"](b""))
+        # gRPC 1.51 loses bytes that come with the end of a TLS handshake. It
+        # then ends the connection itself, as it may do in other floods.
+        peer.acknowledge_settings()
+        assert peer.flood(frames.FLOODS["settings"](b""))
 
     by = "a Unix socket" if target.address.startswith("unix:") else source
     wait_until(
         lambda: re.search(
-            f"closed a connection of {by}.*: a header block was longer than",
+            f"closed a connection of {by}.*: it sent more than 200 resets",
             target.log(),
         ),
         f"the log names {by}",

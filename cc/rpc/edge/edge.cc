@@ -1,6 +1,6 @@
-// With TLS, gRPC reads a connection and has the bytes decrypted on the same
-// thread. So the last descriptor that a thread has read says whose bytes they
-// are. The guard itself is with OpenSSL's object of the connection.
+// OpenSSL's objects of gRPC know no descriptor, since gRPC moves the bytes. The
+// random of the ClientHello, which both sides of gRPC see, says which belong
+// together.
 
 #include "cc/rpc/edge/edge.h"
 
@@ -28,8 +28,6 @@ constexpr int kNumTrims = 4;
 // Expired ones are dropped from then on.
 constexpr size_t kManyRefusals = 1024;
 constexpr size_t kMaxRefusals = 65536;
-
-thread_local int last_read_fd = -1;
 
 // What is refused together: an address, or a network of IPv6. Empty: nothing.
 std::string AddressKey(const sockaddr_storage& address) {
@@ -74,12 +72,15 @@ Edge& Edge::Get() {
 
 void Edge::Watch(int fd, const sockaddr_storage& address, bool has_tls,
                  uint64_t max_streams) {
-  max_streams_ = std::max<uint64_t>(max_streams_, max_streams);
   is_used_ = true;
   Connection connection;
   connection.address = address;
-  connection.has_tls = has_tls;
-  if (!has_tls) connection.guard = std::make_shared<FrameGuard>(max_streams);
+  connection.max_streams = max_streams;
+  if (has_tls) {
+    connection.hello.emplace();
+  } else {
+    connection.guard = std::make_shared<FrameGuard>(max_streams);
+  }
   Part& part = PartOf(fd);
   MutexLock lock(&part.mutex);
   part.connections[fd] = std::move(connection);
@@ -100,8 +101,16 @@ bool Edge::Pass(Direction direction, int fd, const iovec* parts, size_t size) {
     MutexLock lock(&part.mutex);
     const auto found = part.connections.find(fd);
     if (found == part.connections.end()) return true;
-    if (found->second.has_tls) {
-      if (direction == Direction::kReceived) last_read_fd = fd;
+    if (auto& hello = found->second.hello) {
+      if (direction == Direction::kSent) return true;
+      for (; size > 0 && hello->size < hello->bytes.size(); ++parts) {
+        const size_t length = std::min(size, parts->iov_len);
+        const size_t taken =
+            std::min(length, hello->bytes.size() - hello->size);
+        std::memcpy(&hello->bytes[hello->size], parts->iov_base, taken);
+        hello->size += taken;
+        size -= length;
+      }
       return true;
     }
     guard = found->second.guard;
@@ -118,42 +127,47 @@ bool Edge::Pass(Direction direction, int fd, const iovec* parts, size_t size) {
   return true;
 }
 
-std::shared_ptr<FrameGuard> Edge::MakeTlsGuard() const {
-  return is_used_ ? std::make_shared<FrameGuard>(max_streams_) : nullptr;
-}
-
-bool Edge::PassTls(Direction direction,
-                   const std::shared_ptr<FrameGuard>& guard, const void* data,
-                   size_t size) {
-  const int fd = last_read_fd;
-  if (direction == Direction::kReceived && fd >= 0) {
-    Part& part = PartOf(fd);
+Edge::TlsConnection Edge::FindTls(absl::Span<const uint8_t> client_random) {
+  for (Part& part : parts_) {
     MutexLock lock(&part.mutex);
-    const auto found = part.connections.find(fd);
-    if (found != part.connections.end() && found->second.has_tls) {
-      found->second.guard = guard;
+    for (auto& [fd, connection] : part.connections) {
+      const auto& hello = connection.hello;
+      if (hello.has_value() && hello->size == hello->bytes.size() &&
+          connection.guard == nullptr &&
+          std::equal(client_random.begin(), client_random.end(),
+                     hello->bytes.begin() + ClientHello::kRandomAt,
+                     hello->bytes.end())) {
+        connection.guard = std::make_shared<FrameGuard>(connection.max_streams);
+        return {fd, connection.guard};
+      }
     }
   }
-  const char* const why = Check(direction, guard.get(), data, size);
+  return {};
+}
+
+bool Edge::PassTls(Direction direction, const TlsConnection& connection,
+                   const void* data, size_t size) {
+  if (connection.guard == nullptr) {
+    Blame({}, "its TLS began with an unusual ClientHello", /*refuses=*/false);
+    return false;
+  }
+  const char* const why = Check(direction, connection.guard.get(), data, size);
   if (why == nullptr) return true;
-  End(fd, guard.get(), why, /*refuses=*/true);
+  End(connection.fd, connection.guard.get(), why, /*refuses=*/true);
   return false;
 }
 
 void Edge::End(int fd, const FrameGuard* guard, const char* why, bool refuses) {
-  if (fd >= 0) {
-    Part& part = PartOf(fd);
-    MutexLock lock(&part.mutex);
-    const auto found = part.connections.find(fd);
-    if (found != part.connections.end() && found->second.guard.get() == guard) {
-      // First the address, or the peer would come again at once.
-      Blame(found->second.address, why, refuses);
-      part.connections.erase(found);
-      shutdown(fd, SHUT_RDWR);
-      return;
-    }
+  Part& part = PartOf(fd);
+  MutexLock lock(&part.mutex);
+  const auto found = part.connections.find(fd);
+  if (found == part.connections.end() || found->second.guard.get() != guard) {
+    return;  // It has ended meanwhile.
   }
-  Blame({}, why, refuses);
+  // First the address, or the peer would come again at once.
+  Blame(found->second.address, why, refuses);
+  part.connections.erase(found);
+  shutdown(fd, SHUT_RDWR);
 }
 
 bool Edge::Refuses(const sockaddr_storage& address) {

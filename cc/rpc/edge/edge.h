@@ -17,11 +17,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "cc/base/mutex.h"
 #include "cc/rpc/edge/frame_guard.h"
 
@@ -49,11 +51,19 @@ class Edge {
   // once for each that may not; then it has been shut down.
   bool Pass(Direction direction, int fd, const iovec* parts, size_t size);
 
-  // A guard for a connection with TLS, which Pass() cannot read.
-  std::shared_ptr<FrameGuard> MakeTlsGuard() const;
-  // As Pass(), for bytes without TLS. The thread has read the last bytes of the
-  // connection, if these were received.
-  bool PassTls(Direction direction, const std::shared_ptr<FrameGuard>& guard,
+  // A connection with TLS, whose bytes Pass() cannot read.
+  struct TlsConnection {
+    int fd = -1;
+    std::shared_ptr<FrameGuard> guard;
+  };
+
+  // Whether connections are watched in this process.
+  bool is_used() const { return is_used_; }
+  // The connection whose ClientHello had this random, once. Its guard is null
+  // if there is none.
+  TlsConnection FindTls(absl::Span<const uint8_t> client_random);
+  // As Pass(), for decrypted bytes. A connection without a guard may not go on.
+  bool PassTls(Direction direction, const TlsConnection& connection,
                const void* data, size_t size);
 
   bool Refuses(const sockaddr_storage& address) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -66,10 +76,21 @@ class Edge {
   int64_t num_ended() const { return num_ended_; }
 
  private:
+  // A ClientHello as far as its random: headers of record and message (5 and 4
+  // bytes), version (2), random (32). See RFC 8446, 4.1.2 and 5.1.
+  struct ClientHello {
+    static constexpr size_t kRandomAt = 11;
+
+    std::array<uint8_t, kRandomAt + 32> bytes = {};
+    size_t size = 0;
+  };
+
   struct Connection {
     sockaddr_storage address = {};
-    bool has_tls = false;
-    std::shared_ptr<FrameGuard> guard;  // With TLS: once it has read.
+    uint64_t max_streams = 0;
+    std::shared_ptr<FrameGuard> guard;  // With TLS: of FindTls().
+    // With TLS: the first bytes received.
+    std::optional<ClientHello> hello;
   };
 
   // The connections of some descriptors, so that threads seldom meet.
@@ -91,7 +112,6 @@ class Edge {
   std::array<Part, kNumParts> parts_;
   // So that processes without servers take no lock.
   std::atomic<bool> is_used_{false};
-  std::atomic<uint64_t> max_streams_{0};  // The most of any connection.
   std::atomic<int64_t> num_ended_{0};
 
   Mutex mutex_;

@@ -10,34 +10,36 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstddef>
-#include <memory>
+#include <cstdint>
 
 #include "cc/rpc/edge/edge.h"
 
 namespace tfswitch {
 namespace {
 
-using Guard = std::shared_ptr<FrameGuard>;
-
-int GuardIndex() {
-  static const int index =
-      SSL_get_ex_new_index(0, nullptr, nullptr, nullptr,
-                           [](void*, void* guard, CRYPTO_EX_DATA*, int, int64_t,
-                              void*) { delete static_cast<Guard*>(guard); });
+int ConnectionIndex() {
+  static const int index = SSL_get_ex_new_index(
+      0, nullptr, nullptr, nullptr,
+      [](void*, void* connection, CRYPTO_EX_DATA*, int, int64_t, void*) {
+        delete static_cast<Edge::TlsConnection*>(connection);
+      });
   return index;
 }
 
 bool PassTls(SSL* ssl, Direction direction, const void* data, size_t size) {
-  if (SSL_is_server(ssl) == 0) return true;
-  auto* guard = static_cast<Guard*>(SSL_get_ex_data(ssl, GuardIndex()));
-  if (guard == nullptr) {
-    guard = new Guard(Edge::Get().MakeTlsGuard());
-    SSL_set_ex_data(ssl, GuardIndex(), guard);
+  if (!Edge::Get().is_used() || SSL_is_server(ssl) == 0) return true;
+  auto* connection = static_cast<Edge::TlsConnection*>(
+      SSL_get_ex_data(ssl, ConnectionIndex()));
+  if (connection == nullptr) {
+    std::array<uint8_t, SSL3_RANDOM_SIZE> random = {};
+    SSL_get_client_random(ssl, random.data(), random.size());
+    connection = new Edge::TlsConnection(Edge::Get().FindTls(random));
+    SSL_set_ex_data(ssl, ConnectionIndex(), connection);
   }
-  return *guard == nullptr ||
-         Edge::Get().PassTls(direction, *guard, data, size);
+  return Edge::Get().PassTls(direction, *connection, data, size);
 }
 
 }  // namespace
