@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "cc/base/awake_clock.h"
 #include "cc/base/interrupt.h"
 #include "cc/base/json.h"
 #include "cc/base/status_macros.h"
@@ -86,7 +87,7 @@ absl::Status Coordinator::CreateGroup(const std::string& group,
   }
   Group& present = *it->second;
   if (present.options == options) return absl::OkStatus();
-  Tick(&present, SteadyNow());
+  Tick(&present, AwakeNow());
   // Else the training here has ended; nobody waits in it.
   if (present.state.stats().num_active == 0) return make(0);
   return absl::AlreadyExistsError(absl::StrCat(
@@ -167,7 +168,7 @@ absl::StatusOr<WorkerGroup::Place> Coordinator::Join(const std::string& group,
         " have joined it, as many as "
         "--max_workers allows; give a worker the number of one that has gone"));
   }
-  Tick(found, SteadyNow());
+  Tick(found, AwakeNow());
   const uint64_t anew_from =
       newer_instance > found->state.group_instance()
           ? std::max(DrawFirstIncarnation(),
@@ -192,7 +193,7 @@ WorkerGroup::Place Coordinator::Join(Group* group, uint32_t worker,
     group->num_departures = 0;
   }
   const WorkerGroup::Place member =
-      group->state.Join(worker, SteadyNow(), previous, first_step);
+      group->state.Join(worker, AwakeNow(), previous, first_step);
   Notify(group);
   return member;
 }
@@ -206,7 +207,7 @@ absl::StatusOr<Coordinator::Group*> Coordinator::HearOf(
     const GroupMember& member) {
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(member.group));
   // A worker that comes a little late is alive: its own lease first.
-  const absl::Time now = SteadyNow();
+  const absl::Time now = AwakeNow();
   const absl::Status status =
       found->state.Heartbeat(member.worker, member.incarnation, now);
   Tick(found, now);
@@ -282,7 +283,7 @@ absl::StatusOr<int64_t> Coordinator::Arrive(
   }
   const absl::Status status =
       Arrive(found, member, clock, round, weight, progress);
-  Tick(found, SteadyNow());
+  Tick(found, AwakeNow());
   TFSWITCH_RETURN_IF_ERROR(status);
   return found->state.open_round();
 }
@@ -316,7 +317,7 @@ absl::Status Coordinator::Arrive(Group* group, const GroupMember& member,
                             CheckProgress(group, member, clock, progress));
   const int64_t open_round = state.open_round();
   absl::Status status = state.Arrive(worker, incarnation, clock, round, weight,
-                                     SteadyNow(), !progress.empty());
+                                     AwakeNow(), !progress.empty());
   if (advances && status.ok()) {
     const bool is_open =
         round != WorkerGroup::kNoRound && open_round == state.open_round();
@@ -365,14 +366,14 @@ absl::Status Coordinator::Wait(Group* group, const GroupMember& member,
                                const std::function<std::string()>& describe) {
   for (;;) {
     if (is_shut_down_) return absl::CancelledError("the server is stopping");
-    const absl::Time now = SteadyNow();
+    const absl::Time now = AwakeNow();
     TFSWITCH_RETURN_IF_ERROR(
         group->state.Heartbeat(member.worker, member.incarnation, now));
     // One that must come later is tried again soon, but not at once.
     const absl::Duration least =
         Tick(group, now) ? absl::Milliseconds(1) : absl::Milliseconds(100);
     if (is_over()) return absl::OkStatus();
-    const absl::Duration left = deadline - now;
+    const absl::Duration left = deadline - SteadyNow();
     if (left <= absl::ZeroDuration()) {
       return absl::DeadlineExceededError(
           absl::StrCat("group '", member.group, "': ", describe()));
@@ -460,7 +461,7 @@ absl::StatusOr<WorkerGroup::Place> Coordinator::WaitAtBarrier(
 absl::Status Coordinator::Enter(Group* group, const GroupMember& member,
                                 const std::string& barrier, int64_t visit) {
   absl::Status entered = group->state.Enter(member.worker, member.incarnation,
-                                            barrier, visit, SteadyNow());
+                                            barrier, visit, AwakeNow());
   Notify(group);
   return entered;
 }

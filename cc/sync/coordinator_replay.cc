@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "cc/base/awake_clock.h"
 #include "cc/base/json.h"
 #include "cc/base/status_macros.h"
-#include "cc/base/steady_clock.h"
 #include "cc/sync/coordinator.h"
 #include "cc/sync/coordinator_json.h"
 
@@ -181,7 +181,7 @@ void Coordinator::Forget() {
 void Coordinator::RenewLeases() {
   MutexLock lock(&mutex_);
   for (const auto& [name, group] : groups_) {
-    group->state.RenewLeases(SteadyNow());
+    group->state.RenewLeases(AwakeNow());
   }
 }
 

@@ -16,6 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "cc/base/awake_clock.h"
 #include "cc/base/status_macros.h"
 #include "cc/base/steady_clock.h"
 
@@ -52,7 +53,7 @@ void ReplicaCoordinator::Make(const WorkerGroupOptions& options) {
 }
 
 void ReplicaCoordinator::HearApplier() {
-  applier_heard_ = SteadyNow();
+  applier_heard_ = AwakeNow();
   if (num_joining_ > 0) changed_.NotifyAll();
 }
 
@@ -72,7 +73,7 @@ absl::StatusOr<uint64_t> ReplicaCoordinator::BeginApplying(
   }
   Make(options);
   applier_ = last_instance_;
-  applier_lease_end_ = SteadyNow() + options_.lease;
+  applier_lease_end_ = AwakeNow() + options_.lease;
   HearApplier();
   changed_.NotifyAll();
   return applier_;
@@ -139,11 +140,11 @@ absl::Status ReplicaCoordinator::Wait(
     absl::Time deadline, const std::function<absl::Status()>& check,
     const std::function<std::string()>& describe) {
   for (;;) {
-    const absl::Time now = SteadyNow();
+    const absl::Time now = AwakeNow();
     Settle(now);
     absl::Status status = check();
     if (!absl::IsUnavailable(status)) return status;
-    const absl::Duration left = deadline - now;
+    const absl::Duration left = deadline - SteadyNow();
     if (left <= absl::ZeroDuration()) {
       return absl::DeadlineExceededError(
           absl::StrCat("group '", name_, "': ", describe()));
@@ -165,7 +166,7 @@ std::string ReplicaCoordinator::DescribeOpenRound() const {
 }
 
 ReplicaPlace ReplicaCoordinator::Admit(uint32_t worker, uint64_t previous) {
-  const ReplicaPlace joined = state_->Join(worker, SteadyNow(), previous);
+  const ReplicaPlace joined = state_->Join(worker, AwakeNow(), previous);
   if (previous != 0) successors_[previous] = joined.incarnation;
   changed_.NotifyAll();
   return joined;
@@ -178,7 +179,7 @@ absl::Status ReplicaCoordinator::Join(const WorkerGroupOptions& options,
   TFSWITCH_RETURN_IF_ERROR(options.Validate());
   MutexLock lock(&mutex_);
   if (place->incarnation != 0) return WaitUntilApplied(worker, deadline, place);
-  const absl::Time since = SteadyNow() - kRecently;
+  const absl::Time since = AwakeNow() - kRecently;
   ++num_joining_;
   const absl::Status begun = Wait(
       deadline,
@@ -250,7 +251,7 @@ absl::Status ReplicaCoordinator::EndStep(uint32_t worker, double weight,
   TFSWITCH_RETURN_IF_ERROR(CheckWorker(place->incarnation));
   if (!*has_arrived) {
     if (applier_ == 0 || IsOfBefore(place->incarnation)) return HasEnded();
-    const absl::Time now = SteadyNow();
+    const absl::Time now = AwakeNow();
     const absl::Status arrived = state_->Arrive(
         worker, place->incarnation, place->clock, place->round, weight, now);
     if (absl::IsNotFound(arrived)) {
@@ -274,7 +275,7 @@ absl::Status ReplicaCoordinator::Heartbeat(uint32_t worker,
                                            uint64_t incarnation,
                                            uint64_t applier) {
   MutexLock lock(&mutex_);
-  const absl::Time now = SteadyNow();
+  const absl::Time now = AwakeNow();
   if (applier != 0 && applier == applier_) {  // Also before it has joined.
     applier_lease_end_ = now + options_.lease;
     HearApplier();
@@ -297,7 +298,7 @@ absl::StatusOr<ReplicaPlace> ReplicaCoordinator::WaitAtBarrier(
   TFSWITCH_RETURN_IF_ERROR(CheckWorker(incarnation));
   if (applier_ == 0) return HasEnded();
   TFSWITCH_RETURN_IF_ERROR(
-      state_->Enter(worker, incarnation, barrier, visit, SteadyNow()));
+      state_->Enter(worker, incarnation, barrier, visit, AwakeNow()));
   changed_.NotifyAll();
   ReplicaPlace after;
   TFSWITCH_RETURN_IF_ERROR(Wait(
@@ -331,7 +332,7 @@ absl::Status ReplicaCoordinator::LeaveTogether(uint32_t worker,
   // Before it enters, for that may open the barrier.
   parting_[incarnation] = {worker, applier};
   absl::Status entered =
-      state_->Enter(worker, incarnation, kEndOfSession, visit, SteadyNow());
+      state_->Enter(worker, incarnation, kEndOfSession, visit, AwakeNow());
   if (!entered.ok()) {
     parting_.erase(incarnation);
     return entered;

@@ -1,6 +1,7 @@
 """Worker: joining, ending steps, waiting for others, leaving."""
 
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -729,6 +730,28 @@ def test_a_server_that_stops_answering_ends_a_wait(number, kind):
             blocked.result()
         with pytest.raises(AWAY, match=server.address):
             Call(two.end_step).result()
+
+
+@pytest.mark.slow
+def test_a_server_that_stood_still_for_longer_than_a_lease_expels_nobody():
+    with ServerProcess() as server:
+        address = f"grpc://{server.address}"
+        clusters = [tsw.Cluster(address, timeout=20.0 + i) for i in range(2)]
+        one, two = (
+            Worker(i, 2, consistency="bsp", cluster=clusters[i], lease_secs=1)
+            for i in range(2)
+        )
+        blocked = Call(one.end_step)
+        wait_until(lambda: arrivals(two) == 1)
+
+        server.signal(signal.SIGSTOP)
+        time.sleep(3)
+        server.signal(signal.SIGCONT)
+
+        two.end_step()
+        blocked.result()
+        assert two.stats()["dropped_steps"] == 0
+        assert two.stats()["workers"]["expired"] == 0
 
 
 def test_a_server_that_was_started_again_is_joined_again(capfd):

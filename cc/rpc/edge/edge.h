@@ -31,6 +31,15 @@ namespace tfswitch {
 
 enum class Direction : uint8_t { kReceived, kSent };
 
+// A ClientHello as far as its random: headers of record and message (5 and 4
+// bytes), version (2), random (32). See RFC 8446, 4.1.2 and 5.1.
+struct ClientHello {
+  static constexpr size_t kRandomAt = 11;
+
+  std::array<uint8_t, kRandomAt + 32> bytes = {};
+  size_t size = 0;
+};
+
 // Thread-safe.
 class Edge {
  public:
@@ -76,15 +85,6 @@ class Edge {
   int64_t num_ended() const { return num_ended_; }
 
  private:
-  // A ClientHello as far as its random: headers of record and message (5 and 4
-  // bytes), version (2), random (32). See RFC 8446, 4.1.2 and 5.1.
-  struct ClientHello {
-    static constexpr size_t kRandomAt = 11;
-
-    std::array<uint8_t, kRandomAt + 32> bytes = {};
-    size_t size = 0;
-  };
-
   struct Connection {
     sockaddr_storage address = {};
     uint64_t max_streams = 0;
