@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "absl/hash/hash.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
@@ -235,6 +236,12 @@ absl::StatusOr<std::unique_ptr<AccessControl>> AccessControl::Open(
                               TokenList::Open(options.token_file));
   }
   return access;
+}
+
+uint64_t Visit::CallerId(const grpc::ServerContext& context) const {
+  if (token_ != nullptr) return absl::HashOf(token_->record.id) | 1;
+  const std::string peer = context.peer();  // "ipv4:127.0.0.1:7077".
+  return absl::HashOf(absl::string_view(peer).substr(0, peer.rfind(':'))) | 1;
 }
 
 absl::Status AccessControl::Admit(grpc::ServerContext* context,

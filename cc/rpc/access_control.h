@@ -111,6 +111,9 @@ class Visit {
   // Also of a caller that is not let in. Null: the server has no tokens, or
   // does not know the one that was shown.
   const KnownToken* token() const { return token_.get(); }
+  // The same for all calls with one token, or from one address if the server
+  // has no tokens. Never 0.
+  uint64_t CallerId(const grpc::ServerContext& context) const;
 
  private:
   friend class AccessControl;

@@ -26,6 +26,11 @@ namespace tfswitch {
 namespace {
 
 template <typename Request>
+PushId IdOf(const ShardCall& call, const Request& request) {
+  return {request.client_id(), request.sequence(), call.caller};
+}
+
+template <typename Request>
 float DayOf(const Request& request) {
   return request.has_day() ? request.day() : kServersDay;
 }
@@ -65,7 +70,7 @@ absl::Status Run(const ShardCall& call, const v1::CreateTableRequest& request,
   TFSWITCH_ASSIGN_OR_RETURN(
       const WriteResult written,
       call.shard.WriteOnce(
-          request.client_id(), request.sequence(), log,
+          IdOf(call, request), log,
           [&]() -> absl::StatusOr<int64_t> {
             TFSWITCH_ASSIGN_OR_RETURN(
                 const Shard::Made made,
@@ -95,7 +100,7 @@ absl::Status Run(const ShardCall& call, const v1::DropTableRequest& request,
   TFSWITCH_ASSIGN_OR_RETURN(
       const WriteResult written,
       call.shard.WriteOnce(
-          request.client_id(), request.sequence(),
+          IdOf(call, request),
           [&] { return call.shard.Log(RecordType::kDropTable, request); },
           [&]() -> absl::StatusOr<int64_t> {
             return call.shard.DropTable(request.table());
@@ -158,7 +163,7 @@ absl::Status Run(const ShardCall& call, const v1::EraseRequest& request,
   TFSWITCH_ASSIGN_OR_RETURN(
       const WriteResult written,
       call.shard.WriteOnce(
-          request.client_id(), request.sequence(),
+          IdOf(call, request),
           [&] { return call.shard.Log(RecordType::kErase, request); },
           [&]() -> absl::StatusOr<int64_t> {
             // The call may have waited while the table was replaced.

@@ -67,6 +67,7 @@ struct ShardCall {
   uint32_t protocol_version = kProtocolVersion;  // The version of this side.
   // Whether the caller may know of a table. Null: of all.
   std::function<bool(absl::string_view table)> may_see = nullptr;
+  uint64_t caller = 0;  // See PushId.
   // The caller opens tables that are there, and leaves no trace.
   bool only_reads = false;
   // Whether the caller may make one more table. Null: yes.

@@ -202,15 +202,13 @@ absl::Status Shard::CheckRoom(const TableConfig& config,
 }
 
 absl::StatusOr<WriteResult> Shard::WriteOnce(
-    uint64_t client_id, uint64_t sequence,
-    absl::FunctionRef<absl::StatusOr<uint64_t>()> log,
+    const PushId& id, absl::FunctionRef<absl::StatusOr<uint64_t>()> log,
     absl::FunctionRef<absl::StatusOr<int64_t>()> write, bool is_alone) {
   WriteResult written;
-  const bool is_protected = client_id != 0;
+  const bool is_protected = id.client_id != 0;
   if (is_protected) {
-    TFSWITCH_ASSIGN_OR_RETURN(
-        const WriteLedger::Verdict verdict,
-        ledger_.Begin(client_id, sequence, &written.num_rows));
+    TFSWITCH_ASSIGN_OR_RETURN(const WriteLedger::Verdict verdict,
+                              ledger_.Begin(id, &written.num_rows));
     if (verdict == WriteLedger::Verdict::kDuplicate) {
       written.duplicate = true;
       return written;
@@ -228,7 +226,7 @@ absl::StatusOr<WriteResult> Shard::WriteOnce(
   }
   written.num_rows = count.value_or(0);
   if (is_protected) {
-    ledger_.End(client_id, sequence, count.ok(), written.num_rows);
+    ledger_.End(id, count.ok(), written.num_rows);
   }
   TFSWITCH_RETURN_IF_ERROR(count.status());
   CountWrite();
@@ -659,7 +657,7 @@ absl::StatusOr<WriteResult> Shard::ApplyPush(EmbeddingTable& table,
   const bool protected_push = push.id.client_id != 0;
   if (protected_push) {
     const absl::StatusOr<WriteLedger::Verdict> verdict =
-        ledger_.Begin(push.id.client_id, push.id.sequence, &result.num_rows);
+        ledger_.Begin(push.id, &result.num_rows);
     if (!verdict.ok()) {
       return absl::Status(verdict.status().code(),
                           absl::StrCat("table '", table.config().name,
@@ -696,7 +694,7 @@ absl::StatusOr<WriteResult> Shard::ApplyPush(EmbeddingTable& table,
   }
   if (protected_push) {
     // Also if memory ran out: rows that were there have taken their step.
-    ledger_.End(push.id.client_id, push.id.sequence,
+    ledger_.End(push.id,
                 /*applied=*/number.ok() && (!is_staged || applied.ok()),
                 result.num_rows);
   }
@@ -875,7 +873,7 @@ absl::StatusOr<WriteResult> Shard::AssignOnce(const AssignRequest& request) {
       const std::shared_ptr<EmbeddingTable> table,
       FindTable({request.table, request.table_incarnation}));
   return WriteOnce(
-      request.id.client_id, request.id.sequence,
+      request.id,
       [&]() -> absl::StatusOr<uint64_t> {
         TFSWITCH_RETURN_IF_ERROR(CheckPresent(*table));
         return LogAssign(request);

@@ -140,8 +140,7 @@ class Shard {
   // no other write does, so that a replay has the same order.
   // FailedPrecondition as for Push().
   absl::StatusOr<WriteResult> WriteOnce(
-      uint64_t client_id, uint64_t sequence,
-      absl::FunctionRef<absl::StatusOr<uint64_t>()> log,
+      const PushId& id, absl::FunctionRef<absl::StatusOr<uint64_t>()> log,
       absl::FunctionRef<absl::StatusOr<int64_t>()> write,
       bool is_alone = false);
 

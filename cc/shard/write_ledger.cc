@@ -14,33 +14,50 @@ uint64_t FloorOf(uint64_t highest) {
 
 }  // namespace
 
-WriteLedger::Client& WriteLedger::Touch(uint64_t client_id) {
-  auto [it, is_new] = clients_.try_emplace(client_id);
+WriteLedger::Client& WriteLedger::Touch(const PushId& id) {
+  const auto [it, is_new] = clients_.try_emplace(id.client_id);
+  Client& client = it->second;
   if (is_new) {
-    recent_.push_front(client_id);
-    it->second.recency = recent_.begin();
+    client.caller = id.caller;
+    client.recency =
+        recent_[id.caller].insert(recent_[id.caller].begin(), id.client_id);
   } else {
-    recent_.splice(recent_.begin(), recent_, it->second.recency);
+    Recent& from = recent_[client.caller];
+    if (client.caller == 0) client.caller = id.caller;
+    Recent& to = recent_[client.caller];
+    to.splice(to.begin(), from, client.recency);
   }
-  // Forget the client heard of longest ago, but none with a push under way:
-  // its End() must find it.
-  for (auto last = recent_.end();
-       clients_.size() > kMaxClients && last != recent_.begin();) {
-    --last;
-    const auto candidate = clients_.find(*last);
-    if (*last == client_id || !candidate->second.in_progress.empty()) continue;
-    clients_.erase(candidate);
-    last = recent_.erase(last);
+  Recent& of_caller = recent_[client.caller];
+  if (client.caller != 0 && of_caller.size() > kMaxClients) {
+    ForgetOneOf(&of_caller, id.client_id);
+  } else if (clients_.size() > kMaxOfAll) {
+    const auto most = std::max_element(
+        recent_.begin(), recent_.end(), [](const auto& a, const auto& b) {
+          return a.second.size() < b.second.size();
+        });
+    ForgetOneOf(&most->second, id.client_id);
+    if (most->second.empty()) recent_.erase(most);
   }
-  return clients_.at(client_id);
+  return client;
 }
 
-absl::StatusOr<WriteLedger::Verdict> WriteLedger::Begin(uint64_t client_id,
-                                                        uint64_t sequence,
+void WriteLedger::ForgetOneOf(Recent* recent, uint64_t kept) {
+  for (auto last = recent->end(); last != recent->begin();) {
+    --last;
+    const auto candidate = clients_.find(*last);
+    if (*last == kept || !candidate->second.in_progress.empty()) continue;
+    clients_.erase(candidate);
+    recent->erase(last);
+    return;
+  }
+}
+
+absl::StatusOr<WriteLedger::Verdict> WriteLedger::Begin(const PushId& id,
                                                         int64_t* count) {
+  const auto [client_id, sequence, caller] = id;
   MutexLock lock(&mutex_);
   while (true) {
-    Client& client = Touch(client_id);
+    Client& client = Touch(id);
     if (client.in_progress.count(sequence) != 0) {
       ended_.Wait(&mutex_);
       continue;
@@ -67,10 +84,10 @@ absl::StatusOr<WriteLedger::Verdict> WriteLedger::Begin(uint64_t client_id,
   }
 }
 
-void WriteLedger::End(uint64_t client_id, uint64_t sequence, bool applied,
-                      int64_t count) {
+void WriteLedger::End(const PushId& id, bool applied, int64_t count) {
+  const uint64_t sequence = id.sequence;
   MutexLock lock(&mutex_);
-  Client& client = clients_.at(client_id);
+  Client& client = clients_.at(id.client_id);
   client.in_progress.erase(sequence);
   if (applied) {
     client.applied.emplace(sequence, count);
@@ -91,9 +108,11 @@ void WriteLedger::End(uint64_t client_id, uint64_t sequence, bool applied,
 std::vector<checkpoint::WriteMark> WriteLedger::Marks() const {
   MutexLock lock(&mutex_);
   std::vector<checkpoint::WriteMark> marks;
-  for (auto id = recent_.rbegin(); id != recent_.rend(); ++id) {
-    for (const auto& [sequence, count] : clients_.at(*id).applied) {
-      marks.push_back({*id, sequence, count});
+  for (const auto& [caller, recent] : recent_) {
+    for (auto id = recent.rbegin(); id != recent.rend(); ++id) {
+      for (const auto& [sequence, count] : clients_.at(*id).applied) {
+        marks.push_back({*id, sequence, count});
+      }
     }
   }
   return marks;
@@ -101,11 +120,12 @@ std::vector<checkpoint::WriteMark> WriteLedger::Marks() const {
 
 void WriteLedger::Restore(absl::Span<const checkpoint::WriteMark> marks) {
   for (const checkpoint::WriteMark& mark : marks) {
+    const PushId id = {mark.client_id, mark.sequence};
     {
       MutexLock lock(&mutex_);
-      Touch(mark.client_id);
+      Touch(id);
     }
-    End(mark.client_id, mark.sequence, /*applied=*/true, mark.count);
+    End(id, /*applied=*/true, mark.count);
   }
 }
 

@@ -16,16 +16,19 @@
 #include "absl/types/span.h"
 #include "cc/base/mutex.h"
 #include "cc/checkpoint/checkpoint.h"
+#include "cc/wire/row_calls.h"
 
 namespace tfswitch {
 
 // Keeps, for each client, a window of the last `kWindow` sequences, each with
 // the count that its answer had; a sequence older than the window is refused.
-// Remembers the `kMaxClients` clients heard of last. Memory is bounded by both.
+// Remembers, for each caller, the `kMaxClients` clients heard of last, and
+// `kMaxOfAll` in all. Memory is bounded by these.
 //
 // A client that has been forgotten is a new one: if a write of it is repeated
-// after that, it is applied again. This takes `kMaxClients` others that write
-// while the client repeats its write.
+// after that, it is applied again. This takes `kMaxClients` others of the same
+// caller that write while the client repeats its write, or so many callers that
+// kMaxOfAll is reached and this one has the most.
 //
 // A write goes through two steps: Begin() claims its sequence, End() says how
 // it went. A repetition that arrives while the first is still being applied
@@ -39,6 +42,7 @@ class WriteLedger {
   // pushes, and the last may be applied first.
   static constexpr uint64_t kWindow = 8 * 8192;
   static constexpr size_t kMaxClients = 4096;
+  static constexpr size_t kMaxOfAll = 16 * kMaxClients;
 
   enum class Verdict { kApply, kDuplicate };
 
@@ -46,33 +50,41 @@ class WriteLedger {
   // is the count given to End(). Waits while it is being applied. After kApply
   // the caller must call End(). FailedPrecondition if it is not known any more
   // whether the sequence has been applied.
-  absl::StatusOr<Verdict> Begin(uint64_t client_id, uint64_t sequence,
-                                int64_t* count = nullptr);
+  absl::StatusOr<Verdict> Begin(const PushId& id, int64_t* count = nullptr);
 
-  // All that it remembers, from the client heard of longest ago to the last;
-  // and the way back, into an empty ledger.
+  // All that it remembers, for each caller from the client heard of longest ago
+  // to the last; and the way back, into an empty ledger. It does not say who
+  // the callers were: a client belongs to the one that it next calls as.
   std::vector<checkpoint::WriteMark> Marks() const;
   void Restore(absl::Span<const checkpoint::WriteMark> marks);
 
   // `applied` false gives the sequence free for another try. A repetition is
   // answered with `count`.
-  void End(uint64_t client_id, uint64_t sequence, bool applied,
-           int64_t count = 0);
+  void End(const PushId& id, bool applied, int64_t count = 0);
 
  private:
+  // Clients of a caller, the last heard of first.
+  using Recent = std::list<uint64_t>;
+
   struct Client {
+    uint64_t caller = 0;
     uint64_t highest = 0;
     std::unordered_map<uint64_t, int64_t> applied;  // Within the window.
     std::unordered_set<uint64_t> in_progress;       // Between Begin and End.
-    std::list<uint64_t>::iterator recency;
+    Recent::iterator recency;
   };
 
-  Client& Touch(uint64_t client_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Client& Touch(const PushId& id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Forgets the client heard of longest ago, but not `kept`, and none with a
+  // write under way: its End() must find it.
+  void ForgetOneOf(Recent* recent, uint64_t kept)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   mutable Mutex mutex_;
   CondVar ended_;
   std::unordered_map<uint64_t, Client> clients_ ABSL_GUARDED_BY(mutex_);
-  std::list<uint64_t> recent_ ABSL_GUARDED_BY(mutex_);  // Last heard of first.
+  // By caller. Those of this process, and restored ones, are of caller 0.
+  std::unordered_map<uint64_t, Recent> recent_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace tfswitch

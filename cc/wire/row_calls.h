@@ -23,6 +23,8 @@ namespace tfswitch {
 struct PushId {
   uint64_t client_id = 0;
   uint64_t sequence = 0;
+  // Who makes the call, as a server sees it. Not in messages.
+  uint64_t caller = 0;
 };
 
 struct PullRequest {

@@ -22,6 +22,7 @@ from grpc_reflection.v1alpha import (
 import tfswitch as tsw
 from tests.programs import ROOT
 from tests.support import ServerProcess
+from tests.tokens import TokenFile
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +118,38 @@ def test_a_plain_client_creates_pushes_and_pulls(server, pb, stub, create):
         np.testing.assert_array_equal(
             table.lookup([-8, 7]), [[-2.0, -3.0], [-5.0, -7.0]]
         )
+
+
+def test_many_clients_of_one_token_do_not_let_a_write_of_another_count_twice(
+    generated, pb, create, tmp_path
+):
+    tokens = TokenFile(tmp_path / "tokens")
+    honest, other = (
+        [("authorization", f"Bearer {tokens.create('train')}")]
+        for _ in range(2)
+    )
+    push = pb.PushRequest(
+        table="plain", keys=[7], gradients=[1.0, 2.0], client_id=42, sequence=1
+    )
+    many = pb.PushManyRequest()
+    services = generated("parameter_server_pb2_grpc")
+    with (
+        ServerProcess(flags=(f"--token_file={tokens.path}",)) as server,
+        grpc.insecure_channel(server.address) as channel,
+    ):
+        stub = services.ParameterServerStub(channel)
+        stub.CreateTable(create, metadata=honest)
+        assert not stub.Push(push, metadata=honest).duplicate
+
+        for message in range(4):
+            del many.requests[:]
+            for client in range(4000):
+                part = many.requests.add()
+                part.CopyFrom(push)
+                part.client_id = 1000 + 4000 * message + client
+            stub.PushMany(many, metadata=other)
+
+        assert stub.Push(push, metadata=honest).duplicate
 
 
 def test_a_write_that_is_repeated_does_not_undo_a_later_one(pb, stub, create):

@@ -405,7 +405,8 @@ absl::Status DataPlane::AnswerPush(Call* call, Queue* queue) {
   std::vector<TablePush> pushes;
   pushes.reserve(queue->pushes.size());
   std::vector<Insertion> insertions;
-  for (const PushRequest& request : queue->pushes) {
+  for (PushRequest& request : queue->pushes) {
+    request.id.caller = call->visit.CallerId(*call->context);
     TFSWITCH_ASSIGN_OR_RETURN(
         auto table, FindFor(*call, {request.table, request.table_incarnation},
                             /*changes=*/true));
@@ -436,6 +437,7 @@ absl::Status DataPlane::AnswerAssign(Call* call, Queue* queue) {
   AssignRequest& assign = queue->assign;
   TFSWITCH_RETURN_IF_ERROR(
       ReadAssignRequest(queue->pieces, &queue->scratch, &assign));
+  assign.id.caller = call->visit.CallerId(*call->context);
   TFSWITCH_ASSIGN_OR_RETURN(
       const auto table, FindFor(*call, {assign.table, assign.table_incarnation},
                                 /*changes=*/true));

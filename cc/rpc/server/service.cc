@@ -177,6 +177,7 @@ ShardCall Service::CallOf(const grpc::ServerContext& context,
                  }};
   call.threads = helpers_;
   call.protocol_version = identity_.protocol_version;
+  call.caller = visit.CallerId(context);
   call.only_reads = !visit.May(v1::ROLE_TRAIN);
   call.check_new_table = [&visit, this] {
     return CheckTableQuota(visit, *shard_);

@@ -53,7 +53,7 @@ absl::StatusOr<WriteResult> WriteOnce(
     Shard& shard, uint64_t client_id, uint64_t sequence,
     absl::FunctionRef<absl::StatusOr<int64_t>()> write) {
   return shard.WriteOnce(
-      client_id, sequence, [] { return absl::StatusOr<uint64_t>(0); }, write);
+      {client_id, sequence}, [] { return absl::StatusOr<uint64_t>(0); }, write);
 }
 
 TEST(ShardOptionsTest, PlaceMustBeInTheCluster) {

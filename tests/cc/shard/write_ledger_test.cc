@@ -19,15 +19,15 @@ using Verdict = WriteLedger::Verdict;
 constexpr uint64_t kWindow = WriteLedger::kWindow;
 
 void Apply(WriteLedger& ledger, uint64_t client, uint64_t sequence) {
-  ASSERT_EQ(ledger.Begin(client, sequence).value(), Verdict::kApply);
-  ledger.End(client, sequence, /*applied=*/true);
+  ASSERT_EQ(ledger.Begin({client, sequence}).value(), Verdict::kApply);
+  ledger.End({client, sequence}, /*applied=*/true);
 }
 
 TEST(WriteLedgerTest, ASequenceIsAppliedOncePerClient) {
   WriteLedger ledger;
   Apply(ledger, 1, 5);
 
-  EXPECT_EQ(ledger.Begin(1, 5).value(), Verdict::kDuplicate);
+  EXPECT_EQ(ledger.Begin({1, 5}).value(), Verdict::kDuplicate);
   Apply(ledger, 2, 5);
   Apply(ledger, 1, 6);
 }
@@ -38,9 +38,9 @@ TEST(WriteLedgerTest, SequencesMayArriveInAnyOrder) {
   Apply(ledger, 1, 3);
   Apply(ledger, 1, 4);
 
-  EXPECT_EQ(ledger.Begin(1, 3).value(), Verdict::kDuplicate);
-  EXPECT_EQ(ledger.Begin(1, 4).value(), Verdict::kDuplicate);
-  EXPECT_EQ(ledger.Begin(1, 9).value(), Verdict::kDuplicate);
+  EXPECT_EQ(ledger.Begin({1, 3}).value(), Verdict::kDuplicate);
+  EXPECT_EQ(ledger.Begin({1, 4}).value(), Verdict::kDuplicate);
+  EXPECT_EQ(ledger.Begin({1, 9}).value(), Verdict::kDuplicate);
   Apply(ledger, 1, 5);
 }
 
@@ -51,7 +51,7 @@ TEST(WriteLedgerTest, WhatFellOutOfTheWindowIsRefusedWithTheWindow) {
   Apply(ledger, 7, far);
 
   for (const uint64_t old : {uint64_t{1}, uint64_t{2}, far - kWindow}) {
-    const absl::Status status = ledger.Begin(7, old).status();
+    const absl::Status status = ledger.Begin({7, old}).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_THAT(std::string(status.message()),
                 AllOf(HasSubstr(absl::StrCat("write ", old, " of client 7 ")),
@@ -66,11 +66,11 @@ TEST(WriteLedgerTest, ARepetitionHearsTheCountOfTheFirst) {
   WriteLedger ledger;
   for (const int64_t count : {5, 0}) {
     const uint64_t sequence = static_cast<uint64_t>(count) + 1;
-    ASSERT_EQ(ledger.Begin(1, sequence).value(), Verdict::kApply);
-    ledger.End(1, sequence, /*applied=*/true, count);
+    ASSERT_EQ(ledger.Begin({1, sequence}).value(), Verdict::kApply);
+    ledger.End({1, sequence}, /*applied=*/true, count);
 
     int64_t heard = -1;
-    EXPECT_EQ(ledger.Begin(1, sequence, &heard).value(), Verdict::kDuplicate);
+    EXPECT_EQ(ledger.Begin({1, sequence}, &heard).value(), Verdict::kDuplicate);
     EXPECT_EQ(heard, count);
   }
 }
@@ -80,32 +80,64 @@ TEST(WriteLedgerTest, ThousandsOfPushesOfAStepMayEndInAnyOrder) {
   // Each has eight sequences, of which the first is used.
   for (uint64_t push = 8191; push > 0; --push) Apply(ledger, 1, 8 * push);
   for (uint64_t push = 8191; push > 0; --push) {
-    EXPECT_EQ(ledger.Begin(1, 8 * push).value(), Verdict::kDuplicate);
+    EXPECT_EQ(ledger.Begin({1, 8 * push}).value(), Verdict::kDuplicate);
   }
 }
 
 TEST(WriteLedgerTest, AFailedPushMayBeTriedAgain) {
   WriteLedger ledger;
-  ASSERT_EQ(ledger.Begin(1, 1).value(), Verdict::kApply);
-  ledger.End(1, 1, /*applied=*/false);
+  ASSERT_EQ(ledger.Begin({1, 1}).value(), Verdict::kApply);
+  ledger.End({1, 1}, /*applied=*/false);
 
   Apply(ledger, 1, 1);
-  EXPECT_EQ(ledger.Begin(1, 1).value(), Verdict::kDuplicate);
+  EXPECT_EQ(ledger.Begin({1, 1}).value(), Verdict::kDuplicate);
 }
 
 TEST(WriteLedgerTest, TheClientsHeardOfLastAreRemembered) {
   WriteLedger ledger;
   Apply(ledger, 1, 1);
-  for (uint64_t client = 2; client <= WriteLedger::kMaxClients; ++client) {
+  for (uint64_t client = 2; client <= WriteLedger::kMaxOfAll; ++client) {
     Apply(ledger, client, 1);
   }
-  EXPECT_EQ(ledger.Begin(1, 1).value(),
-            Verdict::kDuplicate);                  // Refreshes client 1.
-  Apply(ledger, WriteLedger::kMaxClients + 1, 1);  // Client 2 goes.
+  EXPECT_EQ(ledger.Begin({1, 1}).value(),
+            Verdict::kDuplicate);                // Refreshes client 1.
+  Apply(ledger, WriteLedger::kMaxOfAll + 1, 1);  // Client 2 goes.
 
-  EXPECT_EQ(ledger.Begin(1, 1).value(), Verdict::kDuplicate);
-  EXPECT_EQ(ledger.Begin(2, 1).value(), Verdict::kApply);
-  ledger.End(2, 1, true);
+  EXPECT_EQ(ledger.Begin({1, 1}).value(), Verdict::kDuplicate);
+  EXPECT_EQ(ledger.Begin({2, 1}).value(), Verdict::kApply);
+  ledger.End({2, 1}, true);
+}
+
+TEST(WriteLedgerTest, NoCallerMakesItForgetAnothersWrites) {
+  WriteLedger ledger;
+  const auto begin_and_end = [&](const PushId& id) {
+    const auto verdict = ledger.Begin(id).value();
+    if (verdict == Verdict::kApply) ledger.End(id, /*applied=*/true);
+    return verdict;
+  };
+  Apply(ledger, 1, 1);  // Restored: the next caller has it.
+  EXPECT_EQ(begin_and_end({1, 1, /*caller=*/5}), Verdict::kDuplicate);
+  begin_and_end({2, 1, /*caller=*/5});
+
+  for (uint64_t client = 3; client < 3 + 2 * WriteLedger::kMaxOfAll; ++client) {
+    begin_and_end({client, 1, /*caller=*/6});
+  }
+
+  EXPECT_LE(ledger.Marks().size(), 2 + WriteLedger::kMaxClients);
+  EXPECT_EQ(begin_and_end({1, 1, /*caller=*/5}), Verdict::kDuplicate);
+  EXPECT_EQ(begin_and_end({2, 1, /*caller=*/6}), Verdict::kDuplicate);
+  EXPECT_EQ(begin_and_end({2, 1, /*caller=*/5}), Verdict::kDuplicate);
+}
+
+TEST(WriteLedgerTest, ManyCallersAreBoundedTogether) {
+  WriteLedger ledger;
+  Apply(ledger, 1, 1);
+  for (uint64_t client = 2; client < 2 * WriteLedger::kMaxOfAll; ++client) {
+    const PushId id = {client, 1, /*caller=*/client % 40};
+    ASSERT_EQ(ledger.Begin(id).value(), Verdict::kApply);
+    ledger.End(id, /*applied=*/true);
+  }
+  EXPECT_EQ(ledger.Marks().size(), WriteLedger::kMaxOfAll);
 }
 
 TEST(WriteLedgerTest, OneOfManyRepetitionsAtOnceIsApplied) {
@@ -115,9 +147,9 @@ TEST(WriteLedgerTest, OneOfManyRepetitionsAtOnceIsApplied) {
     std::vector<std::thread> threads;
     for (int t = 0; t < 4; ++t) {
       threads.emplace_back([&] {
-        if (ledger.Begin(9, sequence).value() == Verdict::kApply) {
+        if (ledger.Begin({9, sequence}).value() == Verdict::kApply) {
           applied.fetch_add(1);
-          ledger.End(9, sequence, true);
+          ledger.End({9, sequence}, true);
         }
       });
     }
