@@ -253,6 +253,28 @@ def test_a_flood_ends_its_connection_and_takes_no_memory(
     peer.close()
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"\x00\x02te\x01x",
+        b"\x06\x01x",  # :scheme
+        b"\x00\x13grpclb_client_stats\x01x",
+    ],
+    ids=["te", "scheme", "grpclb_client_stats"],
+)
+def test_headers_that_made_other_versions_of_grpc_abort_do_no_harm(
+    header: bytes, target: Target
+) -> None:
+    block = frames.headers_of(target.method) + header
+    block += b"\x00\x01a\x7f\xa9\x45" + 9000 * b"x"  # Beyond 8 KiB.
+    with contextlib.closing(target.peer()) as peer:
+        peer.acknowledge_settings()
+        peer.socket.sendall(frame(HEADERS, END_HEADERS | END_STREAM, 1, block))
+        assert peer.socket.recv(1 << 16)
+
+    target.call()
+
+
 def test_the_log_names_the_connection_and_the_address_waits(
     target: Target,
 ) -> None:
