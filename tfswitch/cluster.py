@@ -219,10 +219,10 @@ class Cluster:
             ValueError: If an argument has a value that is not allowed, or
                 `tables` and `drop` both name tables.
             KeyError: If there is no table of that name.
-            OSError: If a file cannot be written, a server has lost its part of
-                a table, or the path is not below a server's folder
-                (`PermissionError`).
-            RuntimeError: If tables of the save before are missing, or a server
+            OSError: If a server has lost its part of a table, or the path is
+                not below a server's folder (`PermissionError`).
+            RuntimeError: If a file cannot be written, because the disk is full
+                for example, tables of the save before are missing, or a server
                 has no folder for checkpoints. Nothing is saved then.
             ImportError: If a package for the URL is missing.
             TimeoutError: If the upload has not moved for the cluster's timeout;
