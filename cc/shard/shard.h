@@ -67,7 +67,7 @@ struct ShardOptions {
 
   // Limits on the state that clients may make it keep. A table without rows
   // takes about 0.2 MiB.
-  uint64_t max_tables = 4096;
+  uint64_t max_tables = 2000;  // More do not fit into 47 bits of addresses.
   // Cells of Bloom filters, of all tables; 0: half of the machine's memory.
   uint64_t max_bloom_bytes = 0;
   // Memory for copies of rows that change during a save; 0: half of what is
