@@ -396,10 +396,23 @@ absl::StatusOr<std::unique_ptr<FolderLock>> FolderLock::Take(
   const int fd =
       open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
   if (fd < 0) return ErrnoStatus("create", path, errno);
-  auto lock = absl::WrapUnique(new FolderLock(fd));
+  // The folder itself, too: its lock stays when somebody removes the file. NFS
+  // locks no folders.
+  const int folder_fd =
+      open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  auto lock = absl::WrapUnique(new FolderLock(fd, folder_fd));
+  const auto try_to_lock = [fd, folder_fd] {
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0) return false;
+    if (flock(folder_fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) {
+      return true;
+    }
+    flock(fd, LOCK_UN);
+    errno = EWOULDBLOCK;
+    return false;
+  };
   const absl::Time begin = SteadyNow();
   bool said = false;
-  while (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+  while (!try_to_lock()) {
     if (errno == ENOSYS || errno == EOPNOTSUPP || errno == ENOLCK) {
       return nullptr;
     }
@@ -427,8 +440,11 @@ absl::StatusOr<std::unique_ptr<FolderLock>> FolderLock::Take(
 
 FolderLock::~FolderLock() {
   // Also for children of a fork, which have the descriptor still.
-  flock(fd_, LOCK_UN);
-  close(fd_);
+  for (const int fd : {folder_fd_, fd_}) {
+    if (fd < 0) continue;
+    flock(fd, LOCK_UN);
+    close(fd);
+  }
 }
 
 absl::StatusOr<std::unique_ptr<MappedFile>> MappedFile::Open(

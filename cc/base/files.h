@@ -126,8 +126,9 @@ class FolderLock {
   FolderLock& operator=(const FolderLock&) = delete;
 
  private:
-  explicit FolderLock(int fd) : fd_(fd) {}
+  FolderLock(int fd, int folder_fd) : fd_(fd), folder_fd_(folder_fd) {}
   const int fd_;
+  const int folder_fd_;
 };
 
 // A whole file as read-only memory, shared with all processes that map it. The

@@ -301,6 +301,18 @@ TEST_F(CheckpointTest, WaitingForAnotherWriterEndsWhenItIsInterrupted) {
   EXPECT_EQ(Commit(path_, "s1", {part}, {}).value(), 1);
 }
 
+TEST_F(CheckpointTest, AFolderStaysLockedWhenItsLockFileIsRemoved) {
+  std::filesystem::create_directories(path_);
+  auto one = FolderLock::Take(path_, absl::ZeroDuration(), Never);
+  ASSERT_TRUE(one.ok()) << one.status();
+  ASSERT_TRUE(std::filesystem::remove(path_ + "/.lock"));
+
+  EXPECT_TRUE(absl::IsAborted(
+      FolderLock::Take(path_, absl::ZeroDuration(), Never).status()));
+  one->reset();
+  EXPECT_TRUE(FolderLock::Take(path_, absl::ZeroDuration(), Never).ok());
+}
+
 TEST_F(CheckpointTest, SavesAtTheSameTimeAreAllWhole) {
   constexpr int kSavers = 4;
   constexpr int kSaves = 8;
