@@ -174,6 +174,7 @@ absl::Status ParseServerFlags(const std::vector<std::string>& arguments,
     flags->data_dir = AbsolutePath(data_dir);
     flags->shard.data_folder = flags->data_dir;
     flags->shard.own_folder = DataFolder::StateOf(flags->data_dir);
+    flags->shard.log_folder = DataFolder::LogOf(flags->data_dir);
   }
   flags->shard.checkpoint_root =
       root.empty() ? DefaultRoot() : AbsolutePath(root);

@@ -1005,9 +1005,10 @@ absl::StatusOr<std::string> Shard::ResolvePath(const std::string& path) const {
   if (absl::StartsWith(path, "/") && !options_.data_folder.empty()) {
     absl::StatusOr<std::string> resolved =
         ResolveBelow(options_.data_folder, path);
-    if (resolved.ok() && ResolveBelow(options_.own_folder, *resolved).ok()) {
+    for (const std::string& own : {options_.own_folder, options_.log_folder}) {
+      if (!resolved.ok() || !ResolveBelow(own, *resolved).ok()) continue;
       return absl::PermissionDeniedError(absl::StrCat(
-          "path '", path, "' is in '", options_.own_folder,
+          "path '", path, "' is in '", own,
           "', where the server keeps its own state; use a path below '",
           *options_.checkpoint_root, "'"));
     }

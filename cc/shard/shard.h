@@ -55,9 +55,10 @@ struct ShardOptions {
   // so they may not. Not set: anywhere, for clients of this process.
   std::optional<std::string> checkpoint_root = std::nullopt;
   // A folder below which absolute paths are taken, too, but not below
-  // `own_folder`, which is in it. Empty: there is none.
+  // `own_folder` and `log_folder`, which are in it. Empty: there is none.
   std::string data_folder = {};
   std::string own_folder = {};
+  std::string log_folder = {};
   // Counts the writes that were applied, if it is there. It must live as long
   // as the shard.
   std::atomic<uint64_t>* num_writes = nullptr;

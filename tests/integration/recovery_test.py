@@ -86,8 +86,9 @@ def test_a_server_that_is_stopped_loses_nothing_and_keeps_its_folder_apart(
         cluster.save("daily")
         assert (tmp_path / "data" / "checkpoints" / "daily").is_dir()
         cluster.save(str(tmp_path / "data" / "other"))
-        with pytest.raises(PermissionError, match="own state"):
-            cluster.save(str(tmp_path / "data" / "state"))
+        for name in ("state", "log", "log/below"):
+            with pytest.raises(PermissionError, match="own state"):
+                cluster.save(str(tmp_path / "data" / name))
         server.signal(signal.SIGTERM)
         assert server.wait() == 0
 
