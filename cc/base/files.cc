@@ -5,8 +5,7 @@
 //
 // ResolveBelow() refuses every "..", then resolves symbolic links, and then
 // looks for links inside the folder, because a checkpoint has its files in
-// folders of their own below it. A mapping outlives its descriptor, so that
-// Open() closes it at once.
+// folders of their own below it.
 
 #include "cc/base/files.h"
 
@@ -54,8 +53,11 @@ FileStamp StampIn(const struct stat& info) {
   stamp.device = info.st_dev;
   stamp.inode = info.st_ino;
   stamp.size = info.st_size;
-  stamp.changed_ns =
-      int64_t{info.st_ctim.tv_sec} * 1'000'000'000 + info.st_ctim.tv_nsec;
+  const auto nanoseconds = [](const timespec& time) {
+    return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+  };
+  stamp.changed_ns = nanoseconds(info.st_ctim);
+  stamp.modified_ns = nanoseconds(info.st_mtim);
   return stamp;
 }
 
@@ -217,6 +219,12 @@ absl::StatusOr<FileStamp> StampOf(const std::string& path) {
   return StampIn(info);
 }
 
+absl::StatusOr<FileStamp> StampOf(int fd, const std::string& path) {
+  struct stat info;
+  if (fstat(fd, &info) != 0) return ErrnoStatus("examine", path, errno);
+  return StampIn(info);
+}
+
 absl::Status SyncFolder(const std::string& folder) {
   const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return ErrnoStatus("open folder", folder, errno);
@@ -350,8 +358,6 @@ absl::Status WriteFileAtomically(const std::string& path,
       path, {absl::MakeConstSpan(contents.data(), contents.size())});
 }
 
-namespace {
-
 absl::StatusOr<int> OpenRegularFile(const std::string& path) {
   // To open a pipe would wait for its writer.
   const int fd = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
@@ -366,8 +372,6 @@ absl::StatusOr<int> OpenRegularFile(const std::string& path) {
   std::move(close_file).Cancel();
   return fd;
 }
-
-}  // namespace
 
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path,
                                           size_t max_bytes) {
@@ -429,13 +433,6 @@ FolderLock::~FolderLock() {
   // Also for children of a fork, which have the descriptor still.
   flock(fd_, LOCK_UN);
   close(fd_);
-}
-
-absl::StatusOr<std::unique_ptr<MappedFile>> MappedFile::Open(
-    const std::string& path) {
-  TFSWITCH_ASSIGN_OR_RETURN(const int fd, OpenRegularFile(path));
-  auto close_file = absl::MakeCleanup([fd] { close(fd); });
-  return Map(fd, path);
 }
 
 absl::StatusOr<std::unique_ptr<MappedFile>> MappedFile::Map(

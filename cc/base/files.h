@@ -61,6 +61,7 @@ struct FileStamp {
   uint64_t inode = 0;
   int64_t size = 0;
   int64_t changed_ns = 0;
+  int64_t modified_ns = 0;  // Of the bytes alone; changed_ns follows it.
 
   friend bool operator==(const FileStamp& a, const FileStamp& b) {
     return a.device == b.device && a.inode == b.inode && a.size == b.size &&
@@ -68,6 +69,11 @@ struct FileStamp {
   }
 };
 absl::StatusOr<FileStamp> StampOf(const std::string& path);
+// The stamp of an open file; `path` is for the error.
+absl::StatusOr<FileStamp> StampOf(int fd, const std::string& path);
+
+// Opens a file for reading. FailedPrecondition if it is no regular one.
+absl::StatusOr<int> OpenRegularFile(const std::string& path);
 
 // Flushes a folder to the disk: files that were created or renamed in it
 // survive a crash.
@@ -137,9 +143,7 @@ class FolderLock {
 // Immutable, so thread-safe.
 class MappedFile {
  public:
-  static absl::StatusOr<std::unique_ptr<MappedFile>> Open(
-      const std::string& path);
-  // The same for an open file; the caller keeps the descriptor.
+  // Maps an open file; the caller keeps the descriptor.
   static absl::StatusOr<std::unique_ptr<MappedFile>> Map(
       int fd, const std::string& path);
   // A copy of such a file in memory of this process: in huge pages where the
