@@ -53,11 +53,8 @@ FileStamp StampIn(const struct stat& info) {
   stamp.device = info.st_dev;
   stamp.inode = info.st_ino;
   stamp.size = info.st_size;
-  const auto nanoseconds = [](const timespec& time) {
-    return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
-  };
-  stamp.changed_ns = nanoseconds(info.st_ctim);
-  stamp.modified_ns = nanoseconds(info.st_mtim);
+  stamp.changed_ns =
+      int64_t{info.st_ctim.tv_sec} * 1'000'000'000 + info.st_ctim.tv_nsec;
   return stamp;
 }
 
@@ -216,12 +213,6 @@ absl::StatusOr<FileStamp> StampOf(const std::string& path) {
   if (stat(path.c_str(), &info) != 0) {
     return ErrnoStatus("examine", path, errno);
   }
-  return StampIn(info);
-}
-
-absl::StatusOr<FileStamp> StampOf(int fd, const std::string& path) {
-  struct stat info;
-  if (fstat(fd, &info) != 0) return ErrnoStatus("examine", path, errno);
   return StampIn(info);
 }
 

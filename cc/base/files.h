@@ -61,7 +61,6 @@ struct FileStamp {
   uint64_t inode = 0;
   int64_t size = 0;
   int64_t changed_ns = 0;
-  int64_t modified_ns = 0;  // Of the bytes alone; changed_ns follows it.
 
   friend bool operator==(const FileStamp& a, const FileStamp& b) {
     return a.device == b.device && a.inode == b.inode && a.size == b.size &&
@@ -69,8 +68,6 @@ struct FileStamp {
   }
 };
 absl::StatusOr<FileStamp> StampOf(const std::string& path);
-// The stamp of an open file; `path` is for the error.
-absl::StatusOr<FileStamp> StampOf(int fd, const std::string& path);
 
 // Opens a file for reading. FailedPrecondition if it is no regular one.
 absl::StatusOr<int> OpenRegularFile(const std::string& path);

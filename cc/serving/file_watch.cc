@@ -18,14 +18,11 @@
 #include <cstdint>
 #include <future>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/cleanup/cleanup.h"
-#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "cc/base/log_writer.h"
 #include "cc/base/mutex.h"
 
 namespace tfswitch {
@@ -50,6 +47,7 @@ struct FileWatcher {
   }
 
   FileWatcher() {
+    // The thread starts with this mask.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -65,30 +63,21 @@ struct FileWatcher {
 
   [[noreturn]] void Run() {
     for (;;) {
-      absl::SleepFor(LookAtAll() ? kReadersEnd : kInterval);
+      bool is_writer_waiting = false;
+      {
+        MutexLock lock(&mutex);
+        while (files.empty()) added.Wait(&mutex);
+        for (FileWatch* const file : files) {
+          file->LookLocked();
+          if (file->IsLeaseWanted()) is_writer_waiting = true;
+        }
+      }
+      absl::SleepFor(is_writer_waiting ? kReadersEnd : kInterval);
       MutexLock lock(&mutex);
       for (FileWatch* const file : files) {
         if (file->has_changed()) file->GiveLeaseBack();
       }
-      while (files.empty()) added.Wait(&mutex);
     }
-  }
-
-  // Returns whether a writer waits.
-  bool LookAtAll() {
-    MutexLock lock(&mutex);
-    bool is_waiting = false;
-    for (FileWatch* const file : files) {
-      file->LookLocked();
-      if (file->IsLeaseWanted()) is_waiting = true;
-      if (!file->has_changed() || std::exchange(file->is_told_, true)) continue;
-      LogWriter::Get().WriteInOrder(
-          {"changed row files"},
-          absl::StrCat("tfswitch: error: row file '", file->path_,
-                       "' is changed while it is served; its rows are refused "
-                       "from now on"));
-    }
-    return is_waiting;
   }
 
   pid_t thread = 0;  // Constant after construction.
@@ -146,16 +135,14 @@ void OnBusError(int number, siginfo_t* info, void*) {
 
 }  // namespace
 
-FileWatch::FileWatch(int fd, std::string path, const MappedFile& file)
-    : fd_(fd),
-      path_(std::move(path)),
-      stamp_(file.stamp()),
-      range_(TakeRange(file)),
-      has_changed_(range_->has_changed) {
+FileWatch::FileWatch(int fd, const MappedFile& file)
+    : fd_(fd), range_(TakeRange(file)), has_changed_(range_->has_changed) {
   FileWatcher& watcher = FileWatcher::Get();
   MutexLock lock(&watcher.mutex);
   TakeLease();
-  LookLocked();
+  // Nothing has been read so far, so an earlier change of the bytes is none.
+  has_changed_ = fstat(fd_, &first_) != 0 ||
+                 static_cast<size_t>(first_.st_size) != file.size();
   watcher.files.push_back(this);
   watcher.added.NotifyAll();
 }
@@ -178,12 +165,14 @@ void FileWatch::Look() {
 
 void FileWatch::LookLocked() {
   if (has_changed()) return;
-  // Before the stamp, which has what was written without a lease.
+  // The times come behind, and have what was written without a lease.
   if (lease_ == Lease::kRefused) TakeLease();
-  const absl::StatusOr<FileStamp> stamp = StampOf(fd_, path_);
-  if (IsLeaseWanted() || !stamp.ok() || stamp->size != stamp_.size ||
-      stamp->modified_ns != stamp_.modified_ns) {
-    has_changed_ = true;
+  struct stat now = {};
+  if (IsLeaseWanted() || fstat(fd_, &now) != 0 ||
+      now.st_size != first_.st_size ||
+      now.st_mtim.tv_sec != first_.st_mtim.tv_sec ||
+      now.st_mtim.tv_nsec != first_.st_mtim.tv_nsec) {
+    has_changed_ = true;  // The handler of SIGBUS may have set it meanwhile.
   }
 }
 

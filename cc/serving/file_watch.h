@@ -5,9 +5,8 @@
 //           process gives its lease back. The thread marks the file first, and
 //           lets running lookups end. Leases need a file of this user (or
 //           CAP_LEASE), on a file system that has them.
-//   stamp   The size or the time of modification is another one.
-//
-// To rename, link, chmod or unlink a file changes none of them.
+//   times   The size or the time of modification is another one. To rename,
+//           link, chmod or unlink a file changes neither.
 //
 // A thread that reads behind the new end of a file gets SIGBUS.
 // CatchBusErrors() keeps the process alive then. It is for tfswitch-serving: a
@@ -16,8 +15,9 @@
 #ifndef TFSWITCH_CC_SERVING_FILE_WATCH_H_
 #define TFSWITCH_CC_SERVING_FILE_WATCH_H_
 
+#include <sys/stat.h>
+
 #include <atomic>
-#include <string>
 
 #include "cc/base/files.h"
 
@@ -29,7 +29,7 @@ struct WatchedRange;
 class FileWatch {
  public:
   // Takes over `fd`, from which `file` was mapped. `file` must outlive this.
-  FileWatch(int fd, std::string path, const MappedFile& file);
+  FileWatch(int fd, const MappedFile& file);
   ~FileWatch();
   FileWatch(const FileWatch&) = delete;
   FileWatch& operator=(const FileWatch&) = delete;
@@ -59,12 +59,10 @@ class FileWatch {
   void GiveLeaseBack();
 
   const int fd_;
-  const std::string path_;
-  const FileStamp stamp_;
   WatchedRange* const range_;
   std::atomic<bool>& has_changed_;  // In range_.
   std::atomic<Lease> lease_{Lease::kNone};
-  bool is_told_ = false;  // Guarded by the mutex of the watcher.
+  struct stat first_ = {};  // Constant after construction.
 };
 
 // From now on SIGBUS in a watched file marks that file as changed, in the whole

@@ -100,7 +100,7 @@ absl::StatusOr<std::shared_ptr<const RowFile>> RowFile::Make(
       new RowFile(*std::move(mapped), path, expected));
   std::move(close_file).Cancel();
   if (watched_fd >= 0) {
-    file->watch_ = std::make_unique<FileWatch>(watched_fd, path, *file->file_);
+    file->watch_ = std::make_unique<FileWatch>(watched_fd, *file->file_);
   }
   TFSWITCH_RETURN_IF_ERROR(file->ReadHeader());
   return file;
@@ -256,7 +256,6 @@ absl::Status RowFile::VerifyBlock(size_t block) const {
   const size_t begin = block * kRowFileBlockBytes;
   const size_t size = std::min(kRowFileBlockBytes, blocks_bytes_ - begin);
   if (Checksum(blocks_ + begin, size) != checksums_[block]) {
-    TFSWITCH_RETURN_IF_ERROR(CheckUnchangedNow());
     return Damaged(absl::StrCat("the checksum of bytes ",
                                 kRowFileHeaderBytes + begin, " to ",
                                 kRowFileHeaderBytes + begin + size));
