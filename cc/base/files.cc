@@ -5,8 +5,7 @@
 //
 // ResolveBelow() refuses every "..", then resolves symbolic links, and then
 // looks for links inside the folder, because a checkpoint has its files in
-// folders of their own below it. A mapping outlives its descriptor, so that
-// Open() closes it at once.
+// folders of their own below it.
 
 #include "cc/base/files.h"
 
@@ -350,8 +349,6 @@ absl::Status WriteFileAtomically(const std::string& path,
       path, {absl::MakeConstSpan(contents.data(), contents.size())});
 }
 
-namespace {
-
 absl::StatusOr<int> OpenRegularFile(const std::string& path) {
   // To open a pipe would wait for its writer.
   const int fd = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
@@ -366,8 +363,6 @@ absl::StatusOr<int> OpenRegularFile(const std::string& path) {
   std::move(close_file).Cancel();
   return fd;
 }
-
-}  // namespace
 
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path,
                                           size_t max_bytes) {
@@ -445,13 +440,6 @@ FolderLock::~FolderLock() {
     flock(fd, LOCK_UN);
     close(fd);
   }
-}
-
-absl::StatusOr<std::unique_ptr<MappedFile>> MappedFile::Open(
-    const std::string& path) {
-  TFSWITCH_ASSIGN_OR_RETURN(const int fd, OpenRegularFile(path));
-  auto close_file = absl::MakeCleanup([fd] { close(fd); });
-  return Map(fd, path);
 }
 
 absl::StatusOr<std::unique_ptr<MappedFile>> MappedFile::Map(

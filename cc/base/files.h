@@ -69,6 +69,9 @@ struct FileStamp {
 };
 absl::StatusOr<FileStamp> StampOf(const std::string& path);
 
+// Opens a file for reading. FailedPrecondition if it is no regular one.
+absl::StatusOr<int> OpenRegularFile(const std::string& path);
+
 // Flushes a folder to the disk: files that were created or renamed in it
 // survive a crash.
 absl::Status SyncFolder(const std::string& folder);
@@ -138,9 +141,7 @@ class FolderLock {
 // Immutable, so thread-safe.
 class MappedFile {
  public:
-  static absl::StatusOr<std::unique_ptr<MappedFile>> Open(
-      const std::string& path);
-  // The same for an open file; the caller keeps the descriptor.
+  // Maps an open file; the caller keeps the descriptor.
   static absl::StatusOr<std::unique_ptr<MappedFile>> Map(
       int fd, const std::string& path);
   // A copy of such a file in memory of this process: in huge pages where the

@@ -40,6 +40,7 @@
 #include "cc/client/worker_session.h"
 #include "cc/rpc/server/grpc_server.h"
 #include "cc/rpc/server/server_limits.h"
+#include "cc/serving/file_watch.h"
 #include "cc/serving/served_model.h"
 #include "cc/shard/shard.h"
 #include "cc/table/table_config.h"
@@ -595,6 +596,7 @@ const Tfswitch_Api& Api() {
     api.served_lookup = Guarded<ServedLookup>::Run;
     api.set_interrupt_check = SetInterruptCheck;
     api.cluster_id = ClusterId;
+    api.catch_bus_errors = CatchBusErrors;
     return api;
   }();
   return api;

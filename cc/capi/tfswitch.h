@@ -26,7 +26,7 @@ extern "C" {
 
 // Incremented when this struct changes. New functions are appended. The caller
 // checks it, because a core that is older than the caller has a shorter struct.
-#define TFSWITCH_API_VERSION 15
+#define TFSWITCH_API_VERSION 16
 #define TFSWITCH_ERROR_SIZE 2048
 // Parts of one call of pull or push.
 #define TFSWITCH_MAX_PARTS 256
@@ -316,6 +316,12 @@ typedef struct Tfswitch_Api {
   // --- Which cluster ---------------------------------------------------------
   // For open_cluster. No other cluster of any process has it.
   uint64_t (*cluster_id)(const Tfswitch_Cluster* cluster);
+
+  // --- Served files that become shorter
+  // --------------------------------------- Handles SIGBUS in the whole process
+  // from now on: a lookup that meets it in a row file ends with an error. For
+  // programs that have no handler for it.
+  void (*catch_bus_errors)(void);
 } Tfswitch_Api;
 
 // The core's functions, or NULL if it does not speak `api_version`.

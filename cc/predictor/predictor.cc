@@ -207,6 +207,7 @@ Status Predictor::Versions::Start() {
     if (!status.ok()) return status;
   }
   rows_api_ = RowsApi::Find(options_.op_library);
+  if (options_.catch_bus_errors && rows_api_.ok()) rows_api_->CatchBusErrors();
   {
     absl::MutexLock lock(&load_mutex_);
     pinned_ = options_.version;

@@ -146,4 +146,6 @@ Status RowsApi::Resume(const std::string& folder) const {
   return Call(folder, "resume").status();
 }
 
+void RowsApi::CatchBusErrors() const { api_->catch_bus_errors(); }
+
 }  // namespace tfswitch

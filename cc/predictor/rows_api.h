@@ -40,6 +40,9 @@ class RowsApi {
   Status RollBack(const std::string& folder, int64_t number) const;
   Status Resume(const std::string& folder) const;
 
+  // See PredictorOptions.
+  void CatchBusErrors() const;
+
  private:
   explicit RowsApi(const Tfswitch_Api* api) : api_(api) {}
 

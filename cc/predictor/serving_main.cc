@@ -244,6 +244,7 @@ int Run(int argc, char** argv) {
 
   PredictorOptions options;
   options.op_library = OpLibraryPath();
+  options.catch_bus_errors = true;
   std::string model_name = "default";
   std::string address = "127.0.0.1:8500";
   std::string tags = "serve";

@@ -11,10 +11,13 @@
 
 #include "cc/serving/row_file.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -90,17 +93,23 @@ RowFile::RowFile(std::unique_ptr<MappedFile> file, std::string path,
 
 absl::StatusOr<std::shared_ptr<const RowFile>> RowFile::Make(
     absl::StatusOr<std::unique_ptr<MappedFile>> mapped, const std::string& path,
-    const RowFileInfo& expected) {
+    const RowFileInfo& expected, int watched_fd) {
+  auto close_file = absl::MakeCleanup([watched_fd] { close(watched_fd); });
   TFSWITCH_RETURN_IF_ERROR(mapped.status());
   std::shared_ptr<RowFile> file(
       new RowFile(*std::move(mapped), path, expected));
+  std::move(close_file).Cancel();
+  if (watched_fd >= 0) {
+    file->watch_ = std::make_unique<FileWatch>(watched_fd, *file->file_);
+  }
   TFSWITCH_RETURN_IF_ERROR(file->ReadHeader());
   return file;
 }
 
 absl::StatusOr<std::shared_ptr<const RowFile>> RowFile::Open(
     const std::string& path, const RowFileInfo& expected) {
-  return Make(MappedFile::Open(path), path, expected);
+  TFSWITCH_ASSIGN_OR_RETURN(const int fd, OpenRegularFile(path));
+  return Make(MappedFile::Map(fd, path), path, expected, fd);
 }
 
 absl::StatusOr<std::shared_ptr<const RowFile>> RowFile::Map(
@@ -117,6 +126,14 @@ absl::Status RowFile::Damaged(absl::string_view why) const {
   return absl::DataLossError(
       absl::StrCat("row file '", path_, "' is damaged: ", why,
                    ". Copy it again, or export the table again."));
+}
+
+absl::Status RowFile::Changed() const {
+  return absl::DataLossError(absl::StrCat(
+      "row file '", path_,
+      "' was changed, or could not be read, while it was served, so its rows "
+      "are refused. Never write to a file that is served: publish a new "
+      "export, or rename a whole copy to this path."));
 }
 
 absl::Status RowFile::ReadHeader() {
@@ -235,6 +252,7 @@ absl::Status RowFile::VerifyBlock(size_t block) const {
   if ((word.load(std::memory_order_relaxed) & bit) != 0) {
     return absl::OkStatus();
   }
+  TFSWITCH_RETURN_IF_ERROR(CheckUnchanged());
   const size_t begin = block * kRowFileBlockBytes;
   const size_t size = std::min(kRowFileBlockBytes, blocks_bytes_ - begin);
   if (Checksum(blocks_ + begin, size) != checksums_[block]) {

@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "cc/base/files.h"
 #include "cc/base/hash.h"
+#include "cc/serving/file_watch.h"
 #include "cc/serving/key_filter.h"
 #include "cc/serving/perfect_hash.h"
 #include "cc/serving/row_decode.h"
@@ -31,7 +32,8 @@ inline constexpr size_t kRowFileHeaderBytes = 4096;
 // Header and checksums are verified when the file is opened, and each block
 // behind the header when it is first used, or all of them by Verify().
 //
-// Thread-safe. Immutable but for the state of its verification.
+// Thread-safe. Immutable but for the state of its verification, and of its
+// watch: the bytes of a file that Open() has mapped may change under a reader.
 class RowFile {
  public:
   // NotFound if there is no such file, DataLoss if it is not the one that
@@ -39,7 +41,7 @@ class RowFile {
   // name the file.
   static absl::StatusOr<std::shared_ptr<const RowFile>> Open(
       const std::string& path, const RowFileInfo& expected);
-  // Maps an open file, which the caller may close.
+  // Maps an open file, which the caller may close and nobody may change.
   static absl::StatusOr<std::shared_ptr<const RowFile>> Map(
       int fd, const std::string& path, const RowFileInfo& expected);
   // The same in memory of this process, as MappedFile::Copy().
@@ -52,6 +54,20 @@ class RowFile {
   int64_t num_removed() const { return info_.num_removed; }
   const RowFileInfo& info() const { return info_; }
   const FileStamp& stamp() const { return file_->stamp(); }
+
+  // DataLoss if somebody has changed the file, or is about to: nothing that was
+  // read from it may be used. Ask before reading and again behind.
+  absl::Status CheckUnchanged() const {
+    return watch_ == nullptr || !watch_->has_changed() ? absl::OkStatus()
+                                                       : Changed();
+  }
+  // Looks at the file first, so that a change up to now is seen.
+  absl::Status CheckUnchangedNow() const {
+    if (watch_ != nullptr) watch_->Look();
+    return CheckUnchanged();
+  }
+  // Whether another process has it open for writing, as far as can be known.
+  bool has_writer() const { return watch_ != nullptr && watch_->has_writer(); }
 
   // Reads the whole file and compares it with its checksums. DataLoss naming
   // the file and the place; Cancelled, as soon as is_cancelled() says so.
@@ -136,9 +152,11 @@ class RowFile {
   RowFile(std::unique_ptr<MappedFile> file, std::string path,
           const RowFileInfo& info);
 
+  // With a watch if it is given a descriptor, which it takes over.
   static absl::StatusOr<std::shared_ptr<const RowFile>> Make(
       absl::StatusOr<std::unique_ptr<MappedFile>> mapped,
-      const std::string& path, const RowFileInfo& expected);
+      const std::string& path, const RowFileInfo& expected,
+      int watched_fd = -1);
 
   static bool HasBit(const uint64_t* words, uint64_t at) {
     return (words[at / 64] >> (at % 64) & 1) != 0;
@@ -149,12 +167,14 @@ class RowFile {
 
   absl::Status ReadHeader();
   absl::Status Damaged(absl::string_view why) const;
+  absl::Status Changed() const;
   // Verifies the bytes [begin, begin + size) behind the header.
   absl::Status VerifyBytes(const void* begin, size_t size) const;
   absl::Status VerifyBlock(size_t block) const;
 
   // Constant after Open().
   const std::unique_ptr<MappedFile> file_;
+  std::unique_ptr<FileWatch> watch_;  // Null if nobody can change the bytes.
   const std::string path_;
   const RowFileInfo info_;
   RowFileKind kind_;

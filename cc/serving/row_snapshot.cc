@@ -130,8 +130,16 @@ absl::Status ReadFrom(const RowFile& file, const Key* keys,
 
 }  // namespace
 
+absl::Status RowLayers::CheckUnchanged() const {
+  for (const std::shared_ptr<const RowFile>& file : files) {
+    TFSWITCH_RETURN_IF_ERROR(file->CheckUnchanged());
+  }
+  return absl::OkStatus();
+}
+
 absl::Status RowLayers::Lookup(absl::Span<const Key> keys,
                                float* embeddings) const {
+  TFSWITCH_RETURN_IF_ERROR(CheckUnchanged());
   const auto width = static_cast<size_t>(dim);
   const float* const default_row = files.front()->kind().default_row.data();
   uint64_t hashes[kBlock];
@@ -155,7 +163,7 @@ absl::Status RowLayers::Lookup(absl::Span<const Key> keys,
       std::copy(default_row, default_row + width, to + left[n] * width);
     }
   }
-  return absl::OkStatus();
+  return CheckUnchanged();
 }
 
 bool RowLayers::IsWorthMerging() const {
@@ -201,6 +209,9 @@ absl::Status RowLayers::MergeNewest() {
           return copy(*file, key, row);
         }));
   }
+  // What comes later to these files does not reach the copy.
+  TFSWITCH_RETURN_IF_ERROR(newer.CheckUnchangedNow());
+  TFSWITCH_RETURN_IF_ERROR(older.CheckUnchangedNow());
   TFSWITCH_ASSIGN_OR_RETURN(const RowFileInfo info, writer->Finish());
   TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<const RowFile> merged,
                             RowFile::Copy(fd, name, info));

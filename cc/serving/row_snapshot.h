@@ -24,8 +24,11 @@ struct RowLayers {
 
   // Writes keys.size() x dim floats; a key without a row reads as the newest
   // file's default row. DataLoss if a file turns out to be damaged where it is
-  // read.
+  // read, or is changed while it is served.
   absl::Status Lookup(absl::Span<const Key> keys, float* embeddings) const;
+
+  // DataLoss if one of the files is changed while it is served.
+  absl::Status CheckUnchanged() const;
 
   // Makes the two newest files one, in memory.
   absl::Status MergeNewest();

@@ -206,8 +206,10 @@ absl::StatusOr<std::shared_ptr<const RowFile>> ServedRows::OpenFile(
   std::weak_ptr<const RowFile>& open = open_[path];
   std::shared_ptr<const RowFile> file = open.lock();
   const auto stamp = StampOf(path);
-  if (file == nullptr || !(file->info() == info) || !stamp.ok() ||
-      !(*stamp == file->stamp())) {
+  const absl::Status change =
+      file != nullptr ? file->CheckUnchanged() : absl::OkStatus();
+  if (file == nullptr || !change.ok() || !(file->info() == info) ||
+      !stamp.ok() || !(*stamp == file->stamp())) {
     const auto refused = refused_.find(path);
     if (refused != refused_.end()) {
       if (stamp.ok() && *stamp == refused->second.stamp) {
@@ -216,6 +218,8 @@ absl::StatusOr<std::shared_ptr<const RowFile>> ServedRows::OpenFile(
       refused_.erase(refused);
     }
     TFSWITCH_ASSIGN_OR_RETURN(file, RowFile::Open(path, info));
+    // The writer may be at work still, on a file that is whole so far.
+    if (file->has_writer()) TFSWITCH_RETURN_IF_ERROR(change);
   }
   if (verify) {
     const absl::Status status = file->Verify([this] { return IsEnding(); });
@@ -333,6 +337,7 @@ void ServedRows::VerifyBuilt(const Built& built) {
 absl::Status ServedRows::DamageLocked() const {
   const std::shared_ptr<const RowSnapshot> present = Pin();
   for (const RowLayers& layers : present->tables()) {
+    TFSWITCH_RETURN_IF_ERROR(layers.CheckUnchanged());
     const RowFile& base = *layers.files.back();
     const auto refused = refused_.find(base.path());
     if (refused != refused_.end() && !base.is_verified()) {

@@ -119,7 +119,8 @@ class ServedRows {
   // Checks the served rows, which nobody has checked.
   void RunVerify(const Built& built);
   void VerifyBuilt(const Built& built);
-  // The damage of the served base, found while it is served.
+  // The damage of the served base, found while it is served, or the change of
+  // a served file.
   absl::Status DamageLocked() const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
   bool IsEnding() const;

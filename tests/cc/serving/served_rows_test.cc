@@ -316,6 +316,45 @@ TEST_F(ServedRowsTest, TheOnlyBaseIsServedAsFarAsItIsWholeAndMendedByACopy) {
   EXPECT_THAT(Read(*rows, {7, 999}), ElementsAre(2.0f, 1.0f));
 }
 
+TEST_F(ServedRowsTest, AFileThatIsWrittenToIsRefusedUntilItIsWholeAgain) {
+  Base({{1, 1.0f}});
+  const std::string path = FileOf("base-00000001");
+  const auto rows = Open();
+  const auto lookup = [&rows] {
+    std::vector<float> row(kDim);
+    return rows->Pin()->tables()[0].Lookup(std::vector<Key>{1}, row.data());
+  };
+  ASSERT_TRUE(lookup().ok());
+  FlipByte(path, 4200);
+  EXPECT_TRUE(ComesTrue([&] { return !lookup().ok(); }));
+  EXPECT_EQ(lookup().code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(lookup().message()), HasSubstr(path));
+  // Rows that follow it do not hide that.
+  Delta({{2, 2.0f}});
+  EXPECT_EQ(rows->Refresh().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(lookup().code(), absl::StatusCode::kDataLoss);
+  FlipByte(path, 4200);
+  EXPECT_TRUE(rows->Refresh().ok());
+  EXPECT_TRUE(rows->Refresh().ok());
+  EXPECT_THAT(Read(*rows, {1, 2}), ElementsAre(1.0f, 2.0f));
+}
+
+TEST_F(ServedRowsTest, AFileThatIsOpenForWritingIsNotTakenBack) {
+  Base({{1, 1.0f}});
+  const auto rows = Open();
+  {
+    const std::ofstream writer(FileOf("base-00000001"), std::ios::app);
+    const auto fails = [&rows] {
+      return rows->Pin()->tables()[0].CheckUnchanged().code() ==
+             absl::StatusCode::kDataLoss;
+    };
+    if (!ComesTrue(fails)) GTEST_SKIP() << "no leases here";
+    EXPECT_EQ(rows->Refresh().code(), absl::StatusCode::kDataLoss);
+  }
+  EXPECT_TRUE(rows->Refresh().ok());
+  EXPECT_THAT(Read(*rows, {1}), ElementsAre(1.0f));
+}
+
 TEST_F(ServedRowsTest, AWholeCopyIsNotTakenForTheDamagedFileThatItReplaced) {
   std::map<Key, float> all;
   for (Key key = 0; key < 3000; ++key) all[key] = 1.0f;

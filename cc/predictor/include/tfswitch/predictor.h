@@ -42,6 +42,10 @@ struct PredictorOptions {
   // How often newer rows are looked for, if the model has rows of its own; see
   // WatchRows. Zero: as TFSWITCH_SERVING_WATCH_SECONDS says, else never.
   Seconds watch_rows_interval{1};
+  // Handle SIGBUS in the whole process, so that a row file that somebody makes
+  // shorter ends requests with an error, and not the process. For programs that
+  // have no handler of their own for it.
+  bool catch_bus_errors = false;
   ModelOptions model;
 };
 
