@@ -5,10 +5,10 @@
 //
 // A record that is not whole is the torn end of the log, unless a whole one
 // comes after it whose writer knew the first to be on the disk: after the
-// machine went down, pages may have reached the disk out of order. Nor is it
-// the torn end if `must_reach` is behind it: its number was returned to a
-// caller that could acknowledge its write. The number is noted after write(2),
-// so that a write that a kill has torn is never counted.
+// machine went down, pages may have reached the disk out of order. A record up
+// to `must_reach` is damaged, too, and not a torn end: Append() has returned
+// its number, so that its write may have been acknowledged. Append() notes a
+// number after write(2), so that a record that a kill has torn is not counted.
 //
 // After a failed flush the kernel may take the pages for clean, so that a
 // second flush proves nothing. Records are refused until a save has made the
@@ -285,9 +285,10 @@ absl::Status PushLog::CutAside(const LogContents& contents,
     }
     TFSWITCH_ASSIGN_OR_RETURN(const std::string bytes,
                               ReadSegmentFile(segment.path));
+    const size_t slash = segment.path.rfind('/');
     TFSWITCH_RETURN_IF_ERROR(CreateFolders(aside));
-    TFSWITCH_RETURN_IF_ERROR(WriteFileAtomically(
-        aside + segment.path.substr(segment.path.rfind('/')), bytes));
+    TFSWITCH_RETURN_IF_ERROR(
+        WriteFileAtomically(aside + segment.path.substr(slash), bytes));
     if (!is_behind_end) {
       TFSWITCH_RETURN_IF_ERROR(WriteFileAtomically(
           segment.path,
@@ -295,6 +296,7 @@ absl::Status PushLog::CutAside(const LogContents& contents,
     } else if (unlink(segment.path.c_str()) != 0) {
       return ErrnoStatus("remove", segment.path, errno);
     }
+    TFSWITCH_RETURN_IF_ERROR(SyncFolder(segment.path.substr(0, slash)));
   }
   return absl::OkStatus();
 }

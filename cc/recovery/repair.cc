@@ -8,7 +8,9 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <string>
 #include <system_error>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -26,38 +28,34 @@ namespace {
 
 using Print = absl::FunctionRef<void(absl::string_view line)>;
 
-// `num_skipped` newer saves were found damaged, and the next one is whole.
-void PrintSaves(const std::string& state, size_t num_skipped, Print print) {
+// `skipped` says why the newest saves cannot be read; the next one is whole.
+void PrintSaves(const std::string& state,
+                const std::vector<std::string>& skipped, Print print) {
   for (size_t i = 0;; ++i) {
     const auto save =
         checkpoint::ReadManifest(state, /*number=*/0, static_cast<int>(i));
     if (absl::IsNotFound(save.status())) return;
-    if (!save.ok()) {
-      print(absl::StrCat("  a save that cannot be read: ",
-                         save.status().message()));
-      continue;
+    std::string line = i < skipped.size()    ? "  damaged: " + skipped[i]
+                       : i == skipped.size() ? "  whole: "
+                                             : "  not read, as older: ";
+    if (save.ok() && save->server.has_value() && i >= skipped.size()) {
+      absl::StrAppend(
+          &line, "save ", save->number, " of ",
+          absl::FormatTime("%Y-%m-%d %H:%M:%S UTC",
+                           absl::FromUnixMillis(save->server->saved_at_ms),
+                           absl::UTCTimeZone()),
+          ", ", checkpoint::RowsOf(*save), " rows");
     }
-    const int64_t at = save->server.has_value() ? save->server->saved_at_ms : 0;
-    print(absl::StrCat(
-        "  save ", save->number, " of ",
-        absl::FormatTime("%Y-%m-%d %H:%M:%S UTC", absl::FromUnixMillis(at),
-                         absl::UTCTimeZone()),
-        ", ", checkpoint::RowsOf(*save), " rows: ",
-        i < num_skipped    ? "damaged"
-        : i == num_skipped ? "whole"
-                           : "not read, as a newer one is whole"));
+    print(line);
   }
 }
 
 void PrintLog(const LogContents& log, Print print) {
   for (const auto& [begin, segment] : log.segments) {
-    const bool is_behind = begin > log.last;
-    print(absl::StrCat("  ", segment.path, ": ",
-                       is_behind
-                           ? "behind the damage, or without a whole record"
-                           : absl::StrCat(segment.num_records,
-                                          " whole records from ", begin, " on"),
-                       ", ", segment.bytes, " bytes"));
+    print(begin > log.last
+              ? absl::StrCat("  ", segment.path, ": no record that is of use")
+              : absl::StrCat("  ", segment.path, ": ", segment.num_records,
+                             " whole records from ", begin, " on"));
   }
 }
 
@@ -106,10 +104,7 @@ absl::Status Repair(const std::string& path, RepairKind kind,
   print(absl::StrCat("data folder '", path, "', shard ",
                      shard_options.shard_index, " of ",
                      shard_options.num_shards));
-  PrintSaves(state, recovered->skipped.size(), print);
-  for (const std::string& why : recovered->skipped) {
-    print(absl::StrCat("  damage in a newer save: ", why));
-  }
+  PrintSaves(state, recovered->skipped, print);
   PrintLog(log, print);
   const bool is_damaged = !log.damage.ok() || folder->is_counter_lost();
   if (folder->is_counter_lost()) {
@@ -123,7 +118,7 @@ absl::Status Repair(const std::string& path, RepairKind kind,
     print(absl::StrCat("`tfswitch repair ", path, flag, "` ", what, ": ",
                        DescribeLost(*folder, known, whole), " are lost"));
   };
-  if (is_damaged) print_lost("", "goes on from all before that", num_writes);
+  if (is_damaged) print_lost("", "keeps all before the damage", num_writes);
   print_lost(" --to_save",
              save.saved_at_ms > 0 ? "goes back to the newest whole save"
                                   : "starts without rows",

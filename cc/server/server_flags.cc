@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/reflection.h"
@@ -180,13 +181,12 @@ absl::Status ParseServerFlags(const std::vector<std::string>& arguments,
         "flag --", needs_data_dir, " needs --data_dir, the folder to save to"));
   }
   const std::string repair = absl::GetFlag(FLAGS_repair);
-  if (repair == "dry_run") {
-    flags->repair = RepairKind::kDryRun;
-  } else if (repair == "cut") {
-    flags->repair = RepairKind::kCut;
-  } else if (repair == "to_save") {
-    flags->repair = RepairKind::kToSave;
-  } else if (!repair.empty()) {
+  for (const auto& [name, kind] : {std::pair("dry_run", RepairKind::kDryRun),
+                                   std::pair("cut", RepairKind::kCut),
+                                   std::pair("to_save", RepairKind::kToSave)}) {
+    if (repair == name) flags->repair = kind;
+  }
+  if (!repair.empty() && !flags->repair.has_value()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "flag --repair must be dry_run, cut or to_save, got '", repair, "'"));
   }

@@ -97,7 +97,7 @@ def test_a_server_refuses_a_log_that_lost_writes_until_it_is_repaired(
     assert shown.returncode == 0, shown.stderr
     assert f"{segment}: 50 whole records from 1 on" in shown.stdout
     assert f"is damaged at offset {at}, where record 51" in shown.stdout
-    assert "all before that: 52 acknowledged writes are lost" in shown.stdout
+    assert "before the damage: 52 acknowledged writes are lost" in shown.stdout
     assert contents(data) == before
 
     repaired = repair(data)

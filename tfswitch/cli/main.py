@@ -176,7 +176,7 @@ commands:
   serve            serves tables: one shard of a cluster
   launch PROGRAM   runs servers and workers here; its arguments may follow
   info ADDRESS     prints what servers hold, as of host:port,host:port
-  repair DATA_DIR  makes a folder whole whose push log has lost writes
+  repair DATA_DIR  repairs a folder whose push log has lost writes
   size             prints the memory and the disk that rows need
   token ACTION     create, revoke ID or list: who may do what on servers
   export           writes bases and deltas of tables on servers, at intervals

@@ -17,6 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
 #include "cc/recovery/data_folder.h"
 #include "cc/recovery/state_keeper.h"
 #include "cc/shard/shard.h"
@@ -31,8 +32,9 @@ using testing::AllOf;
 using testing::HasSubstr;
 namespace fs = std::filesystem;
 
-constexpr int kSaved = 10;   // Writes before the save.
-constexpr int kWrites = 40;  // All of them; write i makes the row of key i.
+constexpr int kFirstSaved = 5;  // Writes before the first save,
+constexpr int kSaved = 10;      // and before the second one.
+constexpr int kWrites = 40;     // All of them; write i makes the row of key i.
 
 // Bytes by path in the folder.
 using Files = std::map<std::string, std::string>;
@@ -128,8 +130,9 @@ void MakeFolder(const std::string& path, bool is_always_synced) {
   ASSERT_TRUE(server.shard().CreateTable(config).ok());
   for (Key key = 1; key <= kWrites; ++key) {
     ASSERT_TRUE(server.Push(key).ok());
-    if (key == kSaved) {
+    if (key == kFirstSaved || key == kSaved) {
       ASSERT_TRUE(server.Save().ok());
+      absl::SleepFor(absl::Milliseconds(2));  // A later id.
     }
   }
 }
@@ -165,12 +168,26 @@ void Shorten(const fs::path& file, size_t bytes) {
   fs::resize_file(file, fs::file_size(file) - bytes);
 }
 
+void DamageNewestSave(const std::string& folder) {
+  // The newest last, because ids of saves begin with their time.
+  std::vector<fs::path> files;
+  for (const auto& entry :
+       fs::directory_iterator(DataFolder::StateOf(folder) + "/t")) {
+    files.push_back(entry.path());
+  }
+  const fs::path file = *std::max_element(files.begin(), files.end());
+  std::fstream(file, std::ios::in | std::ios::out | std::ios::binary)
+          .seekp(-1, std::ios::end)
+      << '\x7f';
+}
+
 struct Damage {
   const char* name;
   std::function<void(const std::string& folder)> make;
   bool is_none = false;  // A server has all writes.
   // A power loss may do it to records that were not flushed.
   bool is_tail = false;
+  int num_saved = kSaved;  // Writes in the newest whole save.
 };
 
 std::vector<Damage> Damages() {
@@ -188,6 +205,13 @@ std::vector<Damage> Damages() {
       {"a record that the save has",
        [](const std::string& folder) { FlipRecord(Segments(folder)[0], 1); },
        true},
+      {"the newest save", DamageNewestSave, true, false, kFirstSaved},
+      {"the newest save and records behind the one before",
+       [](const std::string& folder) {
+         DamageNewestSave(folder);
+         fs::remove(Segments(folder)[1]);
+       },
+       false, false, kFirstSaved},
       {"a bit of a closed segment",
        [](const std::string& folder) { FlipRecord(Segments(folder)[3], 2); },
        false, true},
@@ -368,12 +392,12 @@ TEST_P(RepairTest, ItGoesBackToWhatIsWholeAndKeepsTheRest) {
           EXPECT_EQ(num_writes, 0);
           return;
         }
-        EXPECT_GE(num_writes, kSaved);
+        EXPECT_GE(num_writes, damage.num_saved);
         const bool is_known = knows_writes || has_log;
         const uint64_t lost = is_known ? kWrites - num_writes : 0;
         EXPECT_EQ(server.lost_writes(), lost);
         if (!is_cut) {
-          EXPECT_EQ(num_writes, kSaved);
+          EXPECT_EQ(num_writes, damage.num_saved);
         } else if (damage.is_none) {
           EXPECT_EQ(num_writes, kWrites);
         }
