@@ -5,7 +5,10 @@
 //
 // A record that is not whole is the torn end of the log, unless a whole one
 // comes after it whose writer knew the first to be on the disk: after the
-// machine went down, pages may have reached the disk out of order.
+// machine went down, pages may have reached the disk out of order. A record up
+// to `must_reach` is damaged, too, and not a torn end: Append() has returned
+// its number, so that its write may have been acknowledged. Append() notes a
+// number after write(2), so that a record that a kill has torn is not counted.
 //
 // After a failed flush the kernel may take the pages for clean, so that a
 // second flush proves nothing. Records are refused until a save has made the
@@ -117,9 +120,11 @@ bool FindRecord(absl::string_view bytes, uint64_t number, uint64_t last,
 // disk.
 absl::Status ReadSegment(const std::string& path, uint64_t first,
                          PushLog::Visit visit, uint64_t* number,
-                         uint64_t* bytes, bool* is_whole) {
-  TFSWITCH_ASSIGN_OR_RETURN(const std::string text, ReadSegmentFile(path));
-  const absl::string_view all = text;
+                         uint64_t* bytes, bool* is_whole,
+                         absl::Status* damage) {
+  const absl::StatusOr<std::string> text = ReadSegmentFile(path);
+  TFSWITCH_RETURN_IF_ERROR(text.status());
+  const absl::string_view all = *text;
   *bytes = 0;
   if (absl::StartsWith(all, absl::string_view(kMagic, kMagicBytes))) {
     *bytes = kMagicBytes;
@@ -134,11 +139,21 @@ absl::Status ReadSegment(const std::string& path, uint64_t first,
         *bytes = at;
         *number = header.number;
       }
-      if (header.number != *number) return Damaged(path, *bytes, *number);
+      if (header.number != *number) {
+        *damage = Damaged(path, *bytes, *number);
+        return absl::OkStatus();
+      }
       if (*number >= first) {
-        TFSWITCH_RETURN_IF_ERROR(visit(
+        const absl::Status visited = visit(
             *number, header.type,
-            all.substr(*bytes + sizeof(RecordHeader), header.payload_bytes)));
+            all.substr(*bytes + sizeof(RecordHeader), header.payload_bytes));
+        if (absl::IsDataLoss(visited)) {
+          *damage = absl::DataLossError(absl::StrCat(
+              "push log segment '", path, "' cannot be replayed from record ",
+              *number, " at offset ", *bytes, " on: ", visited.message()));
+          return absl::OkStatus();
+        }
+        TFSWITCH_RETURN_IF_ERROR(visited);
       }
       *bytes += sizeof(RecordHeader) + RoundUp8(header.payload_bytes);
       ++*number;
@@ -146,8 +161,10 @@ absl::Status ReadSegment(const std::string& path, uint64_t first,
   }
   // One without its beginning was just being made.
   *is_whole = *bytes == all.size() && *bytes > 0;
-  return WasOnDisk(all.substr(*bytes), *number) ? Damaged(path, *bytes, *number)
-                                                : absl::OkStatus();
+  if (WasOnDisk(all.substr(*bytes), *number)) {
+    *damage = Damaged(path, *bytes, *number);
+  }
+  return absl::OkStatus();
 }
 
 // Takes the end of a segment away, or all records of it. That is on the disk
@@ -167,6 +184,13 @@ absl::Status Cut(const std::string& path, uint64_t before, uint64_t bytes = 0) {
   return absl::OkStatus();
 }
 
+// Threads come in any order.
+void Raise(uint64_t to, std::atomic<uint64_t>& number) {
+  uint64_t now = number;
+  while (now < to && !number.compare_exchange_weak(now, to)) {
+  }
+}
+
 // As a full disk: the writer may try again.
 absl::Status Refuse(const absl::Status& status) {
   return absl::ResourceExhaustedError(absl::StrCat(
@@ -177,15 +201,17 @@ absl::Status Refuse(const absl::Status& status) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<PushLog>> PushLog::Open(
-    const PushLogOptions& options, uint64_t first, uint64_t last, Visit visit) {
-  TFSWITCH_RETURN_IF_ERROR(CreateFolders(options.folder));
-  TFSWITCH_ASSIGN_OR_RETURN(const std::vector<std::string> names,
-                            ListFolder(options.folder));
-  // No lock is held while records are visited: visitors take their own, under
-  // which others append.
-  std::map<uint64_t, Segment> segments;
-  for (absl::string_view name : names) {
+absl::StatusOr<LogContents> PushLog::Read(const PushLogOptions& options,
+                                          uint64_t first, uint64_t last,
+                                          Visit visit) {
+  LogContents contents;
+  contents.last = last;
+  contents.end_path = options.folder;
+  absl::StatusOr<std::vector<std::string>> names = ListFolder(options.folder);
+  if (absl::IsNotFound(names.status())) names = std::vector<std::string>();
+  TFSWITCH_RETURN_IF_ERROR(names.status());
+  std::map<uint64_t, LogSegment>& segments = contents.segments;
+  for (absl::string_view name : *names) {
     const std::string path = absl::StrCat(options.folder, "/", name);
     uint64_t begin = 0;
     if (name.size() != 24 || !absl::ConsumeSuffix(&name, ".log") ||
@@ -195,41 +221,106 @@ absl::StatusOr<std::unique_ptr<PushLog>> PushLog::Open(
     TFSWITCH_ASSIGN_OR_RETURN(const FileStamp stamp, StampOf(path));
     segments[begin] = {path, static_cast<uint64_t>(stamp.size)};
   }
+  // No lock is held while records are visited: visitors take their own, under
+  // which others append.
   uint64_t expected = 0;  // 0: any up to `first`.
   for (auto it = segments.begin(); it != segments.end(); ++it) {
+    const uint64_t begin = it->first;
+    LogSegment& segment = it->second;
     // The next one begins behind its last record.
     if (std::next(it) != segments.end() && std::next(it)->first <= first) {
+      segment.num_records = std::next(it)->first - begin;
       continue;
     }
-    const auto& [begin, segment] = *it;
     if (expected == 0 ? begin > first : begin != expected) {
-      return absl::DataLossError(absl::StrCat(
+      contents.damage = absl::DataLossError(absl::StrCat(
           "push log: records ", expected == 0 ? first : expected, " to ",
-          begin - 1, " are missing before '", segment.path, "'"));
+          begin - 1, " are missing before '", segment.path, "', at offset ",
+          contents.end_offset, " of '", contents.end_path, "'"));
+      return contents;
     }
     expected = begin;
-    uint64_t bytes = 0;
     bool is_whole = true;
-    TFSWITCH_RETURN_IF_ERROR(
-        ReadSegment(segment.path, first, visit, &expected, &bytes, &is_whole));
-    if (!is_whole) {
-      for (auto later = std::next(it); later != segments.end(); ++later) {
-        TFSWITCH_ASSIGN_OR_RETURN(const std::string rest,
-                                  ReadSegmentFile(later->second.path));
-        if (!WasOnDisk(rest, expected)) continue;
-        return Damaged(segment.path, bytes, expected);
-      }
-      TFSWITCH_RETURN_IF_ERROR(Cut(segment.path, segment.bytes, bytes));
-      it->second.bytes = bytes;
-      for (auto later = std::next(it); later != segments.end();) {
-        const std::string& path = later->second.path;
-        TFSWITCH_RETURN_IF_ERROR(Cut(path, later->second.bytes));
-        if (unlink(path.c_str()) != 0)
-          return ErrnoStatus("remove", path, errno);
-        later = segments.erase(later);
-      }
+    TFSWITCH_RETURN_IF_ERROR(ReadSegment(segment.path, first, visit, &expected,
+                                         &contents.end_offset, &is_whole,
+                                         &contents.damage));
+    segment.num_records = expected - begin;
+    contents.end_path = segment.path;
+    contents.last = std::max(last, expected - 1);
+    if (!contents.damage.ok()) return contents;
+    if (is_whole) continue;
+    for (auto later = std::next(it); later != segments.end(); ++later) {
+      TFSWITCH_ASSIGN_OR_RETURN(const std::string rest,
+                                ReadSegmentFile(later->second.path));
+      if (!WasOnDisk(rest, expected)) continue;
+      contents.damage = Damaged(segment.path, contents.end_offset, expected);
+      return contents;
     }
-    last = std::max(last, expected - 1);
+    break;
+  }
+  if (contents.last < options.must_reach) {
+    contents.damage = absl::DataLossError(absl::StrCat(
+        segments.empty()
+            ? absl::StrCat("push log '", options.folder,
+                           "' is missing: record ", contents.last + 1,
+                           " should be in it, at offset 0 of a segment")
+            : std::string(Damaged(contents.end_path, contents.end_offset,
+                                  contents.last + 1)
+                              .message()),
+        ": records up to ", options.must_reach, " were acknowledged"));
+  }
+  return contents;
+}
+
+absl::Status PushLog::CutAside(const LogContents& contents,
+                               const std::string& aside) {
+  // The last segment first, so that a cut that was interrupted leaves no gap.
+  for (auto it = contents.segments.rbegin(); it != contents.segments.rend();
+       ++it) {
+    const LogSegment& segment = it->second;
+    const bool is_behind_end = it->first > contents.last;
+    if (!is_behind_end && (segment.path != contents.end_path ||
+                           segment.bytes <= contents.end_offset)) {
+      continue;
+    }
+    TFSWITCH_ASSIGN_OR_RETURN(const std::string bytes,
+                              ReadSegmentFile(segment.path));
+    const size_t slash = segment.path.rfind('/');
+    TFSWITCH_RETURN_IF_ERROR(CreateFolders(aside));
+    TFSWITCH_RETURN_IF_ERROR(
+        WriteFileAtomically(aside + segment.path.substr(slash), bytes));
+    if (!is_behind_end) {
+      TFSWITCH_RETURN_IF_ERROR(WriteFileAtomically(
+          segment.path,
+          absl::string_view(bytes).substr(0, contents.end_offset)));
+    } else if (unlink(segment.path.c_str()) != 0) {
+      return ErrnoStatus("remove", segment.path, errno);
+    }
+    TFSWITCH_RETURN_IF_ERROR(SyncFolder(segment.path.substr(0, slash)));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<PushLog>> PushLog::Open(
+    const PushLogOptions& options, uint64_t first, uint64_t last, Visit visit) {
+  TFSWITCH_ASSIGN_OR_RETURN(LogContents contents,
+                            Read(options, first, last, visit));
+  TFSWITCH_RETURN_IF_ERROR(contents.damage);
+  TFSWITCH_RETURN_IF_ERROR(CreateFolders(options.folder));
+  std::map<uint64_t, LogSegment>& segments = contents.segments;
+  auto it = segments.begin();
+  while (it != segments.end() && it->second.path != contents.end_path) ++it;
+  if (it != segments.end()) {
+    LogSegment& end = it->second;
+    if (end.bytes != contents.end_offset || end.bytes == 0) {
+      TFSWITCH_RETURN_IF_ERROR(Cut(end.path, end.bytes, contents.end_offset));
+      end.bytes = contents.end_offset;
+    }
+    for (++it; it != segments.end(); it = segments.erase(it)) {
+      const std::string& path = it->second.path;
+      TFSWITCH_RETURN_IF_ERROR(Cut(path, it->second.bytes));
+      if (unlink(path.c_str()) != 0) return ErrnoStatus("remove", path, errno);
+    }
   }
   // The process that wrote them may not have come to it.
   for (const auto& [begin, segment] : segments) {
@@ -243,8 +334,15 @@ absl::StatusOr<std::unique_ptr<PushLog>> PushLog::Open(
   auto log = absl::WrapUnique(new PushLog(options));
   MutexLock lock(&log->mutex_);
   log->segments_ = std::move(segments);
-  log->last_ = last;
-  log->synced_ = last;
+  log->last_ = contents.last;
+  log->synced_ = contents.last;
+  if (LogProgress* const progress = options.progress; progress != nullptr) {
+    // All of them were just flushed; only those that must be there count.
+    progress->flushed = options.sync_every <= absl::ZeroDuration()
+                            ? contents.last
+                            : std::min(contents.last, progress->flushed.load());
+    progress->acknowledged = contents.last;
+  }
   if (options.sync_every > absl::ZeroDuration()) {
     log->thread_ = std::thread([log = log.get()] { log->SyncOnTime(); });
   }
@@ -300,7 +398,7 @@ absl::Status PushLog::EndSegment() {
 }
 
 absl::Status PushLog::Write(absl::string_view bytes) {
-  Segment& segment = segments_.rbegin()->second;
+  LogSegment& segment = segments_.rbegin()->second;
   if (has_tail_) {
     if (ftruncate(fd_, static_cast<off_t>(segment.bytes)) != 0 ||
         lseek(fd_, static_cast<off_t>(segment.bytes), SEEK_SET) < 0) {
@@ -367,6 +465,10 @@ absl::StatusOr<uint64_t> PushLog::Append(
           ". The write was not applied, but may be when the server is started "
           "again before it has saved its state. Mend the disk"));
     }
+    if (options_.progress != nullptr) Raise(number, options_.progress->flushed);
+  }
+  if (options_.progress != nullptr) {
+    Raise(number, options_.progress->acknowledged);
   }
   return number;
 }
@@ -448,7 +550,7 @@ uint64_t PushLog::num_bytes() const {
 }
 
 absl::Status PushLog::StartAfterSave(uint64_t first) {
-  std::map<uint64_t, Segment> superfluous;
+  std::map<uint64_t, LogSegment> superfluous;
   {
     MutexLock lock(&mutex_);
     if (fd_ >= 0 && segments_.rbegin()->second.bytes > kMagicBytes) {

@@ -33,6 +33,15 @@
 
 namespace tfswitch {
 
+// How far a log has come, in memory that outlives the process. Only grows while
+// records are appended. Thread-safe.
+struct LogProgress {
+  // The last record whose number Append() has returned.
+  std::atomic<uint64_t> acknowledged{0};
+  // The same, if the record was flushed before (sync_every 0).
+  std::atomic<uint64_t> flushed{0};
+};
+
 struct PushLogOptions {
   std::string folder;
   // How often records are flushed to the disk; 0: each before Append() returns.
@@ -40,6 +49,31 @@ struct PushLogOptions {
   absl::Duration sync_every = absl::Seconds(1);
   uint64_t segment_bytes = uint64_t{64} << 20;
   uint64_t max_bytes = uint64_t{8} << 30;  // Of all segments.
+  // A log that ends before this record has lost some. 0: not known.
+  uint64_t must_reach = 0;
+  LogProgress* progress = nullptr;  // Kept up to date, if it is there.
+};
+
+struct LogSegment {
+  std::string path;
+  uint64_t bytes = 0;
+  // The whole records, counted from the first one.
+  uint64_t num_records = 0;
+};
+
+// What the files of a log hold.
+struct LogContents {
+  // By the number of their first record.
+  std::map<uint64_t, LogSegment> segments;
+  // Records from `first` up to this one are whole.
+  uint64_t last = 0;
+  // Where these records end: a segment and an offset in it. The folder, if no
+  // segment was read.
+  std::string end_path;
+  uint64_t end_offset = 0;
+  // DataLoss, naming file and offset, if records behind `last` are lost or
+  // cannot be replayed.
+  absl::Status damage;
 };
 
 // Thread-safe.
@@ -48,11 +82,23 @@ class PushLog {
   using Visit = absl::FunctionRef<absl::Status(uint64_t number, uint32_t type,
                                                absl::string_view payload)>;
 
-  // Opens the log of a folder, which is made if it is not there. Visits the
-  // records from `first` on, of which the first is `first` itself; numbers of
-  // new records begin behind them, and behind `last`. A record at the end that
-  // is cut short is taken away. DataLoss, naming segment and offset, if a
-  // record before the end is damaged or one is missing.
+  // Visits the records from `first` on, of which the first is `first` itself,
+  // up to the first damage. The save has the records up to `last`. Changes
+  // nothing. A DataLoss of `visit` is a damage, too; its other errors are
+  // returned.
+  static absl::StatusOr<LogContents> Read(const PushLogOptions& options,
+                                          uint64_t first, uint64_t last,
+                                          Visit visit);
+
+  // Removes all behind the whole records of `contents`. What it removes is in
+  // the folder `aside` afterwards, which it makes if there is something.
+  static absl::Status CutAside(const LogContents& contents,
+                               const std::string& aside);
+
+  // Opens the log of a folder, which is made if it is not there. Visits records
+  // as Read() does; numbers of new records begin behind them, and behind
+  // `last`. A record at the end that is cut short is taken away, unless it is
+  // known that it was whole. DataLoss, naming segment and offset, for a damage.
   static absl::StatusOr<std::unique_ptr<PushLog>> Open(
       const PushLogOptions& options, uint64_t first, uint64_t last,
       Visit visit);
@@ -88,11 +134,6 @@ class PushLog {
   absl::Status StartAfterSave(uint64_t first);
 
  private:
-  struct Segment {
-    std::string path;
-    uint64_t bytes = 0;
-  };
-
   explicit PushLog(const PushLogOptions& options) : options_(options) {}
   absl::Status StartSegment() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Records go to another segment from now on.
@@ -111,7 +152,7 @@ class PushLog {
 
   mutable Mutex mutex_;
   // By the number of their first record.
-  std::map<uint64_t, Segment> segments_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint64_t, LogSegment> segments_ ABSL_GUARDED_BY(mutex_);
   int fd_ ABSL_GUARDED_BY(mutex_) = -1;  // Of the last segment; -1: start one.
   std::vector<int> ended_fds_ ABSL_GUARDED_BY(mutex_);  // To flush and close.
   bool must_sync_folder_ ABSL_GUARDED_BY(mutex_) = false;  // It has a new file.

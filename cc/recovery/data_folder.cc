@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -27,6 +28,8 @@ namespace {
 
 constexpr char kFormatName[] = "tfswitch-data";
 constexpr size_t kMaxIdentityBytes = 64 << 10;
+// In the file `writes`, behind the number of writes.
+constexpr size_t kBootIdEnd = 48;
 // A server that was just killed has given its lock back; one that ends may need
 // a moment.
 constexpr absl::Duration kLockTimeout = absl::Seconds(1);
@@ -37,16 +40,9 @@ std::string Describe(const ServerIdentity& identity) {
                       "'");
 }
 
-Json ToJson(const ServerIdentity& identity) {
-  return {{"format", kFormatName},
-          {"version", DataFolder::kFormatVersion},
-          {"cluster", identity.cluster},
-          {"shard_index", identity.shard_index},
-          {"num_shards", identity.num_shards}};
-}
-
 bool IsNumber(const Json& json, const char* field) {
-  return json.contains(field) && json[field].is_number_unsigned();
+  return json.contains(field) && json[field].is_number_unsigned() &&
+         json[field].get<uint64_t>() <= std::numeric_limits<uint32_t>::max();
 }
 
 std::string BootId() {
@@ -56,9 +52,16 @@ std::string BootId() {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<DataFolder>> DataFolder::Open(
-    const std::string& path, const ServerIdentity& identity) {
-  TFSWITCH_RETURN_IF_ERROR(CreateFolders(path));
+std::string RepairHint(const std::string& path) {
+  return absl::StrCat("`tfswitch repair ", path,
+                      " --dry_run` shows what is whole, and `tfswitch repair ",
+                      path,
+                      "` has a server start from that, "
+                      "and keeps aside what it removes");
+}
+
+absl::StatusOr<std::unique_ptr<DataFolder>> DataFolder::Lock(
+    const std::string& path) {
   TFSWITCH_ASSIGN_OR_RETURN(
       std::unique_ptr<FolderLock> lock,
       FolderLock::Take(path, kLockTimeout, [] { return absl::OkStatus(); }));
@@ -68,11 +71,34 @@ absl::StatusOr<std::unique_ptr<DataFolder>> DataFolder::Open(
         "' is on a file system without locks, so that two servers could write "
         "to it; use one with locks"));
   }
-  auto folder = absl::WrapUnique(new DataFolder(path, std::move(lock)));
+  return absl::WrapUnique(new DataFolder(path, std::move(lock)));
+}
+
+absl::StatusOr<std::unique_ptr<DataFolder>> DataFolder::Open(
+    const std::string& path, const ServerIdentity& identity) {
+  TFSWITCH_RETURN_IF_ERROR(CreateFolders(path));
+  TFSWITCH_ASSIGN_OR_RETURN(std::unique_ptr<DataFolder> folder, Lock(path));
   TFSWITCH_RETURN_IF_ERROR(folder->CheckIdentity(identity));
   TFSWITCH_RETURN_IF_ERROR(CreateFolders(StateOf(path)));
   TFSWITCH_RETURN_IF_ERROR(CreateFolders(CheckpointsOf(path)));
-  TFSWITCH_RETURN_IF_ERROR(folder->MapCounter());
+  TFSWITCH_RETURN_IF_ERROR(folder->MapCounter(/*is_copy=*/false));
+  return folder;
+}
+
+absl::StatusOr<std::unique_ptr<DataFolder>> DataFolder::OpenToRepair(
+    const std::string& path) {
+  // Before the lock, which makes a file.
+  const absl::Status there = StampOf(path + "/identity.json").status();
+  if (absl::IsNotFound(there)) {
+    return absl::NotFoundError(
+        absl::StrCat("'", path,
+                     "' has no identity.json: it is not the data folder of a "
+                     "server; give the --data_dir of one"));
+  }
+  TFSWITCH_RETURN_IF_ERROR(there);
+  TFSWITCH_ASSIGN_OR_RETURN(std::unique_ptr<DataFolder> folder, Lock(path));
+  TFSWITCH_RETURN_IF_ERROR(folder->ReadIdentity());
+  TFSWITCH_RETURN_IF_ERROR(folder->MapCounter(/*is_copy=*/true));
   return folder;
 }
 
@@ -80,29 +106,21 @@ DataFolder::~DataFolder() {
   if (counter_ != nullptr) munmap(counter_, sizeof(Counter));
 }
 
-absl::Status DataFolder::CheckIdentity(const ServerIdentity& identity) {
+absl::Status DataFolder::WriteIdentity() const {
+  const Json json = {{"format", kFormatName},
+                     {"version", kFormatVersion},
+                     {"cluster", identity_.cluster},
+                     {"shard_index", identity_.shard_index},
+                     {"num_shards", identity_.num_shards},
+                     {"push_log", has_log_}};
+  return WriteFileAtomically(path_ + "/identity.json", json.dump(2) + "\n");
+}
+
+absl::Status DataFolder::ReadIdentity() {
   const std::string file = path_ + "/identity.json";
-  const absl::StatusOr<std::string> text =
-      ReadWholeFile(file, kMaxIdentityBytes);
-  if (absl::IsNotFound(text.status())) {
-    TFSWITCH_ASSIGN_OR_RETURN(const std::vector<std::string> names,
-                              ListFolder(path_));
-    // What a file system or a crash may have left does not matter.
-    const auto other =
-        std::find_if(names.begin(), names.end(), [](const std::string& name) {
-          return name[0] != '.' && name != "lost+found" &&
-                 name.rfind("identity.json.", 0) != 0;
-        });
-    if (other != names.end()) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "folder '", path_, "' has '", *other,
-          "' and no identity.json: it is not the data folder of a server; give "
-          "--data_dir a folder that is new or empty"));
-    }
-    return WriteFileAtomically(file, ToJson(identity).dump(2) + "\n");
-  }
-  TFSWITCH_RETURN_IF_ERROR(text.status());
-  const absl::StatusOr<Json> json = ParseJson(*text);
+  TFSWITCH_ASSIGN_OR_RETURN(const std::string text,
+                            ReadWholeFile(file, kMaxIdentityBytes));
+  const absl::StatusOr<Json> json = ParseJson(text);
   if (!json.ok() || !json->is_object() ||
       json->value("format", Json()) != kFormatName ||
       !IsNumber(*json, "version")) {
@@ -120,43 +138,111 @@ absl::Status DataFolder::CheckIdentity(const ServerIdentity& identity) {
     return absl::DataLossError(
         absl::StrCat("'", file, "' is damaged: it names no shard"));
   }
-  if (*json == ToJson(identity)) return absl::OkStatus();
-  ServerIdentity owner;
-  owner.cluster = (*json)["cluster"].get<std::string>();
-  owner.shard_index = (*json)["shard_index"].get<uint32_t>();
-  owner.num_shards = (*json)["num_shards"].get<uint32_t>();
+  identity_.cluster = (*json)["cluster"].get<std::string>();
+  identity_.shard_index = (*json)["shard_index"].get<uint32_t>();
+  identity_.num_shards = (*json)["num_shards"].get<uint32_t>();
+  has_log_ = json->value("push_log", Json()) == true;
+  return absl::OkStatus();
+}
+
+absl::Status DataFolder::CheckIdentity(const ServerIdentity& identity) {
+  const absl::Status read = ReadIdentity();
+  if (absl::IsNotFound(read)) {
+    TFSWITCH_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                              ListFolder(path_));
+    // What a file system or a crash may have left does not matter.
+    const auto other =
+        std::find_if(names.begin(), names.end(), [](const std::string& name) {
+          return name[0] != '.' && name != "lost+found" &&
+                 name.rfind("identity.json.", 0) != 0;
+        });
+    if (other != names.end()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "folder '", path_, "' has '", *other,
+          "' and no identity.json: it is not the data folder of a server; give "
+          "--data_dir a folder that is new or empty"));
+    }
+    identity_ = identity;
+    return WriteIdentity();
+  }
+  TFSWITCH_RETURN_IF_ERROR(read);
+  if (identity_ == identity) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat("data folder '", path_, "' belongs to ", Describe(owner),
+      absl::StrCat("data folder '", path_, "' belongs to ", Describe(identity_),
                    ", and this is ", Describe(identity),
                    "; give each server a folder of its own. For another number "
                    "of servers, save with `cluster.save` and restore"));
 }
 
-absl::Status DataFolder::MapCounter() {
+absl::Status DataFolder::MapCounter(bool is_copy) {
   const std::string file = path_ + "/writes";
-  const int fd = open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (fd < 0) return ErrnoStatus("open", file, errno);
-  auto close_file = absl::MakeCleanup([fd] { close(fd); });
-  // It has a block on the disk, so that a full disk does not end the process
-  // when the counter is written.
-  if (const int error = posix_fallocate(fd, 0, sizeof(Counter)); error != 0) {
-    return ErrnoStatus("allocate", file, error);
+  const absl::StatusOr<std::string> text =
+      ReadWholeFile(file, kMaxIdentityBytes);
+  if (!text.ok() && !absl::IsNotFound(text.status())) return text.status();
+  // A server with a push log has written the id of the boot, too.
+  is_counter_lost_ = has_log_ && (!text.ok() || text->size() < kBootIdEnd ||
+                                  (*text)[sizeof(uint64_t)] == '\0');
+  if (is_counter_lost_ && !is_copy) {
+    return absl::DataLossError(absl::StrCat(
+        "'", file, "' is ", text.ok() ? "damaged at offset 0" : "missing",
+        ": it says where the push log must end, so that nobody can tell how "
+        "many writes are lost. ",
+        RepairHint(path_)));
+  }
+  int fd = -1;
+  auto close_file = absl::MakeCleanup([&fd] {
+    if (fd >= 0) close(fd);
+  });
+  if (!is_copy) {
+    fd = open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    if (fd < 0) return ErrnoStatus("open", file, errno);
+    // It has a block on the disk, so that a full disk does not end the process
+    // when the counter is written.
+    if (const int error = posix_fallocate(fd, 0, sizeof(Counter)); error != 0) {
+      return ErrnoStatus("allocate", file, error);
+    }
   }
   void* const memory =
-      mmap(nullptr, sizeof(Counter), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+      mmap(nullptr, sizeof(Counter), PROT_READ | PROT_WRITE,
+           is_copy ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED, fd, 0);
   if (memory == MAP_FAILED) return ErrnoStatus("map", file, errno);
   counter_ = static_cast<Counter*>(memory);
+  if (is_copy && text.ok() && !is_counter_lost_) {
+    std::memcpy(memory, text->data(), std::min(text->size(), sizeof(Counter)));
+  }
   boot_id_ = BootId().substr(0, sizeof(counter_->boot_id));
   const size_t size = boot_id_.size();
-  const bool is_same =
+  is_same_boot_ =
       size > 0 && std::memcmp(counter_->boot_id, boot_id_.data(), size) == 0;
-  is_counter_exact_ = *num_writes() == 0 || is_same;
-  has_machine_gone_down_ = counter_->boot_id[0] != '\0' && !is_same;
+  is_counter_exact_ =
+      !is_counter_lost_ && (*num_writes() == 0 || is_same_boot_);
+  has_machine_gone_down_ = counter_->boot_id[0] != '\0' && !is_same_boot_;
   return absl::OkStatus();
 }
 
 void DataFolder::NoteRecovery() {
-  std::memcpy(counter_->boot_id, boot_id_.data(), boot_id_.size());
+  // Without an id of the boot it differs from each that there is.
+  const std::string id = boot_id_.empty() ? "?" : boot_id_;
+  std::memcpy(counter_->boot_id, id.data(), id.size());
+  counter_->is_repaired = 0;
+}
+
+absl::Status DataFolder::NoteLog(bool has_log) {
+  if (has_log == has_log_) return absl::OkStatus();
+  has_log_ = has_log;
+  return WriteIdentity();
+}
+
+absl::Status DataFolder::NoteRepair(uint64_t num_writes, uint64_t last_record) {
+  counter_->num_writes = num_writes;
+  counter_->log.acknowledged = last_record;
+  counter_->log.flushed = std::min(last_record, counter_->log.flushed.load());
+  counter_->is_repaired = 1;
+  if (counter_->boot_id[0] == '\0') counter_->boot_id[0] = '?';
+  return WriteFileAtomically(
+      path_ + "/writes",
+      absl::string_view(reinterpret_cast<const char*>(counter_),
+                        sizeof(Counter)));
 }
 
 }  // namespace tfswitch

@@ -2,9 +2,11 @@
 //
 //   FOLDER/.lock           held while a server has the folder
 //   FOLDER/identity.json   whose folder it is
-//   FOLDER/writes          how many writes the server has applied
+//   FOLDER/writes          how many writes the server has applied, and which
+//                          record of the push log it has acknowledged last
 //   FOLDER/state/          the checkpoints that the server makes of itself
 //   FOLDER/log/            the push log, if there is one
+//   FOLDER/log.removed-*/  what `tfswitch repair` has removed from the log
 //   FOLDER/checkpoints/    those that clients ask for
 
 #ifndef TFSWITCH_CC_RECOVERY_DATA_FOLDER_H_
@@ -15,8 +17,10 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "cc/base/files.h"
+#include "cc/log/push_log.h"
 
 namespace tfswitch {
 
@@ -25,7 +29,15 @@ struct ServerIdentity {
   std::string cluster;
   uint32_t shard_index = 0;
   uint32_t num_shards = 1;
+
+  friend bool operator==(const ServerIdentity& a, const ServerIdentity& b) {
+    return a.cluster == b.cluster && a.shard_index == b.shard_index &&
+           a.num_shards == b.num_shards;
+  }
 };
+
+// The sentence that ends errors about lost writes.
+std::string RepairHint(const std::string& path);
 
 // Held by one process at a time. Thread-safe.
 class DataFolder {
@@ -35,14 +47,19 @@ class DataFolder {
   // Makes the folder if it is not there. Aborted if another process has it;
   // FailedPrecondition if it is the folder of another server, of a newer
   // format, or not one of a server and not empty; DataLoss if its identity
-  // cannot be read.
+  // cannot be read, or it has a push log and the file `writes` is lost.
   static absl::StatusOr<std::unique_ptr<DataFolder>> Open(
       const std::string& path, const ServerIdentity& identity);
+  // Opens the folder of any server, with a copy of `writes` in memory, and
+  // changes nothing in it. NotFound if it is not the folder of a server.
+  static absl::StatusOr<std::unique_ptr<DataFolder>> OpenToRepair(
+      const std::string& path);
   ~DataFolder();
   DataFolder(const DataFolder&) = delete;
   DataFolder& operator=(const DataFolder&) = delete;
 
   const std::string& path() const { return path_; }
+  const ServerIdentity& identity() const { return identity_; }
   static std::string StateOf(const std::string& path) {
     return path + "/state";
   }
@@ -58,26 +75,57 @@ class DataFolder {
   bool is_counter_exact() const { return is_counter_exact_; }
   // Whether that is known to have happened.
   bool has_machine_gone_down() const { return has_machine_gone_down_; }
+  // The same memory has how far the push log has come.
+  LogProgress* log_progress() const { return &counter_->log; }
+  // The push log has lost acknowledged writes if it ends before this record.
+  // Records that were not flushed may be missing if the machine went down.
+  uint64_t last_needed_record() const {
+    return is_same_boot_ ? counter_->log.acknowledged : counter_->log.flushed;
+  }
+  // Whether records were removed since the last server had the folder.
+  bool is_repaired() const { return counter_->is_repaired; }
+  // Only for OpenToRepair(): the file `writes` cannot be used.
+  bool is_counter_lost() const { return is_counter_lost_; }
+
   // A server has the folder: it has recovered from whatever had happened.
   void NoteRecovery();
+  // Writes to identity.json whether there is a push log.
+  absl::Status NoteLog(bool has_log);
+  // Writes to the file `writes` that the log may end after `last_record`, and
+  // that `num_writes` were applied, of which the next start counts the lost.
+  //
+  // REQUIRES: opened by OpenToRepair().
+  absl::Status NoteRepair(uint64_t num_writes, uint64_t last_record);
 
  private:
   struct Counter {
     std::atomic<uint64_t> num_writes;
     char boot_id[40];  // Of the machine, when it was last counted.
+    LogProgress log;
+    std::atomic<uint64_t> is_repaired;
   };
   static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
   DataFolder(std::string path, std::unique_ptr<FolderLock> lock)
       : path_(std::move(path)), lock_(std::move(lock)) {}
+  static absl::StatusOr<std::unique_ptr<DataFolder>> Lock(
+      const std::string& path);
+  // NotFound if there is none.
+  absl::Status ReadIdentity();
   absl::Status CheckIdentity(const ServerIdentity& identity);
-  absl::Status MapCounter();
+  absl::Status WriteIdentity() const;
+  // `is_copy`: changes do not reach the file.
+  absl::Status MapCounter(bool is_copy);
 
-  // Constant after Open().
+  // Constant after Open(), but for has_log_, which NoteLog() sets.
   const std::string path_;
   const std::unique_ptr<FolderLock> lock_;
+  ServerIdentity identity_;
+  bool has_log_ = false;
   Counter* counter_ = nullptr;
   std::string boot_id_;  // The present one of the machine.
+  bool is_same_boot_ = false;
+  bool is_counter_lost_ = false;
   bool is_counter_exact_ = true;
   bool has_machine_gone_down_ = false;
 };

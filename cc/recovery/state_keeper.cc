@@ -31,6 +31,13 @@ std::string Format(absl::Time time) {
 
 }  // namespace
 
+std::string DescribeLost(const DataFolder& folder, uint64_t applied,
+                         uint64_t whole) {
+  return absl::StrCat(folder.is_counter_exact() ? "" : "at least ",
+                      applied > whole ? applied - whole : 0,
+                      " acknowledged writes");
+}
+
 absl::Status StateKeeper::Recover(const Shard::Interrupt& interrupt) {
   const std::string state = DataFolder::StateOf(folder_.path());
   std::atomic<uint64_t>& num_writes = *folder_.num_writes();
@@ -45,15 +52,17 @@ absl::Status StateKeeper::Recover(const Shard::Interrupt& interrupt) {
     num_writes = recovered->server.num_writes;
     status = OpenLog(*recovered, interrupt, &num_replayed);
     shard_.EndRecovery();
-    if (!status.ok()) num_writes = applied;  // For the next attempt.
+    if (status.ok()) status = folder_.NoteLog(options_.has_log);
   }
   if (!status.ok()) {
-    // Where only the log is damaged, the rows of the save are whole.
+    // Where only the log is damaged, the rows before the damage are whole.
     const std::string remedy =
-        recovered.ok() && !is_first && absl::IsDataLoss(status)
-            ? absl::StrCat(". To start with the rows of the save alone, move '",
-                           DataFolder::LogOf(folder_.path()), "' away")
+        recovered.ok() && absl::IsDataLoss(status)
+            ? absl::StrCat("; ", DescribeLost(folder_, applied, num_writes),
+                           " from there on are lost. ",
+                           RepairHint(folder_.path()))
             : ". To start without these rows, move the folder away";
+    num_writes = applied;  // For the next attempt.
     return absl::Status(status.code(),
                         absl::StrCat("cannot recover from '", folder_.path(),
                                      "': ", status.message(), remedy));
@@ -122,7 +131,12 @@ absl::Status StateKeeper::OpenLog(const Shard::RecoveredState& recovered,
   options.folder = DataFolder::LogOf(folder_.path());
   std::error_code error;
   const bool had_log = std::filesystem::exists(options.folder, error);
-  if (!options_.has_log && !had_log) return SetSkippedAside(recovered);
+  options.must_reach = folder_.last_needed_record();
+  options.progress = folder_.log_progress();
+  if (!options_.has_log && !had_log &&
+      options.must_reach <= server.last_record) {
+    return SetSkippedAside(recovered);
+  }
   TFSWITCH_RETURN_IF_ERROR(shard_.RecoverGroups(server));
   absl::StatusOr<std::unique_ptr<PushLog>> log =
       PushLog::Open(options, server.last_record + 1, server.last_record,
@@ -140,9 +154,9 @@ absl::Status StateKeeper::OpenLog(const Shard::RecoveredState& recovered,
   log_ = *std::move(log);
   TFSWITCH_RETURN_IF_ERROR(shard_.StartLog(log_.get()));
   // Groups that lack the last steps of their workers would refuse the next.
-  const bool lacks_records =
-      !had_log || (folder_.has_machine_gone_down() &&
-                   options.sync_every > absl::ZeroDuration());
+  const bool lacks_records = !had_log || folder_.is_repaired() ||
+                             (folder_.has_machine_gone_down() &&
+                              options.sync_every > absl::ZeroDuration());
   if (lacks_records) TFSWITCH_RETURN_IF_ERROR(shard_.ForgetGroups());
   if (options_.has_log) return absl::OkStatus();
   // The folder had a log that nobody wants any more. Its writes must be saved
@@ -153,6 +167,8 @@ absl::Status StateKeeper::OpenLog(const Shard::RecoveredState& recovered,
       shard_.SaveState(DataFolder::StateOf(folder_.path()), interrupt)
           .status());
   log_ = nullptr;
+  options.progress->acknowledged = 0;
+  options.progress->flushed = 0;
   std::filesystem::remove_all(options.folder, error);
   return error ? ErrnoStatus("remove", options.folder, error.value())
                : absl::OkStatus();

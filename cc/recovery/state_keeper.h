@@ -29,6 +29,11 @@ struct StateKeeperOptions {
   PushLogOptions log;
 };
 
+// "52 acknowledged writes", or "at least" so many: those that a state with
+// `whole` writes lacks of the `applied` ones of a folder.
+std::string DescribeLost(const DataFolder& folder, uint64_t applied,
+                         uint64_t whole);
+
 // Says on stderr, as tfswitch-server, what it has done.
 //
 // Thread-safe.

@@ -6,14 +6,17 @@
 #include <cstdio>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
 #include "cc/base/log_writer.h"
 #include "cc/base/malloc_tuning.h"
 #include "cc/recovery/data_folder.h"
+#include "cc/recovery/repair.h"
 #include "cc/recovery/state_keeper.h"
 #include "cc/rpc/process_settings.h"
 #include "cc/rpc/server/grpc_server.h"
@@ -57,6 +60,14 @@ int RunServer(const std::vector<std::string>& arguments) {
   if (flags.version) {
     std::printf("tfswitch-server %s\n", TFSWITCH_VERSION);
     return kStopped;
+  }
+  if (flags.repair.has_value()) {
+    const absl::Status repaired = Repair(
+        flags.data_dir, *flags.repair, flags.shard, [](absl::string_view line) {
+          std::printf("%s\n", std::string(line).c_str());
+        });
+    if (!repaired.ok()) PrintError(repaired);
+    return repaired.ok() ? kStopped : kCannotServe;
   }
   PrepareServerProgram();
   if (!TuneMalloc()) {

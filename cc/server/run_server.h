@@ -13,6 +13,8 @@ namespace tfswitch {
 //
 //   tfswitch-server 0.1.0: shard 0 of 2 serving on 127.0.0.1:7077
 //
+// With --repair it repairs the data folder in place of that, and prints how.
+//
 // Returns the exit code: 0 after a graceful stop, 1 if it could not listen, 2
 // for a bad flag or value; errors are one line on standard error. A second
 // signal during the grace period ends the process at once.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/reflection.h"
@@ -48,6 +49,10 @@ ABSL_FLAG(uint64_t, push_log_max_bytes, uint64_t{8} << 30,
 ABSL_FLAG(std::string, cluster_name, "",
           "A name that --data_dir remembers: servers of clusters with other "
           "names refuse the folder.");
+ABSL_FLAG(std::string, repair, "",
+          "Repair --data_dir in place of serving. dry_run: only say what is "
+          "whole. cut: cut the push log at the first damage. to_save: go back "
+          "to the newest whole save. What is removed is kept in the folder.");
 ABSL_FLAG(std::string, tls_cert, "", tfswitch::kTlsCertHelp);
 ABSL_FLAG(std::string, tls_key, "", tfswitch::kTlsKeyHelp);
 ABSL_FLAG(std::string, tls_ca, "", tfswitch::kTlsCaHelp);
@@ -60,25 +65,14 @@ ABSL_FLAG(absl::Duration, grace_period, absl::Seconds(10),
 namespace tfswitch {
 namespace {
 
-constexpr const char* kFlagNames[] = {"address",
-                                      "shard_index",
-                                      "num_shards",
-                                      "num_threads",
-                                      "max_message_bytes",
-                                      "checkpoint_root",
-                                      "data_dir",
-                                      "checkpoint_every",
-                                      "push_log",
-                                      "push_log_sync",
-                                      "push_log_max_bytes",
-                                      "cluster_name",
-                                      "tls_cert",
-                                      "tls_key",
-                                      "tls_ca",
-                                      "token_file",
-                                      "insecure",
-                                      "reflection",
-                                      "grace_period"};
+constexpr const char* kFlagNames[] = {
+    "address",       "shard_index",        "num_shards",
+    "num_threads",   "max_message_bytes",  "checkpoint_root",
+    "data_dir",      "checkpoint_every",   "push_log",
+    "push_log_sync", "push_log_max_bytes", "cluster_name",
+    "repair",        "tls_cert",           "tls_key",
+    "tls_ca",        "token_file",         "insecure",
+    "reflection",    "grace_period"};
 
 absl::CommandLineFlag* FindFlag(absl::string_view name) {
   for (absl::string_view known : kFlagNames) {
@@ -135,7 +129,7 @@ absl::Status ParseServerFlags(const std::vector<std::string>& arguments,
       return absl::Status(bad.code(), absl::StrCat("flag --", bad.message()));
     }
     if (name == "checkpoint_every" || name == "cluster_name" ||
-        absl::StartsWith(name, "push_log")) {
+        name == "repair" || absl::StartsWith(name, "push_log")) {
       needs_data_dir = std::string(name);
     }
     // Of a variable that is not set, perhaps: not for plaintext.
@@ -186,6 +180,16 @@ absl::Status ParseServerFlags(const std::vector<std::string>& arguments,
   if (!needs_data_dir.empty() && data_dir.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "flag --", needs_data_dir, " needs --data_dir, the folder to save to"));
+  }
+  const std::string repair = absl::GetFlag(FLAGS_repair);
+  for (const auto& [name, kind] : {std::pair("dry_run", RepairKind::kDryRun),
+                                   std::pair("cut", RepairKind::kCut),
+                                   std::pair("to_save", RepairKind::kToSave)}) {
+    if (repair == name) flags->repair = kind;
+  }
+  if (!repair.empty() && !flags->repair.has_value()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "flag --repair must be dry_run, cut or to_save, got '", repair, "'"));
   }
   if (keeper.save_every < absl::Seconds(1)) {
     return absl::InvalidArgumentError(

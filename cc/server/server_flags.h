@@ -3,12 +3,14 @@
 #ifndef TFSWITCH_CC_SERVER_SERVER_FLAGS_H_
 #define TFSWITCH_CC_SERVER_SERVER_FLAGS_H_
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "cc/recovery/repair.h"
 #include "cc/recovery/state_keeper.h"
 #include "cc/rpc/server/grpc_server.h"
 #include "cc/shard/shard.h"
@@ -22,6 +24,8 @@ struct ServerFlags {
   std::string data_dir;  // Absolute; empty: the state is kept in memory only.
   StateKeeperOptions keeper;
   std::string cluster_name;
+  // Set: repairs the data folder in place of serving.
+  std::optional<RepairKind> repair;
   bool help = false;
   bool version = false;
 };

@@ -149,8 +149,19 @@ _REMOTE_TIMEOUT = _durations.define(
 _LIMITS = flags.DEFINE_multi_string(
     "limit",
     [],
-    "serve: what else bounds the server, as name=value, such as "
+    "serve, repair: what else bounds the server, as name=value, such as "
     "max_tables=100; docs/server.md has the names. May be repeated.",
+)
+_DRY_RUN = flags.DEFINE_bool(
+    "dry_run",
+    False,
+    "repair: only print what is whole, and how many writes each way out loses.",
+)
+_TO_SAVE = flags.DEFINE_bool(
+    "to_save",
+    False,
+    "repair: go back to the newest whole save, and keep no record of the push "
+    "log. Default: cut the log at its first damage.",
 )
 _SBOM = flags.DEFINE_bool(
     "sbom",
@@ -162,14 +173,15 @@ _SBOM = flags.DEFINE_bool(
 _USAGE = """usage: tfswitch COMMAND [flags]
 
 commands:
-  serve           serves tables: one shard of a cluster
-  launch PROGRAM  runs servers and workers here; its arguments may follow
-  info ADDRESS    prints what servers hold, as of host:port,host:port
-  size            prints the memory and the disk that rows need
-  token ACTION    create, revoke ID or list: who may do what on servers
-  export          writes bases and deltas of tables on servers, at intervals
-  cmake-dir       prints where find_package(tfswitch) of CMake finds it
-  version         prints the version
+  serve            serves tables: one shard of a cluster
+  launch PROGRAM   runs servers and workers here; its arguments may follow
+  info ADDRESS     prints what servers hold, as of host:port,host:port
+  repair DATA_DIR  repairs a folder whose push log has lost writes
+  size             prints the memory and the disk that rows need
+  token ACTION     create, revoke ID or list: who may do what on servers
+  export           writes bases and deltas of tables on servers, at intervals
+  cmake-dir        prints where find_package(tfswitch) of CMake finds it
+  version          prints the version
 
 `tfswitch COMMAND --help` lists the flags of a command."""
 
@@ -195,6 +207,19 @@ def _place_from_environment() -> tuple[str, int, int]:
     if host not in ("localhost", "127.0.0.1", "[::1]"):
         host = "0.0.0.0"
     return f"{host}:{port}", task.number, len(servers)
+
+
+def _repair(data_dir: str) -> None:
+    kind = (
+        "dry_run" if _DRY_RUN.value else "to_save" if _TO_SAVE.value else "cut"
+    )
+    programs.execute_server(
+        [
+            f"--data_dir={data_dir}",
+            f"--repair={kind}",
+            *(f"--{limit}" for limit in _LIMITS.value),
+        ]
+    )
 
 
 def _serve() -> int | None:
@@ -306,6 +331,7 @@ _COMMANDS: dict[str, tuple[range, Callable[..., int | None]]] = {
         lambda *words: _imported("launch").run(*words),
     ),
     "info": (range(1, 2), lambda address: _imported("info").run(address)),
+    "repair": (range(1, 2), _repair),
     "size": (range(1), lambda: _imported("size").run()),
     "export": (range(1), lambda: _imported("export").run()),
     "token": (range(1, 3), lambda *words: _imported("token").run(*words)),

@@ -259,8 +259,10 @@ class Companion:
         counter = self._data / "writes"
         if not counter.exists():
             # A counter that may be behind: the server says "at least".
+            # As cc/recovery/data_folder.h says; no boot has this id.
             _transfer.write_file(
-                counter, struct.pack("<Q40x", saves[0].num_writes)
+                counter,
+                struct.pack("<Q40s24x", saves[0].num_writes, b"fetched"),
             )
         _say(
             f"fetched save {saves[0].number} ({_mib(saves[0].num_bytes)}) from "

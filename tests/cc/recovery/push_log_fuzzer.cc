@@ -137,6 +137,8 @@ GoodFolder MakeGoodFolder(const std::string& path) {
     if (!entry.is_regular_file() || absl::StartsWith(name, "log/")) continue;
     good.files[name] = ReadWholeFile(entry.path(), 1 << 20).value();
   }
+  // Without how far the log had come: a server refuses most changed logs then.
+  good.files["writes"].resize(48);
   return good;
 }
 
@@ -262,8 +264,10 @@ void RunInput(Choices choices) {
   }
   // Else it is no data folder.
   if (with % 2 != 0) {
-    std::ofstream(path + "/identity.json")
-        << good.files.find("identity.json")->second;
+    for (const char* name : {"identity.json", "writes"}) {
+      std::ofstream(absl::StrCat(path, "/", name), std::ios::binary)
+          << good.files.find(name)->second;
+    }
   }
   std::optional<Server> first(path);
   if (first->status().ok()) {

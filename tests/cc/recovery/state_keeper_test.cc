@@ -20,9 +20,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "cc/base/log_writer.h"
 #include "cc/base/steady_clock.h"
+#include "cc/recovery/repair.h"
 #include "cc/shard/control_calls.h"
 #include "cc/wire/coordination_conversion.h"
 #include "cc/wire/table_config_conversion.h"
@@ -1165,13 +1167,26 @@ TEST(PushLogRecoveryTest, ADamagedLogDoesNotCostTheRowsOfTheSave) {
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
     EXPECT_THAT(std::string(status.message()),
                 AllOf(HasSubstr(segments.back().string()),
-                      HasSubstr(absl::StrCat("move '", log, "' away"))));
+                      HasSubstr("; 3 acknowledged writes from there on"),
+                      HasSubstr("`tfswitch repair ")));
   }
-  fs::rename(log, scoped.path() + ".log");
+  // Without the log it does not drop these writes either, unless told so.
+  const std::string aside = scoped.path() + "/aside";
+  fs::rename(log, aside);
+  {
+    ServerRun run(scoped.path(), {}, options);
+    const absl::Status status = run.Recover();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("; 3 acknowledged writes from there on"));
+  }
+  ASSERT_TRUE(Repair(scoped.path(), RepairKind::kCut, ShardOptions(),
+                     [](absl::string_view) {})
+                  .ok());
   ServerRun run(scoped.path(), {}, options);
   ASSERT_TRUE(run.Recover().ok());
   EXPECT_EQ(run.Rows().size(), 2u);
-  fs::remove_all(scoped.path() + ".log");
+  EXPECT_EQ(run->recovery()->lost_writes(), 3u);
 }
 
 TEST(PushLogRecoveryTest, ARestoreThatAKillHasEndedIsUndone) {
