@@ -90,9 +90,11 @@ class DataFolder {
   // A server has the folder: it has recovered from whatever had happened.
   void NoteRecovery();
   // Writes to identity.json whether there is a push log.
+  //
+  // REQUIRES: no other thread calls it meanwhile.
   absl::Status NoteLog(bool has_log);
   // Writes to the file `writes` that the log may end after `last_record`, and
-  // that `num_writes` were applied, of which the next start counts the lost.
+  // that `num_writes` were applied. The next start counts how many it lacks.
   //
   // REQUIRES: opened by OpenToRepair().
   absl::Status NoteRepair(uint64_t num_writes, uint64_t last_record);

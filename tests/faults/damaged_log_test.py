@@ -13,7 +13,7 @@ from tests.support import NotServingError, ServerProcess
 
 pytestmark = pytest.mark.faults
 
-NUM_RECORDS = 102  # Of these, 3 are of the table and its rows.
+NUM_RECORDS = 102  # The first 3 make the table and its rows.
 # The command line in a Python that has no TensorFlow.
 TFSWITCH = (
     "import sys; sys.modules['tensorflow'] = None; "

@@ -119,7 +119,7 @@ class Server {
   std::unique_ptr<StateKeeper> keeper_;
 };
 
-// Of a server that was killed.
+// The folder of a server that was killed.
 void MakeFolder(const std::string& path, bool is_always_synced) {
   Server server(path, is_always_synced);
   ASSERT_TRUE(server.status().ok()) << server.status();
