@@ -17,6 +17,7 @@
 #include "cc/log/push_log.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -191,8 +192,9 @@ void Raise(uint64_t to, std::atomic<uint64_t>& number) {
   }
 }
 
-// As a full disk: the writer may try again.
+// As a full disk: the writer may try again. Not where the log has gone.
 absl::Status Refuse(const absl::Status& status) {
+  if (absl::IsDataLoss(status)) return status;
   return absl::ResourceExhaustedError(absl::StrCat(
       "the push log cannot be written, so that nothing was applied: ",
       status.message(),
@@ -405,6 +407,14 @@ absl::Status PushLog::Write(absl::string_view bytes) {
       return ErrnoStatus("cut", segment.path, errno);
     }
     has_tail_ = false;
+  }
+  struct stat info = {};
+  if (fstat(fd_, &info) == 0 && info.st_nlink == 0) {
+    return absl::DataLossError(absl::StrCat(
+        "somebody has removed '", segment.path,
+        "', the push log of this server, so that nothing was applied. Save the "
+        "tables with `cluster.save`, and restore them on servers with new data "
+        "folders"));
   }
   absl::Status status = WriteAll(fd_, segment.path, bytes.data(), bytes.size());
   if (!status.ok()) {

@@ -273,6 +273,20 @@ TEST_F(PushLogTest, AFullDiskRefusesAndTheLogStaysWhole) {
                           absl::StrCat("3:1:", std::string(900, 'y'))));
 }
 
+TEST_F(PushLogTest, NothingIsWrittenToASegmentThatWasRemoved) {
+  const auto log = Open();
+  ASSERT_TRUE((*log)->Append(1, {"before"}).ok());
+  const fs::path segment = Segments()[0];
+  fs::rename(segment, segment.string() + ".moved");
+  EXPECT_TRUE((*log)->Append(1, {"behind"}).ok());
+  fs::remove_all(options_.folder);
+
+  const absl::Status removed = (*log)->Append(1, {"lost"}).status();
+
+  EXPECT_TRUE(absl::IsDataLoss(removed)) << removed;
+  EXPECT_THAT(std::string(removed.message()), HasSubstr(segment.string()));
+}
+
 TEST_F(PushLogTest, ThreadsAppendAtOnce) {
   options_.segment_bytes = 1000;
   for (const absl::Duration sync_every :
