@@ -10,6 +10,7 @@ import subprocess
 import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -40,9 +41,21 @@ class Server:
     Attributes:
         address: Where it listens.
         process: It.
+
+    Args:
+        program: Its name.
+        flags: Of it.
+        before: Called in its process.
+        meanwhile: Called while it starts.
     """
 
-    def __init__(self, program: str, *flags: str) -> None:
+    def __init__(
+        self,
+        program: str,
+        *flags: str,
+        before: Callable[[], None] | None = None,
+        meanwhile: Callable[[subprocess.Popen[str]], None] | None = None,
+    ) -> None:
         self._read, self._write = os.pipe()
         self.process = subprocess.Popen(
             [PACKAGE / "bin" / program, "--address=127.0.0.1:0", *flags],
@@ -52,7 +65,10 @@ class Server:
             stdout=subprocess.PIPE,
             stderr=self._write,
             text=True,
+            preexec_fn=before,
         )
+        if meanwhile is not None:
+            meanwhile(self.process)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         match = re.search(r"(?:listening|serving) on (\S+)", line)
@@ -86,8 +102,8 @@ class Server:
 
 
 @contextlib.contextmanager
-def running(program: str, *flags: str) -> Iterator[Server]:
-    server = Server(program, *flags)
+def running(program: str, *flags: str, **calls: Any) -> Iterator[Server]:
+    server = Server(program, *flags, **calls)
     try:
         yield server
     finally:
