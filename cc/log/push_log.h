@@ -61,7 +61,7 @@ struct LogSegment {
   uint64_t num_records = 0;
 };
 
-// What the files of a log hold.
+// The state of the files of a log.
 struct LogContents {
   // By the number of their first record.
   std::map<uint64_t, LogSegment> segments;
@@ -90,8 +90,8 @@ class PushLog {
                                           uint64_t first, uint64_t last,
                                           Visit visit);
 
-  // Removes all behind the whole records of `contents`. What it removes is in
-  // the folder `aside` afterwards, which it makes if there is something.
+  // Removes all behind the whole records of `contents`. The removed bytes are
+  // in the folder `aside` afterwards, which it makes if there is something.
   static absl::Status CutAside(const LogContents& contents,
                                const std::string& aside);
 

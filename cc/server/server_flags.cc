@@ -49,10 +49,11 @@ ABSL_FLAG(uint64_t, push_log_max_bytes, uint64_t{8} << 30,
 ABSL_FLAG(std::string, cluster_name, "",
           "A name that --data_dir remembers: servers of clusters with other "
           "names refuse the folder.");
-ABSL_FLAG(std::string, repair, "",
-          "Repair --data_dir in place of serving. dry_run: only say what is "
-          "whole. cut: cut the push log at the first damage. to_save: go back "
-          "to the newest whole save. What is removed is kept in the folder.");
+ABSL_FLAG(
+    std::string, repair, "",
+    "Repair --data_dir in place of serving. dry_run: only say what is "
+    "whole. cut: cut the push log at the first damage. to_save: go back "
+    "to the newest whole save. The removed files are kept in the folder.");
 ABSL_FLAG(std::string, tls_cert, "", tfswitch::kTlsCertHelp);
 ABSL_FLAG(std::string, tls_key, "", tfswitch::kTlsKeyHelp);
 ABSL_FLAG(std::string, tls_ca, "", tfswitch::kTlsCaHelp);

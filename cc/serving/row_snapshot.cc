@@ -209,7 +209,7 @@ absl::Status RowLayers::MergeNewest() {
           return copy(*file, key, row);
         }));
   }
-  // What comes later to these files does not reach the copy.
+  // Later changes of these files do not reach the copy.
   TFSWITCH_RETURN_IF_ERROR(newer.CheckUnchangedNow());
   TFSWITCH_RETURN_IF_ERROR(older.CheckUnchangedNow());
   TFSWITCH_ASSIGN_OR_RETURN(const RowFileInfo info, writer->Finish());

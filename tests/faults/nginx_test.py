@@ -25,7 +25,7 @@ pytestmark = [
 
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[str]:
-    """Of an nginx in front of a server."""
+    """The address of an nginx in front of a server."""
     tls = Authority(tmp_path).sign("server")
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"

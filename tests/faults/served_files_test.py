@@ -121,7 +121,7 @@ class Client:
 
     Attributes:
         wrong_at: When the wrong answers were asked for, in monotonic seconds.
-        errors: What was refused.
+        errors: The refusals.
         num_right: How many answers were right.
     """
 

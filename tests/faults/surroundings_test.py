@@ -72,7 +72,7 @@ TROUBLES = [stopped, no_more_files, nobody_reads_stderr, lock_removed]
 
 
 class Job:
-    """What a client does, also while there is trouble."""
+    """The calls of a client, also while there is trouble."""
 
     def __init__(self, server: Server, folder: Path) -> None:
         self.cluster = tsw.Cluster(f"grpc://{server.address}", timeout=20.0)
