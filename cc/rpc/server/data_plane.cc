@@ -405,8 +405,9 @@ absl::Status DataPlane::AnswerPush(Call* call, Queue* queue) {
   std::vector<TablePush> pushes;
   pushes.reserve(queue->pushes.size());
   std::vector<Insertion> insertions;
+  const uint64_t caller = call->visit.CallerId(*call->context);
   for (PushRequest& request : queue->pushes) {
-    request.id.caller = call->visit.CallerId(*call->context);
+    request.id.caller = caller;
     TFSWITCH_ASSIGN_OR_RETURN(
         auto table, FindFor(*call, {request.table, request.table_incarnation},
                             /*changes=*/true));
