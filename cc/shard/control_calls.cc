@@ -67,28 +67,35 @@ absl::Status Run(const ShardCall& call, const v1::CreateTableRequest& request,
     named.set_table_incarnation(incarnation);
     return call.shard.Log(RecordType::kCreateTable, named);
   };
-  TFSWITCH_ASSIGN_OR_RETURN(
-      const WriteResult written,
-      call.shard.WriteOnce(
-          IdOf(call, request), log,
-          [&]() -> absl::StatusOr<int64_t> {
-            TFSWITCH_ASSIGN_OR_RETURN(
-                const Shard::Made made,
-                call.shard.CreateTable(config,
-                                       {incarnation,
-                                        {request.shard_instances().begin(),
-                                         request.shard_instances().end()}},
-                                       request.replaced_incarnation()));
-            incarnation = made.incarnation;
-            return made.created;
-          },
-          /*is_alone=*/true));
-  if (written.duplicate) {
+  const absl::StatusOr<WriteResult> written = call.shard.WriteOnce(
+      IdOf(call, request), log,
+      [&]() -> absl::StatusOr<int64_t> {
+        TFSWITCH_ASSIGN_OR_RETURN(
+            const Shard::Made made,
+            call.shard.CreateTable(config,
+                                   {incarnation,
+                                    {request.shard_instances().begin(),
+                                     request.shard_instances().end()}},
+                                   request.replaced_incarnation()));
+        incarnation = made.incarnation;
+        return made.created;
+      },
+      /*is_alone=*/true);
+  if (absl::IsResourceExhausted(written.status()) &&
+      request.replaced_incarnation() == 0) {
+    // A table that is there can be opened while the disk is full.
+    const auto there = call.shard.OpenTable(config);
+    TFSWITCH_RETURN_IF_ERROR(there.ok() ? absl::OkStatus() : written.status());
+    response->set_table_incarnation(there->incarnation);
+    return absl::OkStatus();
+  }
+  TFSWITCH_RETURN_IF_ERROR(written.status());
+  if (written->duplicate) {
     const auto table = call.shard.FindTable(config.name);
     if (table.ok()) incarnation = (*table)->incarnation();
   }
-  response->set_created(written.num_rows != 0);
-  response->set_duplicate(written.duplicate);
+  response->set_created(written->num_rows != 0);
+  response->set_duplicate(written->duplicate);
   response->set_table_incarnation(incarnation);
   return absl::OkStatus();
 }

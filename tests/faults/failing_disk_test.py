@@ -96,6 +96,8 @@ def test_writes_are_refused_whole_and_taken_again_without_a_restart(
         with pytest.raises(RuntimeError, match="nothing was applied"):
             table.lookup_or_create([10_000])
         assert count_of_all(table) == 1
+        with connect(server) as another:
+            assert count_of_all(count_table(another)) == 1
         with pytest.raises(RuntimeError, match="cannot"):
             cluster.save("save")
 
