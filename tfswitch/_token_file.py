@@ -193,3 +193,9 @@ def _write(path: Path, tokens: list[dict[str, Any]]) -> None:
     except BaseException:
         os.unlink(name)
         raise
+    # After a power loss a token that was revoked must not come back.
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -229,6 +229,15 @@ void DataFolder::NoteRecovery() {
 
 absl::Status DataFolder::NoteLog(bool has_log) {
   if (has_log == has_log_) return absl::OkStatus();
+  if (has_log) {
+    // From now on a start needs the file `writes` with the id of a boot. After
+    // a power loss identity.json must not be there without it.
+    if (counter_->boot_id[0] == '\0') counter_->boot_id[0] = '?';
+    if (msync(counter_, sizeof(Counter), MS_SYNC) != 0) {
+      return ErrnoStatus("flush", path_ + "/writes", errno);
+    }
+    TFSWITCH_RETURN_IF_ERROR(SyncFolder(path_));
+  }
   has_log_ = has_log;
   return WriteIdentity();
 }
