@@ -218,7 +218,7 @@ def check_start(
 
 @pytest.mark.parametrize(
     "lives",
-    [[ALWAYS, ALWAYS], [EACH_SECOND, EACH_SECOND], [ALWAYS, NO_LOG, ALWAYS]],
+    [[ALWAYS] * 3, [EACH_SECOND, EACH_SECOND], [ALWAYS, NO_LOG, ALWAYS]],
     ids=["always", "each_second", "with_and_without_log"],
 )
 def test_a_start_after_a_power_loss_has_all_that_was_flushed(
