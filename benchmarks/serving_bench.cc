@@ -296,8 +296,12 @@ void Main(const Options& options) {
   {
     const auto manifest = ReadExport(path, {1, /*is_delta=*/false});
     Check(manifest.status());
-    const auto file = MappedFile::Open(
-        RowFilePath(path, manifest->name, manifest->tables.at("t")));
+    const std::string rows =
+        RowFilePath(path, manifest->name, manifest->tables.at("t"));
+    const auto fd = OpenRegularFile(rows);
+    Check(fd.status());
+    const auto file = MappedFile::Map(*fd, rows);
+    close(*fd);
     Check(file.status());
     RunFloor(**file, options.requests).Tell("floor, uniform");
   }
