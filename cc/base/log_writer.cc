@@ -29,7 +29,8 @@ constexpr absl::Duration kPatience = absl::Seconds(1);
 std::atomic<LogWriter*> of_process{nullptr};
 
 // A child of fork() has no writing thread, and its copy of the mutex may be
-// locked for ever. The parent writes the lines of the queue.
+// locked for ever. So the child gets a writer of its own, and the parent writes
+// the lines that are in the queue.
 void ForgetInChild() { of_process = nullptr; }
 
 void FlushAtExit() {

@@ -317,10 +317,9 @@ typedef struct Tfswitch_Api {
   // For open_cluster. No other cluster of any process has it.
   uint64_t (*cluster_id)(const Tfswitch_Cluster* cluster);
 
-  // --- Served files that become shorter
-  // --------------------------------------- Handles SIGBUS in the whole process
-  // from now on: a lookup that meets it in a row file ends with an error. For
-  // programs that have no handler for it.
+  // --- Served files that become shorter --------------------------------------
+  // Installs a handler of SIGBUS for the whole process: a lookup that meets the
+  // signal in a row file ends with an error. For programs without a handler.
   void (*catch_bus_errors)(void);
 } Tfswitch_Api;
 

@@ -230,8 +230,8 @@ void DataFolder::NoteRecovery() {
 absl::Status DataFolder::NoteLog(bool has_log) {
   if (has_log == has_log_) return absl::OkStatus();
   if (has_log) {
-    // From now on a start needs the file `writes` with the id of a boot. After
-    // a power loss identity.json must not be there without it.
+    // A start with this identity.json needs the file `writes`, with the id of
+    // a boot. So the disk must have that file first.
     if (counter_->boot_id[0] == '\0') counter_->boot_id[0] = '?';
     if (msync(counter_, sizeof(Counter), MS_SYNC) != 0) {
       return ErrnoStatus("flush", path_ + "/writes", errno);

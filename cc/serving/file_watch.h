@@ -65,8 +65,9 @@ class FileWatch {
   struct stat first_ = {};  // Constant after construction.
 };
 
-// From now on SIGBUS in a watched file marks that file as changed, in the whole
-// process, and the thread reads zeros. Any other SIGBUS acts as before.
+// Installs a handler of SIGBUS for the whole process. If a thread meets the
+// signal in a watched file, the handler marks the file as changed, and the
+// thread reads zeros. Any other SIGBUS acts as before.
 void CatchBusErrors();
 
 }  // namespace tfswitch

@@ -83,7 +83,7 @@ class WriteLedger {
   mutable Mutex mutex_;
   CondVar ended_;
   std::unordered_map<uint64_t, Client> clients_ ABSL_GUARDED_BY(mutex_);
-  // By caller. Those of this process, and restored ones, are of caller 0.
+  // By caller. Caller 0 has the clients of this process, and restored ones.
   std::unordered_map<uint64_t, Recent> recent_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -32,7 +32,7 @@ class Operation(NamedTuple):
     name: str
     to_name: str
     data: bytes
-    end: int  # Of its record in the journal.
+    end: int  # Where its record ends in the journal.
 
 
 class Journal:
@@ -41,11 +41,11 @@ class Journal:
     Args:
         folder: Exists.
         files: Folder for the library and the journal, not below `folder`.
-        boot_id: That the programs are to see.
+        boot_id: The id of the boot that the programs see.
 
     Attributes:
-        path: Of the journal.
-        variables: Of the environment of a program.
+        path: Where the journal is.
+        variables: What a program needs in its environment.
     """
 
     def __init__(self, folder: Path, files: Path, boot_id: str) -> None:
@@ -128,7 +128,7 @@ class _Folder:
 
 
 class _Change(NamedTuple):
-    """Of entries, at once; a flush of `folder` keeps it."""
+    """Changes entries, all or none; a flush of `folder` keeps it."""
 
     folder: _Folder
     steps: tuple[tuple[_Folder, str, _File | _Folder | None], ...]

@@ -406,7 +406,7 @@ def test_the_library_with_grpc_shares_nothing_with_the_core() -> None:
     )
 
     names = [line.split()[-1] for line in listed.stdout.splitlines()]
-    # Those of cc/rpc/edge/edge_calls.cc, before gRPC's.
+    # cc/rpc/edge/edge_calls.cc puts these before the functions of gRPC.
     calls = ["SSL_read", "SSL_write", "close", "recvmsg", "sendmsg"]
     assert sorted(names) == sorted(["ServingRpc_GetApi", *calls])
     # One libprotobuf would have these files of both, and end the process.
