@@ -14,8 +14,11 @@
 #include <thread>
 #include <utility>
 
+#include "absl/algorithm/container.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "cc/base/steady_clock.h"
 
 namespace tfswitch {
@@ -36,6 +39,8 @@ void ForgetInChild() { of_process = nullptr; }
 void FlushAtExit() {
   if (LogWriter* const writer = of_process) writer->Flush(kPatience);
 }
+
+std::atomic<bool> shows_server_events{false};
 
 // While the library is being loaded, before another thread can fork.
 const int registered =
@@ -207,5 +212,32 @@ void LogWriter::Run() {
                             std::exchange(num_refused_, 0), " lines")));
   }
 }
+
+void LogServerEvent(LogLevel level, absl::string_view event,
+                    std::initializer_list<LogField> fields,
+                    absl::string_view peer) {
+  constexpr absl::string_view kLevels[] = {"info", "warning", "error"};
+  if (!shows_server_events) return;
+  std::string line =
+      absl::StrCat(absl::FormatTime("%Y-%m-%d%ET%H:%M:%E3SZ", absl::Now(),
+                                    absl::UTCTimeZone()),
+                   " ", kLevels[static_cast<int>(level)], " ", event);
+  for (const LogField& field : fields) {
+    const absl::string_view value = field.value.Piece();
+    const bool is_plain = !value.empty() && absl::c_all_of(value, [](char c) {
+      return absl::ascii_isgraph(static_cast<unsigned char>(c)) && c != '"' &&
+             c != '\\' && c != '=';
+    });
+    absl::StrAppend(&line, " ", field.name, "=");
+    if (is_plain) {
+      absl::StrAppend(&line, value);
+    } else {
+      absl::StrAppend(&line, "\"", absl::Utf8SafeCEscape(value), "\"");
+    }
+  }
+  LogWriter::Get().Write({event, /*burst=*/100, /*per_second=*/10}, line, peer);
+}
+
+void ShowServerEvents() { shows_server_events = true; }
 
 }  // namespace tfswitch

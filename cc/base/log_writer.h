@@ -15,10 +15,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <initializer_list>
 #include <map>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "cc/base/mutex.h"
@@ -91,6 +93,27 @@ class LogWriter {
   std::map<std::string, uint64_t> left_out_ ABSL_GUARDED_BY(mutex_);
   absl::Time say_at_ ABSL_GUARDED_BY(mutex_);  // With left_out_.
 };
+
+enum class LogLevel { kInfo, kWarning, kError };
+
+// `name`: lower case with underscores. `value` may hold anything.
+struct LogField {
+  absl::string_view name;
+  absl::AlphaNum value;
+};
+
+// Writes what has happened to a server as one line: the time in UTC, the level,
+// the event's stable name, and fields, such as
+//   2026-11-27T16:25:26.123Z info saved path="/data/8" rows=120 seconds=0.52
+// Values that are no plain word are quoted. docs/server_log.md lists the
+// events.
+//
+// Writes nothing in programs that have not called ShowServerEvents(), so tables
+// in a Python process are silent. `peer`: as of LogWriter::Write.
+void LogServerEvent(LogLevel level, absl::string_view event,
+                    std::initializer_list<LogField> fields,
+                    absl::string_view peer = "");
+void ShowServerEvents();
 
 }  // namespace tfswitch
 

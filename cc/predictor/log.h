@@ -7,10 +7,9 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "cc/base/log_writer.h"
 
 namespace tfswitch {
-
-enum class LogLevel { kInfo = 0, kWarning = 1, kError = 2 };
 
 void LogLine(LogLevel level, const std::string& text);
 
