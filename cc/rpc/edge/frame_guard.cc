@@ -122,6 +122,9 @@ const char* FrameGuard::Waited() const {
   if (header_block_ > 0 && now - header_block_since_ > kHeaderBlockTime) {
     return "a header block did not end in 10 s";
   }
+  if (num_unanswered_bytes_ > kMaxUnansweredBytes && !has_answered_) {
+    return "it sent more than 1 MiB, and no call of it was accepted";
+  }
   const auto is_stuck = [now](const Window& window) {
     return now - window.stuck_since > kStuckTime;
   };
@@ -137,6 +140,9 @@ FrameGuard::Window* FrameGuard::Find(uint32_t stream) {
 }
 
 const char* FrameGuard::TakeReceived(const FrameReader::Frame& frame) {
+  if (frame.type != kData && !has_answered_) {
+    num_unanswered_bytes_ += uint64_t{frame.length} + 9;
+  }
   switch (frame.type) {
     case kHeaders:
     case kContinuation:
@@ -208,6 +214,7 @@ void FrameGuard::TakeSettings(const FrameReader::Frame& frame) {
 
 const char* FrameGuard::TakeSent(const FrameReader::Frame& frame) {
   if (frame.type == kData) {
+    has_answered_ = true;
     connection_.Add(-int64_t{frame.length}, now_);
     if (Window* window = Find(frame.stream)) {
       window->Add(-int64_t{frame.length}, now_);

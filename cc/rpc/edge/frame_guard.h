@@ -80,6 +80,9 @@ class FrameGuard {
   static constexpr uint64_t kSpareStreams = 100;
   static constexpr size_t kMaxHeaderBlock = 64 << 10;
   static constexpr absl::Duration kHeaderBlockTime = absl::Seconds(10);
+  // A peer may send so much besides messages before a call of it is answered
+  // with one. Refused calls are answered with headers alone.
+  static constexpr uint64_t kMaxUnansweredBytes = 1 << 20;
   // As long as a peer has that answers no keepalive.
   static constexpr absl::Duration kStuckTime = absl::Seconds(40);
 
@@ -92,7 +95,7 @@ class FrameGuard {
       ABSL_LOCKS_EXCLUDED(mutex_);
   const char* Sent(const void* data, size_t size) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // The same for time that has passed.
+  // The same for limits after which other connections of the address may go on.
   const char* Waited() const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -122,6 +125,8 @@ class FrameGuard {
   mutable Mutex mutex_;
   FrameReader received_ ABSL_GUARDED_BY(mutex_){24};
   FrameReader sent_ ABSL_GUARDED_BY(mutex_){0};
+  bool has_answered_ ABSL_GUARDED_BY(mutex_) = false;
+  uint64_t num_unanswered_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   bool has_acknowledged_ ABSL_GUARDED_BY(mutex_) = false;
   int num_early_streams_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t last_stream_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -230,6 +230,28 @@ TEST_F(FrameGuardTest, ConnectionsThatNobodyReadsEnd) {
   EXPECT_EQ(Waited(), "");
 }
 
+TEST_F(FrameGuardTest, RefusedCallsEndAfterAMebibyte) {
+  Acknowledge();
+  const auto call = [this](uint32_t stream) {
+    EXPECT_EQ(Received(Frame(kHeaders, kEndHeaders, stream,
+                             std::string(10'000 - 9, 'h'))),
+              "");
+    // Messages have a limit of their own.
+    EXPECT_EQ(
+        Received(Frame(kData, kEndStream, stream, std::string(20000, 'd'))),
+        "");
+    EXPECT_EQ(Sent(Frame(kHeaders, kEndHeaders | kEndStream, stream, "h")), "");
+    return Waited();
+  };
+  const auto [count, why] = Repeat(1000, call);
+  EXPECT_EQ(count, 104);
+  EXPECT_THAT(why,
+              HasSubstr("more than 1 MiB, and no call of it was accepted"));
+
+  EXPECT_EQ(Sent(Frame(kData, 0, 9999, "d")), "");
+  EXPECT_EQ(Waited(), "");
+}
+
 // Each frame is found, in whichever pieces the bytes come.
 TEST(FrameReaderTest, FindsFramesInPieces) {
   std::mt19937 random(1);
