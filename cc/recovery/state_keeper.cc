@@ -55,13 +55,16 @@ absl::Status StateKeeper::Recover(const Shard::Interrupt& interrupt) {
     if (status.ok()) status = folder_.NoteLog(options_.has_log);
   }
   if (!status.ok()) {
-    // Where only the log is damaged, the rows before the damage are whole.
-    const std::string remedy =
-        recovered.ok() && absl::IsDataLoss(status)
-            ? absl::StrCat("; ", DescribeLost(folder_, applied, num_writes),
-                           " from there on are lost. ",
-                           RepairHint(folder_.path()))
-            : ". To start without these rows, move the folder away";
+    std::string remedy = ". To start without these rows, move the folder away";
+    if (absl::IsDataLoss(status) && recovered.ok()) {
+      // Only the log is damaged: the rows before the damage are whole.
+      remedy =
+          absl::StrCat("; ", DescribeLost(folder_, applied, num_writes),
+                       " from there on are lost. ", RepairHint(folder_.path()));
+    } else if (!absl::IsDataLoss(status) &&
+               !absl::IsFailedPrecondition(status)) {
+      remedy = ". The rows are still there: start again when that is mended";
+    }
     num_writes = applied;  // For the next attempt.
     return absl::Status(status.code(),
                         absl::StrCat("cannot recover from '", folder_.path(),

@@ -81,7 +81,7 @@ class Pushes:
         assert found - self.acknowledged in range(self.unsure + 1)
 
 
-@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EROFS])
 def test_writes_are_refused_whole_and_taken_again_without_a_restart(
     data: Path, disk: FailingDisk, error: int
 ) -> None:
@@ -98,11 +98,14 @@ def test_writes_are_refused_whole_and_taken_again_without_a_restart(
         assert count_of_all(table) == 1
         with connect(server) as another:
             assert count_of_all(count_table(another)) == 1
-        with pytest.raises(RuntimeError, match="cannot"):
+        with pytest.raises((RuntimeError, PermissionError), match="cannot"):
             cluster.save("save")
 
         disk.work()
         assert pushes.push(table)
+        disk.fail(1, error, forever=True, after_bytes=100)
+        assert not pushes.push(table)
+        disk.work()
         assert count_of_all(table) == 2
         assert cluster.save("save")["save"] == 1
         server.kill()
