@@ -5,7 +5,6 @@ Importing this registers the TensorFlow ops and the Keras layer, so that
 """
 
 import importlib
-import warnings
 from typing import Any
 
 from tfswitch import (
@@ -38,22 +37,10 @@ __version__ = _native.version()
 
 
 def __getattr__(name: str) -> Any:
-    """Returns the part that needs Ray, or a former name with a warning."""
+    """Returns the part that needs Ray."""
     if name == "ray":
         return importlib.import_module("tfswitch.ray")
-    former = {
-        "interchange": ("io", io),
-        "RowType": ("StorageDtype", StorageDtype),
-    }
-    if name not in former:
-        raise AttributeError(f"module 'tfswitch' has no attribute '{name}'")
-    present, value = former[name]
-    warnings.warn(
-        f"`tfswitch.{name}` is called `tfswitch.{present}` now",
-        DeprecationWarning,
-        stacklevel=2,
-    )
-    return value
+    raise AttributeError(f"module 'tfswitch' has no attribute '{name}'")
 
 
 __all__ = [

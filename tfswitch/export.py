@@ -18,7 +18,6 @@ from absl import logging
 from tfswitch import _native
 from tfswitch._control import call, integers
 from tfswitch._ranges import bad_argument, check_seconds, is_number
-from tfswitch._renamed import renamed_arguments
 from tfswitch.cluster import Cluster, cluster_of, default_cluster, names_of
 
 # Beneath a SavedModel.
@@ -222,7 +221,6 @@ class Schedule:
     >>> schedule.start(every_secs=30)
     """
 
-    @renamed_arguments(base_every_seconds="base_every_secs", tell="log_fn")
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -280,7 +278,6 @@ class Schedule:
         self._try_log(report)
         return failure is None
 
-    @renamed_arguments(every_seconds="every_secs")
     def run(self, every_secs: float, wait: Callable[[float], bool]) -> None:
         """Exports now, and then at intervals.
 
@@ -297,7 +294,6 @@ class Schedule:
             if wait(max(due - time.monotonic(), 0.0)):
                 return
 
-    @renamed_arguments(every_seconds="every_secs")
     def start(self, every_secs: float) -> None:
         """Has a thread export at intervals, the first time after one.
 

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -27,7 +26,6 @@ from tfswitch import storage_dtype as storage_dtype_lib
 from tfswitch._control import call
 from tfswitch._learning_rate import LearningRate
 from tfswitch._ranges import NON_NEGATIVE_INT, bad_argument, is_number
-from tfswitch._renamed import renamed_arguments
 from tfswitch._reports import ShrinkReport, TableStats
 from tfswitch._table_spec import TableSpec
 from tfswitch._tracked_table import TrackedTable
@@ -111,7 +109,6 @@ class EmbeddingTable(TrackedTable):
            [ 0. ,  0. ]], dtype=float32)
     """
 
-    @renamed_arguments(row_type="storage_dtype")
     def __init__(
         self,
         name: str,
@@ -316,16 +313,6 @@ class EmbeddingTable(TrackedTable):
     def storage_dtype(self) -> storage_dtype_lib.StorageDtype:
         """How rows are kept in memory."""
         return self._spec.storage_dtype
-
-    @property
-    def row_type(self) -> storage_dtype_lib.StorageDtype:
-        """The former name of `storage_dtype`."""
-        warnings.warn(
-            "`row_type` is called `storage_dtype` now",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return self.storage_dtype
 
     @property
     def consistency(self) -> consistency_lib.Consistency:

@@ -408,11 +408,7 @@ v1::TableConfig ToProto(const TableConfig& config) {
   *proto.mutable_statistics() = ToProto(config.statistics);
   *proto.mutable_admission() = ToProto(config.admission);
   *proto.mutable_eviction() = ToProto(config.eviction);
-  // Left out where it is the default, so that versions that call it row_type
-  // read the message.
-  if (!(config.storage_dtype == StorageDtypeConfig())) {
-    *proto.mutable_storage_dtype() = ToProto(config.storage_dtype);
-  }
+  *proto.mutable_storage_dtype() = ToProto(config.storage_dtype);
   return proto;
 }
 

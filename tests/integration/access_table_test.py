@@ -48,7 +48,7 @@ LEAST_ROLES = {
         # CreateTable: of a table that is not there, as here.
         "train": (
             "CreateTable Push PushMany CommitRound Assign Erase ExportChanges "
-            "CommitExport SettleExport"
+            "CommitExport"
         ),
         "admin": (
             "DropTable Shrink HoldRounds TakeCut SaveShard CommitCheckpoint "
@@ -58,7 +58,7 @@ LEAST_ROLES = {
     "tfswitch.v1.Coordination": {
         "read": "GetGroupStats GetWorkQueueStats",
         "train": (
-            "CreateGroup Join Heartbeat Beat Arrive Leave WaitForRound "
+            "CreateGroup Join Heartbeat Arrive Leave WaitForRound "
             "WaitForTurn WaitAtBarrier TakeWorkItem FinishWorkItem"
         ),
         # Of a work queue that is not there.

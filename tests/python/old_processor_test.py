@@ -73,7 +73,8 @@ for i, optimizer in enumerate(optimizers):
     config = {
         "name": optimizer, "dim": dim, "seed": 7,
         "initializer": {"uniform": {}}, "optimizer": {optimizer: {}},
-        "row_type": {"embeddings": ("FLOAT32", "FLOAT16", "BFLOAT16")[i // 2]}}
+        "storage_dtype": {
+            "embeddings": ("FLOAT32", "FLOAT16", "BFLOAT16")[i // 2]}}
     table = cluster.open_table(json.dumps(config))
     ids = random.integers(-(2**63), 2**63, 50)
     for _ in range(3):

@@ -14,7 +14,6 @@ from tensorflow.python.eager import record, tape
 from tfswitch import _native
 from tfswitch import optimizers as optimizers_lib
 from tfswitch._ranges import bad_argument
-from tfswitch._renamed import renamed_arguments
 from tfswitch._said_once import warn_once
 from tfswitch._table_spec import DEFAULTS, TableSpec
 from tfswitch.cluster import Cluster, default_cluster
@@ -248,7 +247,6 @@ class DynamicEmbedding(_backend.Layer):
 
     built: bool
 
-    @renamed_arguments(row_type="storage_dtype")
     def __init__(
         self,
         *dims: int,

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 from tfswitch._ranges import bad_argument, check_seconds, is_number
-from tfswitch._renamed import renamed_arguments
 from tfswitch.cluster import Cluster
 from tfswitch.export import (
     ExportReport,
@@ -61,11 +60,6 @@ class ExportTables(_backend.Callback):
     ... )
     """
 
-    @renamed_arguments(
-        every_seconds="every_secs",
-        base_every_seconds="base_every_secs",
-        tell="log_fn",
-    )
     def __init__(
         self,
         path: str | os.PathLike[str],

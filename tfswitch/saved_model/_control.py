@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 from tfswitch import _native
 from tfswitch._control import call, integers
 from tfswitch._ranges import bad_argument, is_number
-from tfswitch._renamed import renamed_arguments
 
 
 class ServedState(NamedTuple):
@@ -83,7 +82,6 @@ def refresh(path: str | os.PathLike[str]) -> ServedState:
     return _steer(path, refresh=True)
 
 
-@renamed_arguments(seconds="interval")
 def watch(path: str | os.PathLike[str], interval: float) -> ServedState:
     """Looks for newer exports at intervals from now on.
 

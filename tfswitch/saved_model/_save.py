@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from tfswitch import _addresses, _loader, export
 from tfswitch._ranges import bad_argument, check_seconds, is_number
-from tfswitch._renamed import renamed_arguments
 from tfswitch._which_keras import keras
 from tfswitch.cluster import cluster_of
 from tfswitch.ops import serving_ops
@@ -35,7 +34,6 @@ _SERVING_OPS = frozenset(
 )
 
 
-@renamed_arguments(deadline_seconds="deadline_secs", cache_seconds="cache_secs")
 def save(
     model: Any,
     path: str | os.PathLike[str],

@@ -25,7 +25,6 @@ class CoordinationService final : public v1::Coordination::Service {
 #define TFSWITCH_ADD(name) Add<v1::name##Request, v1::name##Response>(#name);
     TFSWITCH_COORDINATION_CALLS(TFSWITCH_ADD)
 #undef TFSWITCH_ADD
-    Add<v1::HeartbeatRequest, v1::HeartbeatResponse>("Beat");
   }
 
  private:

@@ -50,7 +50,6 @@ Service::Service(const ServiceIdentity& identity, std::shared_ptr<Shard> shard,
 #define TFSWITCH_ADD(name) Add<v1::name##Request, v1::name##Response>(#name);
   TFSWITCH_PARAMETER_SERVER_CALLS(TFSWITCH_ADD)
 #undef TFSWITCH_ADD
-  Add<v1::CommitExportRequest, v1::CommitExportResponse>("SettleExport");
   MarkMethodStreamed(
       IndexOf<v1::HandshakeRequest>("ParameterServer", "Handshake"),
       GatedHandler<v1::HandshakeRequest, v1::HandshakeResponse>(
