@@ -18,6 +18,7 @@ from tests.python.worker_threads import (
     join_workers,
     running_clients,
 )
+from tfswitch.train._exchange import Exchange
 
 uneven_batches = tsw.train.uneven_batches
 weighted_all_reduce = tsw.train.weighted_all_reduce
@@ -340,6 +341,32 @@ def test_one_that_has_left_or_was_started_again_confuses_nobody(client):
 
     assert alone == [[2.0]]
     assert both == [[33.0], [33.0]]
+
+
+def test_what_one_has_told_last_stays_until_the_next_run():
+    def tell(exchanges):
+        return in_threads(
+            *(
+                functools.partial(
+                    exchange.tell,
+                    {"x": np.full(3, exchange._worker.worker_id)},
+                    with_left=True,
+                )
+                for exchange in exchanges
+            )
+        )
+
+    with running_clients(0) as client:
+        workers = join_workers(client, 2)
+        both = [Exchange("told", worker) for worker in workers]
+        told = tell(both)
+        workers[1].leave()
+        without = tell(both[:1])
+        next_run = tell([Exchange("told", workers[0])])
+
+    assert [list(each) for each in told + without] == [[0, 1]] * 3
+    np.testing.assert_array_equal(without[0][1]["x"], [1, 1, 1])
+    assert list(next_run[0]) == [0]
 
 
 @pytest.mark.parametrize(
