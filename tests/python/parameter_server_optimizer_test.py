@@ -709,22 +709,32 @@ def test_a_loop_names_variables_whose_changes_count_by_their_share(in_graph):
 
         def step(change):
             for each in mine:
-                each.assign_add(tf.cast([change], each.dtype))
+                each.assign_add(tf.cast([change / 2.0], each.dtype))
             optimizer.apply_gradients([(tf.constant([1.0]), variable)])
-            return [tf.identity(each[0]) for each in mine]
+            values = [tf.identity(each[0]) for each in mine]
+            for each in mine:  # The next step sends it.
+                each.assign_add(tf.cast([change / 2.0], each.dtype))
+            return values
 
-        return tf.function(step) if in_graph else step
+        in_steps = tf.function(step) if in_graph else step
+
+        def step_and_pull(change):
+            values = in_steps(change)
+            optimizer.pull()
+            return values
+
+        return step_and_pull
 
     with running_clients(1) as client:
         steps = [make_step(Worker(i, 2, cluster=client(i))) for i in range(2)]
         values = [
             steps[i](tf.constant(change))
-            for i, change in ((0, 4.0), (1, 8.0), (0, 0.0))
+            for i, change in ((0, 4.0), (1, 8.0), (0, 2.0))
         ]
 
     # The first worker's value, and of each change the half. Integers stay.
-    assert [float(shared) for shared, _ in values] == [3.0, 7.0, 7.0]
-    assert [int(local) for _, local in values] == [4, 8, 4]
+    assert [float(shared) for shared, _ in values] == [2.0, 4.0, 5.5]
+    assert [int(local) for _, local in values] == [2, 4, 5]
 
 
 def test_a_loop_that_names_no_variables_is_warned():

@@ -72,16 +72,28 @@ class SharedVariables:
         self.table.initialize([v.numpy() for v in self._variables])
         self.pull()
 
-    def pull(self) -> None:
-        """Sets the variables to their present values on the servers."""
+    def pull(self, *, after_step: bool = False) -> None:
+        """Sets the variables to their present values on the servers.
+
+        Args:
+            after_step: Whether the servers know of all changes; else those
+                since the last step stay, and are sent with the next.
+        """
         arrays = self._all() if self._known is None else sorted(self._known)
-        if arrays:
-            self.take(arrays, pull_many([(self.table, arrays)])[0])
+        if not arrays:
+            return
+        kept = () if after_step else [i for i in arrays if i in self._taken]
+        changes = {i: self._change(i) for i in kept}
+        self.take(arrays, pull_many([(self.table, arrays)])[0])
+        for i, change in changes.items():
+            variable = self._variables[i]
+            variable.assign_add(tf.cast(change, variable.dtype))
 
     def assign(self) -> None:
         """Sets the values on the servers to those of the variables."""
         self.table.assign([v.numpy() for v in self._variables])
-        self.pull()
+        for i, taken in self._taken.items():
+            taken.assign(tf.cast(self._variables[i], tf.float32))
 
     def written(self) -> list[int]:
         """Returns the places of the variables that the step has written."""

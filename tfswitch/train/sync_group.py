@@ -151,8 +151,11 @@ class SyncGroup:
 
     def pull(self) -> None:
         """Sets the variables to their present values on the servers."""
+        self._pull(after_step=False)
+
+    def _pull(self, after_step: bool) -> None:
         if self._shared is not None:
-            self._shared.pull()
+            self._shared.pull(after_step=after_step)
         if self._table is None:
             return
         for variable, value in zip(
@@ -242,7 +245,7 @@ class Epoch:
         if self._num_steps == 0:
             self._first_clock = group._worker.stats()["clock"] - 1
         self._num_steps += 1
-        group.pull()
+        group._pull(after_step=True)
 
     def __enter__(self) -> "Epoch":
         if self._group._is_in_epoch:
