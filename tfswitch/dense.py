@@ -1,10 +1,11 @@
 """A model's dense variables on the parameter servers."""
 
+import itertools
 import math
 import time
 import urllib.parse
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -21,6 +22,91 @@ _MIN_BLOCK = 8
 _MIN_BLOCKS = 256
 
 _POLL_SECS = 0.02
+
+
+class _Part(NamedTuple):
+    """Blocks of a table, in order.
+
+    Attributes:
+        keys: Their keys.
+        sizes: Of each array, how many of its floats they hold: all, for those
+            that the part is of, else what shares a block with one of these.
+        padding: Floats after the last array.
+    """
+
+    keys: np.ndarray
+    sizes: list[int]
+    padding: int
+
+
+class DensePush(NamedTuple):
+    """One of the pushes of `push_many`; see `DenseTable.push`.
+
+    Attributes:
+        table: The table.
+        gradients: One tensor per shape, or None for zeros.
+        learning_rate: Scalar.
+        global_step: int64 scalar.
+        arrays: The places of the arrays whose blocks are sent, in order, which
+            are all that have a gradient. None: of all.
+    """
+
+    table: "DenseTable"
+    gradients: Sequence[Any]
+    learning_rate: Any
+    global_step: Any = 0
+    arrays: Collection[int] | None = None
+
+
+def push_many(pushes: Sequence[DensePush]) -> list[tf.Tensor]:
+    """Does `DenseTable.push` for several tables in one op."""
+    with _python_errors():
+        return embedding_ops.push_many(
+            [
+                embedding_ops.TablePush(
+                    each.table._find_handle(),
+                    tf.constant(each.table._part(each.arrays).keys),
+                    each.table._to_blocks(each.gradients, each.arrays),
+                    tf.cast(each.learning_rate, tf.float32),
+                    global_step=each.global_step,
+                )
+                for each in pushes
+            ],
+            insert_missing=False,
+        ).updated_rows
+
+
+def pull_many(
+    tables: Sequence[tuple["DenseTable", Collection[int] | None]],
+) -> list[list[tf.Tensor]]:
+    """Does `DenseTable.pull` for several tables in one op.
+
+    Args:
+        tables: For each table the places of the arrays that are wanted, in
+            order; None: all.
+
+    Returns:
+        For each table the values of these arrays.
+    """
+    parts = [table._part(arrays) for table, arrays in tables]
+    with _python_errors():
+        blocks = embedding_ops.lookup_many(
+            [table._find_handle() for table, _ in tables],
+            [tf.constant(part.keys) for part in parts],
+            dims=[table._block for table, _ in tables],
+            insert_missing=False,
+        )
+    values = []
+    for (table, arrays), part, rows in zip(tables, parts, blocks, strict=True):
+        flat = tf.split(tf.reshape(rows, [-1]), [*part.sizes, part.padding])
+        shapes = list(table._shapes.values())
+        values.append(
+            [
+                tf.reshape(flat[i], shapes[i])
+                for i in (range(len(shapes)) if arrays is None else arrays)
+            ]
+        )
+    return values
 
 
 class DenseTable:
@@ -240,31 +326,22 @@ class DenseTable:
             ValueError: If gradients do not fit the shapes, or are NaN or Inf.
             ConnectionError, TimeoutError: If a server does not answer.
         """
+        return self._push_beside((), gradients, learning_rate, global_step)
+
+    def _push_beside(
+        self,
+        others: Sequence[DensePush],
+        gradients: Sequence[Any],
+        learning_rate: Any = None,
+        global_step: Any = None,
+    ) -> tf.Tensor:
+        """Does `push`, and pushes to others in the same op."""
         rates = self._table._learning_rate
-        with _python_errors():
-            (pushed,), _ = embedding_ops.push_many(
-                [
-                    embedding_ops.TablePush(
-                        self._find_handle(),
-                        tf.constant(self._keys),
-                        self._to_blocks(gradients),
-                        tf.cast(
-                            rates.read()
-                            if learning_rate is None
-                            else learning_rate,
-                            tf.float32,
-                        ),
-                        global_step=(
-                            rates.number()
-                            if global_step is None
-                            else global_step
-                        ),
-                    )
-                ],
-                insert_missing=False,
-            )
-            rates.advance()
-        return pushed
+        rate = rates.read() if learning_rate is None else learning_rate
+        step = rates.number() if global_step is None else global_step
+        pushed = push_many([DensePush(self, gradients, rate, step), *others])
+        rates.advance()
+        return pushed[0]
 
     def pull(self) -> list[tf.Tensor]:
         """Returns the present values, one float32 tensor per shape.
@@ -275,29 +352,46 @@ class DenseTable:
                 `tf.errors.FailedPreconditionError`.
             ConnectionError, TimeoutError: If a server does not answer.
         """
-        with _python_errors():
-            blocks = embedding_ops.lookup(
-                self._find_handle(),
-                tf.constant(self._keys),
-                dim=self._block,
-                insert_missing=False,
-            )
-        flat = tf.reshape(blocks, [-1])[: self._size]
-        return [
-            tf.reshape(part, shape)
-            for part, shape in zip(
-                tf.split(flat, self._sizes), self._shapes.values(), strict=True
-            )
-        ]
+        return pull_many([(self, None)])[0]
 
-    def _to_blocks(self, gradients: Sequence[Any]) -> tf.Tensor:
+    def _part(self, arrays: Collection[int] | None) -> _Part:
+        """The blocks that hold some of the arrays."""
+        if arrays is None:
+            arrays = range(len(self._sizes))
+        ends = list(itertools.accumulate(self._sizes, initial=0))
+        blocks = {
+            block
+            for i in arrays
+            for block in range(
+                ends[i] // self._block, -(-ends[i + 1] // self._block)
+            )
+        }
+        kept = np.zeros(self._num_blocks + 1, np.int64)
+        kept[sorted(blocks)] = self._block
+        before = np.concatenate([[0], np.cumsum(kept)])
+
+        def place(end: int) -> int:
+            block, rest = divmod(end, self._block)
+            return int(before[block] + min(rest, kept[block]))
+
+        places = [place(end) for end in ends]
+        return _Part(
+            self._keys[kept[:-1] > 0],
+            np.diff(places).tolist(),
+            int(before[-1]) - places[-1],
+        )
+
+    def _to_blocks(
+        self, gradients: Sequence[Any], arrays: Collection[int] | None
+    ) -> tf.Tensor:
         self._check_count("gradients", gradients)
+        part = self._part(arrays)
         parts = []
-        for gradient, (key, shape) in zip(
-            gradients, self._shapes.items(), strict=True
+        for gradient, (key, shape), size in zip(
+            gradients, self._shapes.items(), part.sizes, strict=True
         ):
             if gradient is None:
-                parts.append(tf.zeros([math.prod(shape)]))
+                parts.append(tf.zeros([size]))
                 continue
             gradient = tf.cast(tf.convert_to_tensor(gradient), tf.float32)
             if not gradient.shape.is_compatible_with(shape):
@@ -312,11 +406,9 @@ class DenseTable:
                 "applied. Check the loss and the learning rate",
             )
             parts.append(tf.reshape(gradient, [-1]))
-        padding = self._num_blocks * self._block - self._size
-        if padding:
-            parts.append(tf.zeros([padding]))
+        parts.append(tf.zeros([part.padding]))
         return tf.reshape(
-            tf.concat(parts, axis=0), [self._num_blocks, self._block]
+            tf.concat(parts, axis=0), [len(part.keys), self._block]
         )
 
     def _to_blocks_array(self, values: Sequence[Any]) -> np.ndarray:

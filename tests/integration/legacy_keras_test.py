@@ -20,13 +20,15 @@ TESTS = {
     ),
     "dynamic_embeddings": "not gone",
     "export_tables": "not thread",
+    "global_metrics": "logs",
     "keras_compatibility": (
         "forms or each_form or other_ways or compiled_optimizer or Early"
         " or best or set_weights or saved_model or tensorflow or exports"
     ),
+    "metrics": "fit or add_up",
     "parameter_server_optimizer": (
         "fit_equals or rows_equals or custom_loop or eager or execution"
-        " or schedule or saved or config or layers_see"
+        " or schedule or saved or config or layers_see or alone or sends"
     ),
     "sampled_losses": "(layer or model or score) and not (soft or weigh)",
     "sync_epochs": "not counts_for_nothing",

@@ -1,8 +1,10 @@
-"""uneven_batches and weighted_all_reduce, with a collective among threads.
+"""all_reduce over servers; uneven_batches and weighted_all_reduce.
 
-tests/integration/all_reduce_test.py has the real one.
+These have a collective among threads here, and in
+tests/integration/all_reduce_test.py the real one.
 """
 
+import functools
 import threading
 
 import numpy as np
@@ -10,7 +12,13 @@ import pytest
 import tensorflow as tf
 
 import tfswitch as tsw
-from tests.python.worker_threads import HANG_SECS, in_threads
+from tests.python.worker_threads import (
+    HANG_SECS,
+    in_threads,
+    join_workers,
+    running_clients,
+)
+from tfswitch.train._exchange import Exchange
 
 uneven_batches = tsw.train.uneven_batches
 weighted_all_reduce = tsw.train.weighted_all_reduce
@@ -275,3 +283,115 @@ def test_it_belongs_in_the_replica_context():
         pytest.raises(ValueError, match=r"replica context.*strategy\.run"),
     ):
         weighted_all_reduce([tf.constant([1.0])], 1)
+
+
+# --- all_reduce -------------------------------------------------------------
+
+
+@pytest.fixture(params=[0, 2], ids=["embedded", "two_servers"])
+def client(request):
+    with running_clients(request.param) as client:
+        yield client
+
+
+def reduce_all(arrays, op="sum"):
+    """Each worker's result for its arrays, by worker."""
+    return in_threads(
+        *(
+            lambda worker=worker, given=given: tsw.train.all_reduce(
+                given, op, worker=worker
+            )
+            for worker, given in arrays.items()
+        )
+    )
+
+
+def test_all_have_the_reduced_arrays_bit_by_bit(client):
+    workers = join_workers(client, 3)
+    rng = np.random.default_rng(3)
+    floats = [rng.normal(size=(1500,)).astype(np.float32) for _ in workers]
+    arrays = {
+        worker: [floats[i], 2**60 + i, np.array([[True], [i == 1]])]
+        for i, worker in enumerate(workers)
+    }
+
+    sums = reduce_all(arrays)
+    means = reduce_all(arrays, "mean")
+    least, largest = reduce_all(arrays, "min")[0], reduce_all(arrays, "max")[2]
+
+    exact = np.sum(floats, axis=0, dtype=np.float64).astype(np.float32)
+    for of_floats, of_ints, of_booleans in sums:
+        np.testing.assert_array_equal(of_floats, exact)
+        assert of_floats.dtype == np.float32
+        assert of_ints == 3 * 2**60 + 3
+        np.testing.assert_array_equal(of_booleans, [[3], [1]])
+    np.testing.assert_allclose(means[1][0], exact / 3, rtol=1e-6)
+    np.testing.assert_array_equal(least[0], np.min(floats, axis=0))
+    assert largest[1] == 2**60 + 2
+
+
+def test_one_that_has_left_or_was_started_again_confuses_nobody(client):
+    workers = join_workers(client, 2, consistency="bsp")
+    reduce_all({workers[0]: [1.0], workers[1]: [10.0]})
+
+    workers[1].leave()
+    alone = reduce_all({workers[0]: [2.0]})
+    again = tsw.train.Worker(1, 2, consistency="bsp", cluster=client(1))
+    both = reduce_all({workers[0]: [3.0], again: [30.0]})
+
+    assert alone == [[2.0]]
+    assert both == [[33.0], [33.0]]
+
+
+def test_what_one_has_told_last_stays_until_the_next_run():
+    def tell(exchanges):
+        return in_threads(
+            *(
+                functools.partial(
+                    exchange.tell,
+                    {"x": np.full(3, exchange._worker.worker_id)},
+                    with_left=True,
+                )
+                for exchange in exchanges
+            )
+        )
+
+    with running_clients(0) as client:
+        workers = join_workers(client, 2)
+        both = [Exchange("told", worker) for worker in workers]
+        told = tell(both)
+        workers[1].leave()
+        without = tell(both[:1])
+        next_run = tell([Exchange("told", workers[0])])
+
+    assert [list(each) for each in told + without] == [[0, 1]] * 3
+    np.testing.assert_array_equal(without[0][1]["x"], [1, 1, 1])
+    assert list(next_run[0]) == [0]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "op", "message"),
+    [
+        ([1.0], "product", "op='product'"),
+        ([["a"]], "sum", "arrays="),
+    ],
+)
+def test_what_all_reduce_cannot_do_is_named(arrays, op, message):
+    with running_clients(0) as client:
+        (worker,) = join_workers(client, 1)
+        with pytest.raises(ValueError, match=message):
+            tsw.train.all_reduce(arrays, op, worker=worker)
+
+
+def test_arrays_that_differ_are_named_to_all(client):
+    def error_of(worker):
+        with pytest.raises(ValueError, match="same dtypes") as error:
+            tsw.train.all_reduce([np.ones(worker.worker_id)], worker=worker)
+        return str(error.value)
+
+    workers = join_workers(client, 2)
+
+    errors = in_threads(*(functools.partial(error_of, w) for w in workers))
+
+    assert errors[0] == errors[1]
+    assert "(1,))] from worker 1" in errors[0]

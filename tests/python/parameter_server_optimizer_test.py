@@ -100,6 +100,21 @@ def make_model(optimizer, units=4, seed=5, compiled=None, **dense):
     return model
 
 
+def make_normalized_model(optimizer, seed=8, **compiled):
+    keras.utils.set_random_seed(seed)
+    model = keras.Sequential(
+        [
+            keras.Input((3,)),
+            keras.layers.Dense(2, trainable=False),
+            keras.layers.BatchNormalization(momentum=0.5),
+            keras.layers.Dropout(0.5),  # Has a seed, of integers.
+            keras.layers.Dense(1),
+        ]
+    )
+    model.compile(optimizer, "mse", metrics=["mae"], **compiled)
+    return model
+
+
 def make_embedding_model(optimizer, consistency="asp"):
     keras.utils.set_random_seed(6)
     layer = tsw.keras.DynamicEmbedding(
@@ -335,30 +350,6 @@ def test_gradients_are_clipped_as_keras_does(embedded, clip, kind):
         assert_same_weights(model, unclipped)
 
 
-def test_variables_that_do_not_learn_stay_on_the_worker(embedded):
-    def make(optimizer):
-        keras.utils.set_random_seed(8)
-        model = keras.Sequential(
-            [
-                keras.Input((3,)),
-                keras.layers.Dense(4),
-                keras.layers.BatchNormalization(),
-                keras.layers.Dense(2, trainable=False),
-                keras.layers.Dense(1),
-            ]
-        )
-        model.compile(optimizer, "mse")
-        return model
-
-    plain = make(OPTIMIZERS["sgd"]())
-    model = make(on_servers(OPTIMIZERS["sgd"]()))
-
-    fit(plain), fit(model)
-
-    assert_same_weights(model, plain)
-    assert len(model.optimizer.table.shapes) == len(model.trainable_variables)
-
-
 def test_a_variable_without_gradient_stays(embedded):
     keras.utils.set_random_seed(9)
     layers = [keras.layers.Dense(1) for _ in range(2)]
@@ -436,8 +427,8 @@ def test_the_first_trace_builds_an_optimizer(embedded):
 def test_a_float16_policy_scales_and_unscales(embedded):
     keras.mixed_precision.set_global_policy("mixed_float16")
     try:
-        plain = make_model(OPTIMIZERS["sgd"]())
-        model = make_model(on_servers(OPTIMIZERS["sgd"]()))
+        plain = make_normalized_model(OPTIMIZERS["sgd"]())
+        model = make_normalized_model(on_servers(OPTIMIZERS["sgd"](), "bsp"))
     finally:
         keras.mixed_precision.set_global_policy("float32")
 
@@ -615,6 +606,145 @@ def test_bsp_weighs_a_batch_by_the_ids_that_layers_see():
     np.testing.assert_allclose(variable.numpy(), [expected], rtol=1e-6)
 
 
+# --- Variables without a gradient -------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "non_trainable", "is_shared", "eager"),
+    [
+        ("asp", None, False, False),
+        ("asp", "mean", True, True),
+        ("bsp", None, True, False),
+        ("bsp", "local", False, False),
+    ],
+)
+def test_alone_variables_without_gradient_are_those_of_keras(
+    embedded, kind, non_trainable, is_shared, eager
+):
+    plain = make_normalized_model(OPTIMIZERS["sgd"]())
+    model = make_normalized_model(
+        on_servers(
+            OPTIMIZERS["sgd"](), kind, table="t", non_trainable=non_trainable
+        ),
+        run_eagerly=eager,
+    )
+
+    fit(plain), fit(model)
+
+    # Of TensorFlow's generator an eager step takes other numbers.
+    if not (eager and IS_LEGACY):
+        for one, other in zip(
+            model.get_weights(), plain.get_weights(), strict=True
+        ):
+            np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+    assert embedded.tables() == ["t", *(["t_non_trainable"] * is_shared)]
+
+
+def test_bsp_averages_what_steps_change_and_sends_nothing_else():
+    """A frozen kernel is the first worker's, and no step fetches it."""
+    batches = [np.full((size, 3), size, np.float32) for size in (6, 2)]
+    with running_clients(2) as client:
+        models = [
+            make_normalized_model(
+                on_servers(
+                    "sgd",
+                    "bsp",
+                    table="t",
+                    worker=Worker(i, 2, consistency="bsp", cluster=client(i)),
+                    batch_weight=len(batch),
+                ),
+                seed=i,
+            )
+            for i, batch in enumerate(batches)
+        ]
+        frozen = models[0].layers[0].get_weights()
+        for model in models:
+            model.optimizer.build(model.trainable_variables)
+            for one, other in zip(
+                model.layers[0].get_weights(), frozen, strict=True
+            ):
+                np.testing.assert_array_equal(one, other)
+        table = models[0].optimizer._servers.shared.table
+        values = [value.numpy() for value in table.pull()]
+        assert [list(value.shape) for value in values] == [
+            [3, 2],
+            [2],
+            [2],
+            [2],
+        ]
+        table.assign([values[0] + 7.0, *values[1:]])
+
+        calls = [
+            Call(model.train_on_batch, batch, np.ones((len(batch), 1)))
+            for model, batch in zip(models, batches, strict=True)
+        ]
+        for call in calls:
+            call.result()
+
+    means = [(batch @ frozen[0] + frozen[1]).mean(axis=0) for batch in batches]
+    for model in models:
+        np.testing.assert_array_equal(
+            model.layers[0].get_weights()[0], frozen[0]
+        )
+        np.testing.assert_allclose(
+            model.layers[1].moving_mean.numpy(),
+            (6 * 0.5 * means[0] + 2 * 0.5 * means[1]) / 8,
+            rtol=1e-5,
+        )
+
+
+@pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "graph"])
+def test_a_loop_names_variables_whose_changes_count_by_their_share(in_graph):
+    def make_step(worker):
+        variable = make_variable()
+        mine = [tf.Variable([1.0 + worker.worker_id]), tf.Variable([0])]
+        optimizer = on_servers(
+            "sgd",
+            table="t",
+            worker=worker,
+            non_trainable="mean",
+            non_trainable_variables=mine,
+        )
+        optimizer.build([variable])
+
+        def step(change):
+            for each in mine:
+                each.assign_add(tf.cast([change / 2.0], each.dtype))
+            optimizer.apply_gradients([(tf.constant([1.0]), variable)])
+            values = [tf.identity(each[0]) for each in mine]
+            for each in mine:  # The next step sends it.
+                each.assign_add(tf.cast([change / 2.0], each.dtype))
+            return values
+
+        in_steps = tf.function(step) if in_graph else step
+
+        def step_and_pull(change):
+            values = in_steps(change)
+            optimizer.pull()
+            return values
+
+        return step_and_pull
+
+    with running_clients(1) as client:
+        steps = [make_step(Worker(i, 2, cluster=client(i))) for i in range(2)]
+        values = [
+            steps[i](tf.constant(change))
+            for i, change in ((0, 4.0), (1, 8.0), (0, 2.0))
+        ]
+
+    # The first worker's value, and of each change the half. Integers stay.
+    assert [float(shared) for shared, _ in values] == [2.0, 4.0, 5.5]
+    assert [int(local) for _, local in values] == [2, 4, 5]
+
+
+def test_a_loop_that_names_no_variables_is_warned():
+    with running_clients(0) as client:
+        worker = Worker(0, 2, consistency="bsp", cluster=client(0))
+        optimizer = on_servers("sgd", "bsp", worker=worker)
+        with pytest.warns(UserWarning, match="`non_trainable_variables=model"):
+            optimizer.build([make_variable()])
+
+
 # --- Config and saving ------------------------------------------------------
 
 
@@ -637,6 +767,7 @@ def test_config_round_trip_keeps_every_argument(optimizer):
         consistency=Consistency.ssp(3),
         table="mine",
         batch_weight=7.0,
+        non_trainable="mean",
         name="named",
     )
 
@@ -781,6 +912,7 @@ def test_a_constraint_is_refused_with_its_variable(embedded):
         ({"batch_weight": True}, "batch_weight=True"),
         ({"batch_weight": "many"}, "batch_weight='many'"),
         ({"batch_weight": [1.0]}, "batch_weight="),
+        ({"non_trainable": "sum"}, "non_trainable='sum'"),
         ({"worker": 0}, "worker=0"),
         ({"worker": "chief"}, "worker='chief'"),
     ],

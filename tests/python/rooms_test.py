@@ -19,6 +19,7 @@ ROOMS = [
     "train",
     "data",
     "keras",
+    "metrics",
     "saved_model",
     "cli",
     "ray",

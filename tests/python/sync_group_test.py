@@ -1,11 +1,18 @@
 """SyncGroup: epochs of uneven length, exact averages, and what may go wrong."""
 
+import threading
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfswitch as tsw
-from tests.python.worker_threads import Call, in_threads, running_clients
+from tests.python.worker_threads import (
+    HANG_SECS,
+    Call,
+    in_threads,
+    running_clients,
+)
 
 Worker = tsw.train.Worker
 SyncGroup = tsw.train.SyncGroup
@@ -190,6 +197,30 @@ def test_the_variables_of_the_first_worker_count(client):
 
     np.testing.assert_array_equal(first.numpy(), [1.0, 2.0])
     np.testing.assert_array_equal(second.numpy(), [1.0, 2.0])
+
+
+def test_changes_without_a_gradient_are_averaged_by_samples(client):
+    averages = [tf.Variable([2.0, 0.0]), tf.Variable([9.0, 9.0])]
+
+    def train(worker, change, weight):
+        group = SyncGroup(
+            worker=Worker(worker, 2, consistency="bsp", cluster=client(worker)),
+            non_trainable=[averages[worker]],
+        )
+        if worker == 0:
+            first.set()
+        with group.epoch() as steps:
+            averages[worker].assign_add(change)
+            steps.step(weight=weight)
+        group.leave()
+
+    first = threading.Event()
+    zero = Call(train, 0, [1.0, 4.0], 3.0)
+    assert first.wait(HANG_SECS)
+    in_threads(zero.result, lambda: train(1, [1.0, 8.0], 1.0))
+
+    for average in averages:
+        np.testing.assert_allclose(average, [3.0, 5.0], rtol=1e-6)
 
 
 def test_a_layers_weight_may_be_among_the_variables(client):

@@ -4,6 +4,7 @@ With TF_USE_LEGACY_KERAS=1 in the environment, which also selects `tf.keras`,
 they are those of tf_keras; else those of Keras 3.
 """
 
+from tfswitch.keras import callbacks
 from tfswitch.keras._saved_rows import load_without_rows
 from tfswitch.keras.checkpoint import Checkpoint
 from tfswitch.keras.dynamic_embedding import DynamicEmbedding
@@ -23,6 +24,7 @@ __all__ = [
     "ParameterServerOptimizer",
     "SampledSoftmax",
     "SyncEpochs",
+    "callbacks",
     "from_embedding",
     "load_without_rows",
     "to_embedding",

@@ -103,6 +103,15 @@ def tf_variable(variable: Any) -> tf.Variable:
     return variable if IS_LEGACY else variable.value
 
 
+def trainer() -> Any:
+    """The class whose `compile` all models have."""
+    if IS_LEGACY:
+        return Model
+    from keras.src.trainers.trainer import Trainer
+
+    return Trainer
+
+
 def init_optimizer(
     optimizer: Any, init: Any, *, learning_rate: Any, name: str, **clips: Any
 ) -> None:

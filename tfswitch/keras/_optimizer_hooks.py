@@ -39,6 +39,7 @@ def install() -> None:
     Raises:
         ImportError: If Keras has no such method.
     """
+    _wrap(_backend.trainer(), "compile", _compile)
     if _backend.IS_LEGACY:
         from tf_keras.src.optimizers import optimizer
         from tf_keras.src.optimizers.legacy import optimizer_v2
@@ -75,6 +76,17 @@ def _wrap(cls: Any, name: str, wrapper: Callable[..., Any]) -> None:
         return wrapper(original, self, *args, **kwargs)
 
     setattr(cls, name, method)
+
+
+def _compile(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Tells an optimizer whose model it has, if it has to know."""
+    result = original(self, *args, **kwargs)
+    optimizer = self.optimizer
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    note = getattr(optimizer, "_is_compiled_with", None)
+    if note is not None:
+        note(self)
+    return result
 
 
 # --- Keras 3 ---------------------------------------------------------------

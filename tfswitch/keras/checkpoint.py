@@ -469,8 +469,8 @@ class Checkpoint(_backend.Callback):
             if isinstance(layer, DynamicEmbedding)
         }
         if isinstance(self._optimizer, ParameterServerOptimizer):
-            dense = self._optimizer.table._table
-            found[id(dense)] = dense
+            for dense in self._optimizer._dense_tables():
+                found[id(dense._table)] = dense._table
         places: dict[str, list[EmbeddingTable]] = {}
         for table in found.values():
             place = "servers" if table.cluster.is_remote else "process"

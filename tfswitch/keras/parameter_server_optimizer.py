@@ -1,7 +1,9 @@
 """An optimizer whose state and variables live on the parameter servers."""
 
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -11,11 +13,13 @@ from tfswitch import optimizers as optimizers_lib
 from tfswitch._ranges import bad_argument, is_number
 from tfswitch.cluster import Cluster, default_cluster
 from tfswitch.consistency import Consistency
-from tfswitch.dense import DenseTable
+from tfswitch.dense import DensePush, DenseTable, pull_many, push_many
 from tfswitch.keras import _backend, _row_weights, batch_size
 from tfswitch.keras._row_weights import is_rows
 from tfswitch.ops import embedding_ops
 from tfswitch.ops.resources import has_remote_workers
+from tfswitch.train._checks import check_choice
+from tfswitch.train._shared_variables import SharedVariables
 from tfswitch.train.worker import Worker
 
 # Settings of a Keras optimizer that this one applies itself, on the worker.
@@ -44,10 +48,13 @@ class ParameterServerOptimizer(_backend.Optimizer):
     first dimension of their ids. A model without one, or whose ids have another
     first dimension, needs `batch_weight`, or every batch weighs the same.
 
-    These stay on the worker: metrics, the weights of layers that are not
-    trainable (such as the moving averages of batch normalization), the step
-    counter that learning-rate schedules read, and clipping of gradients, which
-    needs the gradient of all workers under `bsp` and is refused there.
+    Float variables that no gradient trains, such as the moving averages of
+    batch normalization, are those of all workers too with
+    `non_trainable="mean"`, which `bsp` has unless told otherwise.
+
+    These stay on the worker: metrics, integers, seeds, the step counter that
+    learning-rate schedules read, and clipping of gradients, which needs the
+    gradient of all workers under `bsp` and is refused there.
 
     Args:
         optimizer: A name ("sgd", "adagrad", "adam", ...), an elementwise
@@ -62,6 +69,17 @@ class ParameterServerOptimizer(_backend.Optimizer):
             made, as TF_CONFIG says, when the optimizer is built.
         batch_weight: Number of samples of each batch, or a function without
             arguments that returns it, as a number or a tensor.
+        non_trainable: "mean": the model's float variables without a gradient
+            are on the servers, in a table of the name `table` with
+            "_non_trainable" behind it. The first worker's values initialise
+            them. Under `bsp` the changes that a step makes are averaged by
+            samples; under `asp` and `ssp` each counts by its share, 1 /
+            `num_workers`, when it arrives. "local": each worker has its own.
+            None: "mean" under `bsp`, else "local".
+        non_trainable_variables: These variables, for a loop of your own. By
+            default those of the model that is compiled with this optimizer,
+            of which a step sends what it writes; of those given here it sends
+            all. Metrics should not be among them.
         cluster: By default that of `tfswitch.connect`.
         name: Name of the optimizer.
 
@@ -90,6 +108,8 @@ class ParameterServerOptimizer(_backend.Optimizer):
         table: str = "dense_variables",
         worker: Worker | None = None,
         batch_weight: float | Callable[[], Any] | None = None,
+        non_trainable: str | None = None,
+        non_trainable_variables: Iterable[Any] | None = None,
         cluster: Cluster | None = None,
         name: str = "parameter_server",
     ) -> None:
@@ -115,6 +135,8 @@ class ParameterServerOptimizer(_backend.Optimizer):
                 "a function that returns it. "
                 f"Received: batch_weight={batch_weight!r}"
             )
+        if non_trainable is not None:
+            check_choice("non_trainable", non_trainable, ("mean", "local"))
         _check_worker(worker, consistency, cluster)
         _backend.init_optimizer(
             self,
@@ -127,7 +149,10 @@ class ParameterServerOptimizer(_backend.Optimizer):
         self._consistency = consistency
         self._table_name = table
         self._batch_weight = batch_weight
+        self._non_trainable = non_trainable
         self._servers = _Servers(worker, cluster)
+        if non_trainable_variables is not None:
+            self._servers.non_trainable = list(non_trainable_variables)
         batch_size.start_recording()
 
     @property
@@ -191,14 +216,10 @@ class ParameterServerOptimizer(_backend.Optimizer):
                 self._join_servers()
 
     def _join_servers(self) -> None:
-        # Layers have running numbers in their names, which differ from process
-        # to process; the order of variables is the same.
         servers = self._servers
         shapes = {
-            f"{i}/{_backend.variable_path(v).rsplit('/', 1)[-1]}": tuple(
-                v.shape
-            )
-            for i, v in enumerate(servers.variables)
+            name: tuple(v.shape)
+            for name, v in _by_name(servers.variables).items()
         }
         if not shapes:
             raise ValueError(
@@ -222,6 +243,7 @@ class ParameterServerOptimizer(_backend.Optimizer):
             )
         try:
             table.initialize([v.numpy() for v in servers.variables])
+            servers.shared = self._share_non_trainable(servers.worker)
             servers.table = table
             self.pull()
         except BaseException:
@@ -234,10 +256,66 @@ class ParameterServerOptimizer(_backend.Optimizer):
         if clock > int(self.iterations.numpy()):
             self.iterations.assign(clock)
 
+    def _share_non_trainable(self, worker: Worker) -> SharedVariables | None:
+        """Has the variables that no gradient trains be those of all workers."""
+        servers = self._servers
+        kind = self._non_trainable or (
+            "mean" if self._consistency.kind == "bsp" else "local"
+        )
+        if kind == "local":
+            return None
+        given = servers.non_trainable
+        left_out = set(map(id, servers.variables))
+        if given is None:
+            model = servers.model()
+            if model is None:
+                if worker.num_workers > 1:
+                    warnings.warn(
+                        "ParameterServerOptimizer does not know the model, so "
+                        "variables without a gradient, such as the moving "
+                        "averages of BatchNormalization, are each worker's "
+                        "own. Pass `non_trainable_variables="
+                        "model.non_trainable_variables`, or "
+                        '`non_trainable="local"` if there are none.',
+                        stacklevel=2,
+                    )
+                return None
+            given = model.non_trainable_weights
+            left_out |= {id(v) for m in model.metrics for v in m.variables}
+        found = [
+            variable
+            for variable in {id(v): v for v in given}.values()
+            if id(variable) not in left_out
+            and not is_rows(variable)
+            and tf.as_dtype(variable.dtype).is_floating
+            and 0 not in tuple(variable.shape)
+        ]
+        if not found:
+            return None
+        return SharedVariables(
+            f"{self._table_name}_non_trainable",
+            _by_name(found),
+            worker,
+            finds_writes=servers.non_trainable is None,
+        )
+
+    def _dense_tables(self) -> list[DenseTable]:
+        shared = self._servers.shared
+        return [self.table, *([] if shared is None else [shared.table])]
+
+    def _is_compiled_with(self, model: Any) -> None:
+        """Tells whose variables without a gradient are to be shared."""
+        self._servers.model = weakref.ref(model)
+
     def pull(self) -> None:
         """Sets the model's variables to their present values on the servers."""
+        self._take(self.table.pull())
+        if self._servers.shared is not None:
+            self._servers.shared.pull()
+
+    def _take(self, values: Sequence[Any]) -> None:
         for variable, value in zip(
-            self._servers.variables, self.table.pull(), strict=True
+            self._servers.variables, values, strict=True
         ):
             variable.assign(tf.cast(value, variable.dtype))
 
@@ -248,6 +326,8 @@ class ParameterServerOptimizer(_backend.Optimizer):
         this process alone: the next step would bring the servers' back.
         """
         self.table.assign([v.numpy() for v in self._servers.variables])
+        if self._servers.shared is not None:
+            self._servers.shared.assign()
 
     def apply(
         self, grads: Sequence[Any], trainable_variables: Any = None
@@ -320,16 +400,21 @@ class ParameterServerOptimizer(_backend.Optimizer):
         table = self.table
         rate = tf.convert_to_tensor(optimizers_lib.KerasRate(self)())
         step = tf.cast(tf.convert_to_tensor(self.iterations), tf.int64) + 1
-        pushed = [
-            *_row_weights.push(rows, self, rate),
-            table.push(gradients, learning_rate=rate, global_step=step),
-        ]
+        shared = self._servers.shared
+        written = [] if shared is None else shared.written()
+        dense = [DensePush(table, gradients, rate, step)]
+        if shared is not None and written:
+            dense.append(shared.changes(written))
+        pushed = [*_row_weights.push(rows, self, rate), *push_many(dense)]
         with tf.control_dependencies([tf.convert_to_tensor(p) for p in pushed]):
             weight = tf.identity(self._weight(has_layers))
             with tf.control_dependencies([weight]):
                 ended = embedding_ops.end_step(table._find_handle(), weight)
         with tf.control_dependencies([ended]):
-            self.pull()
+            values = pull_many([(each.table, each.arrays) for each in dense])
+            self._take(values[0])
+            if shared is not None and written:
+                shared.take(written, values[1])
             # Not by the call that finds the end of the data.
             self.iterations.assign_add(1)
 
@@ -371,7 +456,10 @@ class ParameterServerOptimizer(_backend.Optimizer):
         )
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments; `worker` and `cluster` are not among them."""
+        """Returns the arguments without those that are objects of the process.
+
+        So `worker`, `cluster` and `non_trainable_variables` are not among them.
+        """
         return {
             "name": self.name,
             "optimizer": _backend.optimizer_config(
@@ -382,6 +470,7 @@ class ParameterServerOptimizer(_backend.Optimizer):
             "batch_weight": (
                 None if callable(self._batch_weight) else self._batch_weight
             ),
+            "non_trainable": self._non_trainable,
             **{clip: getattr(self, clip, None) for clip in _CLIPS},
         }
 
@@ -400,6 +489,18 @@ class ParameterServerOptimizer(_backend.Optimizer):
         made = cls(**config)
         made._servers.waits_for_step = True
         return made
+
+
+def _by_name(variables: Sequence[Any]) -> dict[str, Any]:
+    """Names variables alike in all processes.
+
+    Layers have running numbers in their names, which differ from process to
+    process; the order of variables is the same.
+    """
+    return {
+        f"{i}/{_backend.variable_path(v).rsplit('/', 1)[-1]}": v
+        for i, v in enumerate(variables)
+    }
 
 
 def _check_worker(
@@ -429,6 +530,10 @@ class _Servers:
         self.cluster = cluster
         self.table: DenseTable | None = None
         self.variables: list[Any] = []
+        # Of the model: a reference, as it refers to the optimizer.
+        self.model: Callable[[], Any] = lambda: None
+        self.non_trainable: list[Any] | None = None  # If the user names them.
+        self.shared: SharedVariables | None = None
         # Whether to join the servers at the first step, not when built.
         self.waits_for_step = False
 

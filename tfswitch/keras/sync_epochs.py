@@ -5,6 +5,31 @@ from typing import Any
 from tfswitch.keras import _backend
 from tfswitch.keras.parameter_server_optimizer import ParameterServerOptimizer
 from tfswitch.train.barrier import END_OF_EPOCH, EPOCH_SECS
+from tfswitch.train.worker import Worker
+
+
+def server_optimizer(callback: Any) -> Any:
+    """Returns the optimizer of a callback's model.
+
+    Raises:
+        ValueError: If it is no `ParameterServerOptimizer`.
+    """
+    optimizer = callback.model.optimizer
+    # Mixed precision wraps it.
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    if not isinstance(optimizer, ParameterServerOptimizer):
+        raise ValueError(
+            f"{type(callback).__name__} is for models with a "
+            "tfswitch.keras.ParameterServerOptimizer. Received: "
+            f"{type(optimizer).__name__}"
+        )
+    return optimizer
+
+
+def close_step(worker: Worker) -> None:
+    """Ends a step whose loss overflowed, which counts for nothing."""
+    if worker.consistency.kind == "bsp" and worker.stats()["in_step"]:
+        worker.end_step(weight=0.0)
 
 
 class SyncEpochs(_backend.Callback):
@@ -45,12 +70,7 @@ class SyncEpochs(_backend.Callback):
         self._first_clock: int | None = None  # When the epoch or a step did.
 
     def on_train_begin(self, logs: Any = None) -> None:
-        if not isinstance(self._optimizer, ParameterServerOptimizer):
-            raise ValueError(
-                "SyncEpochs is for models with a "
-                "tfswitch.keras.ParameterServerOptimizer. Received: "
-                f"{type(self._optimizer).__name__}"
-            )
+        server_optimizer(self)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._is_open = True
@@ -80,9 +100,7 @@ class SyncEpochs(_backend.Callback):
 
     @property
     def _optimizer(self) -> Any:
-        optimizer = self.model.optimizer
-        # Mixed precision wraps it.
-        return getattr(optimizer, "inner_optimizer", optimizer)
+        return server_optimizer(self)
 
     def _end_epoch(self) -> None:
         if not self._is_open:
@@ -90,11 +108,8 @@ class SyncEpochs(_backend.Callback):
         self._is_open = False
         optimizer = self._optimizer
         worker = optimizer.worker
+        close_step(worker)
         before = worker.stats()
-        if before["in_step"] and worker.consistency.kind == "bsp":
-            # The last batch's loss overflowed: it counts for nothing.
-            worker.end_step(weight=0.0)
-            before = worker.stats()
         worker.wait_at_barrier(END_OF_EPOCH, timeout_secs=self._timeout_secs)
         optimizer.pull()
         # Schedules go on where the others are.

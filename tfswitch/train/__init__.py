@@ -1,7 +1,11 @@
 """Training with several workers."""
 
 from tfswitch.consistency import Consistency
-from tfswitch.train.all_reduce import uneven_batches, weighted_all_reduce
+from tfswitch.train.all_reduce import (
+    all_reduce,
+    uneven_batches,
+    weighted_all_reduce,
+)
 from tfswitch.train.barrier import Barrier
 from tfswitch.train.epoch_loop import epochs
 from tfswitch.train.sync_group import SyncGroup
@@ -20,6 +24,7 @@ __all__ = [
     "SyncReplicasHook",
     "SyncReplicasOptimizer",
     "Worker",
+    "all_reduce",
     "epochs",
     "uneven_batches",
     "weighted_all_reduce",

@@ -1,20 +1,92 @@
-"""Synchronous training by all-reduce with different amounts of data.
+"""All-reduce: of any arrays, and to train with different amounts of data.
 
-All-reduce needs every worker in every step. So one whose data is used up goes
-on with batches of no rows, and each brings the number of its samples along in
-the same all-reduce: gradients are summed as they weigh and divided by the sum
-of the weights, which is 0 when all data has been used.
+As a way to train it needs every worker in every step. So one whose data is used
+up goes on with batches of no rows, and each brings the number of its samples
+along in the same all-reduce: gradients are summed as they weigh and divided by
+the sum of the weights, which is 0 when all data has been used.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfswitch._ranges import bad_argument
 from tfswitch.ops import is_of_rows
+from tfswitch.train._checks import check_choice
+from tfswitch.train._exchange import exchange_of, merge
+from tfswitch.train.worker import Worker, present_workers
 
 SumOverWorkers = Callable[[list[Any]], Sequence[Any]]
+
+
+def all_reduce(
+    arrays: Sequence[Any],
+    op: str = "sum",
+    *,
+    worker: Worker | None = None,
+    timeout_secs: float | None = None,
+) -> list[np.ndarray]:
+    """Reduces arrays over the workers of a group, by way of the servers.
+
+    All workers call it, and each waits until all have come; nobody waits for
+    one that has left or has died. The values are summed in the order of the
+    workers, so all have the same result to the last bit. It is for counts,
+    metrics and decisions that all take alike, once in many steps: a call takes
+    some ten messages to the servers. A worker that repeats steps, as after
+    `Worker(first_step=...)`, waits for nobody and has its own arrays back.
+
+    Args:
+        arrays: Numbers, arrays or eager tensors; on all workers as many, of the
+            same dtypes and shapes.
+        op: "sum", "mean" (all workers count alike), "max" or "min".
+        worker: This process's place in the group; by default the one
+            `tfswitch.train.Worker` that it is.
+        timeout_secs: Longest wait for the others; by default the worker's
+            `wait_secs`.
+
+    Returns:
+        An array for each, of its dtype; sums of booleans are int64, and means
+        of integers are float64.
+
+    Raises:
+        ValueError: If an argument is none of these, or the workers' arrays
+            differ.
+        TimeoutError: If others have not come by then. The message names them.
+        RuntimeError: If this process is no worker or several, if it was given
+            up meanwhile, or as `Worker.wait_at_barrier`.
+        ConnectionError: If a server does not answer.
+
+    Example:
+
+    >>> with tsw.train.Worker(0, 1) as worker:
+    ...     clicks, shows = tsw.train.all_reduce([3, 40], worker=worker)
+    >>> int(shows)
+    40
+    """
+    check_choice("op", op, ("sum", "mean", "max", "min"))
+    if worker is None:
+        workers = present_workers()
+        if len(workers) != 1:
+            raise RuntimeError(
+                f"this process is {len(workers)} workers; say which one tells "
+                "its arrays: `worker=`"
+            )
+        worker = workers[0]
+    told = {}
+    for i, array in enumerate(arrays):
+        if tf.is_tensor(array) and not hasattr(array, "numpy"):
+            raise bad_argument(
+                "arrays", array, "values; call `all_reduce` outside tf.function"
+            )
+        told[str(i)] = np.asarray(array)
+        if told[str(i)].dtype.kind not in "biuf":
+            raise bad_argument("arrays", array, "arrays of numbers")
+    exchange = exchange_of(worker, "all_reduce")
+    return list(
+        merge(exchange.tell(told, timeout_secs=timeout_secs), op).values()
+    )
 
 
 def uneven_batches(

@@ -8,9 +8,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfswitch._ranges import bad_argument
-from tfswitch.dense import DenseTable
+from tfswitch.dense import DenseTable, push_many
 from tfswitch.ops.ids import to_id_tensor
 from tfswitch.table import EmbeddingTable
+from tfswitch.train._shared_variables import SharedVariables
 from tfswitch.train.barrier import END_OF_EPOCH, EPOCH_SECS
 from tfswitch.train.worker import Worker, to_weight
 
@@ -38,6 +39,10 @@ class SyncGroup:
             is made, as TF_CONFIG says.
         table: Name of the dense table. Models that share servers need
             different ones.
+        non_trainable: Float variables that steps change without a gradient,
+            such as the moving averages of batch normalization. All have the
+            first worker's values at the start, and after each step those
+            values with the workers' changes, averaged by samples.
 
     Raises:
         ValueError: If an argument is out of range, or the servers hold other
@@ -64,6 +69,7 @@ class SyncGroup:
         *,
         worker: Worker | None = None,
         table: str = "dense_variables",
+        non_trainable: Iterable[Any] = (),
     ) -> None:
         if worker is None:
             worker = Worker(consistency="bsp")
@@ -80,9 +86,18 @@ class SyncGroup:
         ]
         self._is_in_epoch = False
         self._table: DenseTable | None = None
-        if not self._variables:
-            return
+        self._shared: SharedVariables | None = None
+        not_trained = {str(i): v for i, v in enumerate(non_trainable)}
         try:
+            if not_trained:
+                self._shared = SharedVariables(
+                    f"{table}_non_trainable",
+                    not_trained,
+                    worker,
+                    finds_writes=False,
+                )
+            if not self._variables:
+                return
             self._table = DenseTable(
                 table,
                 {str(i): tuple(v.shape) for i, v in enumerate(self._variables)},
@@ -136,6 +151,11 @@ class SyncGroup:
 
     def pull(self) -> None:
         """Sets the variables to their present values on the servers."""
+        self._pull(after_step=False)
+
+    def _pull(self, after_step: bool) -> None:
+        if self._shared is not None:
+            self._shared.pull(after_step=after_step)
         if self._table is None:
             return
         for variable, value in zip(
@@ -209,11 +229,13 @@ class Epoch:
         # A push cannot be taken back, so all is looked at first.
         weight = to_weight(weight)
         table_gradients = [_checked(*each) for each in table_gradients]
+        shared = group._shared
+        changes = [] if shared is None else [shared.changes(shared.written())]
         if group._table is not None:
-            group._table.push(
-                [g for g, owner in pairs if owner is None],
-                learning_rate=learning_rate,
-            )
+            dense = [g for g, owner in pairs if owner is None]
+            group._table._push_beside(changes, dense, learning_rate)
+        elif changes:
+            push_many(changes)
         for gradient, owner in pairs:
             if owner is not None and gradient is not None:
                 owner().apply_gradients(gradient)
@@ -223,7 +245,7 @@ class Epoch:
         if self._num_steps == 0:
             self._first_clock = group._worker.stats()["clock"] - 1
         self._num_steps += 1
-        group.pull()
+        group._pull(after_step=True)
 
     def __enter__(self) -> "Epoch":
         if self._group._is_in_epoch:

@@ -1,0 +1,154 @@
+"""Metrics of `fit` that are those of all workers' samples."""
+
+from typing import Any
+
+import numpy as np
+
+from tfswitch.keras import _backend
+from tfswitch.keras.sync_epochs import close_step, server_optimizer
+from tfswitch.train._exchange import Exchange, merge
+from tfswitch.train.barrier import EPOCH_SECS
+
+_TRAINING, _VALIDATION = "", "val_"
+
+
+class GlobalMetrics(_backend.Callback):
+    """Has the logs of an epoch be those of all workers' samples.
+
+    At the end of each epoch it sums the states of the model's loss and metrics
+    over the workers, computes the results of the sums, and puts them into the
+    epoch's logs. So an AUC is that of the union, which no mean of AUCs is. The
+    metrics of validation data are merged likewise: each worker may validate its
+    part, and one that has none gets the results of the others.
+
+    To stand before other callbacks, which then see these logs: `EarlyStopping`,
+    `ReduceLROnPlateau` and `ModelCheckpoint` decide alike on all workers. With
+    `SyncEpochs`, that comes first. The logs of single batches, and those that a
+    `train_step` of your own computes without metrics, stay the worker's own.
+
+    All workers have the same metrics, and the same number of epochs. One that
+    has left, or was given up, counts with the states of its last epoch.
+
+    Args:
+        timeout_secs: Longest wait for others at the end of an epoch; a day
+            unless it is given.
+
+    Raises:
+        ValueError: When `fit` begins, or at the end of the first epoch, if the
+            model's optimizer is no `ParameterServerOptimizer`, or a metric has
+            a state whose `aggregation` is not "sum"; then also if the metrics
+            of workers differ.
+        TimeoutError: If others have not ended their epoch by then. The message
+            names them.
+
+    Example:
+
+    >>> model.fit(
+    ...     my_part_of_the_data,
+    ...     validation_data=my_part_of_the_validation_data,
+    ...     epochs=3,
+    ...     callbacks=[
+    ...         tsw.keras.callbacks.GlobalMetrics(),
+    ...         keras.callbacks.EarlyStopping("val_auc", mode="max"),
+    ...     ],
+    ... )
+    """
+
+    def __init__(self, timeout_secs: float = EPOCH_SECS) -> None:
+        super().__init__()
+        self._timeout_secs = timeout_secs
+        self._exchange: Exchange | None = None
+        self._is_in_epoch = False
+        self._trained: list[np.ndarray] | None = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        server_optimizer(self)
+        self._exchange = None  # Those who left an earlier `fit` do not count.
+        self._states()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._is_in_epoch = True
+        self._trained = None
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        # Validation begins with the metrics at 0.
+        if self._is_in_epoch and self._trained is None:
+            self._trained = self._states()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._is_in_epoch = False
+        present = self._states()
+        mine = {_TRAINING: present}
+        if self._trained is not None:
+            mine = {_TRAINING: self._trained, _VALIDATION: present}
+        worker = server_optimizer(self).worker
+        close_step(worker)
+        if self._exchange is None:
+            self._exchange = Exchange("metrics", worker)
+        told = self._exchange.tell(
+            {
+                f"{prefix}{i}": state
+                for prefix, states in mine.items()
+                for i, state in enumerate(states)
+            },
+            with_left=True,
+            timeout_secs=self._timeout_secs,
+        )
+        for prefix in (_TRAINING, _VALIDATION):
+            of_all = merge(
+                {
+                    other: {
+                        k: v for k, v in arrays.items() if _is_of(k, prefix)
+                    }
+                    for other, arrays in told.items()
+                },
+                "sum",
+            )
+            # One whose epoch had no batch may have no metrics yet.
+            if not of_all or len(of_all) != len(present):
+                continue
+            self._assign([of_all[f"{prefix}{i}"] for i in range(len(present))])
+            for name, value in self.model.get_metrics_result().items():
+                if prefix not in mine or f"{prefix}{name}" in logs:
+                    value = np.asarray(value)
+                    logs[f"{prefix}{name}"] = (
+                        value.item() if value.size == 1 else value
+                    )
+        self._assign(present)
+
+    def _variables(self) -> list[Any]:
+        """The states of the model's metrics.
+
+        Raises:
+            ValueError: If one cannot be summed.
+        """
+        found = []
+        for metric in self.model.metrics:
+            for inner in getattr(metric, "metrics", None) or [metric]:
+                for variable in inner.variables:
+                    _check_is_sum(inner, variable)
+                    found.append(variable)
+        return found
+
+    def _states(self) -> list[np.ndarray]:
+        return [variable.numpy() for variable in self._variables()]
+
+    def _assign(self, states: list[np.ndarray]) -> None:
+        for variable, state in zip(self._variables(), states, strict=True):
+            variable.assign(state.astype(np.dtype(variable.numpy().dtype)))
+
+
+def _is_of(key: str, prefix: str) -> bool:
+    return key.startswith(prefix) and key[len(prefix) :].isdigit()
+
+
+def _check_is_sum(metric: Any, variable: Any) -> None:
+    rule = getattr(variable, "aggregation", "sum")  # Keras 3.6 has none.
+    rule = str(getattr(rule, "name", rule)).lower()
+    if rule != "sum":
+        raise ValueError(
+            f"metric '{metric.name}': its state '{variable.name}' has "
+            f"aggregation={rule!r}, and GlobalMetrics sums the states of all "
+            'workers. Make the metric of sums (aggregation="sum"), or leave it '
+            "or GlobalMetrics out."
+        )
