@@ -575,11 +575,31 @@ def note_step(cluster: str, table: str, variables: Iterable[Any]) -> None:
     noted.update({id(variable): variable for variable in variables})
 
 
-def _warn_of_dense_weights(cluster: Cluster, folder: _Folder) -> None:
-    """Warns if a SavedModel has not the values of variables that are trained.
+def _moved(model: str, variables: Iterable[Any]) -> list[str]:
+    """The names of variables whose values a SavedModel has not.
 
-    The names of variables in its file are others, so that values are compared.
+    Its file has other names, so each tensor of the shape is compared.
     """
+    import numpy as np  # `tfswitch export` does without both.
+    import tensorflow as tf
+
+    saved = tf.train.load_checkpoint(f"{model}/variables/variables")
+    names: dict[tuple[int, ...], list[str]] = {}
+    for name, shape in saved.get_variable_to_shape_map().items():
+        names.setdefault(tuple(shape), []).append(name)
+    moved = set()
+    for variable in variables:
+        value = variable.numpy()
+        alike = names.get(value.shape, [])  # None: it is of another model.
+        if alike and not any(
+            np.array_equal(saved.get_tensor(name), value) for name in alike
+        ):
+            moved.add(str(getattr(variable, "path", variable.name)))
+    return sorted(moved)
+
+
+def _warn_of_dense_weights(cluster: Cluster, folder: _Folder) -> None:
+    """Warns if a SavedModel lacks the values of variables that are trained."""
     if folder.model_tables is None or folder.path in _models_told:
         return
     variables = [
@@ -589,27 +609,17 @@ def _warn_of_dense_weights(cluster: Cluster, folder: _Folder) -> None:
     ]
     if not variables:
         return
-    import numpy as np  # `tfswitch export` does without both.
-    import tensorflow as tf
-
+    # The export is there, and an error here would hide it.
     try:
-        saved = tf.train.load_checkpoint(
-            os.path.join(folder.path, "variables", "variables")
+        moved = _moved(folder.path, variables)
+    except Exception as error:
+        logging.warning(
+            "tfswitch: the dense weights of %r cannot be compared with those "
+            "that are trained: %s",
+            folder.path,
+            error,
         )
-    except (tf.errors.OpError, ValueError):
-        return  # The model is there without them.
-    shapes = saved.get_variable_to_shape_map()
-    moved = sorted(
-        {
-            str(getattr(variable, "path", variable.name))
-            for variable in variables
-            if not any(
-                np.array_equal(saved.get_tensor(name), variable.numpy())
-                for name, shape in shapes.items()
-                if tuple(shape) == tuple(variable.shape)
-            )
-        }
-    )
+        return
     if not moved:
         return
     _models_told.add(folder.path)
@@ -617,9 +627,9 @@ def _warn_of_dense_weights(cluster: Cluster, folder: _Folder) -> None:
         f"a delta to {folder.path!r} has rows only, and dense weights of the "
         f"model have been trained since it was saved there: "
         f"{', '.join(map(repr, moved[:3]))}"
-        f"{f' and {len(moved) - 3} more' if len(moved) > 3 else ''}. What is "
-        "served has them as they were then. Save a new version with "
-        "tfswitch.saved_model.save to serve them, too.",
+        f"{f' and {len(moved) - 3} more' if len(moved) > 3 else ''}. Their "
+        "former values are served on. Save a new version with "
+        "tfswitch.saved_model.save to serve the new ones.",
         RuntimeWarning,
         stacklevel=4,
     )

@@ -1,6 +1,6 @@
 // A key belongs to the newest file that has it, and its slot there is marked
-// when it is shown. What is unmarked at the end, and in no newer file, has
-// gone.
+// when it is shown. A key that is unmarked at the end, and in no newer file,
+// has gone.
 
 #include "cc/serving/row_difference.h"
 

@@ -300,12 +300,14 @@ absl::StatusOr<v1::HandshakeResponse> Connection::Handshake(
         " of ", response.num_shards(), ", and stands as shard ",
         options_.shard_index, " of ", options_.num_shards,
         " in the address of the cluster; ",
-        response.num_shards() == 1
-            ? absl::StrCat("start it with --shard_index ", options_.shard_index,
+        response.num_shards() > 1 &&
+                response.num_shards() != options_.num_shards
+            ? absl::StrCat("list all ", response.num_shards(),
+                           " servers there, in the order of their shards")
+            : absl::StrCat("start it with --shard_index ", options_.shard_index,
                            " --num_shards ", options_.num_shards,
-                           ", or name it alone")
-            : absl::StrCat("list all ", response.num_shards(),
-                           " servers there, in the order of their shards")));
+                           ", or list the servers in the order of their "
+                           "shards")));
   }
   max_message_bytes_ = response.max_message_bytes();
   const uint64_t former = instance_id_.exchange(response.instance_id());
