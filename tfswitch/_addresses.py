@@ -59,7 +59,7 @@ def why_no_servers(address: object) -> str | None:
         return "it has another scheme"
     if "://" in rest:
         return "it has more than one scheme"
-    for server in rest.split(","):
+    for server in map(str.strip, rest.split(",")):
         is_unix = scheme == "grpc+unix"
         why = _why_no_path(server) if is_unix else _why_no_server(server)
         if why is not None:
@@ -78,7 +78,7 @@ def _why_no_server(server: str) -> str | None:
         return "an IPv6 host needs brackets"
     if re.search(r"[\s/]", host):
         return "the host has a blank or a slash"
-    if not re.fullmatch(r"[0-9]+", port) or int(port) > _MAX_PORT:
+    if not re.fullmatch(r"[0-9]+", port) or not 0 < int(port) <= _MAX_PORT:
         return f"{port!r} is no port"
     return None
 

@@ -5,6 +5,7 @@ integers are strings, so a reader of a response makes them ints.
 """
 
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
@@ -25,7 +26,22 @@ def call(caller: Caller, method: str, **request: Any) -> dict[str, Any]:
         request: The fields of its request; those that are None are left out.
     """
     message = {k: v for k, v in request.items() if v is not None}
-    return json.loads(caller.call(method, json.dumps(message)))
+    try:
+        return json.loads(caller.call(method, json.dumps(message)))
+    except PermissionError as error:
+        # It names the call of the protocol, of which a method may need several.
+        raise PermissionError(f"`{_called()}`: {error}") from None
+
+
+def _called() -> str:
+    """The function of this package that a program has called."""
+    frame, name = sys._getframe(2), ""
+    while frame and frame.f_globals.get("__name__", "").startswith("tfswitch."):
+        if frame.f_globals["__name__"] != "tfswitch._renamed":
+            code = frame.f_code  # Python 3.10 has no qualified name.
+            name = getattr(code, "co_qualname", code.co_name)
+        frame = frame.f_back  # type: ignore[assignment]
+    return name
 
 
 def integers(

@@ -17,6 +17,10 @@ from tfswitch._tokens import without_secrets
 _WORKER_TYPES = ("chief", "master", "worker")
 
 
+class TfConfigError(ValueError):
+    """The variable cannot be read."""
+
+
 class Task(NamedTuple):
     """The role of this process: number `number` of its `type`."""
 
@@ -101,8 +105,8 @@ def _read() -> dict[str, Any]:
     return config
 
 
-def _bad() -> ValueError:
-    return ValueError(
+def _bad() -> TfConfigError:
+    return TfConfigError(
         "the environment variable TF_CONFIG must hold a JSON object such as "
         '{"cluster": {"ps": ["host:port"], "worker": ["host:port"]}, "task": '
         '{"type": "worker", "index": 0}}. Received: '

@@ -3,6 +3,7 @@
 import collections
 import math
 import os
+import re
 import threading
 import warnings
 import weakref
@@ -72,6 +73,8 @@ class Cluster:
             ("local://", "grpc://", "grpcs://", "grpc+unix://", "ray://")
         ):
             raise bad_argument("address", address, _ACCEPTED)
+        # One spelling, by which clusters are compared.
+        address = re.sub(r"\s*,\s*", ",", address.strip())
         may_move = address.startswith("ray://")
         if timeout is None:
             timeout = _timeout_of_environment(300.0 if may_move else 30.0)

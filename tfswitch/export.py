@@ -10,6 +10,8 @@ import os
 import re
 import threading
 import time
+import warnings
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple
 
@@ -33,6 +35,11 @@ _FAILURES = (KeyError, OSError, RuntimeError, ValueError)
 # export removes the files of one that is cut off.
 _STOP_SECS = 3600.0
 _EXIT_SECS = 5.0
+
+# Dense variables that optimizers of this process step together with a table, by
+# the address of its cluster and its name, and then by their id.
+_stepped: dict[tuple[str, str], weakref.WeakValueDictionary[int, Any]] = {}
+_models_told: set[str] = set()  # Whose dense weights a warning has named.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,9 +156,8 @@ def base(
     options = _options_of(row_format, rule, keep)
     folder = _folder_of(path)
     given = None if tables is None else _checked_tables(tables)
-    options["path"] = folder.rows
     options.update(_names_of(given, folder))
-    return _publish(cluster_of(given or (), cluster), options)
+    return _publish(cluster_of(given or (), cluster), folder, options)
 
 
 def delta(
@@ -164,6 +170,14 @@ def delta(
     It is of the tables, in the format and by the rule of that export; ids that
     lost their rows are always in it. Without changes nothing is published.
 
+    Servers, or this process, remember what has changed. After a restart, a
+    restore or `load_model` they do not: then all rows are read and compared
+    with the files, which takes no longer than a base. By a rule the exports
+    then have what a base would.
+
+    A delta has rows only. A warning names dense weights of a SavedModel that
+    this process has trained since it was saved; once for each model.
+
     Args:
         path: As for `base`.
         cluster: Where the tables are; by default that of `tfswitch.connect`.
@@ -172,15 +186,14 @@ def delta(
         The result of the export.
 
     Raises:
-        RuntimeError: If there is no export to follow, or the changes since are
-            not known: the server was restarted, the table restored or made
-            anew, or there are other servers. Export a base then. Else as
-            `base`.
+        RuntimeError: If there is no export to follow; or it is not known what
+            has changed, and most of the ids have no row any more, as in a
+            table that was not loaded. Else as `base`.
         KeyError: If a table is not there any more.
         ConnectionError, TimeoutError: If a server does not answer.
     """
     present = cluster if cluster is not None else default_cluster()
-    return _publish(present, {"path": _folder_of(path).rows, "delta": True})
+    return _publish(present, _folder_of(path), {"delta": True})
 
 
 class Schedule:
@@ -188,11 +201,11 @@ class Schedule:
 
     `export` writes the export that is due, `run` and `start` do so at
     intervals. An export that fails is told and tried again the next time. Where
-    a delta cannot follow, because a server was restarted or a table made anew,
-    a base does; so it does where the last export is not of the tables, the
-    format or the rule that are given here. A table that is not there is an
-    error, so that no base leaves it out. Where a base that is due fails a delta
-    is written meanwhile.
+    a delta cannot follow, because a file is damaged or a table was made anew
+    without its rows, a base does; so it does where the last export is not of
+    the tables, the format or the rule that are given here. A table that is not
+    there is an error, so that no base leaves it out. Where a base that is due
+    fails a delta is written meanwhile.
 
     Thread-safe. Training may go on meanwhile, as for `base`. One process at a
     time exports to a folder.
@@ -364,20 +377,19 @@ class Schedule:
             options = {
                 **self._options,
                 **_names_of(self._tables, folder),
-                "path": folder.rows,
             }
             a_delta = {**options, "delta": True}
             cluster = self._connect()
             if not self._is_base_due(folder.rows):
                 a_delta["base_if_broken"] = True
-                return _publish(cluster, a_delta), None
+                return _publish(cluster, folder, a_delta), None
             try:
-                return _publish(cluster, options), None
+                return _publish(cluster, folder, options), None
             except Exception as error:
                 failure = error
             # Serving goes on meanwhile.
             try:
-                return _publish(cluster, a_delta), failure
+                return _publish(cluster, folder, a_delta), failure
             except Exception:
                 raise failure from None
 
@@ -478,6 +490,7 @@ def _options_of(
 
 
 class _Folder(NamedTuple):
+    path: str
     rows: str
     model_tables: list[str] | None
 
@@ -489,7 +502,16 @@ def _folder_of(path: str | os.PathLike[str]) -> _Folder:
         with open(os.path.join(folder, MODEL_FILE), encoding="utf-8") as file:
             model = json.load(file)
     except (FileNotFoundError, NotADirectoryError):
-        return _Folder(folder, None)
+        versions = _versions_in(folder)
+        if versions:
+            raise ValueError(
+                f"{folder!r} has versions of a model: "
+                f"{', '.join(map(str, versions))}. Give the path of one of "
+                "them; servers of versions serve the highest one. Received: "
+                f"path={os.fspath(path)!r}; write "
+                f"{os.path.join(os.fspath(path), str(versions[-1]))!r}"
+            ) from None
+        return _Folder(folder, folder, None)
     if "rows" not in model:
         raise ValueError(
             f"the model in {folder!r} looks rows up on servers, and has no "
@@ -497,7 +519,19 @@ def _folder_of(path: str | os.PathLike[str]) -> _Folder:
             "folder."
         )
     rows = os.path.join(folder, os.path.dirname(MODEL_FILE), model["rows"])
-    return _Folder(os.path.normpath(rows), sorted(model["tables"]))
+    return _Folder(folder, os.path.normpath(rows), sorted(model["tables"]))
+
+
+def _versions_in(folder: str) -> list[int]:
+    """The numbers of the SavedModels with rows below a folder, sorted."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return sorted(
+            int(name)
+            for name in os.listdir(folder)
+            if re.fullmatch("[1-9][0-9]*", name)
+            and os.path.exists(os.path.join(folder, name, MODEL_FILE))
+        )
+    return []
 
 
 def _names_of(tables: list[Any] | None, folder: _Folder) -> dict[str, Any]:
@@ -525,8 +559,84 @@ def _checked_tables(tables: Iterable[Any]) -> list[Any]:
     return list(given)
 
 
-def _publish(cluster: Cluster, options: dict[str, Any]) -> ExportReport:
-    report = call(cluster._native, "PublishExport", **options)
+def note_step(cluster: str, table: str, variables: Iterable[Any]) -> None:
+    """Notes which dense variables are stepped together with a table.
+
+    Args:
+        cluster: Its address.
+        table: The table's name.
+        variables: Keras variables.
+    """
+    noted = _stepped.setdefault((cluster, table), weakref.WeakValueDictionary())
+    noted.update({id(variable): variable for variable in variables})
+
+
+def _moved(model: str, variables: Iterable[Any]) -> list[str]:
+    """The names of variables whose values a SavedModel has not.
+
+    Its file has other names, so each tensor of the shape is compared.
+    """
+    import numpy as np  # `tfswitch export` does without both.
+    import tensorflow as tf
+
+    saved = tf.train.load_checkpoint(f"{model}/variables/variables")
+    names: dict[tuple[int, ...], list[str]] = {}
+    for name, shape in saved.get_variable_to_shape_map().items():
+        names.setdefault(tuple(shape), []).append(name)
+    moved = set()
+    for variable in variables:
+        value = variable.numpy()
+        alike = names.get(value.shape, [])  # None: it is of another model.
+        if alike and not any(
+            np.array_equal(saved.get_tensor(name), value) for name in alike
+        ):
+            moved.add(str(getattr(variable, "path", variable.name)))
+    return sorted(moved)
+
+
+def _warn_of_dense_weights(cluster: Cluster, folder: _Folder) -> None:
+    """Warns if a SavedModel lacks the values of variables that are trained."""
+    if folder.model_tables is None or folder.path in _models_told:
+        return
+    variables = [
+        variable
+        for table in folder.model_tables
+        for variable in _stepped.get((cluster.address, table), {}).values()
+    ]
+    if not variables:
+        return
+    # The export is there, and an error here would hide it.
+    try:
+        moved = _moved(folder.path, variables)
+    except Exception as error:
+        logging.warning(
+            "tfswitch: the dense weights of %r cannot be compared with those "
+            "that are trained: %s",
+            folder.path,
+            error,
+        )
+        return
+    if not moved:
+        return
+    _models_told.add(folder.path)
+    warnings.warn(
+        f"a delta to {folder.path!r} has rows only, and dense weights of the "
+        f"model have been trained since it was saved there: "
+        f"{', '.join(map(repr, moved[:3]))}"
+        f"{f' and {len(moved) - 3} more' if len(moved) > 3 else ''}. Their "
+        "former values are served on. Save a new version with "
+        "tfswitch.saved_model.save to serve the new ones.",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+
+
+def _publish(
+    cluster: Cluster, folder: _Folder, options: dict[str, Any]
+) -> ExportReport:
+    report = call(cluster._native, "PublishExport", path=folder.rows, **options)
+    if report["delta"] and report["published"]:
+        _warn_of_dense_weights(cluster, folder)
     counts = ("number", "num_rows", "num_removed", "bytes")
     return ExportReport(
         kind="delta" if report["delta"] else "base",

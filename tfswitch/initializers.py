@@ -125,13 +125,14 @@ def is_known(name: str) -> bool:
     return name in _NAMES or name in _CLASSES
 
 
-def get(identifier: Any) -> Initializer:
+def get(identifier: Any, argument: str = "initializer") -> Initializer:
     """Returns the initializer that a user means.
 
     Args:
         identifier: A name such as "uniform", an initializer of this module, a
             Keras initializer of the same kind, or a config that `to_config`
             returned.
+        argument: Its name, for the error.
 
     Raises:
         ValueError: If there is no such initializer.
@@ -151,7 +152,7 @@ def get(identifier: Any) -> Initializer:
         if found is not None:
             return _convert(found, identifier.get_config())
     raise ValueError(
-        "`embeddings_initializer` must be one of "
+        f"`{argument}` must be one of "
         + ", ".join(repr(name) for name in sorted(_NAMES))
         + ", an object of tfswitch.initializers, or the Keras initializer of "
         f"that kind. Received: {identifier!r}"

@@ -220,24 +220,22 @@ absl::StatusOr<ClusterAddress> ParseClusterAddress(absl::string_view address) {
   if (!is_unix && !parsed.has_tls && !absl::ConsumePrefix(&rest, "grpc://")) {
     return BadAddress(address, "unknown scheme");
   }
-  for (const absl::string_view server : absl::StrSplit(rest, ',')) {
+  for (absl::string_view server : absl::StrSplit(rest, ',')) {
+    server = absl::StripAsciiWhitespace(server);
     if (server.empty()) return BadAddress(address, "a server name is empty");
     if (absl::StrContains(server, "://")) {
       return BadAddress(address, "it has more than one scheme");
     }
-    if (is_unix) {
-      if (server[0] != '/') {
-        return BadAddress(address, "a socket path must be absolute");
-      }
-      parsed.servers.push_back(absl::StrCat("unix:", server));
-      continue;
+    if (is_unix && server[0] != '/') {
+      return BadAddress(address, "a socket path must be absolute");
     }
-    if (!absl::StartsWith(server, "unix:") &&
-        server.find(':') == absl::string_view::npos) {
+    parsed.servers.push_back(absl::StrCat(is_unix ? "unix:" : "", server));
+    const auto place = ParseAddress(parsed.servers.back());
+    if (!place.ok()) return BadAddress(address, place.status().message());
+    if (!place->is_unix && place->port == 0) {
       return BadAddress(address,
-                        absl::StrCat("server '", server, "' has no port"));
+                        absl::StrCat("no server has port 0, as ", server));
     }
-    parsed.servers.emplace_back(server);
   }
   return parsed;
 }

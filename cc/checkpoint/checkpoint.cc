@@ -1131,6 +1131,32 @@ absl::Status SetAside(const std::string& path, const std::string& manifest) {
   return SyncFolder(path);
 }
 
+// The checkpoints in the folder that one at `path` would be in.
+std::string DescribeNeighbours(absl::string_view path) {
+  while (absl::ConsumeSuffix(&path, "/")) {
+  }
+  std::string folder = fs::path(std::string(path)).parent_path();
+  if (folder.empty()) folder = ".";
+  std::vector<std::string> names =
+      ListFolder(folder).value_or(std::vector<std::string>());
+  const auto is_none = [&](const std::string& name) {
+    std::error_code error;
+    return !fs::exists(absl::StrCat(folder, "/", name, "/", kManifestName),
+                       error);
+  };
+  names.erase(std::remove_if(names.begin(), names.end(), is_none), names.end());
+  if (names.empty()) return "";
+  std::sort(names.begin(), names.end());
+  constexpr size_t kMaxNamed = 10;
+  const std::string others =
+      names.size() > kMaxNamed
+          ? absl::StrCat(" and ", names.size() - kMaxNamed, " others")
+          : "";
+  names.resize(std::min(names.size(), kMaxNamed));
+  return absl::StrCat("; '", folder, "' has '", absl::StrJoin(names, "', '"),
+                      "'", others);
+}
+
 }  // namespace
 
 absl::Status SetNewestAside(const std::string& path) {
@@ -1166,9 +1192,9 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& path, int64_t number,
       former.ok() ? NewestSave(path, *former, &is_current)
                   : absl::StatusOr<Manifest>(former.status());
   if (absl::IsNotFound(newest.status())) {
-    return absl::NotFoundError(absl::StrCat("no checkpoint at '", path,
-                                            "': there is no ", kManifestName,
-                                            " in it"));
+    return absl::NotFoundError(
+        absl::StrCat("no checkpoint at '", path, "': there is no ",
+                     kManifestName, " in it", DescribeNeighbours(path)));
   }
   if (number == 0 && newer_than == 0) return newest;
   TFSWITCH_RETURN_IF_ERROR(former.status());

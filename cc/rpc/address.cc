@@ -4,6 +4,8 @@
 #include <netinet/in.h>
 #include <sys/un.h>
 
+#include <algorithm>
+
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -65,8 +67,10 @@ absl::StatusOr<Address> ParseAddress(absl::string_view text) {
   if (!bracketed && absl::StrContains(host, ':')) {
     return BadAddress(text, "an IPv6 host needs brackets");
   }
-  if (absl::StrContains(host, '/')) {
-    return BadAddress(text, "the host has a slash");
+  if (std::any_of(host.begin(), host.end(), [](unsigned char letter) {
+        return letter <= ' ' || letter == '/';
+      })) {
+    return BadAddress(text, "the host has a blank or a slash");
   }
   // SimpleAtoi would take blanks and a sign.
   if (port.empty() || port.find_first_not_of("0123456789") != port.npos ||

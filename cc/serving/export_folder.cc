@@ -248,6 +248,27 @@ absl::StatusOr<ExportManifest> ReadExport(const std::string& path,
   return manifest;
 }
 
+absl::StatusOr<std::vector<ExportManifest>> ReadChain(
+    const std::string& path, const ExportManifest& last) {
+  TFSWITCH_ASSIGN_OR_RETURN(const std::vector<ExportName> names,
+                            ListExports(path));
+  std::vector<ExportManifest> chain = {last};
+  for (auto name = names.rbegin(); name != names.rend(); ++name) {
+    if (!chain.back().name.is_delta) break;
+    if (name->number >= chain.back().name.number) continue;
+    TFSWITCH_ASSIGN_OR_RETURN(ExportManifest before, ReadExport(path, *name));
+    if (before.id != chain.back().previous_id) break;
+    chain.push_back(std::move(before));
+  }
+  if (chain.back().name.is_delta) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the export that ", chain.back().name.ToString(),
+                     " follows is not in '", path, "'. Export a base."));
+  }
+  std::reverse(chain.begin(), chain.end());
+  return chain;
+}
+
 std::string RowFilePath(const std::string& path, const ExportName& name,
                         const ExportedTable& table) {
   return absl::StrCat(path, "/", name.ToString(), "/", table.file);

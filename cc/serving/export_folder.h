@@ -69,6 +69,11 @@ absl::StatusOr<std::vector<ExportName>> ListExports(const std::string& path);
 absl::StatusOr<ExportManifest> ReadExport(const std::string& path,
                                           const ExportName& name);
 
+// A base and the deltas after it, in order, up to `last`. FailedPrecondition or
+// DataLoss if one of them is missing or damaged.
+absl::StatusOr<std::vector<ExportManifest>> ReadChain(
+    const std::string& path, const ExportManifest& last);
+
 // The path of a table's rows.
 std::string RowFilePath(const std::string& path, const ExportName& name,
                         const ExportedTable& table);

@@ -3,6 +3,10 @@
 // tables first and names their incarnations in each call, so that a table which
 // another one replaces meanwhile ends the export.
 //
+// Where a server does not know what has changed, a delta is the difference of
+// all rows to those in the files (row_difference.h). With a rule, a reader then
+// has what a base by it would have.
+//
 // With a rule the servers hear at the end in any case whether the export is
 // there (CommitExport), because they have kept the scores of its rows. An
 // export that is published stays so: errors of later steps are ignored or
@@ -23,6 +27,7 @@
 #include "cc/base/progress.h"
 #include "cc/base/status_macros.h"
 #include "cc/serving/export_folder.h"
+#include "cc/serving/row_difference.h"
 #include "cc/serving/row_file_writer.h"
 
 namespace tfswitch {
@@ -128,12 +133,39 @@ absl::Status CheckSame(const ExportOptions& options,
   return absl::OkStatus();
 }
 
+// Removes the rows that have gone. FailedPrecondition if these are most of
+// them, because then a base is smaller, and the table is likely to be another
+// one than its user believes; or if a delta cannot tell what an id without a
+// row reads.
+absl::Status FinishDifference(const RowDifference& difference,
+                              const RowFileKind& kind, const ExportName& last,
+                              RowFileWriter* file) {
+  if (difference.default_row() != kind.default_row) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "table '", kind.table, "' has another value for an id without a row ",
+        "than in ", last.ToString(), ". Export a base."));
+  }
+  int64_t num_gone = 0;
+  TFSWITCH_RETURN_IF_ERROR(difference.ForEachGone([&](Key key) {
+    file->Remove({&key, 1});
+    ++num_gone;
+  }));
+  if (num_gone <= difference.num_found()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "table '", kind.table, "' has only ", difference.num_found(), " of the ",
+      difference.num_found() + num_gone, " ids that have rows as of ",
+      last.ToString(),
+      ", and what has removed the others is not known. Load "
+      "the model, or restore the table, before a delta. Export a base if the "
+      "rows are meant to go."));
+}
+
 // Exports one table; adds to the report. `args` have what is the same of all
 // tables, and `format` is that of a base.
-absl::Status ExportTable(ParameterClient& client, ExportChangesArgs args,
-                         RowFormat format, const TableInfo& listed,
-                         ExportWriter* writer, Progress* progress,
-                         ExportReport* report) {
+absl::Status ExportTable(ParameterClient& client, const std::string& path,
+                         ExportChangesArgs args, RowFormat format,
+                         const TableInfo& listed, ExportWriter* writer,
+                         Progress* progress, ExportReport* report) {
   const TableConfig& config = listed.config;
   const std::string& table = config.name;
   RowFileKind kind;
@@ -155,21 +187,36 @@ absl::Status ExportTable(ParameterClient& client, ExportChangesArgs args,
                        writer->previous().name.ToString(), ". Export a base."));
     }
   }
-  TFSWITCH_ASSIGN_OR_RETURN(const std::unique_ptr<RowFileWriter> file,
+  TFSWITCH_ASSIGN_OR_RETURN(std::unique_ptr<RowFileWriter> file,
                             writer->AddTable(kind));
-  TFSWITCH_ASSIGN_OR_RETURN(
-      std::vector<ChangeCursor> cursors,
-      client.ExportChanges(args, [&](const ChangeChunk& chunk) {
-        TFSWITCH_RETURN_IF_ERROR(CheckInterrupt());
-        progress->Add(static_cast<int64_t>(chunk.keys.size()));
-        file->Remove(chunk.removed);
-        return file->Add(chunk.keys, chunk.embeddings);
-      }));
+  const auto write_chunk = [&](const ChangeChunk& chunk) {
+    TFSWITCH_RETURN_IF_ERROR(CheckInterrupt());
+    progress->Add(static_cast<int64_t>(chunk.keys.size()));
+    file->Remove(chunk.removed);
+    return file->Add(chunk.keys, chunk.embeddings);
+  };
+  auto cursors = client.ExportChanges(args, write_chunk);
+  if (!args.since.empty() && absl::IsFailedPrecondition(cursors.status())) {
+    // They do not know the changes. A new file, as some may have told theirs.
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const std::unique_ptr<RowDifference> difference,
+        RowDifference::Open(path, writer->previous(), table));
+    file.reset();  // It removes its file.
+    TFSWITCH_ASSIGN_OR_RETURN(file, writer->AddTable(kind));
+    file->LeaveOut(
+        [&](Key key, const char* row) { return difference->IsNews(key, row); });
+    args.since.clear();
+    cursors = client.ExportChanges(args, write_chunk);
+    TFSWITCH_RETURN_IF_ERROR(cursors.status());
+    TFSWITCH_RETURN_IF_ERROR(FinishDifference(
+        *difference, kind, writer->previous().name, file.get()));
+  }
+  TFSWITCH_RETURN_IF_ERROR(cursors.status());
   TFSWITCH_ASSIGN_OR_RETURN(const RowFileInfo info, file->Finish());
   report->num_rows += info.num_rows;
   report->num_removed += info.num_removed;
   report->bytes += info.bytes;
-  writer->FinishTable(table, info, std::move(cursors));
+  writer->FinishTable(table, info, *std::move(cursors));
   return absl::OkStatus();
 }
 
@@ -207,8 +254,8 @@ absl::StatusOr<ExportReport> Publish(ParameterClient& client,
   Progress progress(absl::StrCat("exporting to '", options.path, "'"),
                     num_rows);
   for (const std::string& table : tables) {
-    status = ExportTable(client, args, format, present.at(table), writer.get(),
-                         &progress, &report);
+    status = ExportTable(client, options.path, args, format, present.at(table),
+                         writer.get(), &progress, &report);
     if (!status.ok()) break;
   }
   const bool is_news =

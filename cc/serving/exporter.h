@@ -45,8 +45,10 @@ struct ExportReport {
 
 // Exports to the folder `path` of this machine, whole or not at all. NotFound
 // for a table that is not there, FailedPrecondition if a delta cannot follow:
-// there is no base, it is another one than `options` have, or the changes since
-// then are not known. Aborted if another process is exporting to the folder.
+// there is no base, it is another one than `options` have, or most rows have
+// gone and no server knows why. Aborted if another process is exporting to the
+// folder. Where a server does not know what has changed, a delta takes up
+// to the time of a base: all rows are read and compared with the files.
 absl::StatusOr<ExportReport> PublishExport(ParameterClient& client,
                                            const ExportOptions& options);
 

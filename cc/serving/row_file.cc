@@ -300,7 +300,7 @@ absl::Status RowFile::VerifyRecord(uint64_t slot) const {
 RowFile::Found RowFile::FoundIn(uint64_t slot, Key key) const {
   const char* const record = view_.Record(slot);
   if (KeyOf(record) != key) return {};
-  return {true, view_.IsRemoved(slot) ? nullptr : RowOf(record)};
+  return {true, view_.IsRemoved(slot) ? nullptr : RowOf(record), slot};
 }
 
 RowFile::Found RowFile::Find(Key key) const {

@@ -83,6 +83,7 @@ class RowFile {
     bool is_here = false;
     // Its bytes; null: it has lost its row, or is not here.
     const char* row = nullptr;
+    uint64_t slot = 0;  // If it is here.
   };
   // REQUIRES: is_verified().
   Found Find(Key key) const;

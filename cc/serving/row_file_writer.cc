@@ -349,6 +349,7 @@ absl::Status RowFileWriter::Add(absl::Span<const Key> keys,
       }
     }
     EncodeRow(kind_.format, row.data(), kind_.dim, row_.data());
+    if (is_wanted_ && !is_wanted_(keys[i], row_.data())) continue;
     TFSWITCH_RETURN_IF_ERROR(AddEncoded(keys[i], row_.data()));
   }
   return absl::OkStatus();

@@ -8,8 +8,10 @@
 #define TFSWITCH_CC_SERVING_ROW_FILE_WRITER_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -56,6 +58,12 @@ class RowFileWriter {
                                                 const RowFileKind& kind);
   ~RowFileWriter();
 
+  // From now on Add() leaves out rows that `is_wanted` does not want, which it
+  // sees as they would lie in the file.
+  void LeaveOut(std::function<bool(Key, const char*)> is_wanted) {
+    is_wanted_ = std::move(is_wanted);
+  }
+
   // Makes room for so many keys.
   void Reserve(size_t num_keys);
 
@@ -89,6 +97,7 @@ class RowFileWriter {
   std::unique_ptr<BlockFile> file_;
   std::unique_ptr<Spool> spool_;
   bool is_finished_ = false;
+  std::function<bool(Key, const char*)> is_wanted_;  // Empty: all are.
   // The calls, in order: for a row its number in the spool, or kRemoved.
   std::vector<Key> keys_;
   std::vector<uint32_t> rows_;

@@ -112,6 +112,13 @@ def test_a_limit_without_a_value_is_named(executed, flags):
     assert executed == []
 
 
+def test_a_duration_without_a_unit_is_named(executed, flags):
+    flags("--checkpoint_every=10")
+
+    with pytest.raises(app.UsageError, match="a unit, such as 10s or 10m"):
+        cli._run(["tfswitch", "serve"])
+
+
 def test_a_shard_that_is_none_of_the_cluster_is_named(executed, flags):
     flags("--shard_index=2", "--num_shards=2")
 

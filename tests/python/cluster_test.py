@@ -29,7 +29,14 @@ def test_a_bad_address_names_the_accepted_forms(address):
 
 
 @pytest.mark.parametrize(
-    "address", ["grpc://", "grpc://host", "grpc://host:port", "grpc://a:1,"]
+    "address",
+    [
+        "grpc://",
+        "grpc://host",
+        "grpc://host:port",
+        "grpc://a:1,",
+        "grpc://a b:1",
+    ],
 )
 def test_a_bad_server_address_is_named(address):
     with pytest.raises(ValueError, match=r"address '"):
@@ -198,8 +205,11 @@ def test_servers_in_the_wrong_order_are_refused():
     ):
         with pytest.raises(RuntimeError, match=f"{one.address} is shard 1"):
             tsw.connect(f"grpc://{one.address},{zero.address}")
-        with pytest.raises(RuntimeError, match=f"{zero.address} is shard 0"):
+        with pytest.raises(RuntimeError, match=r"is shard 0 .* all 2 servers"):
             tsw.connect(f"grpc://{zero.address}")
+        # A list as people write it is the same cluster.
+        with tsw.connect(f"grpc://{zero.address}, {one.address} ") as cluster:
+            assert cluster.address == f"grpc://{zero.address},{one.address}"
 
 
 # --- Checkpoints ------------------------------------------------------------

@@ -91,7 +91,11 @@ def test_config_round_trip_keeps_every_argument(initializer):
             lambda: initializers.get(keras.initializers.Orthogonal()),
             "glorot_uniform",
         ),
-        (lambda: initializers.get(3), "Received: 3"),
+        (lambda: initializers.get(3), "`initializer` must be.*Received: 3"),
+        (
+            lambda: tsw.keras.DynamicEmbedding(2, embeddings_initializer="no"),
+            "`embeddings_initializer` must be",
+        ),
     ],
 )
 def test_bad_arguments_are_named(make, message):

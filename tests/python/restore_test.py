@@ -225,8 +225,10 @@ def test_a_bar_shows_the_rows_of_its_own_call(monkeypatch):
 
 def test_a_failed_restore_ends_its_bar(cluster, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
+    tsw.EmbeddingTable("t", 2, cluster=cluster)
+    cluster.save(tmp_path / "here")
 
-    with pytest.raises(KeyError, match="no checkpoint"):
+    with pytest.raises(KeyError, match=r"no checkpoint at .* has 'here'"):
         cluster.restore(tmp_path / "none", progress=True)
 
     assert "restoring from" in stream.getvalue()

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -164,6 +165,37 @@ def test_deltas_reach_a_model_that_is_loaded(model, tmp_path):
     assert tsw.export.base(path, keep=1).number == 4
     assert tsw.saved_model.refresh(path).base_number == 4
     assert_same(serve(loaded, INPUTS), predict(model, INPUTS))
+
+
+@embedded_only
+def test_a_delta_of_the_next_day_needs_only_the_saved_model(model, tmp_path):
+    path = tmp_path / "models" / "1"
+    tsw.saved_model.save(model, path)
+    model.save(tmp_path / "model.keras")
+    # No changes are known there, as in another process.
+    with tsw.connect("local://next_day"):
+        with pytest.raises(KeyError, match="no table"):
+            tsw.export.delta(path)
+        model = keras.models.load_model(tmp_path / "model.keras")
+        assert not tsw.export.delta(path).published
+        train(model, seed=1)
+        if IS_LEGACY:
+            assert tsw.export.delta(path).num_rows > 0
+            return
+
+        with pytest.warns(RuntimeWarning, match="'dense.*/bias', .* 1 more"):
+            report = tsw.export.delta(path)
+
+        assert (report.kind, report.number) == ("delta", 2)
+        assert 0 < report.num_rows < 100
+        train(model, seed=2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # It has been said.
+            assert tsw.export.delta(path).number == 3
+        with pytest.raises(
+            ValueError, match=r"model: 1\. .* write '.*models/1'"
+        ):
+            tsw.export.delta(tmp_path / "models")
 
 
 @embedded_only

@@ -1071,6 +1071,14 @@ def test_the_device_scope_says_which_worker_it_is(client, name):
     assert optimizer.task_index == 1
 
 
+def test_one_of_several_workers_must_say_which_it_is(client):
+    # Or all would be worker 0.
+    with pytest.raises(ValueError, match="`task_index` is needed"):
+        tsw.train.SyncReplicasOptimizer(
+            v1.train.GradientDescentOptimizer(1.0), 2, cluster=client(0)
+        )
+
+
 @pytest.mark.parametrize(
     ("first", "second", "cluster", "message"),
     [

@@ -234,8 +234,12 @@ def test_a_flag_that_does_not_fit_it_is_refused(tf_config, served):
         served("--num_shards=1")
 
 
-def test_serve_names_what_is_malformed(monkeypatch, served):
+def test_serve_says_in_one_line_what_is_malformed(monkeypatch, served, capsys):
     monkeypatch.setenv("TF_CONFIG", "{")
 
-    with pytest.raises(ValueError, match="TF_CONFIG"):
-        served()
+    with pytest.raises(SystemExit, match="2"):
+        cli._explain(cli._run, ["tfswitch", "serve"])
+
+    written = capsys.readouterr().err
+    assert written.startswith("tfswitch: the environment variable TF_CONFIG")
+    assert written.count("\n") == 1

@@ -4,7 +4,6 @@ import contextlib
 import functools
 import os
 import queue
-import re
 import signal
 import sys
 import threading
@@ -128,12 +127,13 @@ def _schedule(
         _addresses.check_has_no_token("--cluster", address)
     except ValueError as error:
         raise app.UsageError(str(error)) from error
-    if not address.startswith(("grpc://", "grpcs://", "grpc+unix://")):
+    # A connection is made only later.
+    why = _addresses.why_no_servers(address)
+    if why is not None:
         raise app.UsageError(
-            "--cluster must be of servers, as grpc://host:port. Received: "
+            f"--cluster must be {_addresses.SERVERS}: {why}. Received: "
             f"--cluster={address}"
         )
-    _check_ports(address)
     if _PATH.value is None:
         raise app.UsageError("--path must be given")
     try:
@@ -149,20 +149,6 @@ def _schedule(
         )
     except ValueError as error:
         raise app.UsageError(str(error)) from error
-
-
-def _check_ports(address: str) -> None:
-    # A connection looks at an address only when it has the servers before it.
-    scheme, servers = address.split("://", 1)
-    for server in servers.split(","):
-        if scheme == "grpc+unix" or server.startswith("unix:"):
-            continue
-        match = re.fullmatch(r".+:(\d{1,5})", server, re.ASCII)
-        if match is None or not 0 < int(match[1]) <= 65535:
-            raise app.UsageError(
-                "--cluster must name servers as host:port. Received: "
-                f"{server!r} in --cluster={address}"
-            )
 
 
 def _rule() -> export.ScoreRule | Literal["all"] | None:

@@ -240,6 +240,12 @@ def _serve() -> int | None:
             raise app.UsageError(
                 f"--limit must be name=value. Received: --limit={limit}"
             )
+    for flag in (_CHECKPOINT_EVERY, _PUSH_LOG_SYNC):
+        if re.fullmatch(r"[0-9.]+", flag.value or ""):
+            raise app.UsageError(
+                f"--{flag.name} needs a unit, such as {flag.value}s or "
+                f"{flag.value}m. Received: --{flag.name}={flag.value}"
+            )
     arguments = [
         f"--address={address}",
         f"--shard_index={shard_index}",
@@ -412,7 +418,7 @@ def _explain(call: Callable[[Sequence[str]], Any], argv: Sequence[str]) -> Any:
     """Calls it, and ends with 2 and one message if it was called wrongly."""
     try:
         return call(argv)
-    except app.UsageError as error:
+    except (app.UsageError, _tf_config.TfConfigError) as error:
         # A token may be anywhere in the words of the user.
         print(f"tfswitch: {without_secrets(str(error))}", file=sys.stderr)
         sys.exit(2)

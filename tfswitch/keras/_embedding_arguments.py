@@ -112,7 +112,7 @@ def translate(
         )
     initializer = _scaled(initializer, input_dim, output_dim)
     return Translated(
-        initializers_lib.get(initializer),
+        initializers_lib.get(initializer, "embeddings_initializer"),
         rows,
         _options_of(keras.regularizers.get(regularizer))
         | _bounds_of(keras.constraints.get(constraint)),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
+from tfswitch.export import note_step
 from tfswitch.keras import _backend
 from tfswitch.ops import is_of_rows
 from tfswitch.table import (
@@ -186,6 +187,9 @@ def _push(
         step = owner._step_of(optimizer, learning_rate)
         key = (step.table.cluster.address, step.table.name)
         by_table.setdefault(key, []).append((step, gradient))
+    together = getattr(optimizer, "_trainable_variables", None) or ()
+    for key in by_table:
+        note_step(*key, (v for v in together if not is_rows(v)))
     pushes = [
         steps[0][0]._replace(
             ids=_joined([gradient.ids for _, gradient in steps]),

@@ -84,8 +84,8 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
         post_aggregate: A function from the list of averaged gradients and
             variables to another, which is applied: clips by the global norm,
             say. Not with tfswitch's servers, which take the steps themselves.
-        task_index: Which worker this is, from 0. By default from the device
-            scope, else from TF_CONFIG, else 0.
+        task_index: Which worker this is, from 0; each has its own. By default
+            from the device scope, else from TF_CONFIG. One worker alone is 0.
         wait_secs: Longest wait of a step for other workers.
         cluster: tfswitch's servers, if they are used. By default that of
             `tfswitch.connect`.
@@ -156,7 +156,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
                 f"variables_to_average={variables_to_average!r}"
             )
         if task_index is None:
-            task_index = _task_index()
+            task_index = _task_index(total_num_replicas)
         check_count("task_index", task_index, 0)
         if task_index >= total_num_replicas:
             raise ValueError(
@@ -406,11 +406,18 @@ def _check_known_workers(num_workers: Any) -> None:
         )
 
 
-def _task_index() -> int:
+def _task_index(num_workers: int) -> int:
     """Which worker this is, from the device scope or TF_CONFIG."""
-    if tf.executing_eagerly():
-        return default_worker_id()
-    place = tf.DeviceSpec.from_string(tf.no_op(name="task").device)
-    if place.job in ("worker", "chief", "master") and place.task is not None:
-        return place.task
+    if not tf.executing_eagerly():
+        place = tf.DeviceSpec.from_string(tf.no_op(name="task").device)
+        is_worker = place.job in ("worker", "chief", "master")
+        if is_worker and place.task is not None:
+            return place.task
+    if num_workers > 1 and _tf_config.task() is None:
+        raise ValueError(
+            "`task_index` is needed, from 0, and another one in each worker: "
+            "neither the device scope nor TF_CONFIG says which worker this is. "
+            "Received: task_index=None, "
+            f"total_num_replicas={num_workers}"
+        )
     return default_worker_id()

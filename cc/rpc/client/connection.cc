@@ -297,11 +297,17 @@ absl::StatusOr<v1::HandshakeResponse> Connection::Handshake(
       response.num_shards() != options_.num_shards) {
     return absl::FailedPreconditionError(absl::StrCat(
         "the server at ", link()->address, " is shard ", response.shard_index(),
-        " of ", response.num_shards(), ", expected shard ",
+        " of ", response.num_shards(), ", and stands as shard ",
         options_.shard_index, " of ", options_.num_shards,
-        "; start it with --shard_index ", options_.shard_index,
-        " --num_shards ", options_.num_shards,
-        ", or list the servers in the order of their shards"));
+        " in the address of the cluster; ",
+        response.num_shards() > 1 &&
+                response.num_shards() != options_.num_shards
+            ? absl::StrCat("list all ", response.num_shards(),
+                           " servers there, in the order of their shards")
+            : absl::StrCat("start it with --shard_index ", options_.shard_index,
+                           " --num_shards ", options_.num_shards,
+                           ", or list the servers in the order of their "
+                           "shards")));
   }
   max_message_bytes_ = response.max_message_bytes();
   const uint64_t former = instance_id_.exchange(response.instance_id());

@@ -17,6 +17,8 @@ TEST(ClusterAddressTest, TakesTheDocumentedForms) {
   EXPECT_EQ(ParseClusterAddress("local://a")->local_name, "a");
   EXPECT_THAT(ParseClusterAddress("grpc://a:1,b:2")->servers,
               ElementsAre("a:1", "b:2"));
+  EXPECT_THAT(ParseClusterAddress("grpc:// a:1,\tb:2 ")->servers,
+              ElementsAre("a:1", "b:2"));
   EXPECT_FALSE(ParseClusterAddress("grpc://a:1")->has_tls);
   EXPECT_THAT(ParseClusterAddress("grpcs://a:1,b:2")->servers,
               ElementsAre("a:1", "b:2"));
@@ -31,7 +33,8 @@ TEST(ClusterAddressTest, RefusesOthersNamingTheAddressAndTheForms) {
   for (const std::string address :
        {"", "a:1", "http://a:1", "grpc://", "grpc://a:1,", "grpc://a",
         "grpcs://", "grpcs://a", "grpc+unix://relative",
-        "grpcs://a:1,grpc://b:2"}) {
+        "grpcs://a:1,grpc://b:2", "grpc://a b:1", "grpc://a:one", "grpc://a:0",
+        "grpc://a:70000", "grpc://a:1 b:2", "grpc://a:1;b:2"}) {
     const absl::Status status = ParseClusterAddress(address).status();
 
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << address;

@@ -241,13 +241,81 @@ TEST_P(ExporterTest, ADeltaOfAnotherTableIsRefusedAndLeavesNothing) {
   options_.is_delta = true;
   EXPECT_EQ(PublishExport(*client_, options_).status().code(),
             absl::StatusCode::kNotFound);
+  // One that was not restored would take the rows away from readers.
   ASSERT_TRUE(client_->CreateTable(Config()).ok());
+  Push({2, 3});
   const absl::Status unknown = PublishExport(*client_, options_).status();
   EXPECT_EQ(unknown.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(unknown.message()), HasSubstr("Export a base"));
+  EXPECT_THAT(std::string(unknown.message()),
+              AllOf(HasSubstr("only 0 of the 1 ids"),
+                    HasSubstr("restore the table"), HasSubstr("a base")));
+  ASSERT_TRUE(client_->DropTable("t").ok());
+  TableConfig other = Config();
+  other.statistics.kind = StatisticsKind::kUsage;
+  other.admission = {MinCountAdmission{2}, {NotAdmittedKind::kConstant, 0.5f}};
+  ASSERT_TRUE(client_->CreateTable(other).ok());
+  EXPECT_THAT(std::string(PublishExport(*client_, options_).status().message()),
+              HasSubstr("another value for an id without a row"));
   EXPECT_EQ(ListExports(path_).value().size(), 1);
-  Push({1});
   EXPECT_EQ(Publish(false).number, 2);
+}
+
+// As after a restore: the rows are there, and nobody knows what has changed.
+TEST_P(ExporterTest, ADeltaOfUnknownChangesIsTheDifferenceToTheFiles) {
+  for (const RowFormat format : {RowFormat::kFloat32, RowFormat::kInt8}) {
+    options_.format = format;
+    const auto change = [this] {
+      ASSERT_TRUE(client_->CreateTable(Config()).ok());
+      std::vector<Key> keys;
+      for (Key key = 0; key < 400; ++key) keys.push_back(key);
+      Push(keys);
+    };
+    change();
+    Publish(false);
+    Push({3, 450, 451});
+    ASSERT_TRUE(client_->Erase("t", std::vector<Key>{5, 6}).ok());
+    Publish(true);
+    Push({451});
+    Publish(true);
+
+    ASSERT_TRUE(client_->DropTable("t").ok());
+    change();
+    Push({4, 450, 460});
+    ASSERT_TRUE(client_->Erase("t", std::vector<Key>{6, 7}).ok());
+    const ExportReport delta = Publish(true);
+    EXPECT_TRUE(delta.is_delta);
+    // 3 is as in the base again, 4 and 460 are new, 5 has come back.
+    EXPECT_EQ(delta.num_rows, 4);
+    // 6 has gone before, and 451 and 7 have gone now.
+    EXPECT_EQ(delta.num_removed, 2);
+    if (format == RowFormat::kFloat32) ExpectServedAsTrained();
+    EXPECT_FALSE(Publish(true).is_published);
+
+    // From here on the changes are known again.
+    Push({8});
+    EXPECT_EQ(Publish(true).num_rows, 1);
+    if (format == RowFormat::kFloat32) ExpectServedAsTrained();
+    ASSERT_TRUE(client_->DropTable("t").ok());
+  }
+}
+
+TEST_P(ExporterTest, ADifferenceByARuleIsWhatABaseWouldBring) {
+  TableConfig config = Config();
+  config.statistics.kind = StatisticsKind::kShowClick;
+  config.statistics.nonclk_coeff = 1.0f;
+  options_.rule = ScoreRule{2.0f, 10.0f, 16.0f};
+  ASSERT_TRUE(client_->CreateTable(config).ok());
+  Push({1, 2, 3});
+  Push({1, 2, 3});
+  EXPECT_EQ(Publish(false).num_rows, 3);
+  ASSERT_TRUE(client_->DropTable("t").ok());
+  ASSERT_TRUE(client_->CreateTable(config).ok());
+  Push({1, 2, 4, 5});
+  Push({1, 2, 4});
+  Push({2});
+  const ExportReport delta = Publish(true);
+  EXPECT_EQ(delta.num_rows, 2);  // 2 is another, 4 is new, 5 is not worth it.
+  EXPECT_EQ(delta.num_removed, 1);  // 3.
 }
 
 TEST_P(ExporterTest, ScoresAreCommittedOnlyWhenTheExportIsThere) {
@@ -356,12 +424,12 @@ TEST_P(ExporterTest, ABaseFollowsWhereADeltaCannotIfThatIsWanted) {
   EXPECT_EQ(PublishExport(*client_, options_).status().code(),
             absl::StatusCode::kNotFound);
   ASSERT_TRUE(client_->CreateTable(Config()).ok());
-  Push({1, 2, 3});
+  Push({3, 4, 5});
   const ExportReport again = Publish(true);
   EXPECT_FALSE(again.is_delta);
   EXPECT_EQ(again.number, 3);
   EXPECT_EQ(again.num_rows, 3);
-  EXPECT_THAT(again.why_base, HasSubstr("made, restored or moved"));
+  EXPECT_THAT(again.why_base, HasSubstr("only 0 of the 2 ids"));
 
   std::ofstream(path_ + "/base-00000003/manifest.json") << "damaged";
   EXPECT_EQ(Publish(true).number, 4);
