@@ -5,14 +5,14 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfswitch.ops.resources import HostScalar, in_plain_graph
+from tfswitch.ops.resources import HostVariable, in_plain_graph
 from tfswitch.optimizers import check_learning_rate
 
 
 class _Source(NamedTuple):
     value: Any
     # A number is held outside graphs, so that a new one needs no new trace.
-    constant: HostScalar | None
+    constant: HostVariable | None
     is_schedule: bool
 
 
@@ -28,13 +28,13 @@ class LearningRate:
 
     def __init__(self, source: Any) -> None:
         self.follow(source)
-        self._steps = HostScalar(0, tf.int64)
+        self._steps = HostVariable(0, tf.int64)
 
     def follow(self, source: Any) -> None:
         """Goes on with another source, in functions traced from now on."""
         self._source = _Source(
             source,
-            HostScalar(source, tf.float32)
+            HostVariable(source, tf.float32)
             if isinstance(source, float)
             else None,
             callable(source) and _takes_a_step(source),

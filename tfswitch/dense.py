@@ -357,7 +357,8 @@ class DenseTable:
     def _part(self, arrays: Collection[int] | None) -> _Part:
         """The blocks that hold some of the arrays."""
         if arrays is None:
-            arrays = range(len(self._sizes))
+            padding = self._num_blocks * self._block - self._size
+            return _Part(self._keys, self._sizes, padding)
         ends = list(itertools.accumulate(self._sizes, initial=0))
         blocks = {
             block

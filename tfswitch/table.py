@@ -34,7 +34,7 @@ from tfswitch.ops import embedding_ops, serving_ops
 from tfswitch.ops.ids import to_array, to_id_array, to_id_tensor
 from tfswitch.ops.resources import (
     HOST,
-    HostScalar,
+    HostVariable,
     destroy_with,
     has_remote_workers,
     in_plain_graph,
@@ -177,7 +177,7 @@ class EmbeddingTable(TrackedTable):
             self._open_with_a_seed(spec)
         self._learning_rate = LearningRate(self._spec.optimizer.learning_rate)
         # NaN after a push that was skipped for NaN.
-        self._poison = HostScalar(0.0, tf.float32)
+        self._poison = HostVariable(0.0, tf.float32)
         self._handle_lock = threading.Lock()
         # Keras optimizers, in the order in which they came to the table.
         self._rule_numbers: weakref.WeakKeyDictionary[Any, int] = (

@@ -680,6 +680,7 @@ def test_bsp_averages_what_steps_change_and_sends_nothing_else():
         ]
         for call in calls:
             call.result()
+        np.testing.assert_array_equal(table.pull()[0], values[0] + 7.0)
 
     means = [(batch @ frozen[0] + frozen[1]).mean(axis=0) for batch in batches]
     for model in models:
@@ -691,6 +692,31 @@ def test_bsp_averages_what_steps_change_and_sends_nothing_else():
             (6 * 0.5 * means[0] + 2 * 0.5 * means[1]) / 8,
             rtol=1e-5,
         )
+
+
+def test_what_only_a_later_graph_writes_is_sent_too(embedded):
+    model = make_normalized_model(on_servers("sgd", "bsp"))
+    optimizer, average = model.optimizer, model.layers[1].moving_mean
+    optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def step(training):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(FEATURES, training=training))
+        variables = model.trainable_variables
+        optimizer.apply_gradients(
+            zip(tape.gradient(loss, variables), variables, strict=True)
+        )
+
+    step(False)
+    assert not average.numpy().any()
+    step(True)
+    optimizer.pull()
+
+    assert average.numpy().all()
+    np.testing.assert_array_equal(
+        average.numpy(), optimizer._servers.shared.table.pull()[2]
+    )
 
 
 @pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "graph"])

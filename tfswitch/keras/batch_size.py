@@ -9,16 +9,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfswitch.ops.resources import HostScalar
+from tfswitch.ops.resources import HostVariable
 
-_size: HostScalar | None = None
+_size: HostVariable | None = None
 
 
 def start_recording() -> None:
     """Has layers that are called from now on leave the size of their batch."""
     global _size
     if _size is None:
-        _size = HostScalar(0.0, tf.float64)
+        _size = HostVariable(0.0, tf.float64)
 
 
 def record(inputs: Any, training: Any) -> None:

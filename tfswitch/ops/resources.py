@@ -7,6 +7,7 @@ table, which exists once per process.
 
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -67,26 +68,29 @@ def _destroy(handle: tf.Tensor) -> None:
         tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
 
 
-class HostScalar:
-    """A scalar on the host that graphs and Python read and write.
+class HostVariable:
+    """An array on the host, or a scalar, that graphs and Python read and write.
 
     Thread-safe, and usable in eager mode, in graphs and in every replica. Made
     in the scope of a ParameterServerStrategy, it is on the first of the
-    strategy's servers, as variables are.
+    strategy's servers, as variables are. Unlike a `tf.Variable` it may be made
+    while a function is traced again.
     """
 
-    def __init__(self, value: Any, dtype: tf.DType) -> None:
+    def __init__(
+        self, value: Any, dtype: tf.DType, shape: Sequence[int] = ()
+    ) -> None:
         self._dtype = dtype
         device = _FIRST_PS if has_remote_workers() else HOST
         with tf.init_scope(), tf.device(device):
             self._handle = tf.raw_ops.VarHandleOp(
-                dtype=dtype, shape=[], shared_name=_ANONYMOUS
+                dtype=dtype, shape=shape, shared_name=_ANONYMOUS
             )
         destroy_with(self._handle, self._handle)
         self.assign(value)
 
     def read(self) -> tf.Tensor:
-        """Returns the value as a scalar tensor."""
+        """Returns the value as a tensor."""
         with tf.device(None):
             return tf.raw_ops.ReadVariableOp(
                 resource=self._handle, dtype=self._dtype
@@ -105,7 +109,7 @@ class HostScalar:
             )
 
     def add(self, value: tf.Tensor) -> None:
-        """Adds a scalar; in a graph, when the graph runs."""
+        """Adds a value; in a graph, when the graph runs."""
         with tf.device(None):
             tf.raw_ops.AssignAddVariableOp(
                 resource=self._handle, value=tf.cast(value, self._dtype)

@@ -80,11 +80,10 @@ class Exchange:
         buffer = io.BytesIO()
         np.savez(buffer, **arrays)  # type: ignore[arg-type]
 
-        present = call(self._worker._native, "GetWorker")
         me = self._worker.worker_id
-        if int(present["num_steps"]) < int(
-            present["workers"]["num_steps"].get(str(me), 0)
-        ):
+        place = call(self._worker._native, "GetWorker")
+        num_counted = place["workers"]["num_steps"].get(str(me), 0)
+        if int(place["num_steps"]) < int(num_counted):
             # It repeats steps, at barriers that have opened long ago.
             return {me: dict(arrays)}
 
@@ -100,10 +99,12 @@ class Exchange:
         wait("all have told")
         headers = self._headers()
         told = {w: h for w, h in headers.items() if h["time"] == now}
-        if any(h["time"] > now for h in headers.values()):
+        if me not in told or any(h["time"] > now for h in headers.values()):
             raise RuntimeError(
-                f"{self._worker!r} was not heard of for longer than its lease, "
-                f"and the others have gone on without it ({self._name})"
+                f"{self._worker!r}: what it told others ({self._name}) does "
+                "not count. Either it was not heard of for longer than its "
+                "lease, and they have gone on without it, or a server was "
+                "started again. Call it again on all workers"
             )
         self._run = min(int(h["run"]) for h in told.values())
         if with_left:

@@ -22,6 +22,7 @@ from tensorflow.python.framework import auto_control_deps_utils
 
 from tfswitch.consistency import Consistency
 from tfswitch.dense import DensePush, DenseTable, pull_many
+from tfswitch.ops.resources import HostVariable
 from tfswitch.optimizers import SGD
 from tfswitch.train.worker import Worker
 
@@ -68,7 +69,7 @@ class SharedVariables:
         self._known: set[int] | None = None
         self._changed: set[int] = set()  # By the eager steps so far.
         # By place: the value that this worker has taken last, on the host.
-        self._taken: dict[int, tf.Variable] = {}
+        self._taken: dict[int, HostVariable] = {}
         self.table.initialize([v.numpy() for v in self._variables])
         self.pull()
 
@@ -93,7 +94,7 @@ class SharedVariables:
         """Sets the values on the servers to those of the variables."""
         self.table.assign([v.numpy() for v in self._variables])
         for i, taken in self._taken.items():
-            taken.assign(tf.cast(self._variables[i], tf.float32))
+            taken.set(tf.convert_to_tensor(self._variables[i]))
 
     def written(self) -> list[int]:
         """Returns the places of the variables that the step has written."""
@@ -136,9 +137,8 @@ class SharedVariables:
             value = tf.cast(value, variable.dtype)
             variable.assign(value)
             # What rounding takes from the value is no change of a step.
-            value = tf.cast(value, tf.float32)
             if i in self._taken:
-                self._taken[i].assign(value)
+                self._taken[i].set(value)
             else:
                 self._keep(i, value)
 
@@ -150,11 +150,11 @@ class SharedVariables:
             with tf.init_scope():
                 self._keep(place, pull_many([(self.table, [place])])[0][0])
         value = tf.cast(self._variables[place], tf.float32)
-        return value - self._taken[place]
+        return value - self._taken[place].read()
 
     def _keep(self, place: int, value: tf.Tensor) -> None:
-        with tf.device("CPU:0"):
-            self._taken[place] = tf.Variable(value, trainable=False)
+        value = tf.cast(value, tf.float32)
+        self._taken[place] = HostVariable(value, tf.float32, value.shape)
 
 
 def _written_by_graph(variables: Sequence[Any]) -> list[int]:
