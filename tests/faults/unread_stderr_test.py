@@ -259,7 +259,7 @@ def test_a_stranger_writes_few_lines_and_only_what_a_terminal_may_show(
 
     assert all(line.isascii() and line.isprintable() for line in lines)
     of_grpc = [line for line in lines if " grpc message=" in line]
-    refused = [line for line in lines if " caller_refused " in line]
+    refused = [line for line in lines if " warning caller_refused " in line]
     assert r"\\xff\\x1b[31mred" in of_grpc[0]
     assert len(of_grpc) < 100
     assert 20 <= len(refused) < 100

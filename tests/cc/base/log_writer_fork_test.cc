@@ -68,13 +68,14 @@ void WriteEvents() {
 }
 
 TEST(LogWriterForkTest, AServerProgramShowsEventsInOneFormWithTimesInUtc) {
-  ASSERT_EQ(setenv("TZ", "Asia/Kathmandu", /*overwrite=*/1), 0);
   const absl::Time before = absl::Now() - absl::Seconds(1);
-  const std::vector<std::string> lines = absl::StrSplit(StderrOf([] {
-                                                          ShowServerEvents();
-                                                          WriteEvents();
-                                                        }),
-                                                        '\n');
+  const std::vector<std::string> lines =
+      absl::StrSplit(StderrOf([] {
+                       setenv("TZ", "Asia/Kathmandu", /*overwrite=*/1);
+                       ShowServerEvents();
+                       WriteEvents();
+                     }),
+                     '\n');
 
   ASSERT_GE(lines.size(), 3u);
   for (const std::string& line : lines) {

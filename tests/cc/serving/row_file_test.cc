@@ -485,7 +485,7 @@ TEST_F(RowFileTest, AFileThatNoThreadCanWatchIsRefusedUntilOneCan) {
         std::_Exit(RowFile::Open(path_, info).ok() ? 0 : 1);
       },
       testing::ExitedWithCode(0),
-      "RESOURCE_EXHAUSTED: cannot start the thread .* `ulimit -u`");
+      "RESOURCE_EXHAUSTED: cannot start the thread .*`ulimit -u`");
 }
 
 TEST_F(RowFileTest, AFileInMemoryIsOneToo) {
