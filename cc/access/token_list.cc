@@ -105,10 +105,9 @@ std::shared_ptr<const TokenList::Tokens> TokenList::ReadTokens(bool now) {
   const absl::Status status = Read(now);
   const std::string warning = status.ok() ? "" : status.ToString();
   if (!status.ok() && warning != last_warning_) {
-    LogWriter::Get().Write(
-        {"the token file"},
-        absl::StrCat("tfswitch: warning: --token_file '", file_.path(),
-                     "': ", warning, "; the tokens that it had before count"));
+    LogMessage(LogLevel::kWarning, {"tokens_unreadable"},
+               absl::StrCat("--token_file '", file_.path(), "': ", warning,
+                            "; the tokens that it had before count"));
   }
   if (!status.ok()) last_warning_ = warning;
   return tokens_;

@@ -41,10 +41,10 @@ SimdLevel ResolveSimdLevel(const char* wish) {
   if (name.empty()) return best;
   if (name == SimdLevelName(SimdLevel::kScalar)) return SimdLevel::kScalar;
   if (name == SimdLevelName(best)) return best;
-  LogWriter::Get().WriteInOrder(
-      {"TFSWITCH_SIMD"},
-      absl::StrCat("tfswitch: warning: TFSWITCH_SIMD must be 'scalar' or "
-                   "'avx2' and supported here, got '",
+  LogMessageInOrder(
+      LogLevel::kWarning, {"unknown_simd"},
+      absl::StrCat("TFSWITCH_SIMD must be 'scalar' or 'avx2' and supported "
+                   "here, got '",
                    name, "'; using '", SimdLevelName(best), "'"));
   return best;
 }

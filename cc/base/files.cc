@@ -421,10 +421,9 @@ absl::StatusOr<std::unique_ptr<FolderLock>> FolderLock::Take(
     }
     TFSWITCH_RETURN_IF_ERROR(interrupt());
     if (!said && waited >= absl::Seconds(1)) {
-      LogWriter::Get().Write(
-          {"folders"},
-          absl::StrCat("tfswitch: waiting for another process that writes to '",
-                       folder, "'"));
+      LogMessage(LogLevel::kInfo, {"folder_waits"},
+                 absl::StrCat("waiting for another process that writes to '",
+                              folder, "'"));
       said = true;
     }
     // The kernel's own wait for a lock has no deadline.

@@ -18,6 +18,8 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
 #include "cc/base/steady_clock.h"
 
@@ -40,7 +42,27 @@ void FlushAtExit() {
   if (LogWriter* const writer = of_process) writer->Flush(kPatience);
 }
 
+// Its value is the process, so that children do not show events.
+constexpr char kEventsOf[] = "TFSWITCH_SERVER_EVENTS_OF";
+
 std::atomic<bool> shows_server_events{false};
+
+bool ShowsServerEvents() {
+  static const bool shows_program = [] {
+    const char* const process = std::getenv(kEventsOf);
+    return process != nullptr && process == absl::StrCat(getpid());
+  }();
+  return shows_server_events || shows_program;
+}
+
+std::string MessageLine(LogLevel level, absl::string_view event,
+                        absl::string_view message) {
+  constexpr absl::string_view kPrefixes[] = {"", "warning: ", "error: "};
+  return ShowsServerEvents()
+             ? EventLine(level, event, {{"message", message}})
+             : absl::StrCat("tfswitch: ", kPrefixes[static_cast<int>(level)],
+                            message);
+}
 
 // While the library is being loaded, before another thread can fork.
 const int registered =
@@ -163,8 +185,9 @@ void LogWriter::Add(std::string line) {
 
 void LogWriter::SayWhatWasLeftOut() {
   for (const auto& [name, number] : std::exchange(left_out_, {})) {
-    Add(LineOf(absl::StrCat("tfswitch: warning: ", number, " more lines about ",
-                            name, " were left out")));
+    Add(LineOf(MessageLine(
+        LogLevel::kWarning, "lines_left_out",
+        absl::StrCat(number, " more lines about ", name, " were left out"))));
   }
 }
 
@@ -208,23 +231,24 @@ void LogWriter::Run() {
     }
     is_stuck_ = false;
     if (num_refused_ == 0) continue;
-    Add(LineOf(absl::StrCat("tfswitch: warning: stderr did not take ",
-                            std::exchange(num_refused_, 0), " lines")));
+    Add(LineOf(
+        MessageLine(LogLevel::kWarning, "lines_left_out",
+                    absl::StrCat("stderr did not take ",
+                                 std::exchange(num_refused_, 0), " lines"))));
   }
 }
 
-void LogServerEvent(LogLevel level, absl::string_view event,
-                    std::initializer_list<LogField> fields,
-                    absl::string_view peer) {
+std::string EventLine(LogLevel level, absl::string_view event,
+                      std::initializer_list<LogField> fields) {
   constexpr absl::string_view kLevels[] = {"info", "warning", "error"};
-  if (!shows_server_events) return;
   std::string line =
       absl::StrCat(absl::FormatTime("%Y-%m-%d%ET%H:%M:%E3SZ", absl::Now(),
                                     absl::UTCTimeZone()),
                    " ", kLevels[static_cast<int>(level)], " ", event);
   for (const LogField& field : fields) {
     const absl::string_view value = field.value.Piece();
-    const bool is_plain = !value.empty() && absl::c_all_of(value, [](char c) {
+    if (value.empty()) continue;
+    const bool is_plain = absl::c_all_of(value, [](char c) {
       return absl::ascii_isgraph(static_cast<unsigned char>(c)) && c != '"' &&
              c != '\\' && c != '=';
     });
@@ -232,12 +256,45 @@ void LogServerEvent(LogLevel level, absl::string_view event,
     if (is_plain) {
       absl::StrAppend(&line, value);
     } else {
-      absl::StrAppend(&line, "\"", absl::Utf8SafeCEscape(value), "\"");
+      // Not in UTF-8, some of which a terminal obeys.
+      std::string escaped = absl::CEscape(value);
+      absl::StrReplaceAll({{"\\'", "'"}}, &escaped);
+      absl::StrAppend(&line, "\"", escaped, "\"");
     }
   }
-  LogWriter::Get().Write({event, /*burst=*/100, /*per_second=*/10}, line, peer);
+  return line;
 }
 
-void ShowServerEvents() { shows_server_events = true; }
+void LogServerEvent(LogLevel level, absl::string_view event,
+                    std::initializer_list<LogField> fields,
+                    absl::string_view peer) {
+  if (!ShowsServerEvents()) return;
+  LogKind kind = {event};
+  if (peer.empty()) {
+    // A server may make or recover so many tables at once.
+    kind.burst = 2000;
+    kind.per_second = 10;
+  }
+  LogWriter::Get().Write(kind, EventLine(level, event, fields), peer);
+}
+
+void LogMessage(LogLevel level, const LogKind& kind, absl::string_view message,
+                absl::string_view peer) {
+  LogWriter::Get().Write(kind, MessageLine(level, kind.name, message), peer);
+}
+
+void LogMessageInOrder(LogLevel level, const LogKind& kind,
+                       absl::string_view message) {
+  LogWriter::Get().WriteInOrder(kind, MessageLine(level, kind.name, message));
+}
+
+void ShowServerEvents() {
+  shows_server_events = true;
+  setenv(kEventsOf, absl::StrCat(getpid()).c_str(), /*overwrite=*/1);
+}
+
+std::string SecondsSince(absl::Time begin) {
+  return absl::StrFormat("%.3f", absl::ToDoubleSeconds(SteadyNow() - begin));
+}
 
 }  // namespace tfswitch

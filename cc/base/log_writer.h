@@ -102,18 +102,37 @@ struct LogField {
   absl::AlphaNum value;
 };
 
-// Writes what has happened to a server as one line: the time in UTC, the level,
-// the event's stable name, and fields, such as
-//   2026-11-27T16:25:26.123Z info saved path="/data/8" rows=120 seconds=0.52
-// Values that are no plain word are quoted. docs/server_log.md lists the
-// events.
-//
-// Writes nothing in programs that have not called ShowServerEvents(), so tables
-// in a Python process are silent. `peer`: as of LogWriter::Write.
+// What has happened to a server as one line: the time in UTC, the level, the
+// event's stable name, and fields, such as
+//   2026-11-27T16:25:26.123Z info saved path=/data/8 rows=120 seconds=0.520
+// Values that are no plain word are quoted, in ASCII. Fields without a value
+// are left out. docs/server_log.md lists the events.
+std::string EventLine(LogLevel level, absl::string_view event,
+                      std::initializer_list<LogField> fields);
+
+// Writes that line. Writes nothing in programs that have not called
+// ShowServerEvents(), so tables in a Python process are silent. `peer`: as of
+// LogWriter::Write.
 void LogServerEvent(LogLevel level, absl::string_view event,
                     std::initializer_list<LogField> fields,
                     absl::string_view peer = "");
+
+// For what must be seen everywhere. In programs that show events it writes the
+// event `kind.name` with the field `message`; elsewhere a line such as
+// "tfswitch: warning: the disk is full".
+void LogMessage(LogLevel level, const LogKind& kind, absl::string_view message,
+                absl::string_view peer = "");
+// The same, as LogWriter::WriteInOrder.
+void LogMessageInOrder(LogLevel level, const LogKind& kind,
+                       absl::string_view message);
+
+// Counts for all libraries of the process that have not written a line yet.
+//
+// REQUIRES: no other thread runs yet.
 void ShowServerEvents();
+
+// The value of a field `seconds`. `begin`: by SteadyNow().
+std::string SecondsSince(absl::Time begin);
 
 }  // namespace tfswitch
 

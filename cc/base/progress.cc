@@ -17,7 +17,7 @@ Progress::Progress(std::string task, int64_t total_rows, Options options)
   if (options_.is_silent) return;
   if (!options_.print) {
     options_.print = [](const std::string& line) {
-      LogWriter::Get().WriteInOrder({"progress"}, line);
+      LogMessageInOrder(LogLevel::kInfo, {"progress"}, line);
     };
   }
   try {
@@ -54,7 +54,7 @@ void Progress::Run() {
 void Progress::Print(absl::Duration since_begin) const {
   const int64_t rows = counts_->done.load(std::memory_order_relaxed);
   const int64_t total = counts_->total.load(std::memory_order_relaxed);
-  std::string line = absl::StrFormat("tfswitch: %s: %.0f s so far", task_,
+  std::string line = absl::StrFormat("%s: %.0f s so far", task_,
                                      absl::ToDoubleSeconds(since_begin));
   if (rows > 0 && total > 0) {
     // Rows that come meanwhile are not in the total.

@@ -1065,9 +1065,9 @@ absl::StatusOr<int64_t> Commit(const std::string& path,
   if (const absl::Status status =
           RemoveOldSaves(path, manifest, options.keep, options.is_own);
       !status.ok()) {
-    LogWriter::Get().Write(
-        {"old saves"}, absl::StrCat("tfswitch: warning: old saves stay in '",
-                                    path, "': ", status.message()));
+    LogMessage(
+        LogLevel::kWarning, {"files_left"},
+        absl::StrCat("old saves stay in '", path, "': ", status.message()));
   }
   return manifest.number;
 }

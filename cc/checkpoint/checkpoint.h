@@ -237,9 +237,14 @@ enum class LoadedState {
   kReset,  // Optimizer state, statistics and counts of admission begin anew.
 };
 
-// The rows that LoadTable() looks at, its own and others in their files.
-int64_t RowsToRead(const SavedTable& saved, uint32_t shard_index,
-                   uint32_t num_shards);
+// The rows that LoadTable() looks at, its own and others in their files, and
+// the bytes of these files.
+struct RowsToRead {
+  int64_t num_rows = 0;
+  int64_t bytes = 0;
+};
+RowsToRead FindRowsToRead(const SavedTable& saved, uint32_t shard_index,
+                          uint32_t num_shards);
 
 // Whether saved rows have the optimizer state of the table's.
 bool HasStateOf(const SavedTable& saved, const EmbeddingTable& table);

@@ -130,20 +130,21 @@ absl::Status LoadBloom(const SafetensorsFile& file, int64_t num_shards,
 
 }  // namespace
 
-int64_t RowsToRead(const SavedTable& saved, uint32_t shard_index,
-                   uint32_t num_shards) {
+RowsToRead FindRowsToRead(const SavedTable& saved, uint32_t shard_index,
+                          uint32_t num_shards) {
   const uint32_t num_virtual = saved.config.num_virtual_shards;
-  int64_t num_rows = 0;
+  RowsToRead to_read;
   for (const RowFile& file : saved.files) {
     if (file.kind == FileKind::kRows &&
         file.virtual_shards_begin <
             FirstVirtualShardOf(shard_index + 1, num_virtual, num_shards) &&
         file.virtual_shards_end >
             FirstVirtualShardOf(shard_index, num_virtual, num_shards)) {
-      num_rows += file.num_rows;
+      to_read.num_rows += file.num_rows;
+      to_read.bytes += file.bytes;
     }
   }
-  return num_rows;
+  return to_read;
 }
 
 bool HasStateOf(const SavedTable& saved, const EmbeddingTable& table) {

@@ -177,11 +177,10 @@ absl::Status Cut(const std::string& path, uint64_t before, uint64_t bytes = 0) {
   if (ftruncate(fd, static_cast<off_t>(bytes)) != 0 || fsync(fd) != 0) {
     return ErrnoStatus("cut", path, errno);
   }
-  LogWriter::Get().Write(
-      {"the push log"},
-      absl::StrCat("tfswitch: the push log ends with a write that was not "
-                   "acknowledged, or had not reached the disk: ",
-                   before - bytes, " bytes of '", path, "' are cut"));
+  LogMessage(LogLevel::kInfo, {"log_cut"},
+             absl::StrCat("the push log ends with a write that was not "
+                          "acknowledged, or had not reached the disk: ",
+                          before - bytes, " bytes of '", path, "' are cut"));
   return absl::OkStatus();
 }
 
@@ -360,8 +359,7 @@ PushLog::~PushLog() {
   if (thread_.joinable()) thread_.join();
   const absl::Status status = SyncTo(last());
   if (!status.ok()) {
-    LogWriter::Get().Write({"the push log"}, absl::StrCat("tfswitch: warning: ",
-                                                          status.message()));
+    LogMessage(LogLevel::kWarning, {"log_failed"}, status.message());
   }
   MutexLock lock(&mutex_);
   if (fd_ >= 0) close(fd_);

@@ -19,9 +19,9 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "cc/base/log_writer.h"
 #include "cc/base/status_macros.h"
 #include "cc/predictor/errors.h"
-#include "cc/predictor/log.h"
 #include "cc/predictor/meta_graph.h"
 #include "cc/predictor/tf_objects.h"
 #include "cc/predictor/warm_up_requests.h"
@@ -277,8 +277,11 @@ Status ModelVersion::WarmUp() const {
   Status status = zeros.ok() ? Predict(*zeros).status() : zeros.status();
   if (status.ok()) return status;
   // A model may well refuse made up values, such as an empty string.
-  Log(LogLevel::kWarning, "model in '", folder_,
-      "': a warm-up request of zeros failed; give others: ", status.message());
+  LogMessageInOrder(
+      LogLevel::kWarning, {"warm_up_failed"},
+      absl::StrCat("model in '", folder_,
+                   "': a warm-up request of zeros failed; give others: ",
+                   status.message()));
   return CheckGraph(signature);
 }
 

@@ -25,9 +25,9 @@
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "cc/base/log_writer.h"
 #include "cc/base/status_macros.h"
 #include "cc/predictor/errors.h"
-#include "cc/predictor/log.h"
 #include "cc/predictor/rows_api.h"
 #include "cc/predictor/tf_objects.h"
 
@@ -282,14 +282,16 @@ Status Predictor::Versions::Take(int64_t version, const std::string& folder) {
     absl::MutexLock lock(&mutex_);
     state_.loading = -1;
     if (!model.ok()) {
-      Log(LogLevel::kError, "version ", version,
-          " is refused: ", model.status().message());
+      LogMessageInOrder(LogLevel::kError, {"version_refused"},
+                        absl::StrCat("version ", version, " is refused: ",
+                                     model.status().message()));
       state_.refused[version] = model.status();
       // With its rows: a refused version is tried again when they change.
       refused_files_[version] = all_files;
       return model.status();
     }
-    Log(LogLevel::kInfo, "version ", version, " serves, from '", folder, "'");
+    LogServerEvent(LogLevel::kInfo, "version_served",
+                   {{"version", version}, {"path", folder}});
     state_.refused.erase(version);
     refused_files_.erase(version);
     state_.version = version;
@@ -325,8 +327,10 @@ void Predictor::Versions::WatchRowsOf(const ModelVersion& model,
   if (!rows_api_.ok()) {
     std::error_code ignored;
     if (fs::exists(absl::StrCat(model.folder(), "/", kModelFile), ignored)) {
-      Log(LogLevel::kError, "the rows of version ", model.version(),
-          " stay as they are: ", rows_api_.status().message());
+      LogMessageInOrder(
+          LogLevel::kError, {"rows_not_watched"},
+          absl::StrCat("the rows of version ", model.version(),
+                       " stay as they are: ", rows_api_.status().message()));
     }
     return;
   }
@@ -335,8 +339,9 @@ void Predictor::Versions::WatchRowsOf(const ModelVersion& model,
     const Status status = rows_api_->Watch(model.folder(), watch_interval_);
     // FailedPrecondition says that there are none.
     if (!status.ok() && status.code() != StatusCode::kFailedPrecondition) {
-      Log(LogLevel::kError, "the rows of version ", model.version(),
-          " are not watched: ", status.message());
+      LogMessageInOrder(LogLevel::kError, {"rows_not_watched"},
+                        absl::StrCat("the rows of version ", model.version(),
+                                     " are not watched: ", status.message()));
     }
   }
   if (before != nullptr && before->folder() != model.folder()) {
@@ -352,7 +357,8 @@ void Predictor::Versions::NoteRows() {
   };
   const std::string now = text(rows);
   if (!now.empty() && now != text(state_.rows)) {
-    Log(LogLevel::kInfo, "version ", state_.version, ": ", now);
+    LogServerEvent(LogLevel::kInfo, "rows_served",
+                   {{"version", state_.version}, {"rows", now}});
   }
   state_.rows = std::move(rows);
 }
@@ -409,7 +415,8 @@ void Predictor::Versions::Watch() {
     absl::MutexLock state_lock(&mutex_);
     // Once, not at every look.
     if (!folder.ok() && folder != state_.folder) {
-      Log(LogLevel::kError, folder.message());
+      LogMessageInOrder(LogLevel::kError, {"models_unreadable"},
+                        folder.message());
     }
     state_.folder = folder;
   }

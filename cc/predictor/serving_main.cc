@@ -29,9 +29,11 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/synchronization/mutex.h"
 #include "cc/base/log_writer.h"
+#include "cc/base/steady_clock.h"
 #include "cc/predictor/errors.h"
 #include "cc/predictor/program_flags.h"
 #include "cc/predictor/serving_rpc.h"
@@ -225,9 +227,18 @@ Result<const ServingRpcApi*> OpenRpc() {
   return api;
 }
 
-int Fail(int code, std::string_view message) {
+// To somebody who has typed the flags, or whose program has.
+int FailForFlag(std::string_view message) {
   LogWriter::Get().WriteInOrder({"tfswitch-serving"},
                                 "tfswitch-serving: " + std::string(message));
+  return kBadFlag;
+}
+
+// The last line of the log.
+int Stopped(int code, const std::string& why, absl::Time started) {
+  LogServerEvent(code == 0 ? LogLevel::kInfo : LogLevel::kError, "stopped",
+                 {{"why", why}, {"seconds", SecondsSince(started)}});
+  LogWriter::Get().Flush(absl::Seconds(1));
   return code;
 }
 
@@ -308,23 +319,25 @@ int Run(int argc, char** argv) {
     std::printf("%s", usage.c_str());
     return 0;
   }
-  if (!bad_flag.empty()) return Fail(kBadFlag, bad_flag);
-  if (options.model_dir.empty()) return Fail(kBadFlag, "give --model_dir");
+  if (!bad_flag.empty()) return FailForFlag(bad_flag);
+  if (options.model_dir.empty()) return FailForFlag("give --model_dir");
   if (!(poll_secs >= 0 && watch_rows_secs >= 0 && grace_secs >= 0) ||
       max_message_bytes < 1 || max_requests < 1) {
-    return Fail(kBadFlag,
-                "--poll_secs, --watch_rows_secs and --grace_secs must "
-                "not be negative, --max_message_bytes and --max_requests must "
-                "be positive");
+    return FailForFlag(
+        "--poll_secs, --watch_rows_secs and --grace_secs must "
+        "not be negative, --max_message_bytes and --max_requests must "
+        "be positive");
   }
   options.poll_interval = Seconds(poll_secs);
   options.watch_rows_interval = Seconds(watch_rows_secs);
   // The core reads it when it opens rows. There are no other threads yet.
   if (verify_rows_first) setenv("TFSWITCH_SERVING_VERIFY_FIRST", "1", 1);
   options.model.tags = absl::StrSplit(tags, ',');
+  ShowServerEvents();
+  const absl::Time started = SteadyNow();
 
   const Result<const ServingRpcApi*> api = OpenRpc();
-  if (!api.ok()) return Fail(kCannotServe, api.status().message());
+  if (!api.ok()) return Stopped(kCannotServe, api.status().message(), started);
   Handler handler(model_name);
   const ServingHandler functions = handler.Functions();
   const ServingRpcOptions rpc_options = {
@@ -337,8 +350,14 @@ int Run(int argc, char** argv) {
       (*api)->start(&rpc_options, &functions, &code, error, sizeof(error));
   if (server == nullptr) {
     const auto bad = static_cast<int32_t>(StatusCode::kInvalidArgument);
-    return Fail(code == bad ? kBadFlag : kCannotServe, error);
+    return code == bad ? FailForFlag(error)
+                       : Stopped(kCannotServe, error, started);
   }
+  LogServerEvent(LogLevel::kInfo, "started",
+                 {{"version", TFSWITCH_VERSION},
+                  {"address", (*api)->address(server)},
+                  {"model_dir", options.model_dir},
+                  {"flags", absl::StrJoin(argv + 1, argv + argc, " ")}});
   // Whoever waits for this line may ask for health from now on.
   std::printf("listening on %s\n", (*api)->address(server));
   std::fflush(stdout);
@@ -349,7 +368,9 @@ int Run(int argc, char** argv) {
   std::unique_ptr<Predictor> predictor;
   std::thread loader([&] {
     auto loaded = Predictor::Load(options);
-    if (!loaded.ok()) _exit(Fail(kCannotServe, loaded.status().message()));
+    if (!loaded.ok()) {
+      _exit(Stopped(kCannotServe, loaded.status().message(), started));
+    }
     absl::MutexLock lock(&mutex);
     predictor = *std::move(loaded);
     if (stopping) return;
@@ -382,7 +403,7 @@ int Run(int argc, char** argv) {
   // freed, is not waited for either.
   stopped.get_future().wait_for(
       std::chrono::duration<double>(grace_secs + kTimeToClose));
-  _exit(0);
+  _exit(Stopped(0, strsignal(signal_number), started));
 }
 
 }  // namespace

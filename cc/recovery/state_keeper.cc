@@ -14,19 +14,20 @@
 #include "absl/strings/string_view.h"
 #include "cc/base/log_writer.h"
 #include "cc/base/status_macros.h"
+#include "cc/base/steady_clock.h"
 #include "tfswitch/v1/parameter_server.pb.h"
 
 namespace tfswitch {
 namespace {
 
-void Say(const std::string& line) {
+void Warn(absl::string_view event, absl::string_view message) {
   // No caller causes them, and a start may have many.
-  LogWriter::Get().Write({"the data folder", /*burst=*/1000, /*per_second=*/10},
-                         absl::StrCat("tfswitch-server: ", line));
+  LogMessage(LogLevel::kWarning, {event, /*burst=*/1000, /*per_second=*/10},
+             message);
 }
 
 std::string Format(absl::Time time) {
-  return absl::FormatTime("%Y-%m-%d %H:%M:%S UTC", time, absl::UTCTimeZone());
+  return absl::FormatTime("%Y-%m-%d%ET%H:%M:%SZ", time, absl::UTCTimeZone());
 }
 
 }  // namespace
@@ -39,6 +40,7 @@ std::string DescribeLost(const DataFolder& folder, uint64_t applied,
 }
 
 absl::Status StateKeeper::Recover(const Shard::Interrupt& interrupt) {
+  const absl::Time begin = SteadyNow();
   const std::string state = DataFolder::StateOf(folder_.path());
   std::atomic<uint64_t>& num_writes = *folder_.num_writes();
   const uint64_t applied = num_writes;
@@ -82,24 +84,24 @@ absl::Status StateKeeper::Recover(const Shard::Interrupt& interrupt) {
     shard_.SetRecovery(report);
   }
   for (const std::string& why : recovered->skipped) {
-    Say(absl::StrCat("a newer save is skipped: ", why));
+    Warn("save_damaged", absl::StrCat("a newer save is skipped: ", why));
   }
-  std::vector<std::string> parts;
-  if (!is_first) {
-    parts.push_back(absl::StrCat(
-        "recovered ", recovered->num_rows, " rows of ", recovered->num_tables,
-        " tables from the save of ", Format(saved_at)));
-  } else if (report.lost_writes() > 0) {
-    parts.push_back(absl::StrCat("'", folder_.path(), "' has no save yet"));
+  if (is_first && num_replayed == 0 && report.lost_writes() == 0) {
+    return absl::OkStatus();
   }
-  if (num_replayed > 0) {
-    parts.push_back(
-        absl::StrCat("replayed ", num_replayed, " records of the push log"));
-  }
-  if (parts.empty()) return absl::OkStatus();
-  Say(absl::StrCat(absl::StrJoin(parts, "; "), "; ",
-                   report.are_at_least() ? "at least " : "",
-                   report.lost_writes(), " writes since then are lost"));
+  int64_t num_rows = 0;
+  const auto tables = shard_.Tables();
+  for (const auto& table : tables) num_rows += table->size();
+  LogServerEvent(
+      report.lost_writes() > 0 ? LogLevel::kWarning : LogLevel::kInfo,
+      "recovered",
+      {{"tables", tables.size()},
+       {"rows", num_rows},
+       {"saved", is_first ? "never" : Format(saved_at)},
+       {"log_records", num_replayed},
+       {"lost_writes", report.lost_writes()},
+       {"lost_writes_are", report.are_at_least() ? "a_minimum" : "exact"},
+       {"seconds", SecondsSince(begin)}});
   return absl::OkStatus();
 }
 
@@ -112,16 +114,17 @@ absl::Status StateKeeper::SetSkippedAside(
   const auto damaged = checkpoint::SetDamagedAside(state);
   absl::Status cleaned = damaged.status();
   if (damaged.ok() && !damaged->empty()) {
-    Say(absl::StrCat("warning: former saves are set aside, as nobody can read ",
-                     "them: ", absl::StrJoin(*damaged, "; ")));
+    Warn("save_damaged",
+         absl::StrCat("former saves are set aside, as nobody can read them: ",
+                      absl::StrJoin(*damaged, "; ")));
   } else if (damaged.ok() && recovered.skipped.empty()) {
     // Files of a save that is set aside stay until the next start.
     cleaned = checkpoint::RemoveUnpublished(state);
   }
   // The rows are whole without.
   if (!cleaned.ok() && !absl::IsNotFound(cleaned)) {
-    Say(absl::StrCat("warning: files that no save needs stay in '", state,
-                     "': ", cleaned.message()));
+    Warn("files_left", absl::StrCat("files that no save needs stay in '", state,
+                                    "': ", cleaned.message()));
   }
   return absl::OkStatus();
 }
@@ -214,8 +217,8 @@ void StateKeeper::SaveOnTime() {
                         : absl::OkStatus();
   });
   if (status.ok() || is_stopping_) return;
-  Say(absl::StrCat("warning: the state was not saved: ", status.message(),
-                   ". Saves before it stay; it is tried again"));
+  Warn("not_saved", absl::StrCat("the state was not saved: ", status.message(),
+                                 ". Saves before it stay; it is tried again"));
 }
 
 }  // namespace tfswitch

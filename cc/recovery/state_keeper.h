@@ -34,8 +34,6 @@ struct StateKeeperOptions {
 std::string DescribeLost(const DataFolder& folder, uint64_t applied,
                          uint64_t whole);
 
-// Says on stderr, as tfswitch-server, what it has done.
-//
 // Thread-safe.
 class StateKeeper {
  public:

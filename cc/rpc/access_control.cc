@@ -11,9 +11,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
-#include "cc/base/json.h"
 #include "cc/base/log_writer.h"
 #include "cc/base/status_macros.h"
 #include "cc/rpc/channel_settings.h"
@@ -50,13 +47,11 @@ std::string CertificateName(const grpc::ServerContext& context) {
   return names.empty() ? "" : std::string(ViewOf(names[0]));
 }
 
-// A text of a caller in a line of ours, which a terminal may show: printable
-// ASCII alone.
-std::string Quoted(absl::string_view text) {
+// A text of a caller in a line of ours.
+std::string Shortened(absl::string_view text) {
   constexpr size_t kLongest = 200;
-  return Json(absl::StrCat(text.substr(0, kLongest),
-                           text.size() > kLongest ? "..." : ""))
-      .dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
+  return absl::StrCat(text.substr(0, kLongest),
+                      text.size() > kLongest ? "..." : "");
 }
 
 // Null: the server has no tokens.
@@ -93,13 +88,13 @@ bool IsRefusal(const absl::Status& status) {
   return absl::IsUnauthenticated(status) || absl::IsPermissionDenied(status);
 }
 
-// "token=ID"; "claims=ID" if the server does not know the secret.
-std::string CallerName(const grpc::ServerContext& context, const Visit& visit) {
-  if (visit.token() != nullptr) {
-    return absl::StrCat("token=", visit.token()->record.id);
-  }
+// "token" and its id; "claims" if the server does not know the secret.
+std::pair<const char*, std::string> CallerName(
+    const grpc::ServerContext& context, const Visit& visit) {
+  if (visit.token() != nullptr) return {"token", visit.token()->record.id};
   const auto claimed = TokenId(PresentedToken(context));
-  return claimed.ok() ? absl::StrCat("claims=", *claimed) : "token=none";
+  if (claimed.ok()) return {"claims", std::string(*claimed)};
+  return {"token", "none"};
 }
 
 }  // namespace
@@ -221,13 +216,12 @@ absl::StatusOr<std::unique_ptr<AccessControl>> AccessControl::Open(
         "--insecure, if the network lets nobody else through"));
   }
   if (options.is_insecure) {
-    LogWriter::Get().Write(
-        {"--insecure"},
-        absl::StrCat(
-            "tfswitch: warning: --insecure: ", address.ToString(), " ",
-            is_local || (has_tls && (has_tokens || !options.tls.ca.empty()))
-                ? "would be safe without it"
-                : "is open to all who can reach it"));
+    LogMessage(LogLevel::kWarning, {"insecure"},
+               absl::StrCat("--insecure: ", address.ToString(), " ",
+                            is_local || (has_tls && (has_tokens ||
+                                                     !options.tls.ca.empty()))
+                                ? "would be safe without it"
+                                : "is open to all who can reach it"));
   }
   auto access = std::unique_ptr<AccessControl>(
       new AccessControl(!is_local || has_tokens || !options.tls.ca.empty()));
@@ -280,26 +274,22 @@ void AccessControl::NoteEnd(const grpc::ServerContext& context,
   }
   // Apart, so that a flood of refused calls hides no other.
   const bool is_done = visit.is_in_ && !is_refusal;
-  const LogKind kind = is_done ? LogKind{"administrators' calls", 200, 10}
-                               : LogKind{"refused calls"};
-  const std::string certificate = CertificateName(context);
+  const LogKind kind =
+      is_done ? LogKind{"admin_called", 200, 10} : LogKind{"caller_refused"};
   const std::string peer = context.peer();
+  const auto [token_kind, token] = CallerName(context, visit);
+  // Also where events are silent, such as in a Python process.
   LogWriter::Get().Write(
       kind,
-      absl::StrCat(
-          "tfswitch: audit: ",
-          absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(),
-                           absl::UTCTimeZone()),
-          " call=", rule.method, " ", CallerName(context, visit),
-          certificate.empty() ? ""
-                              : absl::StrCat(" cert=", Quoted(certificate)),
-          " from=", Quoted(peer),
-          tables.empty()
-              ? ""
-              : absl::StrCat(" tables=", Quoted(absl::StrJoin(tables, ","))),
-          path.empty() ? "" : absl::StrCat(" path=", Quoted(path)),
-          " result=", absl::StatusCodeToString(status.code()),
-          status.ok() ? "" : absl::StrCat(" why=", Quoted(status.message()))),
+      EventLine(is_done ? LogLevel::kInfo : LogLevel::kWarning, kind.name,
+                {{"call", rule.method},
+                 {token_kind, token},
+                 {"cert", Shortened(CertificateName(context))},
+                 {"from", peer},
+                 {"tables", Shortened(absl::StrJoin(tables, ","))},
+                 {"path", Shortened(path)},
+                 {"result", absl::StatusCodeToString(status.code())},
+                 {"why", Shortened(status.message())}}),
       // Without the port.
       peer.substr(0, peer.rfind(':')));
 }

@@ -26,10 +26,11 @@ namespace {
 void WriteLineOfGrpc(gpr_log_func_args* line) {
   constexpr size_t kLongest = 500;
   const std::string place = absl::StrCat(line->file, ":", line->line);
-  LogWriter::Get().Write(
-      {"gRPC"},
-      absl::StrCat("tfswitch: gRPC: ", gpr_log_severity_string(line->severity),
-                   " ", place, "] ",
+  LogMessage(
+      line->severity == GPR_LOG_SEVERITY_ERROR ? LogLevel::kWarning
+                                               : LogLevel::kInfo,
+      {"grpc"},
+      absl::StrCat("gRPC: ", place, "] ",
                    absl::CHexEscape(
                        absl::string_view(line->message).substr(0, kLongest))),
       place);

@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <cstdio>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,8 +14,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "cc/base/log_writer.h"
 #include "cc/base/malloc_tuning.h"
+#include "cc/base/steady_clock.h"
 #include "cc/recovery/data_folder.h"
 #include "cc/recovery/repair.h"
 #include "cc/recovery/state_keeper.h"
@@ -30,9 +33,17 @@ constexpr int kStopped = 0;
 constexpr int kCannotServe = 1;
 constexpr int kBadFlag = 2;
 
+// To somebody who has typed the flags, or whose program has.
 void PrintError(const absl::Status& status) {
   LogWriter::Get().Write({"tfswitch-server"},
                          absl::StrCat("tfswitch-server: ", status.message()));
+}
+
+// The last line of the log; returns the code.
+int Stopped(int code, absl::string_view why, absl::Time started) {
+  LogServerEvent(code == kStopped ? LogLevel::kInfo : LogLevel::kError,
+                 "stopped", {{"why", why}, {"seconds", SecondsSince(started)}});
+  return code;
 }
 
 // " with TLS, tokens", or nothing.
@@ -69,11 +80,12 @@ int RunServer(const std::vector<std::string>& arguments) {
     if (!repaired.ok()) PrintError(repaired);
     return repaired.ok() ? kStopped : kCannotServe;
   }
+  ShowServerEvents();
+  const absl::Time started = SteadyNow();
   PrepareServerProgram();
   if (!TuneMalloc()) {
-    std::fprintf(stderr,
-                 "tfswitch-server: warning: malloc refused its settings; "
-                 "exchanges will cost more CPU\n");
+    LogMessage(LogLevel::kWarning, {"malloc_refused"},
+               "malloc refused its settings; exchanges will cost more CPU");
   }
 
   // Blocked here, so in every thread that follows; taken by sigwait below,
@@ -90,8 +102,7 @@ int RunServer(const std::vector<std::string>& arguments) {
         flags.data_dir,
         {flags.cluster_name, flags.shard.shard_index, flags.shard.num_shards});
     if (!opened.ok()) {
-      PrintError(opened.status());
-      return kCannotServe;
+      return Stopped(kCannotServe, opened.status().message(), started);
     }
     folder = *std::move(opened);
     flags.shard.num_writes = folder->num_writes();
@@ -101,10 +112,20 @@ int RunServer(const std::vector<std::string>& arguments) {
   std::optional<StateKeeper> keeper;
   auto shard = std::make_shared<Shard>(flags.shard);
   auto server = GrpcServer::Start(flags.server, shard);
-  if (!server.ok()) {
+  if (absl::IsInvalidArgument(server.status())) {
     PrintError(server.status());
-    return absl::IsInvalidArgument(server.status()) ? kBadFlag : kCannotServe;
+    return kBadFlag;
   }
+  if (!server.ok()) {
+    return Stopped(kCannotServe, server.status().message(), started);
+  }
+  LogServerEvent(LogLevel::kInfo, "started",
+                 {{"version", TFSWITCH_VERSION},
+                  {"shard", flags.shard.shard_index},
+                  {"num_shards", flags.shard.num_shards},
+                  {"address", (*server)->address()},
+                  {"data_dir", flags.data_dir},
+                  {"flags", absl::StrJoin(arguments, " ")}});
   if (folder != nullptr) {
     keeper.emplace(flags.keeper, folder.get(), shard.get());
     const absl::Status recovered = keeper->Recover([] {
@@ -114,10 +135,9 @@ int RunServer(const std::vector<std::string>& arguments) {
                  ? absl::CancelledError("the server is stopped")
                  : absl::OkStatus();
     });
-    if (absl::IsCancelled(recovered)) return kStopped;
     if (!recovered.ok()) {
-      PrintError(recovered);
-      return kCannotServe;
+      return Stopped(absl::IsCancelled(recovered) ? kStopped : kCannotServe,
+                     recovered.message(), started);
     }
     (*server)->Open();
     keeper->Start();
@@ -137,13 +157,13 @@ int RunServer(const std::vector<std::string>& arguments) {
   (*server)->Stop(flags.grace_period);
   if (keeper.has_value()) {
     if (const absl::Status saved = keeper->Stop(); !saved.ok()) {
-      PrintError(absl::Status(
-          saved.code(), absl::StrCat("the state was not saved at the end: ",
-                                     saved.message())));
-      return kCannotServe;
+      return Stopped(
+          kCannotServe,
+          absl::StrCat("the state was not saved at the end: ", saved.message()),
+          started);
     }
   }
-  return kStopped;
+  return Stopped(kStopped, strsignal(signal_number), started);
 }
 
 }  // namespace tfswitch

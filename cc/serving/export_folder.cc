@@ -385,11 +385,10 @@ absl::Status ExportWriter::Publish() {
   // mind that a power cut may undo it.
   const absl::Status synced = SyncFolder(path_);
   if (!synced.ok()) {
-    LogWriter::Get().Write(
-        {"exports"}, absl::StrCat("tfswitch: error: ", name,
-                                  " is published, and perhaps not safe on its "
-                                  "disk: ",
-                                  synced.message()));
+    LogMessage(
+        LogLevel::kError, {"export_not_flushed"},
+        absl::StrCat(name, " is published, and perhaps not safe on its disk: ",
+                     synced.message()));
   }
   return absl::OkStatus();
 }

@@ -283,9 +283,8 @@ absl::StatusOr<ExportReport> Publish(ParameterClient& client,
     const absl::Status removed =
         RemoveOldExports(options.path, options.keep_bases);
     if (!removed.ok()) {
-      LogWriter::Get().Write({"exports"},
-                             absl::StrCat("tfswitch: error: old exports stay: ",
-                                          removed.message()));
+      LogMessage(LogLevel::kError, {"files_left"},
+                 absl::StrCat("old exports stay: ", removed.message()));
     }
   }
   return report;

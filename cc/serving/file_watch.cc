@@ -17,11 +17,13 @@
 #include <cerrno>
 #include <cstdint>
 #include <future>
+#include <system_error>
 #include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "cc/base/mutex.h"
 
@@ -134,6 +136,19 @@ void OnBusError(int number, siginfo_t* info, void*) {
 }
 
 }  // namespace
+
+absl::Status FileWatch::StartThread() {
+  try {
+    FileWatcher::Get();
+    return absl::OkStatus();
+  } catch (const std::system_error& error) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "cannot start the thread that watches served files for changes: ",
+        error.what(),
+        "; raise the number of threads that this process may have (`ulimit -u`"
+        ", or the pids limit of its container), or its memory"));
+  }
+}
 
 FileWatch::FileWatch(int fd, const MappedFile& file)
     : fd_(fd), range_(TakeRange(file)), has_changed_(range_->has_changed) {

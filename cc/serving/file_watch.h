@@ -19,6 +19,7 @@
 
 #include <atomic>
 
+#include "absl/status/status.h"
 #include "cc/base/files.h"
 
 namespace tfswitch {
@@ -28,7 +29,13 @@ struct WatchedRange;
 // Thread-safe.
 class FileWatch {
  public:
+  // Starts the thread, unless it runs. ResourceExhausted if there is none to be
+  // had; a later call tries again.
+  static absl::Status StartThread();
+
   // Takes over `fd`, from which `file` was mapped. `file` must outlive this.
+  //
+  // REQUIRES: StartThread() was OK.
   FileWatch(int fd, const MappedFile& file);
   ~FileWatch();
   FileWatch(const FileWatch&) = delete;

@@ -96,6 +96,7 @@ absl::StatusOr<std::shared_ptr<const RowFile>> RowFile::Make(
     const RowFileInfo& expected, int watched_fd) {
   auto close_file = absl::MakeCleanup([watched_fd] { close(watched_fd); });
   TFSWITCH_RETURN_IF_ERROR(mapped.status());
+  if (watched_fd >= 0) TFSWITCH_RETURN_IF_ERROR(FileWatch::StartThread());
   std::shared_ptr<RowFile> file(
       new RowFile(*std::move(mapped), path, expected));
   std::move(close_file).Cancel();

@@ -34,9 +34,8 @@ absl::Status NoExports(const std::string& path) {
 }
 
 void LogError(absl::string_view what, const absl::Status& status) {
-  LogWriter::Get().WriteInOrder(
-      {"served rows"},
-      absl::StrCat("tfswitch: error: ", what, ": ", status.message()));
+  LogMessageInOrder(LogLevel::kError, {"rows_refused"},
+                    absl::StrCat(what, ": ", status.message()));
 }
 
 // Merges as long as it pays, and returns whether it did. Files that stay

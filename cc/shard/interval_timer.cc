@@ -34,9 +34,8 @@ void IntervalTimer::Set(const std::string& name, absl::Duration every) {
     } catch (const std::system_error& error) {
       // Tables can be shrunk by a call all the same, and staged rows go with
       // the next restore.
-      LogWriter::Get().Write(
-          {"timers"}, absl::StrCat("tfswitch: error: no timer for '", name,
-                                   "': ", error.what()));
+      LogMessage(LogLevel::kError, {"no_timer"},
+                 absl::StrCat("no timer for '", name, "': ", error.what()));
     }
   }
   changed_.NotifyAll();

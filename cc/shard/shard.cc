@@ -260,6 +260,7 @@ absl::StatusOr<Shard::Made> Shard::CreateTable(const TableConfig& config,
         tables_.emplace(config.name, std::move(table));
         shrink_timer_.Set(config.name,
                           absl::Seconds(config.eviction.every_secs));
+        Tell("table_made", {{"table", config.name}, {"dim", config.dim}});
         return made;
       }
     }
@@ -304,7 +305,29 @@ absl::Status Shard::CloseOptimizer(const TableConfig& config) {
         "table '", config.name, "' was dropped during the call. Try again"));
   }
   it->second.swap(table);
+  Tell("table_changed", {{"table", config.name}, {"what", "optimizer"}});
   return absl::OkStatus();
+}
+
+void Shard::Tell(absl::string_view event,
+                 std::initializer_list<LogField> fields) const {
+  if (!is_recovering_) LogServerEvent(LogLevel::kInfo, event, fields);
+}
+
+void Shard::NoteDisk(const absl::Status& status, const std::string& folder,
+                     std::atomic<bool>* is_full) {
+  const bool is_full_now = absl::IsResourceExhausted(status);
+  if (!status.ok() && !is_full_now) return;  // It says nothing about room.
+  if (*is_full == is_full_now ||
+      is_full->exchange(is_full_now) == is_full_now) {
+    return;
+  }
+  if (is_full_now) {
+    LogServerEvent(LogLevel::kError, "disk_full",
+                   {{"path", folder}, {"message", status.message()}});
+  } else {
+    LogServerEvent(LogLevel::kInfo, "disk_well", {{"path", folder}});
+  }
 }
 
 absl::StatusOr<Shard::Made> Shard::OpenTable(const TableConfig& config) const {
@@ -331,6 +354,7 @@ absl::StatusOr<Shard::Made> Shard::Present(
   if (identity.incarnation != 0 &&
       table->incarnation() == replaced_incarnation) {
     table->set_identity(identity);
+    Tell("table_changed", {{"table", config.name}, {"what", "identity"}});
   }
   return Made{false, table->incarnation()};
 }
@@ -353,6 +377,7 @@ std::shared_ptr<EmbeddingTable> Shard::TakeTable(const std::string& name) {
     dropped_incarnations_.pop_front();
   }
   shrink_timer_.Set(name, absl::ZeroDuration());
+  Tell("table_dropped", {{"table", name}, {"rows", table->size()}});
   return table;
 }
 
@@ -394,10 +419,10 @@ void Shard::WarnOfReleased(absl::string_view what, const std::string& name) {
       ++it;
       continue;
     }
-    LogWriter::Get().Write(
-        {"freed tables"},
+    LogMessage(
+        LogLevel::kWarning, {"rows_freed"},
         absl::StrCat(
-            "tfswitch: warning: table '", it->first, "' had ", it->second,
+            "table '", it->first, "' had ", it->second,
             " rows, which were freed when the last layer or EmbeddingTable of "
             "it was collected: ",
             what,
@@ -932,7 +957,24 @@ absl::StatusOr<ShrinkReport> Shard::Shrink(
          num_virtual - 1) /
         num_virtual);
   }
-  return table.Shrink(own_rules, day, dry_run);
+  const absl::Time begin = SteadyNow();
+  TFSWITCH_ASSIGN_OR_RETURN(const ShrinkReport report,
+                            table.Shrink(own_rules, day, dry_run));
+  if (dry_run || report.evicted_rows == 0) return report;
+  std::vector<std::string> rules_used;
+  for (const auto& [rule, rows] :
+       {std::pair<const char*, int64_t>{"ttl", report.by_ttl},
+        {"show_click_score", report.by_show_click_score},
+        {"l2_norm", report.by_l2_norm},
+        {"max_rows", report.by_max_rows}}) {
+    if (rows > 0) rules_used.push_back(absl::StrCat(rule, ":", rows));
+  }
+  Tell("evicted", {{"table", config.name},
+                   {"rows", report.evicted_rows},
+                   {"rules", absl::StrJoin(rules_used, ",")},
+                   {"rows_left", report.remaining_rows},
+                   {"seconds", SecondsSince(begin)}});
+  return report;
 }
 
 absl::StatusOr<ChangeCursor> Shard::ExportChanges(
@@ -941,14 +983,11 @@ absl::StatusOr<ChangeCursor> Shard::ExportChanges(
     const std::function<absl::Status(const ChangeChunk&)>& visit) {
   const std::string& name = table->config().name;
   TFSWITCH_RETURN_IF_ERROR(CheckDay(name, filter.day));
-  if (!filter.rule.has_value()) {
-    return table->ForEachChange(filter, max_keys, visit);
-  }
+  const ScoreRule rule = filter.rule.value_or(ScoreRule());
   for (const auto& [knob, value] :
-       {std::pair<const char*, float>{"base_threshold",
-                                      filter.rule->base_threshold},
-        {"delta_threshold", filter.rule->delta_threshold},
-        {"delta_keep_days", filter.rule->delta_keep_days}}) {
+       {std::pair<const char*, float>{"base_threshold", rule.base_threshold},
+        {"delta_threshold", rule.delta_threshold},
+        {"delta_keep_days", rule.delta_keep_days}}) {
     if (!(value >= 0.0f)) {
       return absl::InvalidArgumentError(
           absl::StrCat("table '", name, "': ", knob,
@@ -958,8 +997,14 @@ absl::StatusOr<ChangeCursor> Shard::ExportChanges(
   PendingExports::Export exported;
   exported.id = export_id;
   exported.table = table;
+  const absl::Time begin = SteadyNow();
+  size_t num_rows = 0;
+  size_t num_removed = 0;
   auto cursor = table->ForEachChange(
       filter, max_keys, [&](const ChangeChunk& chunk) -> absl::Status {
+        num_rows += chunk.keys.size();
+        num_removed += chunk.removed.size();
+        if (!filter.rule.has_value()) return visit(chunk);
         exported.keys.insert(exported.keys.end(), chunk.keys.begin(),
                              chunk.keys.end());
         exported.scores.insert(exported.scores.end(),
@@ -967,7 +1012,15 @@ absl::StatusOr<ChangeCursor> Shard::ExportChanges(
                                chunk.delta_scores.end());
         return visit(chunk);
       });
-  if (cursor.ok()) pending_exports_.Keep(std::move(exported));
+  if (!cursor.ok()) return cursor;
+  if (filter.rule.has_value()) pending_exports_.Keep(std::move(exported));
+  if (num_rows + num_removed > 0) {
+    Tell("exported", {{"table", name},
+                      {"kind", filter.since.log_id == 0 ? "base" : "delta"},
+                      {"rows", num_rows},
+                      {"removed", num_removed},
+                      {"seconds", SecondsSince(begin)}});
+  }
   return cursor;
 }
 
@@ -985,8 +1038,7 @@ void Shard::ShrinkOnTime(const std::string& name) const {
   }
   // Nobody waits for an answer; the next time may go better.
   if (!status.ok()) {
-    LogWriter::Get().Write({"shrinking"},
-                           absl::StrCat("tfswitch: error: ", status.message()));
+    LogMessage(LogLevel::kError, {"not_evicted"}, status.message());
   }
 }
 
@@ -1099,6 +1151,7 @@ absl::StatusOr<std::string> Shard::SaveShard(
     }
     return interrupt();
   };
+  const absl::Time begin = SteadyNow();
   std::atomic<bool> stops{false};
   checkpoint::PartWriter writer(path, request.save_id(), options_.shard_index,
                                 options_.num_shards, all_tables,
@@ -1147,9 +1200,12 @@ absl::StatusOr<std::string> Shard::SaveShard(
     }
     return absl::OkStatus();
   };
-  TFSWITCH_RETURN_IF_ERROR(
-      WriteSnapshots(snapshots, check, write, /*may_close_gate=*/true, &stops));
+  const absl::Status written =
+      WriteSnapshots(snapshots, check, write, /*may_close_gate=*/true, &stops);
+  NoteDisk(written, path, &is_save_disk_full_);
+  TFSWITCH_RETURN_IF_ERROR(written);
   TFSWITCH_RETURN_IF_ERROR(interrupt());
+  TellOfSave(snapshots, path, writer.files(), begin);
   MutexLock lock(&mutex_);
   Save& save = SaveOf(request.save_id());
   // Without Finish() the writer removes its files.
@@ -1191,6 +1247,7 @@ absl::StatusOr<int64_t> Shard::CommitCheckpoint(
   if (number.ok()) {
     MutexLock lock(&mutex_);
     SaveOf(request.save_id()).files.clear();  // They are published.
+    Tell("save_published", {{"path", path}, {"number", *number}});
   }
   return number;
 }
@@ -1241,9 +1298,9 @@ void Shard::EndExpiredSaves(const Interrupt& interrupt) {
       MutexLock lock(&mutex_);
       SaveOf(save_id).expiry = SteadyNow() + options_.save_expiry;
     }
-    LogWriter::Get().Write(
-        {"saves"}, absl::StrCat("tfswitch: warning: files of save '", save_id,
-                                "' stay: ", status.message()));
+    LogMessage(
+        LogLevel::kWarning, {"files_left"},
+        absl::StrCat("files of save '", save_id, "' stay: ", status.message()));
   }
 }
 
@@ -1315,6 +1372,7 @@ absl::StatusOr<v1::StageRestoreResponse> Shard::StageRestore(
   const auto check = [&]() -> absl::Status {
     return restore->is_given_up ? given_up() : interrupt();
   };
+  const absl::Time begin = SteadyNow();
   Loaded loaded;
   const auto load = [&]() -> absl::StatusOr<v1::StageRestoreResponse> {
     TFSWITCH_ASSIGN_OR_RETURN(const std::string path,
@@ -1335,6 +1393,7 @@ absl::StatusOr<v1::StageRestoreResponse> Shard::StageRestore(
   restore->result = result;
   if (result.ok()) {
     std::swap(restore->loaded, loaded);
+    restore->seconds = SecondsSince(begin);
     restore_timer_.Set(request.restore_id(), options_.staged_restore_expiry);
   } else if (const auto it = restores_.find(request.restore_id());
              it != restores_.end() && it->second == restore) {
@@ -1373,9 +1432,12 @@ absl::StatusOr<v1::StageRestoreResponse> Shard::Load(
     }
   }
   for (const auto& [name, saved] : tables) {
-    progress->AddTotal(checkpoint::RowsToRead(*saved, options_.shard_index,
-                                              options_.num_shards));
+    const checkpoint::RowsToRead to_read = checkpoint::FindRowsToRead(
+        *saved, options_.shard_index, options_.num_shards);
+    progress->AddTotal(to_read.num_rows);
+    loaded->bytes += to_read.bytes;
   }
+  loaded->path = path;
   loaded->is_whole = request.tables().empty();
   if (request.tables().empty() && options_.shard_index == 0) {
     auto work_queues = SavedWorkQueuesFromJson(manifest.work_queues);
@@ -1544,6 +1606,12 @@ absl::StatusOr<bool> Shard::TakeRestore(const std::string& restore_id,
   EndRestore(restore_id);
   if (abort) return false;
   last_restore_id_ = restore_id;
+  const Loaded& loaded = (*taken)->loaded;
+  Tell("restored", {{"path", loaded.path},
+                    {"tables", loaded.tables.size()},
+                    {"rows", (*taken)->result->num_rows()},
+                    {"bytes", loaded.bytes},
+                    {"seconds", (*taken)->seconds}});
   PutInPlace(&(*taken)->loaded);
   return true;
 }

@@ -28,6 +28,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "cc/base/key_observations.h"
+#include "cc/base/log_writer.h"
 #include "cc/base/mutex.h"
 #include "cc/base/parallel.h"
 #include "cc/base/progress.h"
@@ -442,6 +443,17 @@ class Shard {
   // FailedPrecondition in a save of this thread.
   absl::Status CheckNotSaving() const;
 
+  // Server events; silent in a replay.
+  void Tell(absl::string_view event,
+            std::initializer_list<LogField> fields) const;
+  void TellOfSave(const Snapshots& snapshots, const std::string& folder,
+                  const std::vector<std::string>& files,
+                  absl::Time begin) const;
+  // Tells when writes to a folder begin to fail for want of room, and when they
+  // succeed again.
+  static void NoteDisk(const absl::Status& status, const std::string& folder,
+                       std::atomic<bool>* is_full);
+
   void CountWrite() {
     if (options_.num_writes != nullptr) {
       options_.num_writes->fetch_add(1, std::memory_order_relaxed);
@@ -464,6 +476,8 @@ class Shard {
     TableMap tables;
     std::vector<SavedWorkQueue> work_queues;
     bool is_whole = false;  // It has all tables of the checkpoint.
+    std::string path;
+    int64_t bytes = 0;  // Read from files.
   };
 
   // A restore from StageRestore() to CommitRestore().
@@ -474,6 +488,7 @@ class Shard {
     absl::StatusOr<v1::StageRestoreResponse> result =
         absl::UnknownError("not loaded");
     Loaded loaded;
+    std::string seconds;  // That loading has taken.
     std::shared_ptr<const RowCounts> counts;
   };
 
@@ -580,6 +595,10 @@ class Shard {
   uint64_t replayed_number_ = 0;  // Of the record that is replayed.
   uint64_t restored_at_ = 0;      // The record of a restore in a replay.
   std::atomic<bool> is_recovering_{false};
+  // See NoteDisk(): of the log, of the own state, and of clients' saves.
+  mutable std::atomic<bool> is_log_disk_full_{false};
+  std::atomic<bool> is_state_disk_full_{false};
+  std::atomic<bool> is_save_disk_full_{false};
 
   // These have their own locks.
   Mutex saving_;  // One save at a time; before the gate is closed.

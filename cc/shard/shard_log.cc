@@ -85,7 +85,10 @@ absl::StatusOr<uint64_t> Shard::Log(
   std::vector<absl::string_view> all = {
       {reinterpret_cast<const char*>(&day), sizeof(day)}};
   all.insert(all.end(), pieces);
-  return log_->Append(static_cast<uint32_t>(type), all);
+  absl::StatusOr<uint64_t> number =
+      log_->Append(static_cast<uint32_t>(type), all);
+  NoteDisk(number.status(), options_.log_folder, &is_log_disk_full_);
+  return number;
 }
 
 absl::StatusOr<uint64_t> Shard::LogPush(const PushRequest& push) const {

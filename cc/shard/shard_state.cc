@@ -120,6 +120,23 @@ absl::Status Shard::WriteSnapshots(const Snapshots& snapshots,
   }
 }
 
+void Shard::TellOfSave(const Snapshots& snapshots, const std::string& folder,
+                       const std::vector<std::string>& files,
+                       absl::Time begin) const {
+  int64_t num_rows = 0;
+  for (const auto& snapshot : snapshots) num_rows += snapshot->num_rows;
+  uint64_t bytes = 0;
+  for (const std::string& file : files) {
+    const auto stamp = StampOf(absl::StrCat(folder, "/", file));
+    if (stamp.ok()) bytes += static_cast<uint64_t>(stamp->size);
+  }
+  Tell("saved", {{"path", folder},
+                 {"tables", snapshots.size()},
+                 {"rows", num_rows},
+                 {"bytes", bytes},
+                 {"seconds", SecondsSince(begin)}});
+}
+
 absl::Status Shard::CheckNotSaving() const {
   if (saver_ != std::this_thread::get_id()) return absl::OkStatus();
   return absl::FailedPreconditionError(
@@ -142,9 +159,9 @@ absl::Status Shard::LockSaves(const std::string& save,
     absl::SleepFor(absl::Milliseconds(10));
     if (is_said || SteadyNow() - begin < absl::Seconds(1)) continue;
     is_said = true;
-    LogWriter::Get().Write(
-        {"saves"}, absl::StrCat("tfswitch: save '", absl::CHexEscape(save),
-                                "' waits for another save"));
+    LogMessage(LogLevel::kInfo, {"save_waits"},
+               absl::StrCat("save '", absl::CHexEscape(save),
+                            "' waits for another save"));
   }
   saver_ = std::this_thread::get_id();
   return absl::OkStatus();
@@ -167,6 +184,7 @@ absl::StatusOr<checkpoint::SavedServer> Shard::SaveState(
 absl::StatusOr<checkpoint::SavedServer> Shard::SaveClosedState(
     const std::string& folder, const Interrupt& interrupt,
     std::optional<WriteGate::Closed>* closed) {
+  const absl::Time begin = SteadyNow();
   checkpoint::SavedServer server;
   server.last_record = log_ == nullptr ? last_record_ : log_->last();
   server.saved_at_ms = absl::ToUnixMillis(absl::Now());
@@ -248,9 +266,11 @@ absl::StatusOr<checkpoint::SavedServer> Shard::SaveClosedState(
                  .status();
     if (!status.ok()) bases_.clear();  // It may have been published.
   }
+  NoteDisk(status, folder, &is_state_disk_full_);
   if (status.ok()) {
     bases_ = std::move(bases);
     num_changes_saved_ = adds_changes ? num_changes_saved_ + 1 : 0;
+    TellOfSave(snapshots, folder, writer.files(), begin);
     return server;
   }
   const absl::Status clean_up = checkpoint::RemoveUnpublished(folder, save_id);

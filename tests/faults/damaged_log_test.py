@@ -112,5 +112,6 @@ def test_a_server_refuses_a_log_that_lost_writes_until_it_is_repaired(
             rows = count_table(cluster).lookup(IDS).numpy()
             assert set(rows[:, 0]) == {50 - 3}
             said = capfd.readouterr().err
-            assert f"; {lost} writes since then are lost" in said
+            assert " recovered " in said
+            assert f" lost_writes={lost} lost_writes_are=exact " in said
             server.kill()

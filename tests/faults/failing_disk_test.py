@@ -5,6 +5,7 @@ import dataclasses
 import errno
 import functools
 import random
+import re
 import signal
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 import tfswitch as tsw
 from tests.faults.failing_disk import FailingDisk
 from tests.faults.training import IDS, count_table, new_seed
-from tests.python.worker_threads import wait_until
+from tests.python.worker_threads import wait_for_stderr, wait_until
 from tests.support import NotServingError, ServerProcess, examples
 
 # Long runs take more kills.
@@ -83,7 +84,10 @@ class Pushes:
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EROFS])
 def test_writes_are_refused_whole_and_taken_again_without_a_restart(
-    data: Path, disk: FailingDisk, error: int
+    data: Path,
+    disk: FailingDisk,
+    error: int,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     pushes = Pushes()
     with start(data, disk) as server, connect(server) as cluster:
@@ -108,6 +112,10 @@ def test_writes_are_refused_whole_and_taken_again_without_a_restart(
         disk.work()
         assert count_of_all(table) == 2
         assert cluster.save("save")["save"] == 1
+        said = wait_for_stderr(capfd, " disk_well path=.*/log\n")
+        assert (
+            len(re.findall(" error disk_full path=.*/log message=", said)) == 1
+        )
         server.kill()
     # Nothing of the write that failed half-way is in the log.
     with start(data, disk) as server, connect(server) as cluster:

@@ -258,10 +258,12 @@ def test_a_stranger_writes_few_lines_and_only_what_a_terminal_may_show(
         lines = server.read().splitlines()
 
     assert all(line.isascii() and line.isprintable() for line in lines)
-    of_grpc = [line for line in lines if "tfswitch: gRPC: " in line]
-    refused = [line for line in lines if "tfswitch: audit: " in line]
-    assert r"\xff\x1b[31mred" in of_grpc[0]
+    of_grpc = [line for line in lines if " grpc message=" in line]
+    refused = [line for line in lines if " warning caller_refused " in line]
+    assert r"\\xff\\x1b[31mred" in of_grpc[0]
     assert len(of_grpc) < 100
     assert 20 <= len(refused) < 100
-    left_out = re.findall(r"(\d+) more lines about refused", "\n".join(lines))
+    left_out = re.findall(
+        r"(\d+) more lines about caller_ref", "\n".join(lines)
+    )
     assert sum(map(int, left_out)) + len(refused) == NUM_REFUSED

@@ -190,7 +190,7 @@ def test_other_callers_are_refused_and_written_down(
 
     assert refused.value.code().name == code
     assert why in refused.value.details()
-    line = f"tfswitch: audit: .* call={method} .* result={code} why=.*"
+    line = f" caller_refused call={method} .* result={code} why=.*"
     wait_until(lambda: re.search(line + re.escape(why), server.log()))
 
 
@@ -335,7 +335,7 @@ def test_other_machines_may_reach_a_server_that_keeps_others_out_or_says_so(
         "insecure": ["--insecure"],
     }[how]
     with PredictionServer(tmp_path, models, OPEN, *flags, wait=False) as server:
-        warning = "tfswitch: warning: --insecure: 0.0.0.0:0 is open to all"
+        warning = ' insecure message="--insecure: 0.0.0.0:0 is open to all'
         assert (warning in server.log()) == (how == "insecure")
 
 

@@ -679,7 +679,7 @@ class PredictionServer:
                 stderr=log,
                 env={
                     **os.environ,
-                    "TF_CPP_MIN_LOG_LEVEL": "0",
+                    "TF_CPP_MIN_LOG_LEVEL": "3",  # It is for TensorFlow.
                     **(variables or {}),
                 },
                 text=True,
@@ -1321,6 +1321,13 @@ def test_a_version_whose_file_is_a_folder_is_refused(
 
         assert str(models / "2") in error
         assert server.check() == 1
+        assert server.stop() == 0
+        events = re.findall(r"Z (\w+ \w+) ", server.log())
+        assert (events[0], events[-1]) == ("info started", "info stopped")
+        assert set(events[1:-1]) == {
+            "info version_served",
+            "error version_refused",
+        }
 
 
 def test_a_request_under_way_ends_on_the_version_it_began_on(
@@ -1572,7 +1579,8 @@ def test_exports_change_the_answers_of_a_running_server(
             )
             wait_until(lambda: "is damaged" in state(), "it is refused")
             assert "rows as of export 2, base 1; newer" in state()
-            assert "newer rows are not served" in server.log()
+            assert " info rows_served version=1 rows=" in server.log()
+            assert ' error rows_refused message="newer rows' in server.log()
             assert server.is_serving()
             assert client.ask() == 2
 

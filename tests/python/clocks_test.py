@@ -10,10 +10,8 @@ CALENDAR = {
     "cc/base/log_writer.cc": 1,  # The lines of a server.
     "cc/client/checkpoints.cc": 1,  # Ids that sort.
     "cc/predictor/include/tfswitch/predictor.h": 1,  # When a model was made.
-    "cc/predictor/log.cc": 1,
     "cc/predictor/rows_api.cc": 1,  # When a model was made.
     "cc/recovery/repair.cc": 1,  # The name of a folder.
-    "cc/rpc/access_control.cc": 1,  # The access log.
     "cc/serving/export_folder.cc": 1,  # When an export was made.
     "cc/serving/remote_model.cc": 1,  # Since when a model is served.
     "cc/serving/served_rows.cc": 1,  # The same.

@@ -194,12 +194,11 @@ void Edge::Blame(const sockaddr_storage& address, const char* why,
   num_trims_left_ = kNumTrims;
   next_trim_ = now + kTrimInterval;
   const std::string peer = NameOf(address);
-  LogWriter::Get().Write(
-      {"closed connections"},
-      absl::StrCat("tfswitch: warning: closed a connection of ", peer,
-                   refuses ? ", and refuses the address for 10 s" : "", ": ",
-                   why, " (", num_ended, " closed so far)"),
-      peer);
+  LogMessage(LogLevel::kWarning, {"connection_closed"},
+             absl::StrCat("closed a connection of ", peer,
+                          refuses ? ", and refuses the address for 10 s" : "",
+                          ": ", why, " (", num_ended, " closed so far)"),
+             peer);
 }
 
 void Edge::Tidy() {

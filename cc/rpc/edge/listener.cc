@@ -309,8 +309,9 @@ bool Listener::MakeRoom() {
 }
 
 void Listener::Warn(absl::string_view text) {
-  LogWriter::Get().Write({"connections", /*burst=*/1, /*per_second=*/1.0 / 60},
-                         absl::StrCat("tfswitch: warning: ", text));
+  LogMessage(LogLevel::kWarning,
+             {"connection_refused", /*burst=*/1, /*per_second=*/1.0 / 60},
+             text);
 }
 
 }  // namespace tfswitch

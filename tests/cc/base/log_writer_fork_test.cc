@@ -3,7 +3,11 @@
 
 #include <cstdlib>
 #include <string>
+#include <vector>
 
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "cc/base/log_writer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -49,6 +53,58 @@ TEST(LogWriterForkTest, AForkHasAThreadOfItsOwnAndTheLastLinesComeOut) {
                 std::exit(0);
               }),
               testing::StartsWith("of the child\n"));
+}
+
+void WriteEvents() {
+  LogServerEvent(LogLevel::kInfo, "saved",
+                 {{"path", "/a b/\"c'\xc3\xa9\n"},
+                  {"rows", 7},
+                  {"nothing", ""},
+                  {"kind", "x=y"},
+                  {"folder", "/data/8"}});
+  LogMessage(LogLevel::kWarning, {"disk", 1, 1e-9}, "it is 'full'");
+  LogMessage(LogLevel::kError, {"disk", 1, 1e-9}, "left out");
+  std::exit(0);
+}
+
+TEST(LogWriterForkTest, AServerProgramShowsEventsInOneFormWithTimesInUtc) {
+  const absl::Time before = absl::Now() - absl::Seconds(1);
+  const std::vector<std::string> lines =
+      absl::StrSplit(StderrOf([] {
+                       setenv("TZ", "Asia/Kathmandu", /*overwrite=*/1);
+                       ShowServerEvents();
+                       WriteEvents();
+                     }),
+                     '\n');
+
+  ASSERT_GE(lines.size(), 3u);
+  for (const std::string& line : lines) {
+    if (line.empty()) continue;
+    ASSERT_GT(line.size(), 25u) << line;
+    EXPECT_EQ(line[19], '.');
+    EXPECT_EQ(line.substr(23, 2), "Z ");
+    absl::Time time;
+    std::string error;
+    ASSERT_TRUE(
+        absl::ParseTime(absl::RFC3339_full, line.substr(0, 24), &time, &error))
+        << error;
+    EXPECT_GT(time, before);
+    EXPECT_LE(time, absl::Now());
+  }
+  EXPECT_EQ(lines[0].substr(25),
+            R"(info saved path="/a b/\"c'\303\251\n" rows=7 kind="x=y" )"
+            "folder=/data/8");
+  EXPECT_EQ(lines[1].substr(25), "warning disk message=\"it is 'full'\"");
+  EXPECT_EQ(
+      lines[2].substr(25),
+      "warning lines_left_out message=\"1 more lines about disk were left "
+      "out\"");
+}
+
+TEST(LogWriterForkTest, ElsewhereEventsAreSilentAndMessagesPlain) {
+  EXPECT_EQ(StderrOf(&WriteEvents),
+            "tfswitch: warning: it is 'full'\n"
+            "tfswitch: warning: 1 more lines about disk were left out\n");
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ TEST(ProgressTest, SaysAgainAndAgainHowFarItIs) {
   wait_for("50 of 200 rows (25%)");
 
   MutexLock lock(&mutex);
-  EXPECT_THAT(line, HasSubstr("tfswitch: saving to 'ckpt': "));
+  EXPECT_THAT(line, HasSubstr("saving to 'ckpt': "));
 }
 
 TEST(ProgressTest, AShortCallSaysNothing) {

@@ -1,5 +1,6 @@
 #include "cc/serving/row_file.h"
 
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -8,9 +9,11 @@
 #include <algorithm>
 #include <cmath>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iostream>
 #include <limits>
 #include <map>
 #include <numeric>
@@ -464,6 +467,25 @@ TEST_F(RowFileTest, NoFlippedBitGoesUnnoticed) {
     Flip(at);
   }
   EXPECT_TRUE(Open(info)->Verify().ok());
+}
+
+TEST_F(RowFileTest, AFileThatNoThreadCanWatchIsRefusedUntilOneCan) {
+  const RowFileInfo info = Write(Kind(RowFormat::kFloat32, 2), {1});
+  // In a process that has no such thread yet.
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_EXIT(
+      {
+        pthread_attr_t before;
+        pthread_getattr_default_np(&before);
+        pthread_attr_t endless = before;
+        pthread_attr_setstacksize(&endless, size_t{1} << 50);
+        pthread_setattr_default_np(&endless);
+        std::cerr << RowFile::Open(path_, info).status();
+        pthread_setattr_default_np(&before);
+        std::_Exit(RowFile::Open(path_, info).ok() ? 0 : 1);
+      },
+      testing::ExitedWithCode(0),
+      "RESOURCE_EXHAUSTED: cannot start the thread .*`ulimit -u`");
 }
 
 TEST_F(RowFileTest, AFileInMemoryIsOneToo) {

@@ -1,0 +1,147 @@
+"""The log of a server: one form, stable names, all of them documented."""
+
+import datetime
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+import tfswitch as tsw
+from tests.python.worker_threads import wait_for_stderr
+from tests.support import PACKAGE, ServerProcess
+from tests.tokens import TokenFile, id_of
+
+ROOT = PACKAGE.parent
+
+_LINE = re.compile(
+    r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3})Z (info|warning|error) "
+    r'([a-z_]+)((?: [a-z_]+=(?:[^\s"=]+|"(?:[^"\\]|\\.)*"))*)'
+)
+# Where the name of an event stands in the sources.
+_NAMES = re.compile(
+    r"(?:LogServerEvent|MessageLine)\([^,]*,\s*\"([a-z_]+)\"|"
+    r"(?:Tell|Warn)\(\s*\"([a-z_]+)\"|"
+    r"(?:LogMessage(?:InOrder)?\([^{]*|LogKind)\{\"([a-z_]+)\""
+)
+
+
+def documented() -> set[str]:
+    text = (ROOT / "docs/server_log.md").read_text(encoding="utf-8")
+    return set(re.findall(r"^\| `([a-z_]+)` \|", text, re.M))
+
+
+def test_each_event_of_the_sources_is_documented():
+    named = {
+        "".join(names)
+        for kind in ("cc", "h")
+        for file in (ROOT / "cc").rglob(f"*.{kind}")
+        for names in _NAMES.findall(file.read_text(encoding="utf-8"))
+    }
+
+    assert named == documented()
+
+
+def test_a_server_says_what_happens_to_it(tmp_path: Path, capfd):
+    tokens = TokenFile(tmp_path / "tokens")
+    admin, reader = tokens.create("admin"), tokens.create("read")
+    data = tmp_path / "the data"
+
+    def start() -> ServerProcess:
+        return ServerProcess(
+            flags=(
+                f"--data_dir={data}",
+                f"--token_file={tokens.path}",
+                "--push_log",
+                "--checkpoint_every=inf",
+            ),
+            variables={"TZ": "Asia/Kathmandu"},
+        )
+
+    begin = datetime.datetime.now(datetime.timezone.utc)
+    with start() as server:
+        with tsw.connect(f"grpc://{server.address}", token=admin) as cluster:
+            table = tsw.EmbeddingTable(
+                "user", 4, eviction=tsw.eviction.MaxRows(3), cluster=cluster
+            )
+            table.lookup_or_create([1, 2, 3, 4, 5])
+            table.shrink()
+            tsw.export.base(tmp_path / "export", cluster=cluster)
+            table.push([1], [[1.0] * 4])
+            table.push([6], [[1.0] * 4])
+            tsw.export.delta(tmp_path / "export", cluster=cluster)
+            cluster.save("save")
+            cluster.restore("save")
+            tsw.EmbeddingTable("item", 2, cluster=cluster)
+            cluster.drop("item")
+        with (
+            tsw.connect(f"grpc://{server.address}", token=reader) as cluster,
+            pytest.raises(PermissionError),
+        ):
+            cluster.drop("user")
+        said = wait_for_stderr(capfd, f"caller_refused .*{id_of(reader)}.*\n")
+        server.kill()
+    with start() as server:
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+    said += capfd.readouterr().err
+    end = datetime.datetime.now(datetime.timezone.utc)
+
+    lines = [
+        _LINE.fullmatch(line)
+        for line in said.splitlines()
+        if "cuda_platform" not in line  # TensorFlow in this process.
+    ]
+    assert all(lines), said
+    events: dict[str, list[tuple[str, str]]] = {}
+    for line in lines:
+        time, level, event, fields = line.groups()
+        # Written with milliseconds.
+        at = datetime.datetime.fromisoformat(f"{time}+00:00")
+        assert begin - datetime.timedelta(seconds=1) <= at <= end, line[0]
+        events.setdefault(event, []).append((level, fields))
+    assert set(events) == {
+        "started",
+        "table_made",
+        "table_dropped",
+        "evicted",
+        "exported",
+        "saved",
+        "save_published",
+        "restored",
+        "caller_refused",
+        "admin_called",
+        "recovered",
+        "stopped",
+    }
+    assert set(events) <= documented()
+
+    def only(event: str, pattern: str) -> None:
+        ((level, fields),) = events[event]
+        assert level == ("warning" if event == "caller_refused" else "info")
+        assert re.search(pattern, fields), fields
+
+    assert len(events["started"]) == 2
+    assert re.search(
+        rf" version={tsw.__version__} shard=0 num_shards=1 address=127\.0\.0\.1"
+        rf':\d+ data_dir="{data}" flags="--address=.* --push_log --',
+        events["started"][0][1],
+    )
+    only("evicted", "table=user rows=2 rules=max_rows:2 rows_left=3 seconds=")
+    kinds = [
+        re.search(r"kind=(\w+) rows=(\d+)", f) for _, f in events["exported"]
+    ]
+    assert [kind.groups() for kind in kinds if kind] == [
+        ("base", "3"),
+        ("delta", "2"),
+    ]
+    only("restored", r"/save\" tables=1 rows=4 bytes=[1-9]\d* seconds=\d")
+    only("save_published", "number=1")
+    only("table_dropped", "table=item rows=0")
+    only("caller_refused", f"call=DropTable token={id_of(reader)} .*why=")
+    only(
+        "recovered",
+        r"tables=1 rows=4 saved=.*Z log_records=[1-9]\d* lost_writes=0 "
+        r"lost_writes_are=exact seconds=",
+    )
+    only("stopped", "why=Terminated seconds=")
