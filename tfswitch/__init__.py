@@ -5,55 +5,57 @@ Importing this registers the TensorFlow ops and the Keras layer, so that
 """
 
 import importlib
+import sys
 import warnings
 from typing import Any
 
-from tfswitch import (
-    _loader,  # noqa: F401  First: it says which TensorFlow to install.
-    _native,
-    admission,
-    data,
-    eviction,
-    export,
-    ids,
-    initializers,
-    io,
-    keras,
-    nn,
-    ops,
-    optimizers,
-    saved_model,
-    statistics,
-    train,
-)
 from tfswitch._installation import build_info
-from tfswitch._tls import Tls
-from tfswitch.cluster import Cluster, connect
-from tfswitch.dense import DenseTable
-from tfswitch.server import Server
-from tfswitch.storage_dtype import StorageDtype
-from tfswitch.table import EmbeddingTable
 
-__version__ = _native.version()
+# `python -m tfswitch` imports this package before its __main__.py, and argv[0]
+# is "-m" meanwhile. The command line imports the modules that it needs.
+if sys.argv[:1] != ["-m"] or sys.orig_argv[-len(sys.argv)] != "tfswitch":
+    from tfswitch import (
+        _loader,  # noqa: F401  First: it says which TensorFlow to install.
+        _native,
+        admission,
+        data,
+        eviction,
+        export,
+        ids,
+        initializers,
+        io,
+        keras,
+        nn,
+        ops,
+        optimizers,
+        saved_model,
+        statistics,
+        train,
+    )
+    from tfswitch._tls import Tls
+    from tfswitch.cluster import Cluster, connect
+    from tfswitch.dense import DenseTable
+    from tfswitch.server import Server
+    from tfswitch.storage_dtype import StorageDtype
+    from tfswitch.table import EmbeddingTable
+
+    __version__ = _native.version()
 
 
 def __getattr__(name: str) -> Any:
     """Returns the part that needs Ray, or a former name with a warning."""
     if name == "ray":
         return importlib.import_module("tfswitch.ray")
-    former = {
-        "interchange": ("io", io),
-        "RowType": ("StorageDtype", StorageDtype),
-    }
+    former = {"interchange": "io", "RowType": "StorageDtype"}
     if name not in former:
         raise AttributeError(f"module 'tfswitch' has no attribute '{name}'")
-    present, value = former[name]
+    present = former[name]
     warnings.warn(
         f"`tfswitch.{name}` is called `tfswitch.{present}` now",
         DeprecationWarning,
         stacklevel=2,
     )
-    return value
+    return globals()[present]
 
 
 __all__ = [
