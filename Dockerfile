@@ -4,7 +4,7 @@ ARG BASE=python:3.12-slim-bookworm
 FROM ${BASE} AS tfswitch
 RUN useradd --create-home --uid 10001 tfswitch
 COPY dist/*.whl /tmp/
-RUN pip install --no-cache-dir /tmp/tfswitch-*.whl && rm /tmp/*.whl
+RUN pip install --no-cache-dir /tmp/tfswitch_ps-*.whl && rm /tmp/*.whl
 COPY scripts/container_health.py /usr/local/lib/tfswitch/
 
 # A parameter server, without TensorFlow.

@@ -8,20 +8,28 @@ import contextlib
 import importlib.util
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 
 def _put_package() -> None:
     """Makes `tfswitch` the package without what its __init__.py imports."""
     spec = importlib.util.find_spec("tfswitch")
-    assert spec is not None
+    assert spec is not None and spec.submodule_search_locations is not None
+    found = spec.submodule_search_locations[0]
+    own = Path(__file__).with_name("tfswitch")
+    if not own.samefile(found):
+        raise ImportError(
+            f"`import tfswitch` finds {found} in place of {own}. If it is "
+            "another package, run `pip uninstall tfswitch`."
+        )
     sys.modules["tfswitch"] = importlib.util.module_from_spec(spec)
 
 
 @contextlib.contextmanager
 def _saying(command: str) -> Iterator[None]:
     """Ends with the text of an error of the installation."""
-    _put_package()
     try:
+        _put_package()
         yield
     except (ImportError, FileNotFoundError) as error:
         sys.exit(f"{command}: {error}")

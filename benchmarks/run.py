@@ -102,7 +102,7 @@ def versions() -> dict[str, str | None]:
     """Returns the versions of all parts, None for those that are missing."""
     found: dict[str, str | None] = {"python": platform.python_version()}
     for key, *packages in (
-        ("tfswitch", "tfswitch"),
+        ("tfswitch", "tfswitch-ps"),
         ("tensorflow", "tensorflow", "tensorflow-cpu"),
         ("keras", "keras"),
     ):

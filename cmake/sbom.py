@@ -43,7 +43,7 @@ _LICENCES = {
     "s3fs": "BSD-3-Clause",
     "tensorflow": "Apache-2.0",
     "tf_keras": "Apache-2.0",
-    "tfswitch": "Apache-2.0",
+    "tfswitch-ps": "Apache-2.0",
     "upb": "BSD-3-Clause",
     "xxhash": "BSD-2-Clause",
     "zlib": "Zlib",
@@ -97,7 +97,7 @@ def _follow(
     files: dict[str, dict[str, str]] = defaultdict(dict)
     paths: dict[str, str] = {}
     queue = [
-        ("tfswitch", str(path))
+        ("tfswitch-ps", str(path))
         for path in [*package.glob("*.so"), *package.glob("bin/*")]
     ]
     for _, path in queue:
@@ -230,14 +230,14 @@ def main() -> None:
     ]
     components += _python_packages()
     components.sort(key=lambda component: component["name"])
-    needs["tfswitch"] |= {c["name"] for c in components} - set(files)
+    needs["tfswitch-ps"] |= {c["name"] for c in components} - set(files)
     bill = {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "metadata": {
             "lifecycles": [{"phase": "build"}],
             "component": _component(
-                "tfswitch", version, _purl("pypi", "tfswitch", version)
+                "tfswitch-ps", version, _purl("pypi", "tfswitch-ps", version)
             ),
         },
         "components": components,

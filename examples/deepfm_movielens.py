@@ -395,13 +395,15 @@ def main(argv: Sequence[str]) -> None:
 
 NEXT_STEPS = """
 What to do next, from the folder of the repository:
-  .venv/bin/python examples/quickstart.py
+  . .venv/bin/activate
+      a Python with tfswitch, and its commands
+  python examples/quickstart.py
       the smallest program, with tables in the process
-  .venv/bin/python examples/deepfm_movielens.py --helpshort
+  python examples/deepfm_movielens.py --helpshort
       other settings of this demo
-  .venv/bin/tfswitch-server --address 127.0.0.1:7077
+  tfswitch-server --address 127.0.0.1:7077
       a server; then, from another terminal:
-  .venv/bin/python examples/deepfm_movielens.py --address grpc://127.0.0.1:7077
+  python examples/deepfm_movielens.py --address grpc://127.0.0.1:7077
   ./scripts/test
       all linters and tests
 README.md says how it works, and docs/ has the details."""

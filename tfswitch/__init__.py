@@ -5,36 +5,41 @@ Importing this registers the TensorFlow ops and the Keras layer, so that
 """
 
 import importlib
+import sys
 from typing import Any
 
-from tfswitch import (
-    _loader,  # noqa: F401  First: it says which TensorFlow to install.
-    _native,
-    admission,
-    data,
-    eviction,
-    export,
-    ids,
-    initializers,
-    io,
-    keras,
-    metrics,
-    nn,
-    ops,
-    optimizers,
-    saved_model,
-    statistics,
-    train,
-)
 from tfswitch._installation import build_info
-from tfswitch._tls import Tls
-from tfswitch.cluster import Cluster, connect
-from tfswitch.dense import DenseTable
-from tfswitch.server import Server
-from tfswitch.storage_dtype import StorageDtype
-from tfswitch.table import EmbeddingTable
 
-__version__ = _native.version()
+# `python -m tfswitch` imports this package before its __main__.py, and argv[0]
+# is "-m" meanwhile. The command line imports the modules that it needs.
+if sys.argv[:1] != ["-m"] or sys.orig_argv[-len(sys.argv)] != "tfswitch":
+    from tfswitch import (
+        _loader,  # noqa: F401  First: it says which TensorFlow to install.
+        _native,
+        admission,
+        data,
+        eviction,
+        export,
+        ids,
+        initializers,
+        io,
+        keras,
+        metrics,
+        nn,
+        ops,
+        optimizers,
+        saved_model,
+        statistics,
+        train,
+    )
+    from tfswitch._tls import Tls
+    from tfswitch.cluster import Cluster, connect
+    from tfswitch.dense import DenseTable
+    from tfswitch.server import Server
+    from tfswitch.storage_dtype import StorageDtype
+    from tfswitch.table import EmbeddingTable
+
+    __version__ = _native.version()
 
 
 def __getattr__(name: str) -> Any:

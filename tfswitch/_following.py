@@ -17,7 +17,7 @@ except ModuleNotFoundError as error:
     if error.name != "ray":
         raise
     raise ImportError(
-        "servers and workers of Ray need Ray: `pip install 'tfswitch[ray]'`"
+        "servers and workers of Ray need Ray: `pip install 'tfswitch-ps[ray]'`"
     ) from error
 
 from tfswitch import _native

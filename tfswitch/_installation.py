@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 _FOLDER = Path(__file__).parent.resolve()
-_AGAIN = "Install tfswitch again with pip, or build it with `./scripts/setup`."
+_AGAIN = (
+    "Install tfswitch-ps again with pip, or build it with `./scripts/setup`."
+)
 
 
 def build_info() -> dict[str, Any]:
@@ -103,6 +105,32 @@ def check_processor() -> None:
             "'Illegal instruction' there. Use another processor. With a "
             "TensorFlow that was built without AVX, import it before tfswitch."
         )
+
+
+def check_files() -> None:
+    """Checks that no other package has written into the folder of this one.
+
+    The package `tfswitch` of the Python index, a Terraform tool, has the same
+    folder and the same command. pip overwrites files without a word, and
+    removes those of both when it uninstalls one.
+
+    Raises:
+        ImportError: If it is installed beside this one, or was.
+    """
+    # This one is `tfswitch-ps`, whose metadata are in tfswitch_ps-*.dist-info.
+    for path in _FOLDER.parent.glob("tfswitch-*.dist-info"):
+        problem = f"{path} is of another package of that name"
+        break
+    else:
+        path = _FOLDER / "__init__.py"
+        if path.is_file() and path.stat().st_size:
+            return
+        problem = f"another package has overwritten or removed {path}"
+    raise ImportError(
+        f"files of two packages are mixed in {_FOLDER}: {problem}. Run `pip "
+        "uninstall tfswitch tfswitch-ps`, then install tfswitch-ps again "
+        "(docs/wheels.md)."
+    )
 
 
 def check_module() -> None:

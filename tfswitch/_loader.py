@@ -8,6 +8,7 @@ from types import ModuleType
 
 from tfswitch import _installation
 
+_installation.check_files()
 _installation.check_module()
 _installation.check_processor()
 try:

@@ -15,12 +15,12 @@ from tests.support import ServerProcess
 
 EXAMPLES = ROOT / "examples"
 
-# All but the one whose programs leave files behind, which has its own test.
+# All but those that leave files behind or need a server, with their own tests.
 PAGES_WITH_PROGRAMS = {
     f"docs/{page.name}"
     for page in (ROOT / "docs").glob("*.md")
     if re.search("^import tfswitch", page.read_text("utf-8"), re.MULTILINE)
-} - {"docs/checkpoint_format.md"}
+} - {"docs/checkpoint_format.md", "docs/from_zero_to_served.md"}
 
 
 def run(
@@ -238,6 +238,23 @@ def test_documented_programs_print_what_the_page_shows(
         output = run("-c", program, cwd=tmp_path)
         if expected:
             assert output == expected
+
+
+def test_page_from_zero_to_served_publishes_a_version_and_a_delta(
+    tmp_path: Path,
+) -> None:
+    text = snippet("docs/from_zero_to_served.md", "import tfswitch")
+    program = tmp_path / "train.py"
+    with ServerProcess(flags=(f"--data_dir={tmp_path}/data",)) as server:
+        text = text.replace("127.0.0.1:7077", server.address)
+        program.write_text(text.replace("20_000", "2_000"))
+
+        run(program, "1", "version", cwd=tmp_path)
+        output = run(program, "2", "delta", cwd=tmp_path)
+
+    assert re.search(r"^delta 2: \d+ rows, 0 removed$", output, re.MULTILINE)
+    exports = tmp_path / "models" / "1" / "assets.extra" / "tfswitch"
+    assert (exports / "delta-00000002").is_dir()
 
 
 def test_checkpoint_snippet_reads_a_saved_table(tmp_path: Path) -> None:

@@ -7,10 +7,12 @@ what pip's does: it hides the environment from the interpreter by a
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
 import venv
+import zipfile
 from pathlib import Path
 
 import _distutils_hack
@@ -143,6 +145,29 @@ def test_backend_requires_the_tensorflow_of_the_variable(
     result = target.ask_backend(TFSWITCH_TENSORFLOW="2.19")
 
     assert result.stdout == 2 * "['tensorflow-cpu==2.19.*']\n", result.stderr
+
+
+def test_editable_install_is_a_path_that_type_checkers_follow(
+    tmp_path: Path,
+) -> None:
+    for name in ("pyproject.toml", "README.md", "LICENSE", "tfswitch"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    shutil.copy(ROOT / "tfswitch_command.py", tmp_path)
+    # Without setup.py, which builds C++.
+    program = "import setuptools.build_meta as b; b.build_editable('wheel')"
+
+    subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+    )
+
+    (wheel,) = (tmp_path / "wheel").iterdir()
+    with zipfile.ZipFile(wheel) as archive:
+        (path,) = (n for n in archive.namelist() if "dist-info" not in n)
+        assert path.endswith(".pth")
+        assert archive.read(path).decode().strip() == str(tmp_path)
 
 
 @pytest.mark.parametrize("value", ["2", "2.20.0", "==2.20", "newest"])

@@ -12,13 +12,20 @@ from absl import app
 from absl.testing import flagsaver
 
 import tfswitch as tsw
-from tests.programs import environment, run_python
+from tests.programs import ROOT, environment, run_python
 from tfswitch.cli import main as cli
 from tfswitch.cli import programs
 
 
-def test_version_is_that_of_the_package():
-    result = run_python("-m", "tfswitch", "version")
+def test_version_is_that_of_the_package_and_needs_no_tensorflow(tmp_path):
+    (tmp_path / "tensorflow.py").write_text("raise AssertionError")
+
+    result = subprocess.run(
+        [sys.executable, "-m", "tfswitch", "version"],
+        stdout=subprocess.PIPE,
+        env=environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}"),
+        text=True,
+    )
 
     assert result.stdout == f"tfswitch {tsw.__version__}\n"
 

@@ -5,12 +5,14 @@ docs/keras_compatibility.md has a row for each of these tests.
 
 import copy
 import pickle
+import sys
 import types
 import warnings
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from google.protobuf import struct_pb2
 
 import tfswitch as tsw
 from tests.conftest import running_cluster
@@ -901,6 +903,37 @@ def test_converters_say_what_to_use():
         pytest.raises((ValueError, TypeError, AttributeError)),
     ):
         lite.convert()
+
+
+def test_tensorboard_says_that_its_projector_has_no_rows(tmp_path, monkeypatch):
+    # In place of a package that is no requirement: any message will do.
+    plugins = types.ModuleType("tensorboard.plugins")
+    plugins.projector = types.SimpleNamespace(ProjectorConfig=struct_pb2.Struct)
+    monkeypatch.setitem(sys.modules, "tensorboard", types.ModuleType("t"))
+    monkeypatch.setitem(sys.modules, "tensorboard.plugins", plugins)
+    callback = keras.callbacks.TensorBoard(tmp_path, embeddings_freq=1)
+
+    with pytest.warns(
+        UserWarning, match="not those of layer 'rows'.*export_rows"
+    ):
+        callback.set_model(compiled("ours"))
+
+
+@pytest.mark.parametrize("kind", ["keras", "ours"])
+def test_a_layer_and_an_input_of_one_name_are_refused(kind):
+    ids = keras.Input((COLUMNS,), dtype="int64", name="rows")
+
+    with pytest.raises(ValueError, match='"rows" is used 2 times'):
+        keras.Model(ids, make_embedding(kind)(ids))
+
+
+def test_a_table_may_have_the_name_of_an_input():
+    ids = keras.Input((COLUMNS,), dtype="int64", name="user")
+    layer = tsw.keras.DynamicEmbedding(DIM, table="user")
+
+    keras.Model(ids, layer(ids, training=True))
+
+    assert layer.table.name == "user"
 
 
 # --- Masks and ids ---------------------------------------------------------

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -339,6 +340,7 @@ def test_core_of_another_version_is_refused(tmp_path: Path) -> None:
 
 def error_of_import(folder: Path, before: str = "") -> str:
     """The ImportError where the package's libraries are those of `folder`."""
+    (folder / "__init__.py").write_text("# As of a whole package.")
     program = f"""
 import sys
 from pathlib import Path
@@ -375,6 +377,57 @@ def test_unsupported_tensorflow_is_told_those_that_are(
         f"{tf.__version__}. Install one of these "
         "(`pip install 'tensorflow==2.17.*'`, or `tensorflow-cpu`)"
     ) in message
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        # As if the other package had been installed after this one.
+        (lambda package: (package / "__init__.py").write_text(""), "overwr"),
+        # As if both had been installed, and then the other one uninstalled.
+        (lambda package: (package / "__init__.py").unlink(), "or removed"),
+        # As if it had been installed before this one.
+        (
+            lambda package: package.with_name(
+                "tfswitch-1.1.1.dist-info"
+            ).mkdir(),
+            "tfswitch-1.1.1.dist-info is of another package",
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    "program",
+    [
+        "from tfswitch import ops",
+        "from tfswitch.cli import main; main()",  # The other one's command.
+        "import sys; sys.argv = ['tfswitch', 'version']\n"
+        "import tfswitch_command; tfswitch_command.main()",
+    ],
+)
+def test_files_of_the_other_tfswitch_are_told(
+    program: str, spoil: Callable[[Path], object], told: str, tmp_path: Path
+) -> None:
+    package = tmp_path / "tfswitch"
+    package.mkdir()
+    for file in PACKAGE.iterdir():
+        (package / file.name).symlink_to(file)
+    (package / "__init__.py").unlink()
+    shutil.copy(PACKAGE / "__init__.py", package)
+    shutil.copy(ROOT / "tfswitch_command.py", tmp_path)
+    spoil(package)
+
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+
+    assert result.returncode == 1
+    assert f"files of two packages are mixed in {package}:" in result.stderr
+    assert told in result.stderr
+    assert "pip uninstall tfswitch tfswitch-ps" in result.stderr
 
 
 def test_import_without_tensorflow_names_the_one_to_install(
@@ -451,7 +504,7 @@ def test_installation_without_a_module_says_how_to_get_it(
 ) -> None:
     message = error_of_import(tmp_path)
 
-    assert f"no module in {tmp_path}. Install tfswitch again" in message
+    assert f"no module in {tmp_path}. Install tfswitch-ps again" in message
 
 
 def test_command_without_its_program_ends_with_the_remedy(
@@ -478,7 +531,7 @@ def test_missing_op_library_says_how_to_get_it(tmp_path: Path) -> None:
     message = error_of_import(tmp_path)
 
     assert f"no op library in {tmp_path}" in message
-    assert "Install tfswitch again" in message
+    assert "Install tfswitch-ps again" in message
 
 
 def test_ops_that_do_not_fit_their_tensorflow_say_so(tmp_path: Path) -> None:

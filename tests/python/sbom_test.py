@@ -109,7 +109,7 @@ def test_everything_that_is_referred_to_is_there(bill: dict[str, Any]) -> None:
 
     reached = set()
     for dependency in bill["dependencies"]:
-        assert dependency["ref"] in names | {"tfswitch"}
+        assert dependency["ref"] in names | {PROJECT["name"]}
         reached |= set(dependency["dependsOn"])
 
     assert reached == names

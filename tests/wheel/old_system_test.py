@@ -22,7 +22,10 @@ def test_pip_finds_no_wheel_for_an_older_glibc(tmp_path: Path) -> None:
             [
                 *(sys.executable, "-m", "pip", "download", "--no-index"),
                 *("--no-deps", "--only-binary=:all:"),
-                *(f"--platform=manylinux_2_{glibc_minor}_x86_64", "tfswitch"),
+                *(
+                    f"--platform=manylinux_2_{glibc_minor}_x86_64",
+                    "tfswitch-ps",
+                ),
                 *(f"--find-links={Path(wheel).parent}", f"--dest={tmp_path}"),
             ],
             capture_output=True,
@@ -32,4 +35,4 @@ def test_pip_finds_no_wheel_for_an_older_glibc(tmp_path: Path) -> None:
     assert download(minor).returncode == 0
     older = download(minor - 1)
     assert older.returncode == 1
-    assert "No matching distribution found for tfswitch" in older.stderr
+    assert "No matching distribution found for tfswitch-ps" in older.stderr

@@ -102,6 +102,29 @@ def pairs() -> Iterator[tuple[str, str]]:
                 yield tensorflow, python
 
 
+def other_tfswitch(folder: Path) -> Path:
+    """Returns a wheel as the Python index has it: of a Terraform tool."""
+    path = folder / "tfswitch-1.1.1-py3-none-any.whl"
+    info = "tfswitch-1.1.1.dist-info"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in {
+            "tfswitch/__init__.py": "",
+            "tfswitch/cli.py": "def main():\n    print('Terraform')\n",
+            f"{info}/METADATA": (
+                "Metadata-Version: 2.1\nName: tfswitch\nVersion: 1.1.1\n"
+            ),
+            f"{info}/WHEEL": (
+                "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+            ),
+            f"{info}/entry_points.txt": (
+                "[console_scripts]\ntfswitch = tfswitch.cli:main\n"
+            ),
+            f"{info}/RECORD": "",
+        }.items():
+            archive.writestr(name, text)
+    return path
+
+
 def train_and_serve(python: Path, folder: Path) -> str:
     """Runs the program, and one in C++ on its model; returns the last line."""
     output = run(
@@ -143,7 +166,19 @@ def test_new_environment_has_a_server_then_trains_and_serves(
     environment = tmp_path / "environment"
     run(sys.executable, "-m", "venv", environment)
     python = environment / "bin" / "python"
-    run(python, "-m", "pip", "install", "--no-deps", wheel)
+    pip = (python, "-m", "pip", "--quiet", "--disable-pip-version-check")
+    # The same command first finds the other package of the name.
+    run(*pip, "install", "--no-deps", other_tfswitch(tmp_path))
+    run(*pip, "install", "--no-deps", wheel)
+    for command in (
+        (environment / "bin" / "tfswitch", "version"),
+        (python, "-I", "-c", "import tfswitch"),
+    ):
+        mixed = subprocess.run(command, capture_output=True, text=True)
+        assert "files of two packages are mixed in" in mixed.stderr
+        assert "pip uninstall tfswitch tfswitch-ps" in mixed.stderr
+    run(*pip, "uninstall", "--yes", "tfswitch", "tfswitch-ps")
+    run(*pip, "install", "--no-deps", wheel)
     server = environment / "bin" / "tfswitch-server"
     assert run(*hidden(server, "--version")).startswith("tfswitch-server ")
     package = subprocess.run(

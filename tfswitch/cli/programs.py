@@ -67,7 +67,7 @@ def _find(name: str) -> Path:
     program = _FOLDER / name
     if not program.is_file():
         raise FileNotFoundError(
-            f"there is no program {program}. Install tfswitch with "
+            f"there is no program {program}. Install tfswitch-ps with "
             "`pip install .`, or build it in place with `./scripts/setup`."
         )
     return program

@@ -7,6 +7,7 @@ rows with it.
 """
 
 import functools
+import warnings
 import weakref
 from typing import Any, NamedTuple
 
@@ -130,6 +131,40 @@ def _refuse_rows(module: Any, name: str) -> None:
         return original(model, filepath, *args, **kwargs)
 
     setattr(module, name, save)
+
+
+def warn_of_projector(cls: type[Any]) -> None:
+    """Has the callback `TensorBoard` say which layers its projector leaves out.
+
+    It looks for Keras's own embeddings alone, and says nothing. Call this once.
+
+    Args:
+        cls: Of the layers.
+    """
+    callback = _backend.keras.callbacks.TensorBoard
+    original = getattr(callback, "_configure_embeddings", None)
+    if original is None:  # Of a later Keras.
+        return
+
+    @functools.wraps(original)
+    def configure(self: Any) -> None:
+        layers = [
+            layer
+            for layer in self.model._flatten_layers()
+            if isinstance(layer, cls)
+        ]
+        if layers:
+            warnings.warn(
+                "TensorBoard(embeddings_freq=...) shows the rows of "
+                "keras.layers.Embedding alone, and not those of layer "
+                f"'{layers[0].name}'. Write them for the projector from "
+                "`layer.table.export_rows()`: docs/keras_compatibility.md, "
+                "Callbacks.",
+                stacklevel=2,
+            )
+        original(self)
+
+    callback._configure_embeddings = configure
 
 
 def _check_size(layer: Any) -> None:

@@ -914,6 +914,9 @@ class DynamicEmbedding(_backend.Layer):
         )
 
 
+_weights.warn_of_projector(DynamicEmbedding)
+
+
 def _with_innermost(ragged: tf.RaggedTensor, values: Any) -> tf.RaggedTensor:
     """Puts `values` in place of the innermost rows of ragged ids."""
     if ragged.ragged_rank == 1:

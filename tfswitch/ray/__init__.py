@@ -1,6 +1,6 @@
 """Servers and workers as actors of Ray (docs/ray.md).
 
-Ray places, supervises and restarts the processes. Needs `tfswitch[ray]`.
+Ray places, supervises and restarts the processes. Needs `tfswitch-ps[ray]`.
 """
 
 from tfswitch import (

@@ -55,7 +55,7 @@ class Store:
         except ImportError as error:
             raise ImportError(
                 f"'{url}' needs fsspec, and its package for this store: "
-                "`pip install 'tfswitch[remote]'` brings what s3:// needs; "
+                "`pip install 'tfswitch-ps[remote]'` brings what s3:// needs; "
                 "gs:// needs gcsfs, hdfs:// needs pyarrow. The error was: "
                 f"{error}"
             ) from error
