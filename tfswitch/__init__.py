@@ -12,7 +12,8 @@ from tfswitch._installation import build_info
 
 # `python -m tfswitch` imports this package before its __main__.py, and argv[0]
 # is "-m" meanwhile. The command line imports the modules that it needs.
-if sys.argv[:1] != ["-m"] or sys.orig_argv[-len(sys.argv)] != "tfswitch":
+_behind_m = sys.orig_argv[-len(sys.argv) :][:1]
+if sys.argv[:1] != ["-m"] or _behind_m != ["tfswitch"]:
     from tfswitch import (
         _loader,  # noqa: F401  First: it says which TensorFlow to install.
         _native,
