@@ -466,7 +466,7 @@ def test_a_server_that_dies_too_often_ends_the_job(launch, write):
     begin = lines.index(
         "server 1 was ended by SIGKILL (restarts: 1); its last lines:"
     )
-    assert re.fullmatch("  tfswitch-server .* serving on .*", lines[begin + 1])
+    assert re.fullmatch("  20.*Z info started version=.*", lines[begin + 1])
 
 
 def test_a_server_that_cannot_start_ends_the_job(launch, write, tmp_path):
