@@ -488,10 +488,9 @@ class Cluster:
     def _servers(self) -> list[dict[str, bool]]:
         return call(self._native, "GetServers")["servers"]
 
-    def _group_steps(self, group: str) -> dict[int, int]:
-        """By worker, the steps that count; KeyError if there is no group."""
-        stats = call(self._native, "GetGroupStats", group=group)
-        return {int(w): int(n) for w, n in stats["num_steps"].items()}
+    def _group_stats(self, group: str) -> dict[str, Any]:
+        """A message GetGroupStatsResponse; KeyError if there is no group."""
+        return call(self._native, "GetGroupStats", group=group)
 
     def _list(self, name: str = "") -> list[dict[str, Any]]:
         return call(self._native, "ListTables", table=name)["tables"]

@@ -195,6 +195,7 @@ absl::Status JoinGroup(Cluster& cluster, const v1::JoinGroupRequest& request,
   options.consistency = FromProto(request.consistency());
   options.wait_timeout = absl::Seconds(request.wait_timeout_secs());
   if (request.has_first_step()) options.first_step = request.first_step();
+  options.fails_on_loss = request.fail_on_loss();
   std::string& settings = options.group_options.settings;
   settings = absl::StrCat(options.consistency.ToString(),
                           settings.empty() ? "" : ", ", settings);
@@ -219,6 +220,17 @@ absl::Status LeaveGroup(WorkerSession& worker,
 absl::Status GetWorker(WorkerSession& worker, const v1::GetWorkerRequest&,
                        v1::GetWorkerResponse* response) {
   TFSWITCH_ASSIGN_OR_RETURN(*response, worker.GetReport());
+  return absl::OkStatus();
+}
+
+absl::Status GetWorkerEvent(WorkerSession& worker,
+                            const v1::GetWorkerEventRequest& request,
+                            v1::GetWorkerEventResponse* response) {
+  const GroupSession::Event event =
+      worker.NextEvent(request.after(), absl::Seconds(request.wait_secs()));
+  response->set_number(event.number);
+  response->set_kind(event.kind);
+  response->set_text(event.text);
   return absl::OkStatus();
 }
 
@@ -368,6 +380,7 @@ const std::map<absl::string_view, JsonMethod>& Methods() {
           Of("EnterBarrier", EnterBarrier),
           Of("LeaveGroup", LeaveGroup),
           Of("GetWorker", GetWorker),
+          Of("GetWorkerEvent", GetWorkerEvent),
           Of("GetGroupStats", GetGroupStats),
           Of("CreateWorkQueue", CreateWorkQueue),
           Of("TakeWorkItem", TakeWorkItem),

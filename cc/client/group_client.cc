@@ -84,8 +84,8 @@ absl::StatusOr<WorkerGroup::Place> GroupClient::Join(const std::string& group,
   TFSWITCH_ASSIGN_OR_RETURN(const auto response,
                             Call<v1::JoinResponse>(request));
   return WorkerGroup::Place{response.incarnation(), response.clock(),
-                            response.round(), response.group_instance(),
-                            response.num_steps()};
+                            response.round(),       response.group_instance(),
+                            response.num_steps(),   response.num_losses()};
 }
 
 absl::Status GroupClient::Heartbeat(const GroupMember& member,
@@ -171,10 +171,10 @@ absl::StatusOr<WorkerGroup::Place> GroupClient::WaitAtBarrier(
 }
 
 absl::StatusOr<v1::GetGroupStatsResponse> GroupClient::GroupStats(
-    const std::string& group) {
+    const std::string& group, absl::Duration timeout) {
   v1::GetGroupStatsRequest request;
   request.set_group(group);
-  return Call<v1::GetGroupStatsResponse>(request);
+  return Call<v1::GetGroupStatsResponse>(request, timeout);
 }
 
 absl::Status GroupClient::CreateWorkQueue(const std::string& group,

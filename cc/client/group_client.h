@@ -71,7 +71,8 @@ class GroupClient {
       absl::Time deadline);
 
   virtual absl::StatusOr<v1::GetGroupStatsResponse> GroupStats(
-      const std::string& group);
+      const std::string& group,
+      absl::Duration timeout = absl::InfiniteDuration());
 
   virtual absl::Status CreateWorkQueue(const std::string& group,
                                        const std::string& queue,

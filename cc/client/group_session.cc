@@ -11,10 +11,13 @@
 #include "cc/client/group_session.h"
 
 #include <algorithm>
+#include <map>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
 #include "cc/base/log_writer.h"
 #include "cc/base/status_macros.h"
 
@@ -80,6 +83,7 @@ void GroupSession::KeepAlive() {
     // server that is away is asked again. Any other error repeats until the
     // lease has ended, so it is said, once.
     const absl::Status renewed = groups_->Heartbeat(member, options_.lease / 3);
+    if (renewed.ok()) HearOfLosses(options_.lease / 3);
     if (renewed.ok() || absl::IsUnavailable(renewed) ||
         absl::IsNotFound(renewed) || absl::IsFailedPrecondition(renewed) ||
         std::exchange(has_warned, true)) {
@@ -89,6 +93,41 @@ void GroupSession::KeepAlive() {
         {"groups"},
         absl::StrCat("tfswitch: warning: worker ", member.worker,
                      " cannot renew its lease: ", renewed.message()));
+  }
+}
+
+absl::Time GroupSession::NextLine(absl::Time start) const {
+  MutexLock lock(&mutex_);
+  return std::max(start + kPatience, last_line_ + kRepeatedEvery);
+}
+
+template <typename Wait>
+auto GroupSession::WaitAloud(absl::Time start, absl::Time deadline,
+                             const Wait& wait) {
+  for (;;) {
+    auto result = wait(std::min(deadline, NextLine(start)));
+    const absl::Time now = SteadyNow();
+    if (!absl::IsDeadlineExceeded(StatusOf(result)) || now >= deadline) {
+      if (now - start >= kPatience) {
+        HearOfLosses(kPartingTime);
+        MutexLock lock(&mutex_);
+        waiting_for_.clear();
+      }
+      return result;
+    }
+    // "group 'g': round 3 waits for worker 4 ...".
+    constexpr absl::string_view kWaitsFor = " waits for ";
+    const absl::string_view text = StatusOf(result).message();
+    const size_t place = text.find(kWaitsFor);
+    std::string whom(place == absl::string_view::npos
+                         ? text
+                         : text.substr(place + kWaitsFor.size()));
+    {
+      MutexLock lock(&mutex_);
+      last_line_ = now;
+      waiting_for_ = whom;
+    }
+    Say("waiting", absl::StrCat("waiting for ", whom));
   }
 }
 
@@ -123,7 +162,8 @@ absl::StatusOr<Round> GroupSession::EndStepAndWaitForRound(
   TFSWITCH_ASSIGN_OR_RETURN(
       Arrival arrival,
       groups_->ArriveAndWait(member(), clock(), round(), weight, progress,
-                             /*staleness=*/0, start + timeout));
+                             /*staleness=*/0,
+                             std::min(start + timeout, NextLine(start))));
   Advance(/*contributes=*/true, arrival.open_round,
           /*must_wait=*/!arrival.round.has_value());
   if (!arrival.round.has_value()) {
@@ -144,7 +184,7 @@ absl::Status GroupSession::EndStepAndWaitForTurn(
       const Arrival arrival,
       groups_->ArriveAndWait(member(), clock(), WorkerGroup::kNoRound,
                              /*weight=*/0.0, progress, staleness,
-                             start + timeout));
+                             std::min(start + timeout, NextLine(start))));
   Advance(/*contributes=*/false, arrival.open_round,
           /*must_wait=*/!arrival.may_proceed);
   if (!arrival.may_proceed) {
@@ -157,7 +197,9 @@ absl::Status GroupSession::EndStepAndWaitForTurn(
 absl::StatusOr<Round> GroupSession::WaitForRound(absl::Duration timeout,
                                                  absl::Time start) {
   absl::StatusOr<Round> closed =
-      groups_->WaitForRound(member(), round(), start + timeout);
+      WaitAloud(start, start + timeout, [&](absl::Time until) {
+        return groups_->WaitForRound(member(), round(), until);
+      });
   CountWait(start);
   TFSWITCH_RETURN_IF_ERROR(GaveUpAfter(timeout, closed.status()));
   MutexLock lock(&mutex_);
@@ -170,7 +212,9 @@ absl::Status GroupSession::WaitForTurn(int64_t staleness,
                                        absl::Duration timeout,
                                        absl::Time start) {
   const absl::Status turn =
-      groups_->WaitForTurn(member(), clock(), staleness, start + timeout);
+      WaitAloud(start, start + timeout, [&](absl::Time until) {
+        return groups_->WaitForTurn(member(), clock(), staleness, until);
+      });
   CountWait(start);
   TFSWITCH_RETURN_IF_ERROR(GaveUpAfter(timeout, turn));
   MutexLock lock(&mutex_);
@@ -199,7 +243,9 @@ absl::Status GroupSession::WaitAtBarrier(const std::string& barrier,
     barrier_ = barrier;
   }
   const absl::StatusOr<WorkerGroup::Place> place =
-      groups_->WaitAtBarrier(member(), barrier, visit, start + timeout);
+      WaitAloud(since, start + timeout, [&](absl::Time until) {
+        return groups_->WaitAtBarrier(member(), barrier, visit, until);
+      });
   TFSWITCH_RETURN_IF_ERROR(GaveUpAfter(timeout, place.status()));
   CountWait(since);
   MutexLock lock(&mutex_);
@@ -232,6 +278,9 @@ absl::Status GroupSession::Rejoin(uint64_t newer_instance) {
                     newer_instance, first_step));
   MutexLock lock(&mutex_);
   member_.incarnation = joined.incarnation;
+  if (group_instance_ != joined.group_instance) {
+    num_losses_ = losses_before_ = joined.num_losses;
+  }
   group_instance_ = joined.group_instance;
   clock_ = joined.clock;
   round_ = joined.round;
@@ -259,6 +308,113 @@ absl::Status GroupSession::Leave(absl::Duration timeout) {
   MutexLock lock(&mutex_);
   has_left_ = true;
   return absl::OkStatus();
+}
+
+void GroupSession::Say(const std::string& kind, const std::string& text) {
+  constexpr size_t kKeptEvents = 100;
+  std::string line;
+  {
+    MutexLock lock(&mutex_);
+    events_.push_back({++num_events_, kind, text});
+    if (events_.size() > kKeptEvents) events_.pop_front();
+    changed_.NotifyAll();
+    line = absl::StrCat("tfswitch: group '", member_.group, "': ", text);
+  }
+  LogWriter::Get().WriteInOrder({"groups"}, line);
+}
+
+GroupSession::Event GroupSession::NextEvent(int64_t after,
+                                            absl::Duration timeout) {
+  const absl::Time end = SteadyNow() + timeout;
+  MutexLock lock(&mutex_);
+  while (!is_ending_ && num_events_ <= after && SteadyNow() < end) {
+    changed_.WaitFor(&mutex_,
+                     std::max(end - SteadyNow(), absl::Milliseconds(1)));
+  }
+  for (const Event& each : events_) {
+    if (each.number > after) return each;
+  }
+  return {};
+}
+
+void GroupSession::HearOfLosses(absl::Duration timeout) {
+  const GroupMember own = member();
+  const auto stats = groups_->GroupStats(own.group, timeout);
+  if (!stats.ok()) return;  // The next time.
+  std::vector<uint32_t> given_up;
+  std::vector<uint32_t> never_joined;
+  std::vector<std::string> texts;
+  {
+    MutexLock lock(&mutex_);
+    for (const auto& [worker, loss] : stats->losses()) {
+      if (loss.number() <= num_losses_ || worker == own.worker) continue;
+      (loss.has_joined() ? given_up : never_joined).push_back(worker);
+    }
+    num_losses_ = std::max(num_losses_, stats->num_losses());
+    const auto add = [&](std::vector<uint32_t> workers, absl::Duration after,
+                         absl::string_view why) {
+      if (workers.empty()) return;
+      std::sort(workers.begin(), workers.end());
+      const int64_t active = stats->num_active();
+      texts.push_back(absl::StrCat(
+          workers.size() == 1 ? "worker " : "workers ",
+          absl::StrJoin(workers, ", "), workers.size() == 1 ? " is" : " are",
+          " given up after ", absl::ToDoubleSeconds(after), " s", why, "; ", active,
+          active <= options_.num_workers
+              ? absl::StrCat(" of ", options_.num_workers)
+              : "",
+          active == 1 ? " goes on" : " go on"));
+    };
+    add(given_up, options_.lease, "");
+    add(never_joined, options_.join_timeout, " without having joined");
+    for (const std::string& each : texts) {
+      absl::StrAppend(&losses_, losses_.empty() ? "" : ", ", each);
+    }
+  }
+  for (const std::string& each : texts) Say("lost", each);
+}
+
+void GroupSession::Report(absl::Duration timeout,
+                          const std::vector<int64_t>& dropped) {
+  const GroupMember own = member();
+  const auto stats =
+      groups_->GroupStats(own.group, std::min(timeout, kPartingTime));
+  std::vector<std::string> lost;
+  std::vector<std::string> texts;
+  if (stats.ok()) {
+    MutexLock lock(&mutex_);
+    // In the order of their numbers.
+    const std::map<uint32_t, v1::GetGroupStatsResponse::Loss> losses(
+        stats->losses().begin(), stats->losses().end());
+    for (const auto& [worker, loss] : losses) {
+      if (loss.number() <= losses_before_ || loss.is_back()) continue;
+      lost.push_back(absl::StrCat("worker ", worker, " after ",
+                                  loss.num_steps(), " steps that count"));
+    }
+  }
+  if (!lost.empty()) {
+    texts.push_back(
+        absl::StrCat("lost ", absl::StrJoin(lost, ", "),
+                     "; what was left of data of its own was not trained"));
+  }
+  if (!dropped.empty()) {
+    texts.push_back(
+        absl::StrCat("steps of worker ", own.worker,
+                     " that do not count: ", absl::StrJoin(dropped, ", ")));
+  }
+  if (stats.ok() && stats->num_active() == 0) {
+    for (const auto& [queue, items] : stats->unfinished()) {
+      texts.push_back(absl::StrCat("not done of work queue '", queue,
+                                   "': ", absl::StrJoin(items.values(), ", ")));
+    }
+  }
+  std::string report = absl::StrJoin(texts, "; ");
+  {
+    MutexLock lock(&mutex_);
+    if (report.empty() || report == report_) return;
+    report_ = report;
+  }
+  Say("report", absl::StrCat("at the end: ", report));
 }
 
 void GroupSession::CountWait(absl::Time start) {

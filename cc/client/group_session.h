@@ -4,6 +4,7 @@
 #define TFSWITCH_CC_CLIENT_GROUP_SESSION_H_
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -35,6 +36,16 @@ class GroupSession {
     absl::Duration total;
     absl::Duration longest;
   };
+
+  // What has happened to the group: "waiting", which a line on stderr says
+  // after kPatience and again every kRepeatedEvery, or "lost".
+  struct Event {
+    int64_t number = 0;  // From 1; 0: none.
+    std::string kind;
+    std::string text;
+  };
+  static constexpr absl::Duration kPatience = absl::Seconds(2);
+  static constexpr absl::Duration kRepeatedEvery = absl::Seconds(30);
 
   // Makes the group if it is not there, and joins as `worker`. A process that
   // goes on from a checkpoint of its own names the `first_step` that it takes:
@@ -145,6 +156,25 @@ class GroupSession {
     MutexLock lock(&mutex_);
     return waits_;
   }
+  // For whom it waits, once it has said so; else empty.
+  std::string waiting_for() const {
+    MutexLock lock(&mutex_);
+    return waiting_for_;
+  }
+
+  // Other workers that have been given up since this one has joined, in words,
+  // as far as it has heard: in a wait of kPatience at its end, and else with
+  // the next renewal of the lease. Empty: none.
+  std::string losses() const {
+    MutexLock lock(&mutex_);
+    return losses_;
+  }
+  // The first event after `after` that is known; waits for one.
+  Event NextEvent(int64_t after, absl::Duration timeout);
+  // Says at the end of the training who has been lost, which of this worker's
+  // steps do not count and which items of work queues are not done, if there
+  // is something to say, and nobody has changed it since it was said.
+  void Report(absl::Duration timeout, const std::vector<int64_t>& dropped);
 
  private:
   GroupSession(std::shared_ptr<GroupClient> groups, std::string group,
@@ -159,6 +189,14 @@ class GroupSession {
   }
   void KeepAlive();
   void CountWait(absl::Time start);
+  // Calls wait(until) with parts of the time up to `deadline`, and says for
+  // whom it waits.
+  template <typename Wait>
+  auto WaitAloud(absl::Time start, absl::Time deadline, const Wait& wait);
+  // When a wait that began at `start` is to be said.
+  absl::Time NextLine(absl::Time start) const;
+  void HearOfLosses(absl::Duration timeout);
+  void Say(const std::string& kind, const std::string& text);
 
   // Constant after construction.
   const std::shared_ptr<GroupClient> groups_;
@@ -183,6 +221,14 @@ class GroupSession {
   bool is_leaving_ ABSL_GUARDED_BY(mutex_) = false;  // Or tried to.
   bool is_ending_ ABSL_GUARDED_BY(mutex_) = false;
   Waits waits_ ABSL_GUARDED_BY(mutex_);
+  std::string waiting_for_ ABSL_GUARDED_BY(mutex_);
+  absl::Time last_line_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+  int64_t num_losses_ ABSL_GUARDED_BY(mutex_) = 0;  // That it has heard of.
+  int64_t losses_before_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::string losses_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Event> events_ ABSL_GUARDED_BY(mutex_);  // The last ones.
+  int64_t num_events_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::string report_ ABSL_GUARDED_BY(mutex_);
 
   std::thread keeper_;  // Runs KeepAlive().
 };

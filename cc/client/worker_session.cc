@@ -95,6 +95,7 @@ absl::StatusOr<StepTag> WorkerSession::CurrentStep(const std::string& table) {
 }
 
 absl::Status WorkerSession::Prepare(const std::string& barrier) {
+  TFSWITCH_RETURN_IF_ERROR(CheckLosses());
   if (has_left_) {
     TFSWITCH_RETURN_IF_ERROR(JoinAgain());
     has_left_ = false;
@@ -237,7 +238,8 @@ absl::Status WorkerSession::Arrive() {
   if (!is_unconfirmed) unconfirmed_weight_.reset();
   if (absl::IsNotFound(ended)) return EndedStep(ComeBack(ended, has_arrived));
   is_unfinished_ = has_closed || (has_arrived && !ended.ok());
-  return has_closed ? EndedStep(FinishStep()) : ended;
+  if (has_closed) ended = EndedStep(FinishStep());
+  return ended.ok() ? CheckLosses() : ended;
 }
 
 absl::Status WorkerSession::EndedStep(absl::Status status) {
@@ -270,7 +272,7 @@ absl::Status WorkerSession::WaitAtBarrier(const std::string& barrier,
   opened_barrier_ = barrier;
   TFSWITCH_RETURN_IF_ERROR(CatchUp());
   opened_barrier_.clear();
-  return absl::OkStatus();
+  return CheckLosses();
 }
 
 absl::Status WorkerSession::FinishStep() {
@@ -293,7 +295,7 @@ absl::Status WorkerSession::FinishStep() {
     // A round that could not be applied is over nevertheless.
     if (IsErrorOfAppliedRound(applied)) is_unfinished_ = false;
     if (is_unfinished_) TFSWITCH_RETURN_IF_ERROR(applied);
-    if (!Counts(*uncommitted_)) ++dropped_;
+    if (!Counts(*uncommitted_)) NoteDropped(session_->num_steps() - 1);
     uncommitted_.reset();
     ForgetStagedTables();
     TFSWITCH_RETURN_IF_ERROR(applied);
@@ -305,6 +307,24 @@ absl::Status WorkerSession::FinishStep() {
   }
   is_unfinished_ = false;
   return absl::OkStatus();
+}
+
+void WorkerSession::NoteDropped(int64_t step) {
+  constexpr size_t kKeptSteps = 20;
+  ++num_dropped_;
+  MutexLock lock(&staged_mutex_);
+  if (dropped_.size() < kKeptSteps) dropped_.push_back(step);
+}
+
+absl::Status WorkerSession::CheckLosses() const {
+  if (!options_.fails_on_loss) return absl::OkStatus();
+  const std::string losses = session_->losses();
+  if (losses.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "group '", options_.group, "': ", losses, ", and worker ",
+      options_.worker,
+      " ends, as on_lost_worker is 'fail'; start the job again from its last "
+      "checkpoint"));
 }
 
 bool WorkerSession::Counts(const Round& round) const {
@@ -328,7 +348,7 @@ absl::Status WorkerSession::ComeBack(const absl::Status& why,
           "tfswitch: group '", options_.group, "': ", why.message(),
           "; joining again",
           is_lost ? ". The step that has just ended does not count" : ""));
-  if (is_lost) ++dropped_;
+  if (is_lost) NoteDropped(session_->num_steps());
   is_unfinished_ = false;
   return JoinAgain();
 }
@@ -533,6 +553,7 @@ absl::Status WorkerSession::Leave(absl::Duration timeout) {
   // Whoever waits in another thread hears that the worker is no member any
   // more, and must not join again.
   is_leaving_ = true;
+  const bool is_member = !session_->has_left();
   absl::Status left = session_->Leave(timeout);
   if (left.ok()) {
     MutexLock lock(&mutex_);
@@ -546,6 +567,12 @@ absl::Status WorkerSession::Leave(absl::Duration timeout) {
     has_left_ = true;
   }
   is_leaving_ = false;
+  std::vector<int64_t> dropped;
+  {
+    MutexLock lock(&staged_mutex_);
+    dropped = dropped_;
+  }
+  if (left.ok() && is_member) session_->Report(timeout, dropped);
   return left;
 }
 
@@ -559,12 +586,13 @@ absl::StatusOr<WorkerSession::Report> WorkerSession::GetReport() {
   report.set_clock(session_->clock());
   report.set_round(session_->round());
   report.set_num_steps(session_->num_steps());
-  report.set_dropped_steps(dropped_);
+  report.set_dropped_steps(num_dropped_);
   report.set_left(session_->has_left());
   report.set_in_step(has_pushed_ || has_applied_);
   report.set_num_waits(waits.count);
   report.set_waited_secs(absl::ToDoubleSeconds(waits.total));
   report.set_longest_wait_secs(absl::ToDoubleSeconds(waits.longest));
+  report.set_waiting_for(session_->waiting_for());
   return report;
 }
 

@@ -36,6 +36,8 @@ struct WorkerOptions {
   // The step at which this process goes on, after a checkpoint of its own; not
   // set: behind all steps of this worker that count.
   std::optional<int64_t> first_step = std::nullopt;
+  // Steps fail once another worker has been given up.
+  bool fails_on_loss = false;
 };
 
 // Pushes of a step may come from many threads; EndStep() and Leave() from one
@@ -125,6 +127,9 @@ class WorkerSession {
   absl::Status Leave(absl::Duration timeout = absl::InfiniteDuration());
 
   absl::StatusOr<Report> GetReport();
+  GroupSession::Event NextEvent(int64_t after, absl::Duration timeout) {
+    return session_->NextEvent(after, timeout);
+  }
 
  private:
   WorkerSession(std::shared_ptr<ParameterClient> client, WorkerOptions options,
@@ -139,6 +144,9 @@ class WorkerSession {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status JoinAgain() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status HasLeft() const;
+  // FailedPrecondition if options().fails_on_loss, and one has been given up.
+  absl::Status CheckLosses() const;
+  void NoteDropped(int64_t step);
   // Tells the group that the present step has ended.
   absl::Status Arrive() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The result of EndStep(); repeating it must not end another step.
@@ -196,7 +204,8 @@ class WorkerSession {
   // applied.
   std::set<std::string> staged_tables_ ABSL_GUARDED_BY(staged_mutex_);
 
-  std::atomic<int64_t> dropped_{0};
+  std::atomic<int64_t> num_dropped_{0};
+  std::vector<int64_t> dropped_ ABSL_GUARDED_BY(staged_mutex_);  // The first.
   std::atomic<bool> has_pushed_{false};  // In the present step.
   // The same of tables that apply at once.
   std::atomic<bool> has_applied_{false};

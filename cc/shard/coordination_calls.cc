@@ -62,6 +62,7 @@ absl::Status Run(Coordinator& coordinator, const v1::JoinRequest& request,
   response->set_round(member.round);
   response->set_group_instance(member.group_instance);
   response->set_num_steps(member.num_steps);
+  response->set_num_losses(member.num_losses);
   return absl::OkStatus();
 }
 

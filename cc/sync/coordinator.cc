@@ -19,6 +19,7 @@
 #include "cc/base/awake_clock.h"
 #include "cc/base/interrupt.h"
 #include "cc/base/json.h"
+#include "cc/base/log_writer.h"
 #include "cc/base/status_macros.h"
 #include "cc/base/steady_clock.h"
 #include "cc/sync/coordinator_json.h"
@@ -29,6 +30,11 @@ namespace {
 
 // A group gives out so many incarnations at most.
 constexpr uint64_t kIncarnationsPerGroup = uint64_t{1} << 32;
+// Who waits for longer says so, and again after that.
+constexpr absl::Duration kPatience = absl::Seconds(2);
+constexpr absl::Duration kRepeatedEvery = absl::Seconds(30);
+// Of the unfinished items of a work queue.
+constexpr size_t kNamedItems = 5;
 // Long enough for any name that somebody types.
 constexpr size_t kMaxNameBytes = 1024;
 
@@ -178,7 +184,14 @@ absl::StatusOr<WorkerGroup::Place> Coordinator::Join(const std::string& group,
     return Json::array(
         {"join", group, worker, previous, anew_from, first_step});
   }));
-  return Join(found, worker, previous, anew_from, first_step);
+  const WorkerGroup::Place place =
+      Join(found, worker, previous, anew_from, first_step);
+  LogServerEvent(LogLevel::kInfo, "worker_joined",
+                 {{"group", group},
+                  {"worker", worker},
+                  {"step", place.clock},
+                  {"active", found->state.stats().num_active}});
+  return place;
 }
 
 WorkerGroup::Place Coordinator::Join(Group* group, uint32_t worker,
@@ -225,8 +238,24 @@ bool Coordinator::Tick(Group* group, absl::Time now) {
     return Json::array(
         {"expire", group->name, expiry.workers, expiry.ends_joins});
   });
-  if (noted.ok()) Expire(group, expiry);
-  return noted.ok();
+  if (!noted.ok()) return false;
+  const int64_t num_before = group->state.stats().num_losses;
+  Expire(group, expiry);
+  const WorkerGroup::Stats stats = group->state.stats();
+  for (const auto& [worker, loss] : stats.losses) {
+    if (loss.number <= num_before) continue;
+    LogServerEvent(
+        LogLevel::kWarning, "worker_lost",
+        {{"group", group->name},
+         {"worker", worker},
+         {"reason", loss.has_joined ? "not heard of" : "not joined"},
+         {"seconds",
+          absl::ToDoubleSeconds(loss.has_joined ? group->options.lease
+                                                : group->options.join_timeout)},
+         {"steps", loss.num_steps},
+         {"active", stats.num_active}});
+  }
+  return true;
 }
 
 void Coordinator::Expire(Group* group, const WorkerGroup::Expiry& expiry) {
@@ -236,6 +265,7 @@ void Coordinator::Expire(Group* group, const WorkerGroup::Expiry& expiry) {
 
 void Coordinator::Notify(Group* group) {
   Settle(group);
+  group->quiet_since = AwakeNow();
   group->changed.NotifyAll();
 }
 
@@ -352,6 +382,10 @@ absl::Status Coordinator::Leave(const GroupMember& member) {
         {"leave", member.group, member.worker, member.incarnation});
   }));
   Leave(found, member);
+  LogServerEvent(LogLevel::kInfo, "worker_left",
+                 {{"group", member.group},
+                  {"worker", member.worker},
+                  {"active", found->state.stats().num_active}});
   return absl::OkStatus();
 }
 
@@ -373,6 +407,13 @@ absl::Status Coordinator::Wait(Group* group, const GroupMember& member,
     const absl::Duration least =
         Tick(group, now) ? absl::Milliseconds(1) : absl::Milliseconds(100);
     if (is_over()) return absl::OkStatus();
+    if (now >= std::max(group->quiet_since + kPatience, group->next_line)) {
+      group->next_line = now + kRepeatedEvery;
+      LogServerEvent(LogLevel::kInfo, "waiting",
+                     {{"group", group->name},
+                      {"worker", member.worker},
+                      {"what", describe()}});
+    }
     const absl::Duration left = deadline - SteadyNow();
     if (left <= absl::ZeroDuration()) {
       return absl::DeadlineExceededError(
@@ -402,7 +443,7 @@ absl::StatusOr<Round> Coordinator::WaitForRound(const GroupMember& member,
       [&] { return found->state.open_round() > number; },
       [&] {
         return absl::StrCat("round ", number, " waits for ",
-                            found->state.DescribeMissing(number));
+                            found->state.DescribeMissing(number, AwakeNow()));
       }));
   return found->state.ClosedRound(number);
 }
@@ -420,10 +461,10 @@ absl::Status Coordinator::WaitForTurn(const GroupMember& member, int64_t clock,
       found, member, deadline,
       [&] { return found->state.MayProceed(clock, staleness); },
       [&] {
-        return absl::StrCat("worker ", member.worker, " has ended ", clock,
-                            " steps, may be ", staleness,
-                            " ahead, and waits for ",
-                            found->state.DescribeBehind(clock - staleness));
+        return absl::StrCat(
+            "worker ", member.worker, " has ended ", clock, " steps, may be ",
+            staleness, " ahead, and waits for ",
+            found->state.DescribeBehind(clock - staleness, AwakeNow()));
       });
 }
 
@@ -452,7 +493,7 @@ absl::StatusOr<WorkerGroup::Place> Coordinator::WaitAtBarrier(
       },
       [&] {
         return absl::StrCat("barrier '", barrier, "' waits for ",
-                            found->state.DescribeAbsent(barrier));
+                            found->state.DescribeAbsent(barrier, AwakeNow()));
       }));
   TFSWITCH_RETURN_IF_ERROR(place.status());
   return **place;
@@ -470,7 +511,12 @@ absl::StatusOr<WorkerGroup::Stats> Coordinator::GroupStats(
     const std::string& group) {
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
-  return found->state.stats();
+  WorkerGroup::Stats stats = found->state.stats();
+  for (const auto& [name, queue] : *found->queues) {
+    std::vector<std::string> items = queue.Unfinished(kNamedItems);
+    if (!items.empty()) stats.unfinished[name] = std::move(items);
+  }
+  return stats;
 }
 
 absl::StatusOr<WorkQueue*> Coordinator::FindQueue(const std::string& group,

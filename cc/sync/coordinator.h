@@ -112,6 +112,7 @@ class Coordinator {
                                                    int64_t visit,
                                                    absl::Time deadline);
 
+  // With the unfinished items of its work queues.
   absl::StatusOr<WorkerGroup::Stats> GroupStats(const std::string& group);
 
   // Makes a work queue of the group unless it is there. AlreadyExists, naming
@@ -220,6 +221,8 @@ class Coordinator {
     WorkQueues* const queues;           // In queues_.
     int64_t num_departures = 0;         // Workers whose items were returned.
     std::vector<OpenAdvance> advances;  // In open rounds, maybe older ones.
+    absl::Time quiet_since;             // The last change; of AwakeNow().
+    absl::Time next_line;               // That says who waits; not before.
     CondVar changed;
   };
 

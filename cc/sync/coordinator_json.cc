@@ -110,6 +110,11 @@ Json WorkerGroup::Save() const {
         Json::array({ToJson(round.contributions), round.total_weight,
                      round.active, round.next_incarnation}));
   }
+  Json losses = Json::array();
+  for (const auto& [id, each] : stats_.losses) {
+    losses.push_back(Json::array(
+        {id, each.number, each.num_steps, each.has_joined, each.is_back}));
+  }
   return {{"instance", group_instance_},
           {"workers", std::move(workers)},
           {"ever_joined", ever_joined_},
@@ -131,7 +136,9 @@ Json WorkerGroup::Save() const {
           {"stats",
            Json::array({stats_.rounds, stats_.contributions, stats_.samples,
                         stats_.dropped, stats_.carried, stats_.expired,
-                        stats_.rejoined, stats_.staleness})}};
+                        stats_.rejoined, stats_.staleness})},
+          {"losses", std::move(losses)},
+          {"num_losses", stats_.num_losses}};
 }
 
 absl::Status WorkerGroup::Restore(const Json& saved) {
@@ -184,6 +191,15 @@ absl::Status WorkerGroup::Restore(const Json& saved) {
     stats_.expired = GetIntegers<int64_t>(stats.at(5));
     stats_.rejoined = GetIntegers<int64_t>(stats.at(6));
     stats_.staleness = GetIntegers<std::vector<int64_t>>(stats.at(7));
+    // Older files end here.
+    if (saved.contains("losses")) {
+      stats_.num_losses = GetIntegers<int64_t>(saved.at("num_losses"));
+      for (const Json& each : saved.at("losses")) {
+        stats_.losses[GetIntegers<uint32_t>(each.at(0))] = {
+            GetIntegers<int64_t>(each.at(1)), GetIntegers<int64_t>(each.at(2)),
+            each.at(3).get<bool>(), each.at(4).get<bool>()};
+      }
+    }
   } catch (const Json::exception&) {
     return Damaged("a group");
   }

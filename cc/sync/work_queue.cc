@@ -242,6 +242,25 @@ void WorkQueue::EndEpochIfFinished() {
   BeginEpoch(epoch_ + 1);
 }
 
+std::vector<std::string> WorkQueue::Unfinished(size_t most) const {
+  std::vector<std::string> items;
+  const int64_t num_left = is_over() ? 0 : num_items() - num_finished();
+  const auto add = [&](int64_t index) {
+    if (items.size() < std::min<size_t>(most, num_left)) {
+      items.push_back(options_.items[static_cast<size_t>(index)]);
+    }
+  };
+  for (const auto& [worker, lease] : leases_) add(lease.index);
+  for (const auto& [index, offset] : returned_) add(index);
+  for (int64_t i = num_taken_; items.size() < most && i < num_items(); ++i) {
+    add(order_[static_cast<size_t>(i)]);
+  }
+  if (num_left > static_cast<int64_t>(most)) {
+    items.push_back(absl::StrCat("and ", num_left - most, " more"));
+  }
+  return items;
+}
+
 WorkQueue::Stats WorkQueue::stats() const {
   Stats stats;
   stats.epoch = epoch_;

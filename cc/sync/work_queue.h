@@ -143,6 +143,9 @@ class WorkQueue {
   const WorkQueueOptions& options() const { return options_; }
   uint64_t item_bytes() const { return item_bytes_; }
   Stats stats() const;
+  // The first items of the present epoch that are not finished, `most` of them
+  // and how many more there are.
+  std::vector<std::string> Unfinished(size_t most) const;
 
  private:
   struct Lease {

@@ -164,6 +164,8 @@ WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now,
   int64_t clock = std::min(SlowestClock(), last_clock_);
   if (waits_for_joins_) clock = first_clock_;
   seen_.insert(worker);
+  const auto loss = stats_.losses.find(worker);
+  if (loss != stats_.losses.end()) loss->second.is_back = true;
   if (!ever_joined_.insert(worker).second) ++stats_.rejoined;
   Worker joined;
   joined.incarnation = next_incarnation_++;
@@ -194,7 +196,7 @@ WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now,
   }
   Settle();
   return {joined.incarnation, joined.clock, std::max(next_round, open_round_),
-          group_instance_, num_steps};
+          group_instance_,    num_steps,    stats_.num_losses};
 }
 
 absl::Status WorkerGroup::Heartbeat(uint32_t worker, uint64_t incarnation,
@@ -340,11 +342,25 @@ WorkerGroup::Expiry WorkerGroup::ExpiryAt(absl::Time now) const {
 
 void WorkerGroup::Expire(const Expiry& expiry) {
   for (const uint32_t id : expiry.workers) {
-    stats_.expired += static_cast<int64_t>(workers_.erase(id));
+    if (workers_.erase(id) == 0) continue;
+    ++stats_.expired;
     ++num_departures_;
+    NoteLoss(id, /*has_joined=*/true);
   }
-  if (expiry.ends_joins) waits_for_joins_ = false;
+  if (expiry.ends_joins) {
+    waits_for_joins_ = false;
+    for (uint32_t id = 0; id < options_.num_workers; ++id) {
+      if (seen_.count(id) == 0) NoteLoss(id, /*has_joined=*/false);
+    }
+  }
   Settle();
+}
+
+void WorkerGroup::NoteLoss(uint32_t worker, bool has_joined) {
+  const auto steps = num_steps_.find(worker);
+  stats_.losses[worker] = {++stats_.num_losses,
+                           steps == num_steps_.end() ? 0 : steps->second,
+                           has_joined, /*is_back=*/false};
 }
 
 void WorkerGroup::RenewLeases(absl::Time now) {
@@ -485,32 +501,43 @@ int64_t WorkerGroup::SlowestClock() const {
   return slowest;
 }
 
-std::string WorkerGroup::DescribeMissing(int64_t round) const {
+std::string WorkerGroup::DescribeMissing(int64_t round, absl::Time now) const {
   return Describe(
-      [&](const Worker& worker) { return IsMissing(worker, round); });
+      now, [&](const Worker& worker) { return IsMissing(worker, round); });
 }
 
-std::string WorkerGroup::DescribeBehind(int64_t clock) const {
-  return Describe([&](const Worker& worker) {
+std::string WorkerGroup::DescribeBehind(int64_t clock, absl::Time now) const {
+  return Describe(now, [&](const Worker& worker) {
     return !worker.is_waiting() && worker.clock < clock;
   });
 }
 
-std::string WorkerGroup::DescribeAbsent(const std::string& barrier) const {
+std::string WorkerGroup::DescribeAbsent(const std::string& barrier,
+                                        absl::Time now) const {
   return Describe(
-      [&](const Worker& worker) { return worker.barrier != barrier; });
+      now, [&](const Worker& worker) { return worker.barrier != barrier; });
 }
 
 template <typename Predicate>
-std::string WorkerGroup::Describe(const Predicate& is_named) const {
+std::string WorkerGroup::Describe(absl::Time now,
+                                  const Predicate& is_named) const {
   std::vector<std::string> names;
   for (const auto& [id, worker] : workers_) {
     if (!is_named(worker)) continue;
     names.push_back(absl::StrCat(
-        "worker ", id, " (at step ", worker.clock,
+        "worker ", id,
+        id < options_.num_workers ? absl::StrCat(" of ", options_.num_workers)
+                                  : "",
+        " (at step ", worker.clock,
         worker.is_waiting()
             ? absl::StrCat(", waits at barrier '", worker.barrier, "'")
             : "",
+        now == kNoTime
+            ? ""
+            : absl::StrCat(
+                  ", last heard ",
+                  absl::ToInt64Seconds(now - worker.lease_end + options_.lease),
+                  " s ago"),
         ")"));
   }
   if (waits_for_joins_) {

@@ -144,6 +144,16 @@ class WorkerGroup {
     uint64_t group_instance = 0;  // As in Round.
     // Steps of this worker that count, of all its incarnations.
     int64_t num_steps = 0;
+    int64_t num_losses = 0;  // So far.
+  };
+
+  // A worker that was given up: its lease has ended, or it has not joined while
+  // it was awaited.
+  struct Loss {
+    int64_t number = 0;     // Of all of the group, from 1.
+    int64_t num_steps = 0;  // Its steps that count.
+    bool has_joined = false;
+    bool is_back = false;
   };
 
   struct Stats {
@@ -160,6 +170,11 @@ class WorkerGroup {
     // ended; the last entry has all that were further ahead.
     std::vector<int64_t> staleness;
     std::map<uint32_t, int64_t> num_steps;  // By worker; as in Place.
+    int64_t num_losses = 0;
+    std::map<uint32_t, Loss> losses;  // By worker, its last one.
+    // By work queue, some of the items of its epoch that are not done. A group
+    // does not know them; its coordinator does.
+    std::map<std::string, std::vector<std::string>> unfinished;
   };
 
   static constexpr int64_t kNoRound = -1;
@@ -271,11 +286,14 @@ class WorkerGroup {
   int64_t SlowestClock() const;
 
   // For messages: the workers that keep round `round` open, that are behind
-  // `clock`, or that have not come to a barrier. "worker 3 (at step 17), 2
-  // workers that have not joined".
-  std::string DescribeMissing(int64_t round) const;
-  std::string DescribeBehind(int64_t clock) const;
-  std::string DescribeAbsent(const std::string& barrier) const;
+  // `clock`, or that have not come to a barrier. "worker 3 of 5 (at step 17,
+  // last heard 4 s ago), 2 of 5 workers that have not joined"; with kNoTime
+  // without the seconds.
+  static constexpr absl::Time kNoTime = absl::InfinitePast();
+  std::string DescribeMissing(int64_t round, absl::Time now = kNoTime) const;
+  std::string DescribeBehind(int64_t clock, absl::Time now = kNoTime) const;
+  std::string DescribeAbsent(const std::string& barrier,
+                             absl::Time now = kNoTime) const;
 
   bool IsMember(uint32_t worker, uint64_t incarnation) const;
   uint64_t group_instance() const { return group_instance_; }
@@ -343,7 +361,8 @@ class WorkerGroup {
   // "worker 3 (at step 17), ..." for the workers of which is_named(worker) is
   // true.
   template <typename Predicate>
-  std::string Describe(const Predicate& is_named) const;
+  std::string Describe(absl::Time now, const Predicate& is_named) const;
+  void NoteLoss(uint32_t worker, bool has_joined);
   // All have gone; the next one to join is the first.
   void BeginAnew();
   // The same if there are only workers that have come back, who stay.
@@ -379,7 +398,7 @@ class WorkerGroup {
   int64_t open_round_ = 0;
   std::vector<Contribution> open_;  // Contributions to it.
   std::deque<Round> closed_;        // The last kKeptRounds, in order.
-  Stats stats_;
+  Stats stats_;                     // Without what stats() finds elsewhere.
 };
 
 }  // namespace tfswitch

@@ -76,6 +76,18 @@ v1::GetGroupStatsResponse ToProto(const WorkerGroup::Stats& stats) {
   for (const auto& [worker, count] : stats.num_steps) {
     (*proto.mutable_num_steps())[worker] = count;
   }
+  proto.set_num_losses(stats.num_losses);
+  for (const auto& [worker, loss] : stats.losses) {
+    v1::GetGroupStatsResponse::Loss& each = (*proto.mutable_losses())[worker];
+    each.set_number(loss.number);
+    each.set_num_steps(loss.num_steps);
+    each.set_has_joined(loss.has_joined);
+    each.set_is_back(loss.is_back);
+  }
+  for (const auto& [queue, items] : stats.unfinished) {
+    (*proto.mutable_unfinished())[queue].mutable_values()->Add(items.begin(),
+                                                               items.end());
+  }
   return proto;
 }
 

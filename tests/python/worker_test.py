@@ -1,5 +1,6 @@
 """Worker: joining, ending steps, waiting for others, leaving."""
 
+import queue
 import signal
 import time
 
@@ -15,6 +16,7 @@ from tests.python.worker_threads import (
     join_workers,
     leave_group,
     running_clients,
+    wait_for_stderr,
     wait_until,
 )
 from tests.support import ServerProcess
@@ -93,6 +95,8 @@ def value_of(table, row=1):
         ({"wait_secs": "1"}, "wait_secs='1'"),
         ({"wait_secs": True}, "wait_secs=True"),
         ({"wait_secs": float("inf")}, "wait_secs=inf"),
+        ({"on_lost_worker": "stop"}, "on_lost_worker='stop'"),
+        ({"on_event": "print"}, "on_event='print'"),
     ],
 )
 def test_bad_arguments_are_named_and_nobody_joins(local, arguments, message):
@@ -378,7 +382,8 @@ def test_a_wait_that_takes_too_long_names_who_is_missing(client, kind):
 
     with pytest.raises(
         TimeoutError,
-        match=r"group 'train'.*worker 1 \(at step 0\), worker 2 \(at step 0\)",
+        match=r"group 'train'.*worker 1 of 3 \(at step 0, last heard \d+ s ago"
+        r"\), worker 2 of 3 \(at step 0",
     ):
         one.end_step()
 
@@ -431,6 +436,34 @@ def test_who_never_joins_is_not_waited_for_beyond_join_secs(client, kind):
         Call(worker.end_step).result()
 
     assert worker.stats()["clock"] == 3
+
+
+def test_who_was_lost_is_said_and_ends_those_that_want_that(client, capfd):
+    events = queue.Queue()
+    worker = Worker(
+        0,
+        3,
+        consistency="bsp",
+        join_secs=0.05,
+        lease_secs=0.3,
+        cluster=client(0),
+        on_lost_worker="fail",
+        on_event=lambda *event: events.put(event),
+    )
+    lost = (
+        "workers 1, 2 are given up after 0.05 s without having joined; 1 of 3 "
+        "goes on"
+    )
+
+    assert events.get(timeout=60) == ("lost", lost)
+    with pytest.raises(RuntimeError, match=f"{lost}, and worker 0 ends"):
+        worker.end_step()
+    assert worker.stats()["workers"]["lost"] == {1: 0, 2: 0}
+
+    worker.leave()
+    err = wait_for_stderr(capfd, "what was left of data of its own")
+    assert f"tfswitch: group 'train': {lost}\n" in err
+    assert "at the end: lost worker 1 after 0 steps that count, worker 2" in err
 
 
 @pytest.mark.parametrize("kind", KINDS)

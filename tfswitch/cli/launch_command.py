@@ -74,6 +74,8 @@ _REDRAW_SECS = 1.0
 _POLL_SECS = 1.0
 # Rates are of the steps since then.
 _RATE_SECS = 10.0
+# How long the last question to the servers may take.
+_REPORT_SECS = 2.0
 
 
 def run(*words: str) -> int:
@@ -201,6 +203,8 @@ class _Launch:
                 self._say(f"{end.reason}; ending the job")
             # A worker may save something on the servers when it is told to end.
             self._job.end(self._tasks.values())
+            for line in self._steps.report():
+                self._say(line)
             self._job.end(self._job.processes)
             _processes.kill_descendants()
             self._console.print(end.lines, is_error=True)
@@ -364,11 +368,41 @@ class _Steps:
 
     def __init__(self) -> None:
         self._latest: dict[int, tuple[int, float]] = {}
+        self._where = ("", "")
 
     def watch(self, address: str, group: str) -> None:
+        self._where = (address, group)
         threading.Thread(
             target=self._ask, args=(address, group), daemon=True
         ).start()
+
+    def report(self) -> list[str]:
+        """Returns what of the training is missing, once workers have ended."""
+        lines = []
+        address, group = self._where
+        # Servers may have gone, and programs may have no group.
+        with contextlib.suppress(Exception):
+            if not self._latest:
+                return []
+            cluster = Cluster(address, timeout=_REPORT_SECS)
+            stats = cluster._group_stats(group)
+            for worker, loss in sorted(
+                stats["losses"].items(), key=lambda item: int(item[0])
+            ):
+                if not loss["is_back"]:
+                    lines.append(
+                        f"worker {worker} was lost after {loss['num_steps']} "
+                        "steps that count; what was left of data of its own "
+                        "was not trained"
+                    )
+            if int(stats["dropped"]):
+                lines.append(f"{stats['dropped']} steps do not count")
+            for queue, items in stats["unfinished"].items():
+                lines.append(
+                    f"not done of work queue '{queue}': "
+                    + ", ".join(items["values"])
+                )
+        return lines
 
     def describe(self, worker: int) -> str:
         """Such as "1,204 steps, 31.2 steps/s, "; empty if it has none."""
@@ -387,7 +421,9 @@ class _Steps:
                 if cluster is None:
                     cluster = Cluster(address, timeout=5.0)
                 latest = {}
-                for worker, steps in cluster._group_steps(group).items():
+                stats = cluster._group_stats(group)
+                for number, count in stats["num_steps"].items():
+                    worker, steps = int(number), int(count)
                     now = time.monotonic()
                     past = samples[worker]
                     past.append((now, steps))

@@ -4,7 +4,9 @@ import atexit
 import contextlib
 import math
 import os
+import threading
 import time
+import traceback as traceback_lib
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
@@ -28,6 +30,9 @@ from tfswitch.train._checks import (
 
 # Longest part of a wait at a barrier.
 _WAIT_PART_SECS = 5.0
+
+# How often the thread of `on_event` looks whether its worker is over.
+_EVENT_SECS = 1.0
 
 # How long leaving waits for a server when nobody has asked for it.
 PARTING_SECS = 2.0
@@ -70,6 +75,15 @@ class Worker:
         late: With `replicas_to_aggregate`: the fate of gradients whose round
             has closed without them. "drop": they are dropped, and counted;
             "carry": they count in the open round.
+        on_lost_worker: "continue": when another worker is given up, the others
+            go on without it; "fail": then steps, barriers and pushes of this
+            worker raise `RuntimeError`. It hears of a loss when a wait of 2 s
+            or more ends, else within a third of the lease.
+        on_event: A function that a thread of its own calls as
+            `on_event(kind, text)` with what stderr says of the group:
+            "waiting" and for whom, after 2 s of a wait and again each 30 s;
+            "lost" and who was given up; "report" at the end, if workers were
+            lost, steps do not count or items of a work queue are not done.
         first_step: Of a process that goes on from a checkpoint of its own:
             `stats()["num_steps"]` at that time. Steps from there on that a
             former process of this worker has taken and that count are
@@ -105,6 +119,8 @@ class Worker:
         wait_secs: float = 600.0,
         replicas_to_aggregate: int | None = None,
         late: str = "drop",
+        on_lost_worker: str = "continue",
+        on_event: Callable[[str, str], Any] | None = None,
         first_step: int | None = None,
     ) -> None:
         if worker_id is None:
@@ -131,6 +147,9 @@ class Worker:
                     f"num_workers={num_workers}"
                 )
         check_choice("late", late, ("drop", "carry"))
+        check_choice("on_lost_worker", on_lost_worker, ("continue", "fail"))
+        if on_event is not None and not callable(on_event):
+            raise bad_argument("on_event", on_event, "a function, or None")
         if first_step is not None:
             check_count("first_step", first_step, 0)
         self._worker_id = int(worker_id)
@@ -155,6 +174,7 @@ class Worker:
             consistency=self._consistency.to_table_config(),
             wait_timeout_secs=float(wait_secs),
             first_step=None if first_step is None else int(first_step),
+            fail_on_loss=on_lost_worker == "fail",
         )
         # The loops that have more to train after a `fit`, and whether one has
         # ended meanwhile.
@@ -165,6 +185,13 @@ class Worker:
         # A process that ends by itself does not leave its lease to run out.
         self._cluster._before_close = weakref.WeakMethod(self._part)
         _part_at_exit(self)
+        if on_event is not None:
+            threading.Thread(
+                target=_tell_events,
+                args=(weakref.ref(self), self._native, on_event),
+                name="tfswitch_events",
+                daemon=True,
+            ).start()
 
     @property
     def worker_id(self) -> int:
@@ -215,7 +242,8 @@ class Worker:
             TimeoutError: If others are not there within `wait_secs`. The
                 message names them. Calling it again goes on waiting.
             RuntimeError: If another process has joined as this worker, or
-                another `Worker` of this process.
+                another `Worker` of this process; with
+                `on_lost_worker="fail"` if another worker was given up.
             ConnectionError: If the server does not answer.
         """
         if tf.is_tensor(weight) and not hasattr(weight, "numpy"):
@@ -347,12 +375,14 @@ class Worker:
             whether it has left, and its next step joins again; "in_step":
             whether something has been pushed since the last step ended;
             "waits": how often and how long it has waited for others ("count",
-            "total_s", "longest_s"); "workers": of
+            "total_s", "longest_s"); "waiting_for": for whom it waits, after the
+            first 2 s of a wait, else ""; "workers": of
             the group, "active", "waiting" (of these, at a barrier), "rounds",
             "contributions", "samples" (the sum of their weights), "dropped",
-            "carried", "expired", "rejoined", and "staleness",
+            "carried", "expired", "rejoined", "staleness",
             a list whose element s is how many steps ended s clocks ahead of the
-            slowest worker.
+            slowest worker, and "lost", the workers that were given up and are
+            not back, each with the number of its steps that count.
         """
         self._check_is_present()
         response = call(self._native, "GetWorker")
@@ -369,7 +399,11 @@ class Worker:
                 "total_s": float(response["waited_secs"]),
                 "longest_s": float(response["longest_wait_secs"]),
             },
-            "workers": group_stats(response["workers"]),
+            "waiting_for": response["waiting_for"],
+            "workers": {
+                **group_stats(response["workers"]),
+                "lost": lost_workers(response["workers"]),
+            },
         }
 
     def _check_is_present(self) -> None:
@@ -428,6 +462,35 @@ def group_stats(response: Mapping[str, Any]) -> dict[str, Any]:
         "samples": float(response["samples"]),
         "staleness": staleness,
     }
+
+
+def lost_workers(response: Mapping[str, Any]) -> dict[int, int]:
+    """Returns the steps that count of workers that are lost, by worker."""
+    return {
+        int(worker): int(loss["num_steps"])
+        for worker, loss in sorted(response["losses"].items())
+        if not loss["is_back"]
+    }
+
+
+def _tell_events(
+    worker: "weakref.ref[Worker]",
+    native: Any,
+    on_event: Callable[[str, str], Any],
+) -> None:
+    number = 0
+    # A closed cluster, or one that has another worker, ends it.
+    with contextlib.suppress(Exception):
+        while worker() is not None and _present.get(native.id) is worker():
+            event = call(
+                native, "GetWorkerEvent", after=number, wait_secs=_EVENT_SECS
+            )
+            if int(event["number"]) > number:
+                number = int(event["number"])
+                try:
+                    on_event(event["kind"], event["text"])
+                except Exception:
+                    traceback_lib.print_exc()
 
 
 def default_worker_id() -> int:

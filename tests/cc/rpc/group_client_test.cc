@@ -122,7 +122,8 @@ TEST_P(GroupClientTest, AWaitThatTakesTooLongSaysForWhom) {
         groups.WaitForTurn(member, 1, 0, deadline)}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
     EXPECT_THAT(status.message(), HasSubstr("group 'g'"));
-    EXPECT_THAT(status.message(), HasSubstr("worker 4 (at step 0)"));
+    EXPECT_THAT(status.message(),
+                HasSubstr("worker 4 (at step 0, last heard "));
   }
 }
 
@@ -168,7 +169,7 @@ TEST_P(GroupClientTest, ABarrierSaysForWhomItWaits) {
   EXPECT_EQ(late.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(std::string(late.message()),
               testing::AllOf(HasSubstr("group 'g': barrier 'b' waits for "),
-                             HasSubstr("worker 4 (at step 0)"),
+                             HasSubstr("worker 4 (at step 0, last heard "),
                              HasSubstr("1 of 3 workers")));
   // Who comes to another one hears of it, and so does the first.
   ASSERT_TRUE(groups.Join("g", 5, 0, 0, 0).ok());

@@ -523,7 +523,7 @@ TEST_P(WorkerSessionTest, AWaitThatTakesTooLongSaysForWhom) {
     EXPECT_THAT(
         std::string(status.message()),
         AllOf(HasSubstr(absl::StrCat("group '", options.group, "'")),
-              HasSubstr("worker 4 (at step 0)"), HasSubstr("gave up after")));
+              HasSubstr("worker 4 (at step 0, last heard 0 s ago)"), HasSubstr("gave up after")));
   }
 }
 

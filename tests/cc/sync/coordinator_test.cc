@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "cc/base/log_writer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cc/testing/deadlines.h"
@@ -233,17 +234,21 @@ TEST(CoordinatorTest, AWaitThatTakesTooLongSaysForWhom) {
       coordinator.WaitForRound({"g", 0, a.incarnation}, 0, AtOnce()).status();
   EXPECT_EQ(round.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(round.message(), HasSubstr("group 'g': round 0 waits for"));
-  EXPECT_THAT(round.message(), HasSubstr("worker 4 (at step 0)"));
+  EXPECT_THAT(round.message(),
+              HasSubstr("worker 4 (at step 0, last heard 0 s ago)"));
 
   const absl::Status turn =
       coordinator.WaitForTurn({"g", 0, a.incarnation}, 1, 0, AtOnce());
   EXPECT_EQ(turn.code(), absl::StatusCode::kDeadlineExceeded);
-  EXPECT_THAT(turn.message(), HasSubstr("worker 4 (at step 0)"));
+  EXPECT_THAT(turn.message(),
+              HasSubstr("worker 4 (at step 0, last heard 0 s ago)"));
 }
 
-TEST(CoordinatorTest, ADeadWorkerHoldsTheOthersUpForItsLease) {
+TEST(CoordinatorTest, ADeadWorkerHoldsTheOthersUpForItsLeaseAndTheLogSaysSo) {
+  ShowServerEvents();
+  testing::internal::CaptureStderr();
   WorkerGroupOptions options = GroupOf(2);
-  options.lease = absl::Milliseconds(200);
+  options.lease = absl::Milliseconds(2200);
   Coordinator coordinator;
   ASSERT_TRUE(coordinator.CreateGroup("g", options).ok());
   const WorkerGroup::Place a = *coordinator.Join("g", 0);
@@ -255,6 +260,18 @@ TEST(CoordinatorTest, ADeadWorkerHoldsTheOthersUpForItsLease) {
   ASSERT_TRUE(round.ok()) << round.status();
   EXPECT_EQ(round->contributions.size(), 1u);
   EXPECT_EQ(coordinator.GroupStats("g")->expired, 1);
+  ASSERT_TRUE(coordinator.Leave({"g", 0, a.incarnation}).ok());
+  EXPECT_TRUE(LogWriter::Get().Flush(absl::Minutes(1)));
+  EXPECT_THAT(
+      testing::internal::GetCapturedStderr(),
+      testing::MatchesRegex(
+          ".* info worker_joined group=g worker=0 step=0 active=1\n"
+          ".* info worker_joined group=g worker=1 step=0 active=2\n"
+          ".* info waiting group=g worker=0 what=\"round 0 waits for worker 1 "
+          "of 2 .at step 0, last heard 2 s ago.\"\n"
+          ".* warning worker_lost group=g worker=1 reason=\"not heard of\" "
+          "seconds=2.2 steps=0 active=1\n"
+          ".* info worker_left group=g worker=0 active=0\n"));
 }
 
 TEST(CoordinatorTest, ShutdownEndsAllWaits) {

@@ -144,7 +144,7 @@ TEST(ReplicaCoordinatorTest, AWaitNamesWhomItWaitsFor) {
   const ReplicaPlace one = *Join(&replicas, ReplicasOf(2), 1);
   bool has_arrived = false;
   EXPECT_THAT(replicas.EndStep(0, 1.0, AtOnce(), &zero, &has_arrived).message(),
-              HasSubstr("round 0 waits for worker 1 (at step 0)"));
+              HasSubstr("round 0 waits for worker 1 of 2 (at step 0)"));
   EXPECT_THAT(replicas.WaitAtBarrier(1, one.incarnation, "b", 0, AtOnce())
                   .status()
                   .message(),

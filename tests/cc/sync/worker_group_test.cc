@@ -73,7 +73,7 @@ TEST(WorkerGroupTest, ARoundClosesWhenEachWorkerHasContributed) {
   EXPECT_TRUE(a.Arrive(kStart, 4.0).ok());
   EXPECT_TRUE(b.Arrive(kStart, 2.0).ok());
   EXPECT_EQ(group.open_round(), 0);
-  EXPECT_EQ(group.DescribeMissing(0), "worker 1 (at step 0)");
+  EXPECT_EQ(group.DescribeMissing(0), "worker 1 of 3 (at step 0)");
   EXPECT_TRUE(c.Arrive(kStart, 1.0).ok());
 
   EXPECT_EQ(group.open_round(), 1);
@@ -287,7 +287,7 @@ TEST(WorkerGroupTest, WhatOneHasContributedThatComesBackStands) {
   EXPECT_EQ(group.open_round(), 1);
   EXPECT_THAT(WorkersOf(*group.ClosedRound(0)), testing::ElementsAre(0, 1));
   EXPECT_TRUE(back.Arrive(later).ok());
-  EXPECT_EQ(group.DescribeMissing(1), "worker 1 (at step 1)");
+  EXPECT_EQ(group.DescribeMissing(1), "worker 1 of 2 (at step 1)");
 }
 
 TEST(WorkerGroupTest, NothingIsLeftOverForTheNextRun) {
@@ -355,7 +355,7 @@ TEST(WorkerGroupTest, ABarrierOpensWhenAllHaveCome) {
   EXPECT_EQ(group.stats().num_waiting, 2);
   EXPECT_EQ(group.DescribeAbsent("end"), "1 of 3 workers that have not joined");
   Player c(&group, 2, kStart);
-  EXPECT_EQ(group.DescribeAbsent("end"), "worker 2 (at step 0)");
+  EXPECT_EQ(group.DescribeAbsent("end"), "worker 2 of 3 (at step 0)");
   EXPECT_TRUE(Waits(&group, b));
   ASSERT_TRUE(Enter(&c, "end").ok());
   for (Player* player : {&a, &b, &c}) EXPECT_FALSE(Waits(&group, *player));
@@ -386,7 +386,8 @@ TEST(WorkerGroupTest, NobodyWaitsForOneAtABarrierElsewhere) {
   EXPECT_EQ((*place)->round, 4);
   a.Proceed();
   ASSERT_TRUE(a.Arrive(kStart).ok());
-  EXPECT_EQ(group.DescribeMissing(4), "worker 1 (at step 4)");
+  EXPECT_EQ(group.DescribeMissing(4, kStart + absl::Seconds(5)),
+            "worker 1 of 2 (at step 4, last heard 5 s ago)");
 }
 
 TEST(WorkerGroupTest, LeavingAndDyingOpenABarrier) {
