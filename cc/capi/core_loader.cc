@@ -52,7 +52,7 @@ Core Open() {
     const char* reason = dlerror();
     core.error = "cannot open the tfswitch core library '" + path +
                  "': " + (reason != nullptr ? reason : "unknown reason") +
-                 ". Reinstall tfswitch, or set " + kPathVariable +
+                 ". Reinstall tfswitch-ps, or set " + kPathVariable +
                  " to the path of " + kCoreFile + ".";
     return core;
   }
@@ -61,7 +61,7 @@ Core Open() {
   if (get_api == nullptr) {
     core.error = "'" + path +
                  "' is not a tfswitch core library: it has no function "
-                 "Tfswitch_GetApi. Reinstall tfswitch.";
+                 "Tfswitch_GetApi. Reinstall tfswitch-ps.";
     return core;
   }
   core.api = get_api(TFSWITCH_API_VERSION);
@@ -75,7 +75,7 @@ Core Open() {
     core.error = "the tfswitch core library '" + path + "' is of version " +
                  core.api->version() +
                  ", and this part of tfswitch of version " TFSWITCH_VERSION
-                 ". Reinstall tfswitch, so that all of its libraries are of "
+                 ". Reinstall tfswitch-ps, so that all of its libraries are of "
                  "one version.";
     core.api = nullptr;
   }
