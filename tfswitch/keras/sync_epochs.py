@@ -3,6 +3,7 @@
 from typing import Any
 
 from tfswitch.keras import _backend
+from tfswitch.keras._going_on import optimizer_of
 from tfswitch.keras.parameter_server_optimizer import ParameterServerOptimizer
 from tfswitch.train.barrier import END_OF_EPOCH, EPOCH_SECS
 
@@ -80,9 +81,7 @@ class SyncEpochs(_backend.Callback):
 
     @property
     def _optimizer(self) -> Any:
-        optimizer = self.model.optimizer
-        # Mixed precision wraps it.
-        return getattr(optimizer, "inner_optimizer", optimizer)
+        return optimizer_of(self.model)
 
     def _end_epoch(self) -> None:
         if not self._is_open:
