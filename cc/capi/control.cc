@@ -196,6 +196,7 @@ absl::Status JoinGroup(Cluster& cluster, const v1::JoinGroupRequest& request,
   options.wait_timeout = absl::Seconds(request.wait_timeout_secs());
   if (request.has_first_step()) options.first_step = request.first_step();
   options.fails_on_loss = request.fail_on_loss();
+  options.job = request.job();
   std::string& settings = options.group_options.settings;
   settings = absl::StrCat(options.consistency.ToString(),
                           settings.empty() ? "" : ", ", settings);
@@ -221,6 +222,12 @@ absl::Status GetWorker(WorkerSession& worker, const v1::GetWorkerRequest&,
                        v1::GetWorkerResponse* response) {
   TFSWITCH_ASSIGN_OR_RETURN(*response, worker.GetReport());
   return absl::OkStatus();
+}
+
+absl::Status SetWorkerMark(WorkerSession& worker,
+                           const v1::SetWorkerMarkRequest& request,
+                           v1::SetWorkerMarkResponse*) {
+  return worker.SetMark(request.mark(), request.join_again());
 }
 
 absl::Status GetWorkerEvent(WorkerSession& worker,
@@ -381,6 +388,7 @@ const std::map<absl::string_view, JsonMethod>& Methods() {
           Of("LeaveGroup", LeaveGroup),
           Of("GetWorker", GetWorker),
           Of("GetWorkerEvent", GetWorkerEvent),
+          Of("SetWorkerMark", SetWorkerMark),
           Of("GetGroupStats", GetGroupStats),
           Of("CreateWorkQueue", CreateWorkQueue),
           Of("TakeWorkItem", TakeWorkItem),

@@ -31,6 +31,7 @@ Request RequestOf(const GroupMember& member) {
   proto.set_group(member.group);
   proto.set_worker(member.worker);
   proto.set_incarnation(member.incarnation);
+  proto.set_mark(member.mark);
   return request;
 }
 
@@ -70,22 +71,25 @@ absl::Status GroupClient::CreateGroup(const std::string& group,
   return Call<v1::CreateGroupResponse>(request).status();
 }
 
-absl::StatusOr<WorkerGroup::Place> GroupClient::Join(const std::string& group,
-                                                     uint32_t worker,
-                                                     uint64_t previous,
-                                                     uint64_t newer_instance,
-                                                     int64_t first_step) {
+absl::StatusOr<WorkerGroup::Place> GroupClient::Join(
+    const std::string& group, uint32_t worker, uint64_t previous,
+    uint64_t newer_instance, int64_t first_step, const std::string& job) {
   v1::JoinRequest request;
   request.set_group(group);
   request.set_worker(worker);
   request.set_previous_incarnation(previous);
   request.set_newer_group_instance(newer_instance);
   request.set_first_step(first_step);
+  request.set_job(job);
   TFSWITCH_ASSIGN_OR_RETURN(const auto response,
                             Call<v1::JoinResponse>(request));
-  return WorkerGroup::Place{response.incarnation(), response.clock(),
-                            response.round(),       response.group_instance(),
-                            response.num_steps(),   response.num_losses()};
+  return WorkerGroup::Place{response.incarnation(),
+                            response.clock(),
+                            response.round(),
+                            response.group_instance(),
+                            response.num_steps(),
+                            response.num_losses(),
+                            {response.mark(), response.steps_since_mark()}};
 }
 
 absl::Status GroupClient::Heartbeat(const GroupMember& member,

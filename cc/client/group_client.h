@@ -39,11 +39,9 @@ class GroupClient {
 
   virtual absl::Status CreateGroup(const std::string& group,
                                    const WorkerGroupOptions& options);
-  virtual absl::StatusOr<WorkerGroup::Place> Join(const std::string& group,
-                                                  uint32_t worker,
-                                                  uint64_t previous_incarnation,
-                                                  uint64_t newer_instance,
-                                                  int64_t first_step);
+  virtual absl::StatusOr<WorkerGroup::Place> Join(
+      const std::string& group, uint32_t worker, uint64_t previous_incarnation,
+      uint64_t newer_instance, int64_t first_step, const std::string& job = "");
   // Waits for the server no longer than `timeout`, nor than any other call.
   virtual absl::Status Heartbeat(const GroupMember& member,
                                  absl::Duration timeout);

@@ -11,6 +11,7 @@
 #include "cc/client/group_session.h"
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <string>
 #include <utility>
@@ -18,6 +19,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "cc/base/interrupt.h"
 #include "cc/base/log_writer.h"
 #include "cc/base/status_macros.h"
 
@@ -36,19 +39,32 @@ absl::Status GaveUpAfter(absl::Duration timeout, const absl::Status& status) {
 absl::StatusOr<std::unique_ptr<GroupSession>> GroupSession::Join(
     std::shared_ptr<GroupClient> groups, const std::string& group,
     const WorkerGroupOptions& options, uint32_t worker,
-    std::optional<int64_t> first_step) {
-  std::unique_ptr<GroupSession> session(
-      new GroupSession(std::move(groups), group, options, worker, first_step));
+    std::optional<int64_t> first_step, const std::string& job) {
+  std::unique_ptr<GroupSession> session(new GroupSession(
+      std::move(groups), group, options, worker, first_step, job));
   TFSWITCH_RETURN_IF_ERROR(session->Rejoin());
+  static std::atomic<bool> has_said{false};  // Once in a process.
+  if (job.empty() && !first_step.has_value() && session->num_steps() > 0 &&
+      !has_said.exchange(true)) {
+    LogWriter::Get().WriteInOrder(
+        {"groups"},
+        absl::StrCat("tfswitch: group '", group, "' knows ",
+                     session->num_steps(), " steps of worker ", worker,
+                     ", which begins a new run, as it has no job name. With "
+                     "job= or TFSWITCH_JOB one that is started again goes on "
+                     "where its job is"));
+  }
   session->keeper_ = std::thread([s = session.get()] { s->KeepAlive(); });
   return session;
 }
 
 GroupSession::GroupSession(std::shared_ptr<GroupClient> groups,
                            std::string group, const WorkerGroupOptions& options,
-                           uint32_t worker, std::optional<int64_t> first_step)
+                           uint32_t worker, std::optional<int64_t> first_step,
+                           std::string job)
     : groups_(std::move(groups)),
       options_(options),
+      job_(std::move(job)),
       member_{std::move(group), worker, 0},
       first_step_(first_step) {}
 
@@ -272,10 +288,8 @@ absl::Status GroupSession::Rejoin(uint64_t newer_instance) {
   }
   // A server that was started again has forgotten the group.
   TFSWITCH_RETURN_IF_ERROR(groups_->CreateGroup(before.group, options_));
-  TFSWITCH_ASSIGN_OR_RETURN(
-      const WorkerGroup::Place joined,
-      groups_->Join(before.group, before.worker, before.incarnation,
-                    newer_instance, first_step));
+  TFSWITCH_ASSIGN_OR_RETURN(const WorkerGroup::Place joined,
+                            JoinGroup(before, newer_instance, first_step));
   MutexLock lock(&mutex_);
   member_.incarnation = joined.incarnation;
   if (group_instance_ != joined.group_instance) {
@@ -284,6 +298,7 @@ absl::Status GroupSession::Rejoin(uint64_t newer_instance) {
   group_instance_ = joined.group_instance;
   clock_ = joined.clock;
   round_ = joined.round;
+  position_ = joined.position;
   first_step_.reset();
   num_counted_ = joined.num_steps;
   num_steps_ = is_repeating ? first_step : joined.num_steps;
@@ -292,6 +307,23 @@ absl::Status GroupSession::Rejoin(uint64_t newer_instance) {
   is_waiting_ = false;
   has_left_ = is_leaving_ = false;
   return absl::OkStatus();
+}
+
+absl::StatusOr<WorkerGroup::Place> GroupSession::JoinGroup(
+    const GroupMember& before, uint64_t newer_instance, int64_t first_step) {
+  constexpr absl::Duration kPause = absl::Milliseconds(100);
+  const absl::Time end = SteadyNow() + options_.lease + kPartingTime;
+  for (bool has_said = false;; absl::SleepFor(kPause)) {
+    auto joined = groups_->Join(before.group, before.worker, before.incarnation,
+                                newer_instance, first_step, job_);
+    if (!absl::IsAlreadyExists(joined.status()) || SteadyNow() >= end) {
+      return joined;
+    }
+    TFSWITCH_RETURN_IF_ERROR(CheckInterrupt());
+    if (std::exchange(has_said, true)) continue;
+    Say("waiting", absl::StrCat("waiting for the end of another job: ",
+                                joined.status().message()));
+  }
 }
 
 absl::Status GroupSession::Leave(absl::Duration timeout) {
@@ -356,14 +388,15 @@ void GroupSession::HearOfLosses(absl::Duration timeout) {
       if (workers.empty()) return;
       std::sort(workers.begin(), workers.end());
       const int64_t active = stats->num_active();
-      texts.push_back(absl::StrCat(
-          workers.size() == 1 ? "worker " : "workers ",
-          absl::StrJoin(workers, ", "), workers.size() == 1 ? " is" : " are",
-          " given up after ", absl::ToDoubleSeconds(after), " s", why, "; ", active,
-          active <= options_.num_workers
-              ? absl::StrCat(" of ", options_.num_workers)
-              : "",
-          active == 1 ? " goes on" : " go on"));
+      texts.push_back(
+          absl::StrCat(workers.size() == 1 ? "worker " : "workers ",
+                       absl::StrJoin(workers, ", "),
+                       workers.size() == 1 ? " is" : " are", " given up after ",
+                       absl::ToDoubleSeconds(after), " s", why, "; ", active,
+                       active <= options_.num_workers
+                           ? absl::StrCat(" of ", options_.num_workers)
+                           : "",
+                       active == 1 ? " goes on" : " go on"));
     };
     add(given_up, options_.lease, "");
     add(never_joined, options_.join_timeout, " without having joined");

@@ -3,6 +3,7 @@
 #ifndef TFSWITCH_CC_CLIENT_GROUP_SESSION_H_
 #define TFSWITCH_CC_CLIENT_GROUP_SESSION_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -49,11 +50,14 @@ class GroupSession {
 
   // Makes the group if it is not there, and joins as `worker`. A process that
   // goes on from a checkpoint of its own names the `first_step` that it takes:
-  // num_steps() of that time.
+  // num_steps() of that time. One of a `job` goes on where that is. While
+  // others train another job, it waits for a lease and a little more, as they
+  // may be dead.
   static absl::StatusOr<std::unique_ptr<GroupSession>> Join(
       std::shared_ptr<GroupClient> groups, const std::string& group,
       const WorkerGroupOptions& options, uint32_t worker,
-      std::optional<int64_t> first_step = std::nullopt);
+      std::optional<int64_t> first_step = std::nullopt,
+      const std::string& job = "");
 
   // Leaves, if Leave() was not called; an error of it is ignored, for the lease
   // ends anyway. A server that is away is not waited for longer than
@@ -98,10 +102,26 @@ class GroupSession {
     MutexLock lock(&mutex_);
     return num_steps_ < num_counted_;
   }
+  // So many steps from the present one on.
+  int64_t num_to_repeat() const {
+    MutexLock lock(&mutex_);
+    return std::clamp<int64_t>(num_counted_ - num_steps_, 0, clock_);
+  }
   // Ends such a step, of which the group has to hear nothing.
   void EndRepeatedStep() {
     MutexLock lock(&mutex_);
     ++num_steps_;
+  }
+
+  // Where a process of a job goes on, as the group has said when it joined.
+  WorkerGroup::Position position() const {
+    MutexLock lock(&mutex_);
+    return position_;
+  }
+  // Said with each step that ends; see GroupMember.
+  void SetMark(int64_t mark) {
+    MutexLock lock(&mutex_);
+    member_.mark = mark;
   }
 
   // Ends a step, with a contribution of `weight` to round() or with none.
@@ -179,7 +199,7 @@ class GroupSession {
  private:
   GroupSession(std::shared_ptr<GroupClient> groups, std::string group,
                const WorkerGroupOptions& options, uint32_t worker,
-               std::optional<int64_t> first_step);
+               std::optional<int64_t> first_step, std::string job);
 
   // Notes the changes that the end of a step has made.
   void Advance(bool contributes, int64_t open_round, bool must_wait);
@@ -195,12 +215,17 @@ class GroupSession {
   auto WaitAloud(absl::Time start, absl::Time deadline, const Wait& wait);
   // When a wait that began at `start` is to be said.
   absl::Time NextLine(absl::Time start) const;
+  // GroupClient::Join(), which waits for the end of another job.
+  absl::StatusOr<WorkerGroup::Place> JoinGroup(const GroupMember& before,
+                                               uint64_t newer_instance,
+                                               int64_t first_step);
   void HearOfLosses(absl::Duration timeout);
   void Say(const std::string& kind, const std::string& text);
 
   // Constant after construction.
   const std::shared_ptr<GroupClient> groups_;
   const WorkerGroupOptions options_;
+  const std::string job_;
 
   mutable Mutex mutex_;
   CondVar changed_;
@@ -212,7 +237,8 @@ class GroupSession {
       ABSL_GUARDED_BY(mutex_);  // Until it joins.
   int64_t num_steps_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t num_counted_ ABSL_GUARDED_BY(mutex_) = 0;  // When it joined.
-  int64_t visits_ ABSL_GUARDED_BY(mutex_) = 0;       // At barriers.
+  WorkerGroup::Position position_ ABSL_GUARDED_BY(mutex_);
+  int64_t visits_ ABSL_GUARDED_BY(mutex_) = 0;  // At barriers.
   std::string barrier_ ABSL_GUARDED_BY(mutex_);
   absl::Time at_barrier_since_ ABSL_GUARDED_BY(mutex_);
   // A step has ended, and the wait after it is not over.

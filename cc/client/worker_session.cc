@@ -36,7 +36,7 @@ absl::StatusOr<std::unique_ptr<WorkerSession>> WorkerSession::Join(
   TFSWITCH_ASSIGN_OR_RETURN(
       std::unique_ptr<GroupSession> session,
       GroupSession::Join(groups, options.group, options.group_options,
-                         options.worker, options.first_step));
+                         options.worker, options.first_step, options.job));
   std::unique_ptr<WorkerSession> worker(
       new WorkerSession(std::move(client), options, std::move(session)));
   {
@@ -576,6 +576,13 @@ absl::Status WorkerSession::Leave(absl::Duration timeout) {
   return left;
 }
 
+absl::Status WorkerSession::SetMark(int64_t mark, bool joins_again) {
+  session_->SetMark(mark);
+  if (!joins_again) return absl::OkStatus();
+  MutexLock lock(&mutex_);
+  return Prepare("");
+}
+
 absl::StatusOr<WorkerSession::Report> WorkerSession::GetReport() {
   Report report;
   TFSWITCH_ASSIGN_OR_RETURN(*report.mutable_workers(),
@@ -583,7 +590,7 @@ absl::StatusOr<WorkerSession::Report> WorkerSession::GetReport() {
   const GroupSession::Waits waits = session_->waits();
   report.set_group(options_.group);
   report.set_worker(options_.worker);
-  report.set_clock(session_->clock());
+  report.set_clock(session_->clock() - session_->num_to_repeat());
   report.set_round(session_->round());
   report.set_num_steps(session_->num_steps());
   report.set_dropped_steps(num_dropped_);
@@ -593,6 +600,8 @@ absl::StatusOr<WorkerSession::Report> WorkerSession::GetReport() {
   report.set_waited_secs(absl::ToDoubleSeconds(waits.total));
   report.set_longest_wait_secs(absl::ToDoubleSeconds(waits.longest));
   report.set_waiting_for(session_->waiting_for());
+  report.set_mark(session_->position().mark);
+  report.set_steps_since_mark(session_->position().steps);
   return report;
 }
 

@@ -38,6 +38,7 @@ struct WorkerOptions {
   std::optional<int64_t> first_step = std::nullopt;
   // Steps fail once another worker has been given up.
   bool fails_on_loss = false;
+  std::string job;  // See WorkerGroup::Join; empty: without a name.
 };
 
 // Pushes of a step may come from many threads; EndStep() and Leave() from one
@@ -125,6 +126,10 @@ class WorkerSession {
   // Nobody waits for this worker any more; the next step joins again.
   // Idempotent. `timeout` as in GroupSession.
   absl::Status Leave(absl::Duration timeout = absl::InfiniteDuration());
+
+  // Says where the program is; see GroupMember. `joins_again`: first, if it has
+  // left.
+  absl::Status SetMark(int64_t mark, bool joins_again);
 
   absl::StatusOr<Report> GetReport();
   GroupSession::Event NextEvent(int64_t after, absl::Duration timeout) {

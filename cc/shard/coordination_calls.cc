@@ -31,7 +31,7 @@ absl::Time PollEnd(int64_t wait_ms) {
 template <typename Request>
 GroupMember MemberOf(const Request& request) {
   const v1::Member& member = request.member();
-  return {member.group(), member.worker(), member.incarnation()};
+  return {member.group(), member.worker(), member.incarnation(), member.mark()};
 }
 
 // If a wait has not ended, the answer says for whom it waits.
@@ -54,15 +54,17 @@ absl::Status Run(Coordinator& coordinator, const v1::JoinRequest& request,
                  v1::JoinResponse* response) {
   TFSWITCH_ASSIGN_OR_RETURN(
       const WorkerGroup::Place member,
-      coordinator.Join(request.group(), request.worker(),
-                       request.previous_incarnation(),
-                       request.newer_group_instance(), request.first_step()));
+      coordinator.Join(
+          request.group(), request.worker(), request.previous_incarnation(),
+          request.newer_group_instance(), request.first_step(), request.job()));
   response->set_incarnation(member.incarnation);
   response->set_clock(member.clock);
   response->set_round(member.round);
   response->set_group_instance(member.group_instance);
   response->set_num_steps(member.num_steps);
   response->set_num_losses(member.num_losses);
+  response->set_mark(member.position.mark);
+  response->set_steps_since_mark(member.position.steps);
   return absl::OkStatus();
 }
 

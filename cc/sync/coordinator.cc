@@ -148,11 +148,10 @@ absl::StatusOr<Coordinator::Group*> Coordinator::Find(
       absl::StrCat("no group '", group, "'; create it first"));
 }
 
-absl::StatusOr<WorkerGroup::Place> Coordinator::Join(const std::string& group,
-                                                     uint32_t worker,
-                                                     uint64_t previous,
-                                                     uint64_t newer_instance,
-                                                     int64_t first_step) {
+absl::StatusOr<WorkerGroup::Place> Coordinator::Join(
+    const std::string& group, uint32_t worker, uint64_t previous,
+    uint64_t newer_instance, int64_t first_step, const std::string& job) {
+  TFSWITCH_RETURN_IF_ERROR(CheckName("job", job));
   if (newer_instance >= kMaxInstance) {
     return absl::InvalidArgumentError(absl::StrCat(
         "group '", group, "': newer_group_instance must be below 2^62. ",
@@ -175,6 +174,17 @@ absl::StatusOr<WorkerGroup::Place> Coordinator::Join(const std::string& group,
         "--max_workers allows; give a worker the number of one that has gone"));
   }
   Tick(found, AwakeNow());
+  if (!found->state.CanJoin(worker, job)) {
+    const auto name_of = [](const std::string& each) {
+      return each.empty() ? "a job without a name"
+                          : absl::StrCat("job '", each, "'");
+    };
+    return absl::AlreadyExistsError(absl::StrCat(
+        "group '", group, "' trains ", name_of(found->state.job()),
+        ", and worker ", worker, " is of ", name_of(job),
+        "; give all workers of a job its name (job=, TFSWITCH_JOB), and jobs "
+        "that run at the same time groups of their own"));
+  }
   const uint64_t anew_from =
       newer_instance > found->state.group_instance()
           ? std::max(DrawFirstIncarnation(),
@@ -182,12 +192,13 @@ absl::StatusOr<WorkerGroup::Place> Coordinator::Join(const std::string& group,
           : 0;
   TFSWITCH_RETURN_IF_ERROR(Note([&] {
     return Json::array(
-        {"join", group, worker, previous, anew_from, first_step});
+        {"join", group, worker, previous, anew_from, first_step, job});
   }));
   const WorkerGroup::Place place =
-      Join(found, worker, previous, anew_from, first_step);
+      Join(found, worker, previous, anew_from, first_step, job);
   LogServerEvent(LogLevel::kInfo, "worker_joined",
                  {{"group", group},
+                  {"job", job},
                   {"worker", worker},
                   {"step", place.clock},
                   {"active", found->state.stats().num_active}});
@@ -196,7 +207,8 @@ absl::StatusOr<WorkerGroup::Place> Coordinator::Join(const std::string& group,
 
 WorkerGroup::Place Coordinator::Join(Group* group, uint32_t worker,
                                      uint64_t previous, uint64_t anew_from,
-                                     int64_t first_step) {
+                                     int64_t first_step,
+                                     const std::string& job) {
   if (anew_from != 0) {
     for (auto& [name, queue] : *group->queues) {
       queue.ReturnItems([](uint32_t, uint64_t) { return false; });
@@ -206,7 +218,7 @@ WorkerGroup::Place Coordinator::Join(Group* group, uint32_t worker,
     group->num_departures = 0;
   }
   const WorkerGroup::Place member =
-      group->state.Join(worker, AwakeNow(), previous, first_step);
+      group->state.Join(worker, AwakeNow(), previous, first_step, job);
   Notify(group);
   return member;
 }
@@ -308,7 +320,7 @@ absl::StatusOr<int64_t> Coordinator::Arrive(
       }
       return Json::array({"arrive", member.group, member.worker,
                           member.incarnation, clock, round, weight,
-                          std::move(advances)});
+                          std::move(advances), member.mark});
     }));
   }
   const absl::Status status =
@@ -321,7 +333,7 @@ absl::StatusOr<int64_t> Coordinator::Arrive(
 absl::StatusOr<bool> Coordinator::CheckProgress(
     Group* group, const GroupMember& member, int64_t clock,
     const std::vector<WorkProgress>& progress) {
-  const auto& [name, worker, incarnation] = member;
+  const auto& [name, worker, incarnation, mark] = member;
   if (progress.empty() || group->state.ClockOf(worker, incarnation) != clock) {
     return false;
   }
@@ -341,11 +353,14 @@ absl::StatusOr<bool> Coordinator::CheckProgress(
 absl::Status Coordinator::Arrive(Group* group, const GroupMember& member,
                                  int64_t clock, int64_t round, double weight,
                                  const std::vector<WorkProgress>& progress) {
-  const auto& [name, worker, incarnation] = member;
+  const auto& [name, worker, incarnation, mark] = member;
   WorkerGroup& state = group->state;
   TFSWITCH_ASSIGN_OR_RETURN(const bool advances,
                             CheckProgress(group, member, clock, progress));
   const int64_t open_round = state.open_round();
+  if (state.ClockOf(worker, incarnation) == clock) {
+    state.NoteMark(worker, incarnation, mark);
+  }
   absl::Status status = state.Arrive(worker, incarnation, clock, round, weight,
                                      AwakeNow(), !progress.empty());
   if (advances && status.ok()) {
@@ -378,8 +393,8 @@ absl::Status Coordinator::Leave(const GroupMember& member) {
     return absl::OkStatus();
   }
   TFSWITCH_RETURN_IF_ERROR(Note([&] {
-    return Json::array(
-        {"leave", member.group, member.worker, member.incarnation});
+    return Json::array({"leave", member.group, member.worker,
+                        member.incarnation, member.mark});
   }));
   Leave(found, member);
   LogServerEvent(LogLevel::kInfo, "worker_left",
@@ -390,6 +405,7 @@ absl::Status Coordinator::Leave(const GroupMember& member) {
 }
 
 void Coordinator::Leave(Group* group, const GroupMember& member) {
+  group->state.NoteMark(member.worker, member.incarnation, member.mark);
   group->state.Leave(member.worker, member.incarnation);
   Notify(group);
 }

@@ -79,12 +79,14 @@ class Coordinator {
   // with one that is newer still, and its workers have to join again.
   // InvalidArgument if that is no instance that was ever drawn, or `first_step`
   // is negative.
-  // ResourceExhausted for a worker too many.
+  // ResourceExhausted for a worker too many, AlreadyExists while others train
+  // another job.
   absl::StatusOr<WorkerGroup::Place> Join(const std::string& group,
                                           uint32_t worker,
                                           uint64_t previous = 0,
                                           uint64_t newer_instance = 0,
-                                          int64_t first_step = 0);
+                                          int64_t first_step = 0,
+                                          const std::string& job = "");
   absl::Status Heartbeat(const GroupMember& member);
   // Returns the open round afterwards. With the arrival, and once however often
   // it is repeated, the worker has advanced in work queues by `progress`; its
@@ -241,7 +243,8 @@ class Coordinator {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // `anew_from`: the group begins anew with this incarnation; 0: it does not.
   WorkerGroup::Place Join(Group* group, uint32_t worker, uint64_t previous,
-                          uint64_t anew_from, int64_t first_step)
+                          uint64_t anew_from, int64_t first_step,
+                          const std::string& job)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // REQUIRES: CheckProgress() is OK.
   absl::Status Arrive(Group* group, const GroupMember& member, int64_t clock,

@@ -115,6 +115,11 @@ Json WorkerGroup::Save() const {
     losses.push_back(Json::array(
         {id, each.number, each.num_steps, each.has_joined, each.is_back}));
   }
+  Json positions = Json::array();
+  for (const auto& [id, each] : positions_) {
+    positions.push_back(
+        Json::array({id, each.mark, each.steps, each.has_left}));
+  }
   return {{"instance", group_instance_},
           {"workers", std::move(workers)},
           {"ever_joined", ever_joined_},
@@ -138,7 +143,9 @@ Json WorkerGroup::Save() const {
                         stats_.dropped, stats_.carried, stats_.expired,
                         stats_.rejoined, stats_.staleness})},
           {"losses", std::move(losses)},
-          {"num_losses", stats_.num_losses}};
+          {"num_losses", stats_.num_losses},
+          {"job", job_},
+          {"positions", std::move(positions)}};
 }
 
 absl::Status WorkerGroup::Restore(const Json& saved) {
@@ -198,6 +205,12 @@ absl::Status WorkerGroup::Restore(const Json& saved) {
         stats_.losses[GetIntegers<uint32_t>(each.at(0))] = {
             GetIntegers<int64_t>(each.at(1)), GetIntegers<int64_t>(each.at(2)),
             each.at(3).get<bool>(), each.at(4).get<bool>()};
+      }
+      job_ = saved.at("job").get<std::string>();
+      for (const Json& each : saved.at("positions")) {
+        positions_[GetIntegers<uint32_t>(each.at(0))] = {
+            GetIntegers<int64_t>(each.at(1)), GetIntegers<int64_t>(each.at(2)),
+            each.at(3).get<bool>()};
       }
     }
   } catch (const Json::exception&) {

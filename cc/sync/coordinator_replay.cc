@@ -65,11 +65,16 @@ absl::Status Coordinator::Replay(absl::string_view event) {
     if (kind == "join") {
       Join(group, GetIntegers<uint32_t>(json.at(2)),
            GetIntegers<uint64_t>(json.at(3)), GetIntegers<uint64_t>(json.at(4)),
-           GetIntegers<int64_t>(json.at(5)));
+           GetIntegers<int64_t>(json.at(5)),
+           json.size() > 6 ? json.at(6).get<std::string>() : "");
       return absl::OkStatus();
     }
-    const GroupMember member = {name, GetIntegers<uint32_t>(json.at(2)),
-                                GetIntegers<uint64_t>(json.at(3))};
+    GroupMember member = {name, GetIntegers<uint32_t>(json.at(2)),
+                          GetIntegers<uint64_t>(json.at(3))};
+    const size_t mark = kind == "leave" ? 4 : 8;  // Older records have none.
+    if ((kind == "leave" || kind == "arrive") && json.size() > mark) {
+      member.mark = GetIntegers<int64_t>(json.at(mark));
+    }
     if (kind == "leave") {
       Leave(group, member);
       return absl::OkStatus();

@@ -86,8 +86,13 @@ void WorkerGroup::Withdraw(const Predicate& is_meant) {
       std::remove_if(open_.begin(), open_.end(), [&](const Contribution& c) {
         const bool goes = !c.stands && is_meant(c);
         // None are known after VoidAll().
-        if (goes)
+        if (goes) {
           num_steps_[c.worker] = std::max<int64_t>(0, num_steps_[c.worker] - 1);
+          const auto position = positions_.find(c.worker);
+          if (position != positions_.end() && position->second.steps > 0) {
+            --position->second.steps;
+          }
+        }
         return goes;
       });
   stats_.dropped += open_.end() - withdrawn;
@@ -153,11 +158,18 @@ void WorkerGroup::Reconfigure(const WorkerGroupOptions& options) {
 }
 
 WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now,
-                                     uint64_t previous, int64_t first_step) {
+                                     uint64_t previous, int64_t first_step,
+                                     const std::string& job) {
   const bool comes_back =
       previous >= first_of_present_run_ && previous < next_incarnation_;
+  if (job != job_) BeginJob(worker, job);
   if (workers_.empty() && !seen_.empty() && !comes_back) {
+    const int64_t clock = last_clock_;
     BeginAnew();
+    // Its schedules go on.
+    if (!job_.empty() && !positions_.empty()) {
+      last_clock_ = first_clock_ = clock;
+    }
   }
   // Awaited workers begin together; a late one begins as far as the slowest, so
   // that nobody has to wait for it to catch up.
@@ -183,6 +195,11 @@ WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now,
     return c.worker == worker;
   };
   if (!takes_many_contributions() && !comes_back) Withdraw(is_own);
+  Position position;
+  if (!job_.empty() && !comes_back) {
+    position = PositionOf(worker);
+    if (position.mark > 0) positions_[worker] = position;
+  }
   int64_t& num_steps = num_steps_[worker];
   num_steps = std::max(num_steps, first_step);
   const bool has_contributed = !takes_many_contributions() &&
@@ -195,8 +212,66 @@ WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now,
     if (seen_.size() >= num_awaited_) waits_for_joins_ = false;
   }
   Settle();
-  return {joined.incarnation, joined.clock, std::max(next_round, open_round_),
-          group_instance_,    num_steps,    stats_.num_losses};
+  return {joined.incarnation,
+          joined.clock,
+          std::max(next_round, open_round_),
+          group_instance_,
+          num_steps,
+          stats_.num_losses,
+          position};
+}
+
+bool WorkerGroup::CanJoin(uint32_t worker, const std::string& job) const {
+  return job == job_ ||
+         std::all_of(workers_.begin(), workers_.end(),
+                     [worker](const auto& w) { return w.first == worker; });
+}
+
+void WorkerGroup::BeginJob(uint32_t worker, const std::string& job) {
+  // A process of the former one that was killed.
+  num_departures_ += static_cast<int64_t>(workers_.erase(worker));
+  Withdraw([](const Contribution&) { return true; });
+  if (!job.empty()) num_steps_.clear();
+  positions_.clear();
+  job_ = job;
+}
+
+WorkerGroup::Position WorkerGroup::PositionOf(uint32_t worker) const {
+  const auto known = [this](uint32_t id) {
+    const auto it = positions_.find(id);
+    return it == positions_.end() ? Position() : it->second;
+  };
+  std::optional<Position> others;
+  for (const auto& [id, other] : workers_) {
+    if (id == worker) continue;
+    Position its = known(id);
+    if (other.is_waiting()) {
+      its.steps = 0;  // It waits for this worker's steps since the mark.
+    } else {
+      // The worker is to contribute to the same round.
+      its.steps -= std::count_if(open_.begin(), open_.end(),
+                                 [&other = other](const Contribution& c) {
+                                   return c.incarnation == other.incarnation;
+                                 });
+    }
+    if (!others.has_value() || its < *others) others = its;
+  }
+  if (!others.has_value()) {
+    for (const auto& [id, its] : positions_) {
+      if (its.has_left && (!others.has_value() || *others < its)) others = its;
+    }
+  }
+  Position position = std::max(known(worker), others.value_or(Position()));
+  position.has_left = false;
+  return position;
+}
+
+void WorkerGroup::NoteMark(uint32_t worker, uint64_t incarnation,
+                           int64_t mark) {
+  if (mark <= 0 || !IsMember(worker, incarnation)) return;
+  Position& position = positions_[worker];
+  if (mark > position.mark) position = {mark};
+  position.has_left = false;
 }
 
 absl::Status WorkerGroup::Heartbeat(uint32_t worker, uint64_t incarnation,
@@ -236,6 +311,8 @@ absl::Status WorkerGroup::Arrive(uint32_t worker, uint64_t incarnation,
   found->clock = clock + 1;
   NoteStep(found);
   ++num_steps_[worker];
+  const auto position = positions_.find(worker);
+  if (position != positions_.end()) ++position->second.steps;
   last_clock_ = std::max(last_clock_, found->clock);
   ++stats_.staleness[std::min(staleness, kStalenessBuckets - 1)];
   if (round != kNoRound) {
@@ -320,6 +397,7 @@ void WorkerGroup::Void(uint64_t incarnation, int64_t clock) {
 
 void WorkerGroup::VoidAll() {
   num_steps_.clear();
+  positions_.clear();
   for (Contribution& each : open_) each.weight = 0.0;
 }
 
@@ -327,6 +405,8 @@ void WorkerGroup::Leave(uint32_t worker, uint64_t incarnation) {
   if (!IsMember(worker, incarnation)) return;
   workers_.erase(worker);
   left_.insert(worker);
+  const auto position = positions_.find(worker);
+  if (position != positions_.end()) position->second.has_left = true;
   ++num_departures_;
   Settle();
 }
@@ -444,6 +524,10 @@ void WorkerGroup::OpenIfAllWait() {
     if (is_of_present_run) worker.missing_steps = 0;
     worker.opening = num_openings_;
     worker.clock = clock;
+    const auto position = positions_.find(id);
+    if (barrier == kEndOfEpoch && position != positions_.end()) {
+      position->second = {position->second.mark + 1};
+    }
     worker.last_round = open_round_ - 1;
   }
 }

@@ -37,6 +37,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -82,6 +83,8 @@ struct GroupMember {
   std::string group;
   uint32_t worker = 0;
   uint64_t incarnation = 0;
+  // Where its program is, such as the epoch; it only grows. 0: not said.
+  int64_t mark = 0;
 };
 
 // Identifies the worker and the step of gradients.
@@ -134,6 +137,20 @@ struct CommittedRound {
 // Thread-compatible.
 class WorkerGroup {
  public:
+  // The barrier behind which the next mark begins.
+  static constexpr char kEndOfEpoch[] = "end of epoch";
+
+  // How far a worker has come in the present job.
+  struct Position {
+    int64_t mark = 0;       // As in GroupMember.
+    int64_t steps = 0;      // That count since the mark.
+    bool has_left = false;  // By itself.
+
+    friend bool operator<(const Position& a, const Position& b) {
+      return std::tie(a.mark, a.steps) < std::tie(b.mark, b.steps);
+    }
+  };
+
   // The place that a worker gets when it joins.
   struct Place {
     uint64_t incarnation = 0;
@@ -145,6 +162,7 @@ class WorkerGroup {
     // Steps of this worker that count, of all its incarnations.
     int64_t num_steps = 0;
     int64_t num_losses = 0;  // So far.
+    Position position = {};  // Where a new process of a job goes on.
   };
 
   // A worker that was given up: its lease has ended, or it has not joined while
@@ -209,8 +227,20 @@ class WorkerGroup {
   // One that has been started again from a checkpoint of its own names the
   // `first_step` that it takes; if the group does not know of so many steps of
   // it, it takes that number over.
+  //
+  // A `job` is a training with a name. A new process of the present one goes on
+  // where it was, or where the slowest of the others is that train, if that is
+  // further; if none of them is there, where the one is that has left furthest.
+  // With another name a new job begins, which knows no steps of before.
+  //
+  // REQUIRES: CanJoin(worker, job).
   Place Join(uint32_t worker, absl::Time now, uint64_t previous = 0,
-             int64_t first_step = 0);
+             int64_t first_step = 0, const std::string& job = "");
+  // False while others are there that train another job.
+  bool CanJoin(uint32_t worker, const std::string& job) const;
+  const std::string& job() const { return job_; }
+  // Ignored if the worker is none of the group's.
+  void NoteMark(uint32_t worker, uint64_t incarnation, int64_t mark);
 
   // Renews the lease. NotFound if the worker is not a member (any more): it
   // has to join again. FailedPrecondition if another incarnation is.
@@ -363,6 +393,8 @@ class WorkerGroup {
   template <typename Predicate>
   std::string Describe(absl::Time now, const Predicate& is_named) const;
   void NoteLoss(uint32_t worker, bool has_joined);
+  void BeginJob(uint32_t worker, const std::string& job);
+  Position PositionOf(uint32_t worker) const;
   // All have gone; the next one to join is the first.
   void BeginAnew();
   // The same if there are only workers that have come back, who stay.
@@ -395,6 +427,8 @@ class WorkerGroup {
   int64_t first_clock_ = 0;  // At which the workers of a run begin together.
   // The steps of each worker that have ended and were not withdrawn.
   std::map<uint32_t, int64_t> num_steps_;
+  std::string job_;                         // The present one; empty: no name.
+  std::map<uint32_t, Position> positions_;  // In it, of those with a mark.
   int64_t open_round_ = 0;
   std::vector<Contribution> open_;  // Contributions to it.
   std::deque<Round> closed_;        // The last kKeptRounds, in order.

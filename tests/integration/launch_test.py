@@ -287,6 +287,24 @@ def test_the_first_failure_ends_all_with_its_last_lines(
     assert "[worker 0] told" in lines
 
 
+def test_a_worker_is_started_again_as_often_as_told(launch, write, tmp_path):
+    lives = tmp_path / "lives"
+    program = write(
+        f"print('job', os.environ['TFSWITCH_JOB'])\n"
+        f"with open({str(lives)!r}, 'a') as lives: lives.write('x')\n"
+        f"if os.path.getsize({str(lives)!r}) < 3: sys.exit(3)\n"
+    )
+
+    lines = launch("--max_worker_restarts=2", program).finish(0)
+
+    again = (
+        "tfswitch launch: worker 0 ended with exit code 3; starting it again"
+    )
+    assert f"{again} (restart 2 of at most 2)" in lines
+    jobs = [line for line in lines if "] job launch-" in line]
+    assert len(jobs) == 3 and len(set(jobs)) == 1
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_all_and_is_in_the_exit_code(number, launch, write):
     job = launch("--workers=2", write(STUBBORN))

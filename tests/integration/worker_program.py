@@ -135,7 +135,7 @@ def main(job):
         np.savez(
             pathlib.Path(job["out"]) / f"{run}-{worker.worker_id}.npz",
             *result_of(model, layer),
-            loss=history.history["loss"][0],
+            loss=history.history.get("loss", [0.0])[0],
             stats=json.dumps(worker.stats()),
         )
     print("done", flush=True)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import signal
 
 import numpy as np
@@ -219,7 +220,7 @@ def test_bsp_goes_on_without_a_worker_that_was_killed(make_job):
         batches,
         runs=[("run", "adam")],
         consistency=Consistency.bsp().get_config(),
-        worker={"lease_secs": 2.0},
+        worker={"lease_secs": 3.0},
     )
     others = [job.start(0), job.start(1)]
     victim = job.start(2, pause=3)
@@ -227,13 +228,44 @@ def test_bsp_goes_on_without_a_worker_that_was_killed(make_job):
     victim.wait_for("paused")
     victim.signal(signal.SIGKILL)
     for process in others:
-        process.finish()
+        err = process.finish()
+        assert re.search(
+            r"group 'run': waiting for worker 2 of 3 \(at step 3, last heard "
+            r"\d s ago\)\n"
+            r"tfswitch: group 'run': worker 2 is given up after 3 s; 2 of 3 go "
+            r"on\n(.*\n)*.* at the end: lost worker 2 after 3 steps that count",
+            err,
+        ), err
 
     rounds = rounds_of([batches[0], batches[1], batches[2][:3]])
     found, stats = job.result("run", 0)
     assert stats["clock"] == 7
     assert_close(found, train_alone("adam", rounds))
     assert stats["workers"]["expired"] == 1
+
+
+def test_a_worker_of_a_job_that_is_started_again_goes_on_or_ends(make_job):
+    batches = [make_batches([4] * 6, seed=i) for i in range(2)]
+    job = make_job(
+        batches,
+        runs=[("run", "adam")],
+        consistency=Consistency.bsp().get_config(),
+        worker={"lease_secs": 60.0, "job": "day 1"},
+    )
+    other = job.start(0)
+    victim = job.start(1, pause=3)
+
+    victim.wait_for("paused")
+    victim.signal(signal.SIGKILL)
+    err = job.start(1).finish()
+    other.finish()
+
+    assert "job 'day 1' goes on in epoch 1 of 1, after 3 steps" in err
+    found, stats = job.result("run", 0)
+    assert stats["clock"] == stats["workers"]["rounds"] == 6
+    assert_close(found, train_alone("adam", rounds_of(batches)))
+    # After all have left.
+    assert "has ended fit 1, which ends here at once" in job.start(1).finish()
 
 
 def test_bsp_takes_in_a_worker_that_is_late(make_job):

@@ -403,7 +403,9 @@ def test_servers_of_the_manifest_serve_the_workers_of_the_job(
         (pod,) = pods(one("Job", "tfswitch-train"))
         files = str(mounted(pod, secrets, tmp_path / "worker"))
         for variable in container(pod)["env"]:
-            if variable["name"].startswith("TFSWITCH_"):
+            if variable["name"] == "TFSWITCH_JOB":  # That of the Job's label.
+                monkeypatch.setenv("TFSWITCH_JOB", "some-uid")
+            elif variable["name"].startswith("TFSWITCH_"):
                 value = variable["value"].replace("/run/secrets", files)
                 monkeypatch.setenv(variable["name"], value)
         config = task_of_worker(3)

@@ -501,7 +501,9 @@ def test_a_checkpoint_that_is_not_below_the_servers_url_is_refused(path):
 def test_a_missing_package_is_named_with_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "fsspec", None)
 
-    with pytest.raises(ImportError, match=r"pip install 'tfswitch-ps\[remote\]'"):
+    with pytest.raises(
+        ImportError, match=r"pip install 'tfswitch-ps\[remote\]'"
+    ):
         Store("s3://bucket")
 
 

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -47,6 +48,13 @@ _MAX_RESTARTS = flags.DEFINE_integer(
     "max_restarts",
     3,
     "launch: how often each server is started again that has died.",
+    lower_bound=0,
+)
+_MAX_WORKER_RESTARTS = flags.DEFINE_integer(
+    "max_worker_restarts",
+    0,
+    "launch: how often each worker is started again that has failed. Under "
+    "`fit` it goes on where its job is.",
     lower_bound=0,
 )
 _TIMEOUT = _durations.define(
@@ -188,6 +196,7 @@ class _Launch:
         self._restarts: collections.Counter[str] = collections.Counter()
         # The tasks that run `command`, by name.
         self._tasks: dict[str, _processes.Process] = {}
+        self._environments: dict[str, dict[str, str]] = {}  # Of tasks.
         self._deciding: list[str] = []
         self._steps = _Steps()
         self._deadline = time.monotonic() + (_TIMEOUT.value or math.inf)
@@ -234,6 +243,9 @@ class _Launch:
             self._deciding = [f"worker {i}" for i in range(_WORKERS.value)]
         environment = {
             "TFSWITCH_SERVERS": ",".join(servers),
+            # By which a worker that is started again knows its job.
+            "TFSWITCH_JOB": os.environ.get("TFSWITCH_JOB")
+            or f"launch-{uuid.uuid4()}",
             "TFSWITCH_TIMEOUT": os.environ.get("TFSWITCH_TIMEOUT") or "300",
             "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
         }
@@ -246,12 +258,13 @@ class _Launch:
                     "cluster": {"ps": servers, **cluster},
                     "task": {"type": kind, "index": i},
                 }
+                name = f"{kind} {i}"
+                self._environments[name] = {
+                    **environment,
+                    "TF_CONFIG": json.dumps(config),
+                }
                 try:
-                    self._tasks[f"{kind} {i}"] = self._job.start(
-                        f"{kind} {i}",
-                        self._command,
-                        {**environment, "TF_CONFIG": json.dumps(config)},
-                    )
+                    self._start_task(name)
                 except OSError as error:
                     return _End(
                         _USAGE,
@@ -261,6 +274,11 @@ class _Launch:
                     )
         self._steps.watch("grpc://" + ",".join(servers), _GROUP.value)
         return None
+
+    def _start_task(self, name: str) -> None:
+        self._tasks[name] = self._job.start(
+            name, self._command, self._environments[name]
+        )
 
     def _start_server(self, name: str) -> None:
         index = list(self._servers).index(name)
@@ -314,19 +332,26 @@ class _Launch:
         name, status = process.name, process.status
         assert status is not None
         how = process.describe_end()
-        if name in self._servers:
-            # With an error of its own it would end again.
-            if status <= 0 and self._restarts[name] < _MAX_RESTARTS.value:
-                self._restarts[name] += 1
-                self._say(
-                    f"{how}; starting it again (restart {self._restarts[name]} "
-                    f"of at most {_MAX_RESTARTS.value})"
-                )
+        is_server = name in self._servers
+        most = _MAX_WORKER_RESTARTS.value
+        # A server with an error of its own would end again.
+        may_restart = status != 0 and name.startswith("worker ")
+        if is_server:
+            most, may_restart = _MAX_RESTARTS.value, status <= 0
+        if may_restart and self._restarts[name] < most:
+            self._restarts[name] += 1
+            self._say(
+                f"{how}; starting it again (restart {self._restarts[name]} of "
+                f"at most {most})"
+            )
+            if is_server:
                 self._start_server(name)
-                return None
-            if self._restarts[name]:
-                how += f" (restarts: {self._restarts[name]})"
-        elif status == 0 and name in self._deciding:
+            else:
+                self._start_task(name)
+            return None
+        if self._restarts[name]:
+            how += f" (restarts: {self._restarts[name]})"
+        if not is_server and status == 0 and name in self._deciding:
             return None
         printed = [f"  {line}" for line in process.last_lines]
         lines = [f"{how}; " + ("its last lines:" if printed else "no output")]

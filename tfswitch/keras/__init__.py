@@ -4,7 +4,7 @@ With TF_USE_LEGACY_KERAS=1 in the environment, which also selects `tf.keras`,
 they are those of tf_keras; else those of Keras 3.
 """
 
-from tfswitch.keras import callbacks
+from tfswitch.keras import _going_on, callbacks
 from tfswitch.keras._saved_rows import load_without_rows
 from tfswitch.keras.checkpoint import Checkpoint
 from tfswitch.keras.dynamic_embedding import DynamicEmbedding
@@ -14,6 +14,8 @@ from tfswitch.keras.parameter_server_optimizer import ParameterServerOptimizer
 from tfswitch.keras.sampled_losses import NCE, SampledSoftmax
 from tfswitch.keras.sync_epochs import SyncEpochs
 from tfswitch.keras.warm_start import from_embedding, to_embedding
+
+_going_on.install()
 
 __all__ = [
     "NCE",

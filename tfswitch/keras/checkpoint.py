@@ -16,6 +16,7 @@ from tfswitch._ranges import bad_argument, is_number
 from tfswitch.cluster import cluster_of
 from tfswitch.keras import _backend
 from tfswitch.keras._checkpoint_folder import CheckpointFolder, Variables
+from tfswitch.keras._going_on import leave_out, optimizer_of
 from tfswitch.keras._row_weights import is_rows
 from tfswitch.keras.dynamic_embedding import DynamicEmbedding
 from tfswitch.keras.parameter_server_optimizer import ParameterServerOptimizer
@@ -141,8 +142,7 @@ class Checkpoint(_backend.Callback):
         self._wait_for_writer()
         self._num_batches = self._num_skipped = 0
         # The last `fit` may have ended while it left out batches.
-        train = self.model.train_function
-        self.model.train_function = getattr(train, "train", train)
+        leave_out(self.model, 0, [])
         if not self.model.built:
             raise ValueError(
                 f"Checkpoint: model '{self.model.name}' is not built, so that "
@@ -190,9 +190,7 @@ class Checkpoint(_backend.Callback):
 
     @property
     def _optimizer(self) -> Any:
-        optimizer = self.model.optimizer
-        # Mixed precision wraps it.
-        return getattr(optimizer, "inner_optimizer", optimizer)
+        return optimizer_of(self.model)
 
     @property
     def _worker(self) -> Worker | None:
@@ -368,9 +366,11 @@ class Checkpoint(_backend.Callback):
             _assign(present[part], [value for _, value in saved[part]])
         if isinstance(self._optimizer, ParameterServerOptimizer):
             self._optimizer.pull()
+            self._optimizer._servers.has_restored = True
         _backend.begin_fit_at(self.model, manifest["epoch"])
         metrics = [value for _, value in saved["metrics"]]
-        self._leave_out(manifest["batch"], metrics)
+        self._num_skipped = manifest["batch"]
+        leave_out(self.model, manifest["batch"], metrics)
 
     def _check(
         self,
@@ -419,37 +419,6 @@ class Checkpoint(_backend.Callback):
                         f"'{_backend.variable_path(variable)}' has "
                         f"{tuple(variable.shape)}"
                     )
-
-    def _leave_out(self, num_batches: int, metrics: list[np.ndarray]) -> None:
-        """Has the first batches of the first epoch read and not trained.
-
-        Args:
-            num_batches: How many.
-            metrics: The values that metrics have after them.
-        """
-        if not num_batches:
-            return
-        self._num_skipped = left = num_batches
-        train = self.model.train_function
-        per_call = _backend.steps_per_execution(self.model)
-
-        def read_or_train(iterator: Any) -> Any:
-            nonlocal left
-            if left <= 0:
-                self.model.train_function = train
-                return train(iterator)
-            is_first = left == num_batches
-            left -= per_call
-            for _ in range(per_call):
-                batch = next(iterator)
-            if is_first:  # After Keras has reset them.
-                present = _backend.metric_variables(self.model, batch)
-                if list(map(np.shape, metrics)) == [v.shape for v in present]:
-                    _assign(present, metrics)
-            return self.model.get_metrics_result()
-
-        read_or_train.train = train  # type: ignore[attr-defined]
-        self.model.train_function = read_or_train
 
     # --- What is saved ------------------------------------------------------
 

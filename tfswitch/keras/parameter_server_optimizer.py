@@ -20,7 +20,7 @@ from tfswitch.ops import embedding_ops
 from tfswitch.ops.resources import has_remote_workers
 from tfswitch.train._checks import check_choice
 from tfswitch.train._shared_variables import SharedVariables
-from tfswitch.train.worker import Worker
+from tfswitch.train.worker import Worker, default_job
 
 # Settings of a Keras optimizer that this one applies itself, on the worker.
 _CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
@@ -307,6 +307,17 @@ class ParameterServerOptimizer(_backend.Optimizer):
         """Tells whose variables without a gradient are to be shared."""
         self._servers.model = weakref.ref(model)
 
+    def worker_of_job(self) -> Worker | None:
+        """This process's worker, made now if need be; None without a job."""
+        servers = self._servers
+        if servers.worker is None and default_job() is not None:
+            servers.worker = Worker(
+                consistency=self._consistency,
+                cluster=servers.cluster or default_cluster(),
+            )
+        worker = servers.worker
+        return None if worker is None or worker.job is None else worker
+
     def pull(self) -> None:
         """Sets the model's variables to their present values on the servers."""
         self._take(self.table.pull())
@@ -536,6 +547,8 @@ class _Servers:
         self.shared: SharedVariables | None = None
         # Whether to join the servers at the first step, not when built.
         self.waits_for_step = False
+        # Whether the present `fit` goes on from a checkpoint.
+        self.has_restored = False
 
     def once_built(self, what: str) -> Any:
         found = getattr(self, what)

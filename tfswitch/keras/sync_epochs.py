@@ -3,6 +3,7 @@
 from typing import Any
 
 from tfswitch.keras import _backend
+from tfswitch.keras._going_on import optimizer_of
 from tfswitch.keras.parameter_server_optimizer import ParameterServerOptimizer
 from tfswitch.train.barrier import END_OF_EPOCH, EPOCH_SECS
 from tfswitch.train.worker import Worker
@@ -14,9 +15,7 @@ def server_optimizer(callback: Any) -> Any:
     Raises:
         ValueError: If it is no `ParameterServerOptimizer`.
     """
-    optimizer = callback.model.optimizer
-    # Mixed precision wraps it.
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    optimizer = optimizer_of(callback.model)
     if not isinstance(optimizer, ParameterServerOptimizer):
         raise ValueError(
             f"{type(callback).__name__} is for models with a "

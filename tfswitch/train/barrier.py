@@ -3,7 +3,8 @@
 from tfswitch._ranges import bad_argument
 from tfswitch.train.worker import Worker
 
-# At which epochs end, however the workers of a group train.
+# At which epochs end, however the workers of a group train; kEndOfEpoch of
+# cc/sync/worker_group.h.
 END_OF_EPOCH = "end of epoch"
 
 # An epoch may take long, and leases tell of workers that have died.

@@ -84,6 +84,11 @@ class Worker:
             "waiting" and for whom, after 2 s of a wait and again each 30 s;
             "lost" and who was given up; "report" at the end, if workers were
             lost, steps do not count or items of a work queue are not done.
+        job: Name of the training, the same in all its workers; by default the
+            environment variable TFSWITCH_JOB. A process of a job that is
+            started again under Keras's `fit` goes on where its job is, and
+            ends if that has ended. Another name begins a new training, as
+            does none.
         first_step: Of a process that goes on from a checkpoint of its own:
             `stats()["num_steps"]` at that time. Steps from there on that a
             former process of this worker has taken and that count are
@@ -121,6 +126,7 @@ class Worker:
         late: str = "drop",
         on_lost_worker: str = "continue",
         on_event: Callable[[str, str], Any] | None = None,
+        job: str | None = None,
         first_step: int | None = None,
     ) -> None:
         if worker_id is None:
@@ -150,12 +156,19 @@ class Worker:
         check_choice("on_lost_worker", on_lost_worker, ("continue", "fail"))
         if on_event is not None and not callable(on_event):
             raise bad_argument("on_event", on_event, "a function, or None")
+        if job is None:
+            job = default_job()
+        elif not isinstance(job, str) or not job:
+            raise bad_argument("job", job, "a name, or None")
         if first_step is not None:
             check_count("first_step", first_step, 0)
         self._worker_id = int(worker_id)
         self._num_workers = int(num_workers)
         self._consistency = consistency_lib.get(consistency)
         self._group = group
+        self._job = job
+        self._mark = 0
+        self._num_loops = 0  # Over the epochs of work queues.
         self._wait_secs = float(wait_secs)
         self._cluster = cluster if cluster is not None else default_cluster()
         self._native = self._cluster._native
@@ -174,6 +187,7 @@ class Worker:
             consistency=self._consistency.to_table_config(),
             wait_timeout_secs=float(wait_secs),
             first_step=None if first_step is None else int(first_step),
+            job=job,
             fail_on_loss=on_lost_worker == "fail",
         )
         # The loops that have more to train after a `fit`, and whether one has
@@ -217,6 +231,11 @@ class Worker:
     def group(self) -> str:
         """Name of the group."""
         return self._group
+
+    @property
+    def job(self) -> str | None:
+        """Name of the training, if it has one."""
+        return self._job
 
     @property
     def cluster(self) -> Cluster:
@@ -325,6 +344,10 @@ class Worker:
             call(self._native, "LeaveGroup")
 
     def _leave_after_fit(self) -> None:
+        if (
+            self._mark and not self._num_loops
+        ):  # Of the next `fit`; see tfswitch/keras/_going_on.py.
+            self._set_mark(((self._mark >> 32) + 1) << 32)
         # Those that come back wait for the others once more.
         if self._loops:
             self._leaves_after_loops = True
@@ -335,6 +358,7 @@ class Worker:
     def _more_to_train(self) -> Iterator[Callable[[bool], None]]:
         """A loop that may call `fit`; it says whether that is not the last."""
         loop = object()
+        self._num_loops += 1
 
         def is_more(more: bool) -> None:
             if more:
@@ -345,6 +369,7 @@ class Worker:
         try:
             yield is_more
         finally:
+            self._num_loops -= 1
             is_more(False)
             if self._leaves_after_loops and not self._loops:
                 self._leaves_after_loops = False
@@ -405,6 +430,15 @@ class Worker:
                 "lost": lost_workers(response["workers"]),
             },
         }
+
+    def _position(self) -> tuple[int, int]:
+        """Where a new process goes on: a mark, and the steps since it."""
+        response = call(self._native, "GetWorker")
+        return int(response["mark"]), int(response["steps_since_mark"])
+
+    def _set_mark(self, mark: int, *, join_again: bool = False) -> None:
+        self._mark = mark
+        call(self._native, "SetWorkerMark", mark=mark, join_again=join_again)
 
     def _check_is_present(self) -> None:
         if _present.get(self._native.id) is not self:
@@ -491,6 +525,11 @@ def _tell_events(
                     on_event(event["kind"], event["text"])
                 except Exception:
                     traceback_lib.print_exc()
+
+
+def default_job() -> str | None:
+    """Returns the name of the training that the environment says."""
+    return os.environ.get("TFSWITCH_JOB") or None
 
 
 def default_worker_id() -> int:

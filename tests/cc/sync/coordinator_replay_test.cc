@@ -126,7 +126,9 @@ TEST(CoordinatorReplayTest, AnyCallsBringTheSameStateAgain) {
         case 0: {
           const auto place = logged->Join(
               "g", member.worker, draw(2) == 0 ? member.incarnation : 0,
-              draw(20) == 0 ? member.incarnation : 0, draw(5));
+              draw(20) == 0 ? member.incarnation : 0, draw(5),
+              draw(20) == 0 ? "k" : "j");
+          if (absl::IsAlreadyExists(place.status())) break;
           ASSERT_TRUE(place.ok()) << place.status();
           worker.Place(*place);
           break;
@@ -138,7 +140,7 @@ TEST(CoordinatorReplayTest, AnyCallsBringTheSameStateAgain) {
           break;
         case 2: {
           const std::string barrier =
-              draw(2) == 0 ? "b" : WorkQueueBarrier("q");
+              draw(2) == 0 ? WorkerGroup::kEndOfEpoch : WorkQueueBarrier("q");
           const auto place = logged->WaitAtBarrier(
               member, barrier, worker.visits, absl::InfinitePast());
           if (place.ok()) {
@@ -177,8 +179,9 @@ TEST(CoordinatorReplayTest, AnyCallsBringTheSameStateAgain) {
             progress.push_back({"q", worker.item->epoch, worker.item->index,
                                 worker.item->offset});
           }
+          worker.member.mark += draw(2);
           const auto open = logged->Arrive(
-              member, worker.clock,
+              worker.member, worker.clock,
               draw(5) == 0 ? WorkerGroup::kNoRound : worker.round,
               1.0 / (1 + draw(5)), progress);
           if (!open.ok()) break;

@@ -32,6 +32,8 @@ WorkerGroupOptions Options(uint32_t num_workers = 0) {
 
 // A worker of the tests: does what a real one would do.
 struct Player {
+  Player(WorkerGroup* of_group, uint32_t its_id)  // It has not joined.
+      : group(of_group), id(its_id) {}
   Player(WorkerGroup* of_group, uint32_t its_id, absl::Time now,
          uint64_t previous = 0)
       : group(of_group), id(its_id) {
@@ -891,6 +893,143 @@ TEST_P(RandomGroupTest, NoStepIsFurtherAheadThanTheStaleness) {
   }
   EXPECT_GT(total, 500);
   EXPECT_EQ(group.open_round(), 0);
+}
+
+// A worker of a job, whose steps have marks.
+struct JobPlayer : Player {
+  JobPlayer(WorkerGroup* of_group, uint32_t its_id, absl::Time now,
+            const std::string& job)
+      : Player(of_group, its_id) {
+    const WorkerGroup::Place place =
+        group->Join(id, now, /*previous=*/0, /*first_step=*/0, job);
+    incarnation = place.incarnation;
+    clock = place.clock;
+    round = place.round;
+    position = place.position;
+  }
+
+  void Step(int64_t mark) {
+    group->NoteMark(id, incarnation, mark);
+    Proceed();
+    EXPECT_TRUE(Arrive(kStart).ok());
+  }
+  void Leave(int64_t mark) {
+    group->NoteMark(id, incarnation, mark);
+    group->Leave(id, incarnation);
+  }
+
+  WorkerGroup::Position position;
+};
+
+void ExpectPosition(const WorkerGroup::Position& found, int64_t mark,
+                    int64_t steps) {
+  EXPECT_EQ(found.mark, mark);
+  EXPECT_EQ(found.steps, steps);
+}
+
+TEST(WorkerGroupTest, AWorkerOfAJobGoesOnWhereItWasWhileTheOthersWait) {
+  WorkerGroup group(Options(2));
+  JobPlayer a(&group, 0, kStart, "j"), b(&group, 1, kStart, "j");
+  ExpectPosition(b.position, 0, 0);
+  for (int step = 0; step < 3; ++step) {
+    a.Step(5);
+    b.Step(5);
+  }
+  a.Step(5);  // And waits for B, which is killed.
+
+  JobPlayer again(&group, 1, kStart, "j");
+  ExpectPosition(again.position, 5, 3);
+  again.Step(5);
+  EXPECT_EQ(group.open_round(), 4);
+
+  // Its contribution that it did not see applied is withdrawn.
+  again.Step(5);
+  ExpectPosition(JobPlayer(&group, 1, kStart, "j").position, 5, 4);
+}
+
+TEST(WorkerGroupTest, AWorkerOfAJobThatWasGivenUpGoesOnWhereTheSlowestIs) {
+  WorkerGroup group(Options(3));
+  JobPlayer a(&group, 0, kStart, "j"), b(&group, 1, kStart, "j"),
+      c(&group, 2, kStart, "j");
+  c.Step(5);
+  group.Expire({{2}, false});
+  EXPECT_EQ(group.stats().losses.at(2).num_steps, 1);
+  for (int step = 0; step < 2; ++step) {
+    a.Step(6);
+    b.Step(6);
+  }
+  a.Step(7);
+  ExpectPosition(JobPlayer(&group, 2, kStart, "j").position, 6, 2);
+  EXPECT_TRUE(group.stats().losses.at(2).is_back);
+}
+
+TEST(WorkerGroupTest, AnEpochThatEndedForAllHasEndedForOneThatComesBack) {
+  WorkerGroup group(Options(2));
+  JobPlayer a(&group, 0, kStart, "j"), b(&group, 1, kStart, "j");
+  a.Step(5);
+  b.Step(5);
+  ASSERT_TRUE(
+      group.Enter(0, a.incarnation, WorkerGroup::kEndOfEpoch, 0, kStart).ok());
+  // Started again while the other one waits for the rest of its epoch.
+  ExpectPosition(JobPlayer(&group, 1, kStart, "j").position, 5, 1);
+  group.Expire({{1}, false});
+  // Before a step of the next epoch.
+  ExpectPosition(JobPlayer(&group, 1, kStart, "j").position, 6, 0);
+}
+
+TEST(WorkerGroupTest, AWorkerOfAJobThatHasEndedHearsOfIt) {
+  WorkerGroup group(Options(2));
+  JobPlayer a(&group, 0, kStart, "j"), b(&group, 1, kStart, "j");
+  a.Step(5);
+  b.Step(5);
+  group.Expire({{1}, false});
+  a.Step(5);
+  a.Leave(9);
+  JobPlayer late(&group, 1, kStart, "j");
+  ExpectPosition(late.position, 9, 0);
+  EXPECT_EQ(late.clock, 2);  // Schedules go on if it trains nevertheless.
+  late.Leave(9);
+
+  // Those of a job whose processes were all killed go on, each by itself.
+  WorkerGroup killed(Options(2));
+  JobPlayer c(&killed, 0, kStart, "j"), d(&killed, 1, kStart, "j");
+  c.Step(5);
+  d.Step(5);
+  killed.Expire({{0, 1}, false});
+  ExpectPosition(JobPlayer(&killed, 1, kStart, "j").position, 5, 1);
+  ExpectPosition(JobPlayer(&killed, 0, kStart, "j").position, 5, 1);
+}
+
+TEST(WorkerGroupTest, AnotherJobBeginsAnewOnceNobodyTrainsTheFormerOne) {
+  WorkerGroup group(Options(2));
+  JobPlayer a(&group, 0, kStart, "j"), b(&group, 1, kStart, "j");
+  a.Step(5);
+  b.Step(5);
+  EXPECT_TRUE(group.CanJoin(0, "j"));
+  EXPECT_FALSE(group.CanJoin(0, "k"));
+  EXPECT_FALSE(group.CanJoin(0, ""));
+  group.Expire({{0}, false});
+  // Its own former process, which was killed, is no hindrance.
+  EXPECT_TRUE(group.CanJoin(1, "k"));
+  JobPlayer next(&group, 1, kStart, "k");
+  ExpectPosition(next.position, 0, 0);
+  EXPECT_EQ(next.clock, 0);
+  EXPECT_EQ(group.Join(0, kStart, 0, 0, "k").num_steps, 0);
+}
+
+TEST(WorkerGroupTest, LossesHaveNumbersAndThoseWhoNeverJoinedAreAmongThem) {
+  WorkerGroup group(Options(3));
+  Player a(&group, 0, kStart);
+  group.Tick(kStart + absl::Seconds(5));
+  EXPECT_EQ(group.stats().num_losses, 0);
+  ASSERT_TRUE(
+      group.Heartbeat(0, a.incarnation, kStart + absl::Seconds(60)).ok());
+  group.Tick(kStart + absl::Seconds(60));
+  const WorkerGroup::Stats stats = group.stats();
+  EXPECT_EQ(stats.num_losses, 2);
+  EXPECT_EQ(stats.losses.at(1).number, 1);
+  EXPECT_FALSE(stats.losses.at(2).has_joined);
+  EXPECT_EQ(stats.expired, 0);
 }
 
 }  // namespace
