@@ -520,10 +520,10 @@ TEST_P(WorkerSessionTest, AWaitThatTakesTooLongSaysForWhom) {
     const absl::Status status = session->EndStep(1.0);
 
     EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
-    EXPECT_THAT(
-        std::string(status.message()),
-        AllOf(HasSubstr(absl::StrCat("group '", options.group, "'")),
-              HasSubstr("worker 4 (at step 0, last heard 0 s ago)"), HasSubstr("gave up after")));
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr(absl::StrCat("group '", options.group, "'")),
+                      HasSubstr("worker 4 (at step 0, last heard 0 s ago)"),
+                      HasSubstr("gave up after")));
   }
 }
 
