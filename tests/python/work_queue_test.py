@@ -18,6 +18,7 @@ from tests.python.worker_threads import (
     join_workers,
     leave_group,
     running_clients,
+    wait_for_stderr,
     wait_until,
 )
 from tests.support import examples
@@ -258,7 +259,7 @@ def test_an_item_of_one_that_was_given_up_is_lost(client, capfd):
 
     worker.end_step()  # It does not count.
 
-    assert "joining again" in capfd.readouterr().err
+    wait_for_stderr(capfd, "joining again")
     assert table.lookup([1]).numpy() == 0.0
     assert item.is_lost
     for call in (lambda: item.advance(1), item.finish):
