@@ -74,8 +74,9 @@ absl::StatusOr<WorkerGroup::Worker*> WorkerGroup::Find(uint32_t worker,
   if (it->second.incarnation != incarnation) {
     return absl::FailedPreconditionError(absl::StrCat(
         "worker ", worker,
-        " has been started again elsewhere; give each process its own worker "
-        "id"));
+        " has been started again elsewhere, or two processes have this "
+        "number: give each its own (`worker_id` of a Worker, `task_index` of a "
+        "SyncReplicasOptimizer, or the task of TF_CONFIG)"));
   }
   return &it->second;
 }
