@@ -7,6 +7,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstdint>
@@ -51,13 +52,34 @@ int RunSignalHandlers() {
   return 1;
 }
 
+// Gives up the GIL while it lives. Python ends a daemon thread that wants the
+// GIL back while the process ends, by unwinding its stack, which destructors do
+// not allow: the process would abort. Such a thread waits for the end instead,
+// as those of Python 3.14 do.
+class GilRelease {
+ public:
+  GilRelease() : state_(PyEval_SaveThread()) {}
+  GilRelease(const GilRelease&) = delete;
+  GilRelease& operator=(const GilRelease&) = delete;
+  ~GilRelease() {
+    try {
+      PyEval_RestoreThread(state_);
+    } catch (...) {
+      for (;;) pause();
+    }
+  }
+
+ private:
+  PyThreadState* const state_;
+};
+
 // Calls a function of the C API without the GIL, and throws its error.
 template <typename Function, typename... Args>
 void Run(Function function, const Args&... args) {
   char error[TFSWITCH_ERROR_SIZE] = "";
   int code;
   {
-    py::gil_scoped_release release;
+    const GilRelease release;
     code = function(args..., error);
   }
   if (interruption[0] != nullptr &&
@@ -74,7 +96,7 @@ template <typename T>
 void Release(std::shared_ptr<T>* reference) {
   std::shared_ptr<T> last = std::move(*reference);
   reference->reset();
-  py::gil_scoped_release release;
+  const GilRelease release;
   last.reset();
 }
 
@@ -508,7 +530,7 @@ class Server {
   const std::string& address() const { return address_; }
 
   void Stop(double grace) const {
-    py::gil_scoped_release release;
+    const GilRelease release;
     api->stop_server(server_.get(), grace);
   }
 

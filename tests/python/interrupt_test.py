@@ -5,6 +5,7 @@ import fcntl
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -150,3 +151,30 @@ def test_ctrl_c_ends_a_wait_for_a_server_that_hangs(
             assert "interrupted" in interrupt(program)
         finally:
             server.signal(signal.SIGCONT)
+
+
+ENDS_DURING_CALLS = """
+import json, threading, time
+import tfswitch_command
+
+tfswitch_command._put_package()  # TensorFlow does not run here.
+from tfswitch import _native
+
+config = {
+    "name": "t", "dim": 2, "initializer": {"uniform": {}},
+    "optimizer": {"sgd": {}}}
+table = _native.Cluster("local://", 60.0).open_table(json.dumps(config))
+
+def work():
+    while True:
+        table.size()
+
+for _ in range(4):
+    threading.Thread(target=work, daemon=True).start()
+time.sleep(0.1)
+"""
+
+
+def test_a_process_ends_while_daemon_threads_call() -> None:
+    for _ in range(5):
+        subprocess.run([sys.executable, "-c", ENDS_DURING_CALLS], check=True)

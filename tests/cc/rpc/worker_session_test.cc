@@ -689,7 +689,7 @@ TEST_P(WorkerSessionTest, OneThatWasStartedAgainElsewhereIsTold) {
 
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(status.message()),
-              AllOf(HasSubstr("worker 3"), HasSubstr("worker id")));
+              AllOf(HasSubstr("worker 3"), HasSubstr("worker_id")));
   EXPECT_TRUE(TrainStep(*other_client, *second, 2.0f).ok());
   EXPECT_THAT(SomeRows(*client), Each(8.0f));
 }

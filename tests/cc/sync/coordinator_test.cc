@@ -265,8 +265,8 @@ TEST(CoordinatorTest, ADeadWorkerHoldsTheOthersUpForItsLeaseAndTheLogSaysSo) {
   EXPECT_THAT(
       testing::internal::GetCapturedStderr(),
       testing::MatchesRegex(
-          ".* info worker_joined group=g job=\"\" worker=0 step=0 active=1\n"
-          ".* info worker_joined group=g job=\"\" worker=1 step=0 active=2\n"
+          ".* info worker_joined group=g worker=0 step=0 active=1\n"
+          ".* info worker_joined group=g worker=1 step=0 active=2\n"
           ".* info waiting group=g worker=0 what=\"round 0 waits for worker 1 "
           "of 2 .at step 0, last heard 2 s ago.\"\n"
           ".* warning worker_lost group=g worker=1 reason=\"not heard of\" "

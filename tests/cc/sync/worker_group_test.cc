@@ -255,7 +255,7 @@ TEST(WorkerGroupTest, AWorkerStartedAgainTakesItsOldPlace) {
 
   const absl::Status old = group.Heartbeat(0, a.incarnation, kStart);
   EXPECT_EQ(old.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(old.message(), HasSubstr("worker id"));
+  EXPECT_THAT(old.message(), HasSubstr("worker_id"));
   group.Leave(0, a.incarnation);  // Means the one that is gone.
   EXPECT_TRUE(group.IsMember(0, again.incarnation));
   EXPECT_EQ(group.stats().rejoined, 1);
