@@ -125,7 +125,7 @@ int RunServer(const std::vector<std::string>& arguments) {
                   {"num_shards", flags.shard.num_shards},
                   {"address", (*server)->address()},
                   {"data_dir", flags.data_dir},
-                  {"flags", absl::StrJoin(arguments, " ")}});
+                  {"flags", absl::StrJoin(flags.changed, " ")}});
   if (folder != nullptr) {
     keeper.emplace(flags.keeper, folder.get(), shard.get());
     const absl::Status recovered = keeper->Recover([] {

@@ -126,7 +126,10 @@ absl::Status ParseServerFlags(const std::vector<std::string>& arguments,
     if (flag == nullptr) {
       const absl::Status bad =
           SetServerLimit(name, value, &flags->server, &flags->shard);
-      if (bad.ok()) continue;
+      if (bad.ok()) {
+        flags->changed.push_back(absl::StrCat("--", name, "=", value));
+        continue;
+      }
       return absl::Status(bad.code(), absl::StrCat("flag --", bad.message()));
     }
     if (name == "checkpoint_every" || name == "cluster_name" ||
@@ -146,6 +149,10 @@ absl::Status ParseServerFlags(const std::vector<std::string>& arguments,
           "flag --", name, ": '", value, "' is not a value for it; see --help",
           absl::StrContains(error, '\n') || error.empty() ? "" : ": ",
           absl::StrContains(error, '\n') ? "" : error));
+    }
+    if (flag->CurrentValue() != flag->DefaultValue()) {
+      flags->changed.push_back(
+          absl::StrCat("--", name, "=", flag->CurrentValue()));
     }
   }
   flags->server.address = absl::GetFlag(FLAGS_address);

@@ -28,6 +28,7 @@ struct ServerFlags {
   std::optional<RepairKind> repair;
   bool help = false;
   bool version = false;
+  std::vector<std::string> changed;  // "--name=value" if not the default.
 };
 
 // Reads "--name=value" and "--name value". InvalidArgument naming the flag and
