@@ -37,9 +37,8 @@ def _called() -> str:
     """The function of this package that a program has called."""
     frame, name = sys._getframe(2), ""
     while frame and frame.f_globals.get("__name__", "").startswith("tfswitch."):
-        if frame.f_globals["__name__"] != "tfswitch._renamed":
-            code = frame.f_code  # Python 3.10 has no qualified name.
-            name = getattr(code, "co_qualname", code.co_name)
+        code = frame.f_code  # Python 3.10 has no qualified name.
+        name = getattr(code, "co_qualname", code.co_name)
         frame = frame.f_back  # type: ignore[assignment]
     return name
 
