@@ -244,8 +244,9 @@ absl::Status GetWorkerEvent(WorkerSession& worker,
 absl::Status GetGroupStats(Cluster& cluster,
                            const v1::GetGroupStatsRequest& request,
                            v1::GetGroupStatsResponse* response) {
-  TFSWITCH_ASSIGN_OR_RETURN(
-      *response, cluster.client().groups().GroupStats(request.group()));
+  TFSWITCH_ASSIGN_OR_RETURN(*response,
+                            cluster.client().groups().GroupStats(
+                                request.group(), absl::InfiniteDuration()));
   return absl::OkStatus();
 }
 

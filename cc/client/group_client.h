@@ -41,7 +41,7 @@ class GroupClient {
                                    const WorkerGroupOptions& options);
   virtual absl::StatusOr<WorkerGroup::Place> Join(
       const std::string& group, uint32_t worker, uint64_t previous_incarnation,
-      uint64_t newer_instance, int64_t first_step, const std::string& job = "");
+      uint64_t newer_instance, int64_t first_step, const std::string& job);
   // Waits for the server no longer than `timeout`, nor than any other call.
   virtual absl::Status Heartbeat(const GroupMember& member,
                                  absl::Duration timeout);
@@ -69,8 +69,7 @@ class GroupClient {
       absl::Time deadline);
 
   virtual absl::StatusOr<v1::GetGroupStatsResponse> GroupStats(
-      const std::string& group,
-      absl::Duration timeout = absl::InfiniteDuration());
+      const std::string& group, absl::Duration timeout);
 
   virtual absl::Status CreateWorkQueue(const std::string& group,
                                        const std::string& queue,

@@ -585,8 +585,9 @@ absl::Status WorkerSession::SetMark(int64_t mark, bool joins_again) {
 
 absl::StatusOr<WorkerSession::Report> WorkerSession::GetReport() {
   Report report;
-  TFSWITCH_ASSIGN_OR_RETURN(*report.mutable_workers(),
-                            client_->groups().GroupStats(options_.group));
+  TFSWITCH_ASSIGN_OR_RETURN(
+      *report.mutable_workers(),
+      client_->groups().GroupStats(options_.group, absl::InfiniteDuration()));
   const GroupSession::Waits waits = session_->waits();
   report.set_group(options_.group);
   report.set_worker(options_.worker);

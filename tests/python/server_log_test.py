@@ -124,7 +124,8 @@ def test_a_server_says_what_happens_to_it(tmp_path: Path, capfd):
     assert len(events["started"]) == 2
     assert re.search(
         rf" version={tsw.__version__} shard=0 num_shards=1 address=127\.0\.0\.1"
-        rf':\d+ data_dir="{data}" flags="--address=.* --push_log=true --checkpoint_every=inf"',
+        rf':\d+ data_dir="{data}" flags="--address=.* --push_log=true '
+        r'--checkpoint_every=inf"',
         events["started"][0][1],
     )
     only("evicted", "table=user rows=2 rules=max_rows:2 rows_left=3 seconds=")

@@ -106,7 +106,7 @@ TEST_F(GroupSessionTest, WorkersContributeRoundByRound) {
     });
   }
   for (std::thread& worker : workers) worker.join();
-  EXPECT_EQ(groups_->GroupStats("g")->num_active(), 0);
+  EXPECT_EQ(groups_->GroupStats("g", absl::Minutes(1))->num_active(), 0);
 }
 
 TEST_F(GroupSessionTest, AStepLongerThanTheLeaseIsNotDeath) {
@@ -120,7 +120,7 @@ TEST_F(GroupSessionTest, AStepLongerThanTheLeaseIsNotDeath) {
   groups_->WaitForHeartbeats(8);
   ASSERT_TRUE(slow->EndStep(true, 1.0).ok());
   EXPECT_EQ(fast->WaitForRound(kLong)->contributions.size(), 2u);
-  EXPECT_EQ(groups_->GroupStats("g")->expired(), 0);
+  EXPECT_EQ(groups_->GroupStats("g", absl::Minutes(1))->expired(), 0);
 }
 
 TEST_F(GroupSessionTest, ARefusedHeartbeatIsSaidOnce) {
@@ -163,7 +163,7 @@ TEST_F(GroupSessionTest, OneThatFellBehindGoesOnWithTheOpenRound) {
   ASSERT_TRUE(slow->EndStep(true, 1.0).ok());
   EXPECT_EQ(slow->WaitForRound(kLong)->number, 9);
   EXPECT_EQ(slow->round(), 10);
-  EXPECT_EQ(groups_->GroupStats("g")->dropped(), 1);
+  EXPECT_EQ(groups_->GroupStats("g", absl::Minutes(1))->dropped(), 1);
   ASSERT_TRUE(slow->EndStep(true, 1.0).ok());
   EXPECT_EQ(slow->WaitForRound(kLong)->contributions[0].worker, 1u);
 }

@@ -177,7 +177,7 @@ TEST(ShardedClientTest, AShardThatWasStartedAnewComesToTheRoundOfTheOthers) {
   ASSERT_TRUE(cluster.client().CreateTable(Config()).ok());
   GroupClient& groups = cluster.client().groups();
   ASSERT_TRUE(groups.CreateGroup("g", {}).ok());
-  const WorkerGroup::Place place = groups.Join("g", 0, 0, 0, 0).value();
+  const WorkerGroup::Place place = groups.Join("g", 0, 0, 0, 0, "").value();
   const GroupMember worker = {"g", 0, place.incarnation};
   Round none;
   none.number = WorkerGroup::kNoRound;

@@ -50,7 +50,7 @@ TEST_P(GroupClientTest, UnevenWorkersTrainInRoundsAndAllEnd) {
       const auto client = Connect();
       GroupClient& groups = client->groups();
       ASSERT_TRUE(groups.CreateGroup("g", options).ok());
-      const WorkerGroup::Place joined = *groups.Join("g", w, 0, 0, 0);
+      const WorkerGroup::Place joined = *groups.Join("g", w, 0, 0, 0, "");
       const GroupMember member = {"g", w, joined.incarnation};
       int64_t round = joined.round;
       for (int64_t i = 0; i < 20 + 10 * w; ++i, ++round) {
@@ -74,7 +74,8 @@ TEST_P(GroupClientTest, UnevenWorkersTrainInRoundsAndAllEnd) {
     }
   }
   EXPECT_EQ(rounds[2][0].total_weight, 4.5);
-  const v1::GetGroupStatsResponse stats = *Connect()->groups().GroupStats("g");
+  const v1::GetGroupStatsResponse stats =
+      *Connect()->groups().GroupStats("g", absl::Minutes(1));
   EXPECT_EQ(stats.rounds(), 40);
   EXPECT_EQ(stats.contributions(), 20 + 30 + 40);
   EXPECT_EQ(stats.num_active(), 0);
@@ -92,8 +93,8 @@ TEST_P(GroupClientTest, StalenessIsBounded) {
       const auto client = Connect();
       GroupClient& groups = client->groups();
       ASSERT_TRUE(groups.CreateGroup("g", options).ok());
-      const GroupMember member = {"g", w,
-                                  groups.Join("g", w, 0, 0, 0)->incarnation};
+      const GroupMember member = {
+          "g", w, groups.Join("g", w, 0, 0, 0, "")->incarnation};
       for (int64_t clock = 0; clock < 100; ++clock) {
         const absl::Status turn = groups.WaitForTurn(member, clock, 1, Soon());
         ASSERT_TRUE(turn.ok()) << turn;
@@ -104,7 +105,7 @@ TEST_P(GroupClientTest, StalenessIsBounded) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  const auto stats = Connect()->groups().GroupStats("g");
+  const auto stats = Connect()->groups().GroupStats("g", absl::Minutes(1));
   EXPECT_EQ(stats->staleness(0) + stats->staleness(1), 300);
 }
 
@@ -113,8 +114,8 @@ TEST_P(GroupClientTest, AWaitThatTakesTooLongSaysForWhom) {
   GroupClient& groups = client->groups();
   ASSERT_TRUE(groups.CreateGroup("g", {}).ok());
   const GroupMember member = {"g", 0,
-                              groups.Join("g", 0, 0, 0, 0)->incarnation};
-  ASSERT_TRUE(groups.Join("g", 4, 0, 0, 0).ok());
+                              groups.Join("g", 0, 0, 0, 0, "")->incarnation};
+  ASSERT_TRUE(groups.Join("g", 4, 0, 0, 0, "").ok());
   ASSERT_TRUE(groups.Arrive(member, 0, 0, 1.0, {}).ok());
   const absl::Time deadline = SteadyNow() + absl::Milliseconds(50);
   for (const absl::Status& status :
@@ -138,7 +139,7 @@ TEST_P(GroupClientTest, WorkersMeetAtBarriers) {
   for (uint32_t w = 0; w < 3; ++w) {
     workers.emplace_back([&, w] {
       const auto own = Connect();
-      const auto joined = own->groups().Join("g", w, 0, 0, 0);
+      const auto joined = own->groups().Join("g", w, 0, 0, 0, "");
       ASSERT_TRUE(joined.ok());
       const GroupMember member = {"g", w, joined->incarnation};
       for (int64_t visit = 0; visit < 20; ++visit) {
@@ -161,8 +162,9 @@ TEST_P(GroupClientTest, ABarrierSaysForWhomItWaits) {
   options.num_workers = 3;
   ASSERT_TRUE(groups.CreateGroup("g", options).ok());
   const GroupMember member = {"g", 0,
-                              groups.Join("g", 0, 0, 0, 0)->incarnation};
-  const GroupMember other = {"g", 4, groups.Join("g", 4, 0, 0, 0)->incarnation};
+                              groups.Join("g", 0, 0, 0, 0, "")->incarnation};
+  const GroupMember other = {"g", 4,
+                             groups.Join("g", 4, 0, 0, 0, "")->incarnation};
   const absl::Status late =
       groups.WaitAtBarrier(member, "b", 0, SteadyNow() + absl::Milliseconds(50))
           .status();
@@ -172,9 +174,10 @@ TEST_P(GroupClientTest, ABarrierSaysForWhomItWaits) {
                              HasSubstr("worker 4 (at step 0, last heard "),
                              HasSubstr("1 of 3 workers")));
   // Who comes to another one hears of it, and so does the first.
-  ASSERT_TRUE(groups.Join("g", 5, 0, 0, 0).ok());
+  ASSERT_TRUE(groups.Join("g", 5, 0, 0, 0, "").ok());
   ASSERT_TRUE(
-      groups.Leave({"g", 5, groups.Join("g", 5, 0, 0, 0)->incarnation}, kLong)
+      groups
+          .Leave({"g", 5, groups.Join("g", 5, 0, 0, 0, "")->incarnation}, kLong)
           .ok());
   for (const auto& [who, where] :
        {std::pair(other, "c"), std::pair(member, "b")}) {
@@ -194,8 +197,9 @@ TEST_P(GroupClientTest, TheDeadAreDroppedWhenTheirLeaseEnds) {
   options.num_workers = 2;
   ASSERT_TRUE(groups.CreateGroup("g", options).ok());
   const GroupMember member = {"g", 0,
-                              groups.Join("g", 0, 0, 0, 0)->incarnation};
-  const GroupMember dead = {"g", 1, groups.Join("g", 1, 0, 0, 0)->incarnation};
+                              groups.Join("g", 0, 0, 0, 0, "")->incarnation};
+  const GroupMember dead = {"g", 1,
+                            groups.Join("g", 1, 0, 0, 0, "")->incarnation};
   ASSERT_TRUE(groups.Arrive(member, 0, 0, 1.0, {}).ok());
 
   const auto round = groups.WaitForRound(member, 0, Soon());
@@ -203,19 +207,19 @@ TEST_P(GroupClientTest, TheDeadAreDroppedWhenTheirLeaseEnds) {
   ASSERT_TRUE(round.ok()) << round.status();
   EXPECT_EQ(round->contributions.size(), 1u);
   EXPECT_EQ(groups.Heartbeat(dead, kLong).code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(groups.GroupStats("g")->expired(), 1);
-  EXPECT_TRUE(groups.Join("g", 1, 0, 0, 0).ok());
-  EXPECT_EQ(groups.GroupStats("g")->rejoined(), 1);
+  EXPECT_EQ(groups.GroupStats("g", absl::Minutes(1))->expired(), 1);
+  EXPECT_TRUE(groups.Join("g", 1, 0, 0, 0, "").ok());
+  EXPECT_EQ(groups.GroupStats("g", absl::Minutes(1))->rejoined(), 1);
 }
 
 TEST_P(GroupClientTest, ErrorsAreThoseOfTheGroup) {
   const auto client = Connect();
   GroupClient& groups = client->groups();
-  EXPECT_EQ(groups.Join("g", 0, 0, 0, 0).status().code(),
+  EXPECT_EQ(groups.Join("g", 0, 0, 0, 0, "").status().code(),
             absl::StatusCode::kNotFound);
   ASSERT_TRUE(groups.CreateGroup("g", {}).ok());
   EXPECT_TRUE(groups.CreateGroup("g", {}).ok());
-  ASSERT_TRUE(groups.Join("g", 1, 0, 0, 0).ok());
+  ASSERT_TRUE(groups.Join("g", 1, 0, 0, 0, "").ok());
   WorkerGroupOptions other;
   other.settings = "bsp(mean)";
   EXPECT_EQ(groups.CreateGroup("g", other).code(),
@@ -224,13 +228,13 @@ TEST_P(GroupClientTest, ErrorsAreThoseOfTheGroup) {
   EXPECT_EQ(groups.CreateGroup("h", other).code(),
             absl::StatusCode::kInvalidArgument);
   const GroupMember member = {"g", 0,
-                              groups.Join("g", 0, 0, 0, 0)->incarnation};
+                              groups.Join("g", 0, 0, 0, 0, "")->incarnation};
   EXPECT_EQ(groups.Arrive(member, 5, 0, 1.0, {}).status().code(),
             absl::StatusCode::kOutOfRange);
   EXPECT_EQ(groups.Arrive(member, 0, 0, -1.0, {}).status().code(),
             absl::StatusCode::kInvalidArgument);
   ASSERT_TRUE(
-      groups.Join("g", 0, 0, 0, 0).ok());  // Somebody else, as worker 0.
+      groups.Join("g", 0, 0, 0, 0, "").ok());  // Somebody else, as worker 0.
   EXPECT_EQ(groups.Heartbeat(member, kLong).code(),
             absl::StatusCode::kFailedPrecondition);
 }
@@ -244,7 +248,7 @@ TEST(GroupClientOverGrpcTest, AStoppingServerEndsTheWait) {
   options.num_workers = 2;
   ASSERT_TRUE(groups.CreateGroup("g", options).ok());
   const GroupMember member = {"g", 0,
-                              groups.Join("g", 0, 0, 0, 0)->incarnation};
+                              groups.Join("g", 0, 0, 0, 0, "")->incarnation};
   std::thread stopping([&] { server->Stop(absl::Seconds(30)); });
 
   const absl::Status status = groups.WaitForRound(member, 0, Soon()).status();

@@ -560,7 +560,7 @@ TEST(GrpcServerTest, WorkersThatWaitLeaveThreadsForOthers) {
   std::vector<uint64_t> incarnations;
   for (uint32_t worker = 0; worker < 7; ++worker) {
     incarnations.push_back(
-        client->groups().Join("g", worker, 0, 0, 0)->incarnation);
+        client->groups().Join("g", worker, 0, 0, 0, "")->incarnation);
   }
   const auto wait = [&](uint32_t worker, int64_t milliseconds) {
     v1::WaitAtBarrierRequest request;

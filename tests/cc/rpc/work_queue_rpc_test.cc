@@ -66,7 +66,7 @@ class WorkQueueTest : public testing::TestWithParam<int> {
     const auto client = cluster_.Connect();
     GroupClient& groups = client->groups();
     const uint32_t id = session.options().worker;
-    const uint64_t incarnation = groups.Join("g", id, 0, 0, 0)->incarnation;
+    const uint64_t incarnation = groups.Join("g", id, 0, 0, 0, "")->incarnation;
     ASSERT_TRUE(groups.Leave({"g", id, incarnation}, kLong).ok());
   }
 
@@ -396,8 +396,9 @@ TEST(WorkQueueOfUnreliableWorkersTest,
     const auto client = cluster.Connect();
     GroupClient& groups = client->groups();
     const GroupMember member = {"g", 9,
-                                groups.Join("g", 9, 0, 0, 0)->incarnation};
-    const int64_t num_rounds = groups.GroupStats("g")->rounds();
+                                groups.Join("g", 9, 0, 0, 0, "")->incarnation};
+    const int64_t num_rounds =
+        groups.GroupStats("g", absl::Minutes(1))->rounds();
     std::map<std::pair<int64_t, int64_t>, std::vector<int>> counts;
     for (int64_t number = 0; number < num_rounds; ++number) {
       const auto round =
@@ -411,7 +412,7 @@ TEST(WorkQueueOfUnreliableWorkersTest,
         for (int64_t i = samples.begin; i < samples.end; ++i) ++count[i];
       }
     }
-    EXPECT_EQ(groups.GroupStats("g")->dropped(), 0);
+    EXPECT_EQ(groups.GroupStats("g", absl::Minutes(1))->dropped(), 0);
     ASSERT_EQ(counts.size(), static_cast<size_t>(kItems * kEpochs));
     for (const auto& [item, count] : counts) {
       EXPECT_THAT(count, testing::Each(1))

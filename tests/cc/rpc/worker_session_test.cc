@@ -471,7 +471,7 @@ TEST_P(WorkerSessionTest, NobodyIsFurtherAheadThanTheStaleness) {
 
   const auto client = cluster_.Connect();
   EXPECT_THAT(SomeRows(*client), Each(float{kWorkers * kSteps}));
-  const auto stats = client->groups().GroupStats("g");
+  const auto stats = client->groups().GroupStats("g", absl::Minutes(1));
   EXPECT_EQ(stats->staleness(0) + stats->staleness(1) + stats->staleness(2),
             kWorkers * kSteps);
 }
@@ -500,7 +500,8 @@ TEST_P(WorkerSessionTest, AStepWhoseWaitTheUserEndsHasEnded) {
   other.join();
 
   EXPECT_THAT(SomeRows(*client), Each(8.0f));
-  EXPECT_EQ(client->groups().GroupStats("g")->contributions(), 4);
+  EXPECT_EQ(client->groups().GroupStats("g", absl::Minutes(1))->contributions(),
+            4);
 }
 
 TEST_P(WorkerSessionTest, AWaitThatTakesTooLongSaysForWhom) {
@@ -704,7 +705,8 @@ TEST_P(WorkerSessionTest, WhatOneStartedAgainHasNotSeenAppliedIsWithdrawn) {
     EXPECT_EQ(TrainStep(*first_client, *first, 50.0f).code(),
               absl::StatusCode::kFailedPrecondition);
   });
-  while (client->groups().GroupStats("g")->staleness(0) == 0) {
+  while (client->groups().GroupStats("g", absl::Minutes(1))->staleness(0) ==
+         0) {
     std::this_thread::yield();
   }
 
@@ -760,7 +762,7 @@ TEST_P(WorkerSessionTest, LeavingEndsAWaitOfAnotherThread) {
                          : session->EndStep(1.0);
     });
     for (;;) {
-      const auto stats = client->groups().GroupStats("g");
+      const auto stats = client->groups().GroupStats("g", absl::Minutes(1));
       if (at_barrier ? stats->num_waiting() == 1 : stats->staleness(0) == 1) {
         break;
       }
@@ -816,8 +818,8 @@ TEST_P(WorkerSessionTest, ANewWorkerBringsInTheRoundsThatNobodyDid) {
   EXPECT_THAT(SomeRows(*client), Each(9.0f));
   // Workers that die between their arrival and the commit.
   GroupClient& groups = client->groups();
-  const WorkerGroup::Place place =
-      *groups.Join("g", 1, /*previous_incarnation=*/0, /*newer_instance=*/0, 0);
+  const WorkerGroup::Place place = *groups.Join(
+      "g", 1, /*previous_incarnation=*/0, /*newer_instance=*/0, 0, "");
   const GroupMember dying = {"g", 1, place.incarnation};
   for (int64_t i = 0; i < 3; ++i) {
     ASSERT_TRUE(Push(*client, {"g", 1, place.incarnation, place.clock + i},
@@ -828,7 +830,7 @@ TEST_P(WorkerSessionTest, ANewWorkerBringsInTheRoundsThatNobodyDid) {
         groups.Arrive(dying, place.clock + i, place.round + i, 1.0, {}).ok());
   }
   ASSERT_TRUE(groups.Leave(dying, absl::Seconds(10)).ok());
-  EXPECT_EQ(groups.GroupStats("g")->rounds(), 4);
+  EXPECT_EQ(groups.GroupStats("g", absl::Minutes(1))->rounds(), 4);
   EXPECT_THAT(SomeRows(*client), Each(9.0f));
 
   const auto late_client = cluster_.Connect();
@@ -892,7 +894,8 @@ TEST_P(WorkerSessionTest, EpochsOfUnevenLengthEndTogether) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(client->groups().GroupStats("g")->rounds(), 4 * kEpochs);
+  EXPECT_EQ(client->groups().GroupStats("g", absl::Minutes(1))->rounds(),
+            4 * kEpochs);
 }
 
 TEST_P(WorkerSessionTest, BehindABarrierIsWhatTheDeadHaveNotBroughtIn) {
@@ -901,7 +904,7 @@ TEST_P(WorkerSessionTest, BehindABarrierIsWhatTheDeadHaveNotBroughtIn) {
   const auto session = Join(client, OptionsOf(0, 1));
   // One that dies between its arrival and the commit.
   GroupClient& groups = client->groups();
-  const WorkerGroup::Place place = *groups.Join("g", 1, 0, 0, 0);
+  const WorkerGroup::Place place = *groups.Join("g", 1, 0, 0, 0, "");
   const GroupMember dying = {"g", 1, place.incarnation};
   ASSERT_TRUE(Push(*client, {"g", 1, place.incarnation, place.clock}, kSomeKeys,
                    std::vector<float>(kSomeKeys.size() * kDim, 2.0f))

@@ -739,7 +739,7 @@ TEST_P(ParameterClientSuite, ASaveIsOfTheLastClosedRoundOnAllServers) {
   ASSERT_TRUE(client().CreateTable(config).ok());
   GroupClient& groups = client().groups();
   ASSERT_TRUE(groups.CreateGroup("g", {}).ok());
-  const WorkerGroup::Place place = groups.Join("g", 0, 0, 0, 0).value();
+  const WorkerGroup::Place place = groups.Join("g", 0, 0, 0, 0, "").value();
   const GroupMember worker = {"g", 0, place.incarnation};
   WorkQueueOptions queue;
   queue.items = {"item"};
@@ -781,7 +781,8 @@ TEST_P(ParameterClientSuite, ASaveIsOfTheLastClosedRoundOnAllServers) {
   ASSERT_TRUE(groups.Leave(worker, absl::InfiniteDuration()).ok());
   ASSERT_TRUE(RestoreCheckpoint(client(), {folder.path()}).ok());
   EXPECT_THAT(Pull("t", 1, keys), testing::Each(2.0f));
-  const GroupMember next = {"g", 1, groups.Join("g", 1, 0, 0, 0)->incarnation};
+  const GroupMember next = {"g", 1,
+                            groups.Join("g", 1, 0, 0, 0, "")->incarnation};
   EXPECT_EQ(groups.TakeWorkItem(next, "q").value()->offset, 2);
   // Nobody is held up any more.
   Round round = groups.WaitForRound(next, 1, SteadyNow()).value();
