@@ -27,6 +27,8 @@ _DIM = 512
 # Of a worker's first row: which time it is, which one was the first of the run,
 # and how many bytes follow.
 _HEADER = np.dtype([("time", "<i8"), ("run", "<i8"), ("size", "<i8")])
+# As the longest message of a server.
+_MAX_BYTES = 1 << 30
 
 Arrays = dict[str, np.ndarray]
 
@@ -73,12 +75,18 @@ class Exchange:
             The arrays by worker, in the order of their numbers.
 
         Raises:
+            ValueError: If the arrays have more than 1 GiB.
             TimeoutError, RuntimeError, ConnectionError: As
                 `Worker.wait_at_barrier`; RuntimeError also if the others have
                 gone on without this worker.
         """
         buffer = io.BytesIO()
         np.savez(buffer, **arrays)  # type: ignore[arg-type]
+        if buffer.tell() > _MAX_BYTES:
+            raise ValueError(
+                f"arrays of {buffer.tell()} bytes are more than the "
+                f"{_MAX_BYTES} that workers can tell each other"
+            )
 
         me = self._worker.worker_id
         place = call(self._worker._native, "GetWorker")
@@ -137,6 +145,12 @@ class Exchange:
 
     def _read(self, worker: int, header: Any) -> Arrays:
         size = int(header["size"])
+        if not 0 <= size <= _MAX_BYTES:
+            raise RuntimeError(
+                f"{self._table.name}: worker {worker} tells {size} bytes, and "
+                f"at most {_MAX_BYTES} are possible: another program has "
+                "written to this table"
+            )
         rows = self._table.lookup(self._ids(worker, size)).numpy()
         told = _to_bytes(rows)[_HEADER.itemsize :][:size].tobytes()
         with np.load(io.BytesIO(told), allow_pickle=False) as arrays:
