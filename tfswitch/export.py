@@ -201,7 +201,7 @@ class Schedule:
 
     `export` writes the export that is due, `run` and `start` do so at
     intervals. An export that fails is told and tried again the next time. Where
-    a delta cannot follow, because a file is damaged or a table was made anew
+    a delta cannot follow, because a file is damaged or a table was made again
     without its rows, a base does; so it does where the last export is not of
     the tables, the format or the rule that are given here. A table that is not
     there is an error, so that no base leaves it out. Where a base that is due

@@ -102,8 +102,8 @@ struct LogField {
   absl::AlphaNum value;
 };
 
-// What has happened to a server as one line: the time in UTC, the level, the
-// event's stable name, and fields, such as
+// Describes one thing that happened to a server as one line: the time in UTC,
+// the level, the event's stable name, and fields, such as
 //   2026-11-27T16:25:26.123Z info saved path=/data/8 rows=120 seconds=0.520
 // Values that are no plain word are quoted, in ASCII. Fields without a value
 // are left out. docs/server_log.md lists the events.

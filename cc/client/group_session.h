@@ -38,8 +38,8 @@ class GroupSession {
     absl::Duration longest;
   };
 
-  // What has happened to the group: "waiting", which a line on stderr says
-  // after kPatience and again every kRepeatedEvery, or "lost".
+  // Something that happened to the group: "waiting", which a line on stderr
+  // says after kPatience and again every kRepeatedEvery, or "lost".
   struct Event {
     int64_t number = 0;  // From 1; 0: none.
     std::string kind;

@@ -54,7 +54,7 @@ int RunSignalHandlers() {
 
 // Gives up the GIL while it lives. Python ends a daemon thread that wants the
 // GIL back while the process ends, by unwinding its stack, which destructors do
-// not allow: the process would abort. Such a thread waits for the end instead,
+// not allow: the process would abort. The thread waits for the end instead,
 // as those of Python 3.14 do.
 class GilRelease {
  public:

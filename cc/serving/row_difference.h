@@ -52,7 +52,7 @@ class RowDifference {
   explicit RowDifference(RowLayers layers);
 
   const RowLayers layers_;
-  // Of each file, a bit for each slot: its key was shown.
+  // For each file a bit for each slot, set once its key was shown.
   std::vector<std::vector<bool>> shown_;
   int64_t num_found_ = 0;
 };

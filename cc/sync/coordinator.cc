@@ -33,7 +33,7 @@ constexpr uint64_t kIncarnationsPerGroup = uint64_t{1} << 32;
 // Who waits for longer says so, and again after that.
 constexpr absl::Duration kPatience = absl::Seconds(2);
 constexpr absl::Duration kRepeatedEvery = absl::Seconds(30);
-// Of the unfinished items of a work queue.
+// The most unfinished items of a work queue that stats name.
 constexpr size_t kNamedItems = 5;
 // Long enough for any name that somebody types.
 constexpr size_t kMaxNameBytes = 1024;

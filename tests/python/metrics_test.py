@@ -19,7 +19,7 @@ WEIGHTS = RNG.integers(1, 4, 400)
 
 
 def auc(labels, scores, weights):
-    """Of pairs of a positive and a negative, the share in order."""
+    """The share of pairs of a positive and a negative that are in order."""
     above = scores[labels][:, None] - scores[~labels][None, :]
     pairs = weights[labels][:, None] * weights[~labels][None, :]
     return (pairs * ((above > 0) + 0.5 * (above == 0))).sum() / pairs.sum()

@@ -631,7 +631,7 @@ def test_alone_variables_without_gradient_are_those_of_keras(
 
     fit(plain), fit(model)
 
-    # Of TensorFlow's generator an eager step takes other numbers.
+    # An eager step takes other numbers from TensorFlow's generator.
     if not (eager and IS_LEGACY):
         for one, other in zip(
             model.get_weights(), plain.get_weights(), strict=True

@@ -541,7 +541,7 @@ class _Servers:
         self.cluster = cluster
         self.table: DenseTable | None = None
         self.variables: list[Any] = []
-        # Of the model: a reference, as it refers to the optimizer.
+        # Weak, because the model refers to the optimizer.
         self.model: Callable[[], Any] = lambda: None
         self.non_trainable: list[Any] | None = None  # If the user names them.
         self.shared: SharedVariables | None = None

@@ -24,8 +24,8 @@ from tfswitch.table import EmbeddingTable
 from tfswitch.train.worker import Worker
 
 _DIM = 512
-# Of a worker's first row: which time it is, which one was the first of the run,
-# and how many bytes follow.
+# A worker's first row says which time it is, which one was the first of the
+# run, and how many bytes follow.
 _HEADER = np.dtype([("time", "<i8"), ("run", "<i8"), ("size", "<i8")])
 # As the longest message of a server.
 _MAX_BYTES = 1 << 30
@@ -120,7 +120,7 @@ class Exchange:
         return {w: self._read(w, h) for w, h in sorted(told.items())}
 
     def _headers(self) -> dict[int, Any]:
-        """What the first rows say, by worker; of one without row, zeros."""
+        """The first rows by worker; zeros for one without a row."""
         known = call(self._worker._native, "GetWorker")["workers"]["num_steps"]
         workers = sorted(
             {*range(self._worker.num_workers), *(int(w) for w in known)}

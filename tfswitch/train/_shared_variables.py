@@ -136,7 +136,7 @@ class SharedVariables:
             variable = self._variables[i]
             value = tf.cast(value, variable.dtype)
             variable.assign(value)
-            # What rounding takes from the value is no change of a step.
+            # A rounding error of the value is no change of a step.
             if i in self._taken:
                 self._taken[i].set(value)
             else:

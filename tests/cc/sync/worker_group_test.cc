@@ -990,7 +990,7 @@ TEST(WorkerGroupTest, AWorkerOfAJobThatHasEndedHearsOfIt) {
   EXPECT_EQ(late.clock, 2);  // Schedules go on if it trains nevertheless.
   late.Leave(9);
 
-  // Those of a job whose processes were all killed go on, each by itself.
+  // If all processes of a job were killed, each goes on by itself.
   WorkerGroup killed(Options(2));
   JobPlayer c(&killed, 0, kStart, "j"), d(&killed, 1, kStart, "j");
   c.Step(5);
