@@ -47,7 +47,7 @@ absl::StatusOr<std::unique_ptr<GroupSession>> GroupSession::Join(
   if (job.empty() && !first_step.has_value() && session->num_steps() > 0 &&
       !has_said.exchange(true)) {
     LogWriter::Get().WriteInOrder(
-        {"groups"},
+        kLines,
         absl::StrCat("tfswitch: group '", group, "' knows ",
                      session->num_steps(), " steps of worker ", worker,
                      ", which begins a new run, as it has no job name. With "
@@ -106,9 +106,8 @@ void GroupSession::KeepAlive() {
       continue;
     }
     LogWriter::Get().WriteInOrder(
-        {"groups"},
-        absl::StrCat("tfswitch: warning: worker ", member.worker,
-                     " cannot renew its lease: ", renewed.message()));
+        kLines, absl::StrCat("tfswitch: warning: worker ", member.worker,
+                             " cannot renew its lease: ", renewed.message()));
   }
 }
 
@@ -352,7 +351,7 @@ void GroupSession::Say(const std::string& kind, const std::string& text) {
     changed_.NotifyAll();
     line = absl::StrCat("tfswitch: group '", member_.group, "': ", text);
   }
-  LogWriter::Get().WriteInOrder({"groups"}, line);
+  LogWriter::Get().WriteInOrder(kLines, line);
 }
 
 GroupSession::Event GroupSession::NextEvent(int64_t after,

@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "cc/base/log_writer.h"
 #include "cc/base/mutex.h"
 #include "cc/base/steady_clock.h"
 #include "cc/client/group_client.h"
@@ -45,6 +46,8 @@ class GroupSession {
     std::string kind;
     std::string text;
   };
+  static constexpr LogKind kLines = {"groups", /*burst=*/200,
+                                     /*per_second=*/10};
   static constexpr absl::Duration kPatience = absl::Seconds(2);
   static constexpr absl::Duration kRepeatedEvery = absl::Seconds(30);
 

@@ -343,7 +343,7 @@ absl::Status WorkerSession::ComeBack(const absl::Status& why,
   if (is_leaving_) return HasLeft();
   const bool is_lost = is_bsp() && !has_arrived;
   LogWriter::Get().WriteInOrder(
-      {"groups"},
+      GroupSession::kLines,
       absl::StrCat(
           "tfswitch: group '", options_.group, "': ", why.message(),
           "; joining again",

@@ -415,9 +415,11 @@ def test_files_of_the_other_tfswitch_are_told(
     shutil.copy(PACKAGE / "__init__.py", package)
     shutil.copy(ROOT / "tfswitch_command.py", tmp_path)
     spoil(package)
+    # The installation under test stands beside other packages.
+    without = f"import sys; sys.path.remove({str(PACKAGE.parent)!r})\n"
 
     result = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", without + program],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,

@@ -36,7 +36,7 @@ NUM_WORKERS = 3
 IDS = st.integers(0, NUM_WORKERS - 1)
 
 # What one hears whose place another process has taken, perhaps at the barrier.
-TAKEN = "its own worker id|waits at barrier 'b', where a wait has failed"
+TAKEN = "give each its own|waits at barrier 'b', where a wait has failed"
 
 
 @dataclasses.dataclass
@@ -262,7 +262,7 @@ class WorkersMachine(RuleBasedStateMachine):
         self._observer = self._observer or process.worker
         if former is not None and former.call is not None:
             # Whoever waited hears of it, and is not left waiting.
-            with pytest.raises(RuntimeError, match="its own worker id"):
+            with pytest.raises(RuntimeError, match="give each its own"):
                 former.call.result()
             former.call = None
         self._settle()

@@ -199,7 +199,7 @@ def test_of_two_workers_with_one_id_the_first_hears_of_the_remedy(client):
     second = Worker(0, 1, consistency="bsp", cluster=client(1))
 
     with pytest.raises(
-        RuntimeError, match=r"worker 0 .*give each process its own worker id"
+        RuntimeError, match=r"worker 0 .*give each its own \(`worker_id`"
     ):
         first.end_step()
 
