@@ -112,10 +112,10 @@ def test_writes_are_refused_whole_and_taken_again_without_a_restart(
         disk.work()
         assert count_of_all(table) == 2
         assert cluster.save("save")["save"] == 1
-        said = wait_for_stderr(capfd, "(?s)( disk_well path=.*/log\n.*){2}")
-        assert (
-            len(re.findall(" error disk_full path=.*/log message=", said)) == 2
-        )
+        full = " error disk_full path=[^\n]*/log message="
+        said = wait_for_stderr(capfd, f"(?s)({full}.*){{2}}")
+        assert len(re.findall(full, said)) == 2
+        assert len(re.findall(" disk_well path=.*/log\n", said)) == 1
         server.kill()
     # Nothing of the write that failed half-way is in the log.
     with start(data, disk) as server, connect(server) as cluster:
