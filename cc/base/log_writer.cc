@@ -33,9 +33,9 @@ constexpr absl::Duration kPatience = absl::Seconds(1);
 
 std::atomic<LogWriter*> of_process{nullptr};
 
-// A child of fork() has no writing thread, and its copy of the mutex may be
-// locked for ever. So the child gets a writer of its own, and the parent writes
-// the lines that are in the queue.
+// A child of fork() has no writing thread, and nobody may unlock its copy of
+// the mutex. So the child gets a new writer. The parent writes the queued
+// lines.
 void ForgetInChild() { of_process = nullptr; }
 
 void FlushAtExit() {

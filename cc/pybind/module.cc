@@ -4,6 +4,7 @@
 // because they wait for a network or work for long, and a server in the same
 // process may need other Python threads to go on.
 
+#include <cxxabi.h>
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -64,7 +65,7 @@ class GilRelease {
   ~GilRelease() {
     try {
       PyEval_RestoreThread(state_);
-    } catch (...) {
+    } catch (const abi::__forced_unwind&) {
       for (;;) pause();
     }
   }
@@ -342,7 +343,7 @@ class Table {
       // No exception may cross the C boundary.
       try {
         self->visit({keys, embeddings, slots, num_rows});
-      } catch (...) {
+      } catch (const abi::__forced_unwind&) {
         self->thrown = std::current_exception();
         return 1;
       }

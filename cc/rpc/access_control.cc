@@ -278,7 +278,7 @@ void AccessControl::NoteEnd(const grpc::ServerContext& context,
       is_done ? LogKind{"admin_called", 200, 10} : LogKind{"caller_refused"};
   const std::string peer = context.peer();
   const auto [token_kind, token] = CallerName(context, visit);
-  // Also where events are silent, such as in a Python process.
+  // A server in a Python process writes these lines too.
   LogWriter::Get().Write(
       kind,
       EventLine(is_done ? LogLevel::kInfo : LogLevel::kWarning, kind.name,

@@ -58,8 +58,8 @@ class RowFileWriter {
                                                 const RowFileKind& kind);
   ~RowFileWriter();
 
-  // From now on Add() leaves out rows that `is_wanted` does not want, which it
-  // sees as they would lie in the file.
+  // Makes later calls of Add() skip each row for which `is_wanted` returns
+  // false. It gets the key and the row's bytes as the file would have them.
   void LeaveOut(std::function<bool(Key, const char*)> is_wanted) {
     is_wanted_ = std::move(is_wanted);
   }

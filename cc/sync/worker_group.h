@@ -168,7 +168,7 @@ class WorkerGroup {
   // A worker that was given up: its lease has ended, or it has not joined while
   // it was awaited.
   struct Loss {
-    int64_t number = 0;     // Of all of the group, from 1.
+    int64_t number = 0;     // Counts the group's losses, from 1.
     int64_t num_steps = 0;  // Its steps that count.
     bool has_joined = false;
     bool is_back = false;

@@ -154,7 +154,7 @@ def test_ctrl_c_ends_a_wait_for_a_server_that_hangs(
 
 
 ENDS_DURING_CALLS = """
-import json, threading, time
+import json, threading
 import tfswitch_command
 
 tfswitch_command._put_package()  # TensorFlow does not run here.
@@ -165,13 +165,17 @@ config = {
     "optimizer": {"sgd": {}}}
 table = _native.Cluster("local://", 60.0).open_table(json.dumps(config))
 
+all_call = threading.Barrier(5)
+
 def work():
+    table.size()
+    all_call.wait()
     while True:
         table.size()
 
 for _ in range(4):
     threading.Thread(target=work, daemon=True).start()
-time.sleep(0.1)
+all_call.wait()
 """
 
 

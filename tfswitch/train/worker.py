@@ -514,7 +514,7 @@ def _tell_events(
 ) -> None:
     number = 0
     # A closed cluster, or one that has another worker, ends it.
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(RuntimeError):
         while worker() is not None and _present.get(native.id) is worker():
             event = call(
                 native, "GetWorkerEvent", after=number, wait_secs=_EVENT_SECS

@@ -291,7 +291,7 @@ TEST_P(ExporterTest, ADeltaOfUnknownChangesIsTheDifferenceToTheFiles) {
     if (format == RowFormat::kFloat32) ExpectServedAsTrained();
     EXPECT_FALSE(Publish(true).is_published);
 
-    // From here on the changes are known again.
+    // The table knows the changes again.
     Push({8});
     EXPECT_EQ(Publish(true).num_rows, 1);
     if (format == RowFormat::kFloat32) ExpectServedAsTrained();
