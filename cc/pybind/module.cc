@@ -343,7 +343,7 @@ class Table {
       // No exception may cross the C boundary.
       try {
         self->visit({keys, embeddings, slots, num_rows});
-      } catch (const abi::__forced_unwind&) {
+      } catch (...) {
         self->thrown = std::current_exception();
         return 1;
       }

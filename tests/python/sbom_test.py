@@ -43,7 +43,7 @@ HEADERS = {
 SYSTEM_HEADER = re.compile(
     r"[a-z0-9_]+"  # Of C++, such as <vector>.
     r"|(arpa|linux|net|netinet|sanitizer|sys)/\w+\.h"
-    r"|(cpuid|dlfcn|errno|fcntl|immintrin|malloc|netdb|poll|pthread|sched"
+    r"|(cpuid|cxxabi|dlfcn|errno|fcntl|immintrin|malloc|netdb|poll|pthread|sched"
     r"|semaphore|signal|stddef|stdint|stdlib|time|unistd)\.h"
 )
 SYSTEM_LIBRARY = re.compile(
