@@ -146,7 +146,11 @@ absl::Status ParseServerFlags(const std::vector<std::string>& arguments,
     if (!flag->ParseFrom(value, &error)) {
       // Some of Abseil's texts have several lines.
       return absl::InvalidArgumentError(absl::StrCat(
-          "flag --", name, ": '", value, "' is not a value for it; see --help",
+          "flag --", name, ": '", value,
+          flag->IsOfType<absl::Duration>()
+              ? "' is no duration, such as 30s or 10m"
+              : "' is not a value for it",
+          "; see --help",
           absl::StrContains(error, '\n') || error.empty() ? "" : ": ",
           absl::StrContains(error, '\n') ? "" : error));
     }

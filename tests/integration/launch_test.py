@@ -353,7 +353,7 @@ def test_kill_9_of_the_launcher_leaves_no_process(victim, launch, write):
     ("words", "message"),
     [
         (["nothing.py"], "tfswitch: there is no program 'nothing.py'"),
-        (["--workers=0", "true"], "tfswitch: flag --workers=0"),
+        (["--workers=0", "true"], "tfswitch: argument --workers: .*from 1"),
         (["--data_dir=/dev/null/d", "true"], "tfswitch: --data_dir: .*/dev/n"),
     ],
     ids=["program", "flag", "folder"],

@@ -217,11 +217,14 @@ def test_commands_print_no_token_of_their_arguments(tokens):
     for words, remedy in (
         (("info", token), "TFSWITCH_TOKEN_FILE"),
         (
-            ("export", f"--cluster=grpc://{token}@127.0.0.1:1"),
+            (
+                *("export", "--path=p"),
+                f"--cluster=grpc://{token}@127.0.0.1:1",
+            ),
             "TFSWITCH_TOKEN_FILE",
         ),
         ((token,), "there is no command"),
-        (("token", "create", f"--role={token}"), "read|train|admin"),
+        (("token", "create", f"--role={token}"), "choose from"),
         (("token", "create", "--expires_in", token), "--expires_in"),
         (("token", "list", token), "token list"),
     ):

@@ -210,7 +210,7 @@ tfswitch_command.server()
     ("arguments", "output"),
     [
         (["--help"], "usage: tfswitch COMMAND"),
-        (["info", "--help"], "--[no]json"),
+        (["info", "--help"], "--json"),
         (["export", "--help"], "--base_every"),
         (["--version"], "tfswitch 0."),
     ],

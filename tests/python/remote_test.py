@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from absl import app
-from absl.testing import flagsaver
 
 import tfswitch as tsw
 from tests.programs import environment
@@ -523,11 +522,8 @@ def test_a_protocol_that_is_unknown_is_named():
     ],
 )
 def test_flags_that_do_not_go_together_are_named(arguments, message):
-    with flagsaver.flagsaver():
-        cli.flags.FLAGS(["tfswitch", *arguments])
-
-        with pytest.raises(app.UsageError, match=message):
-            cli._run(["tfswitch", "serve"])
+    with pytest.raises(app.UsageError, match=message):
+        cli.run(["serve", *arguments])
 
 
 def test_a_url_above_which_no_servers_save_is_refused(make_cluster):

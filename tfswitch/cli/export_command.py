@@ -7,87 +7,30 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Literal
 
-from absl import app, flags
+from absl import app
 
 from tfswitch import _addresses, _tf_config, export
-from tfswitch.cli import _durations
+from tfswitch.cli._arguments import Parser, at_least, duration, names
 from tfswitch.cluster import Cluster
 
 # The longest that a signal is not heard.
 _POLL_SECS = 0.2
 
-_CLUSTER = flags.DEFINE_string(
-    "cluster",
-    None,
-    "export: the servers, as grpc://host:port,host:port in shard order, "
-    "grpcs:// for TLS, or grpc+unix:///path. Default: the ps of TF_CONFIG.",
-)
-_PATH = flags.DEFINE_string(
-    "path", None, "export: a folder of exports, or a saved model."
-)
-_EVERY = _durations.define(
-    "every",
-    "30s",
-    "export: from the beginning of one export to that of the next.",
-)
-_BASE_EVERY = _durations.define(
-    "base_every",
-    None,
-    "export: a base comes in place of a delta when the last one is so old. "
-    "Default: only where there is none that a delta could follow.",
-)
-_ONCE = flags.DEFINE_bool(
-    "once", False, "export: writes one export and ends, with 1 if it fails."
-)
-_TABLES = flags.DEFINE_list(
-    "tables",
-    None,
-    "export: names of tables. Default: those of the saved model, or all.",
-)
-_ROW_FORMAT = flags.DEFINE_enum(
-    "row_format",
-    None,
-    export.ROW_FORMATS,
-    "export: how rows are kept. Default: as in the export before, or float32.",
-)
-_ALL_ROWS = flags.DEFINE_bool(
-    "all_rows",
-    False,
-    "export: all rows, also if the export before had a rule.",
-)
-_BASE_THRESHOLD = flags.DEFINE_float(
-    "base_threshold",
-    None,
-    "export: with it or one of the next two, rows are chosen by their show and "
-    "click statistics: least score. Default: the rule of the export before.",
-    lower_bound=0.0,
-)
-_DELTA_THRESHOLD = flags.DEFINE_float(
-    "delta_threshold",
-    None,
-    "export: least gain of score for a delta.",
-    lower_bound=0.0,
-    allow_override=True,  # TensorFlow's debugger for TPUs has it.
-)
-_DELTA_KEEP_DAYS = flags.DEFINE_float(
-    "delta_keep_days",
-    None,
-    "export: most days since a row was seen.",
-    lower_bound=0.0,
-)
-_KEEP_BASES = flags.DEFINE_integer(
-    "keep_bases",
-    None,
-    "export: removes what is older than so many bases. Default: nothing.",
-    lower_bound=1,
-)
+_RULE = {
+    "base_threshold": "with it or one of the next two, rows are chosen by "
+    "their show and click statistics: least score. Default: the rule of the "
+    "export before.",
+    "delta_threshold": "least gain of score for a delta.",
+    "delta_keep_days": "most days since a row was seen.",
+}
 
 
-def run() -> int:
+def run(words: Sequence[str]) -> int:
     """Exports until a signal comes, or once; returns the exit code."""
     is_over = threading.Event()
     has_exported = is_hopeless = False
@@ -102,21 +45,85 @@ def run() -> int:
             is_hopeless = True
             is_over.set()
 
-    schedule = _schedule(log_fn)
+    options = _parser().parse_args(words)
+    schedule = _schedule(options, log_fn)
 
     def work() -> int:
-        if _ONCE.value:
+        if options.once:
             return 0 if schedule.try_export() else 1
-        schedule.run(_EVERY.value, is_over.wait)
+        schedule.run(options.every, is_over.wait)
         return 1 if is_hopeless else 0
 
     return _run_until_signals(work, is_over)
 
 
+def _parser() -> Parser:
+    parser = Parser(
+        "export", "Writes bases and deltas of tables on servers, at intervals."
+    )
+    parser.add_argument(
+        "--cluster",
+        metavar="ADDRESS",
+        help="the servers, as grpc://host:port,host:port in shard order, "
+        "grpcs:// for TLS, or grpc+unix:///path. Default: the ps of TF_CONFIG.",
+    )
+    parser.add_argument(
+        "--path", required=True, help="a folder of exports, or a saved model."
+    )
+    parser.add_argument(
+        "--every",
+        type=duration,
+        default="30s",
+        metavar="DURATION",
+        help="from the beginning of one export to that of the next. Default: "
+        "%(default)s.",
+    )
+    parser.add_argument(
+        "--base_every",
+        type=duration,
+        metavar="DURATION",
+        help="a base comes in place of a delta when the last one is so old. "
+        "Default: only where there is none that a delta could follow.",
+    )
+    parser.add_argument(
+        "--once",
+        action="store_true",
+        help="writes one export and ends, with 1 if it fails.",
+    )
+    parser.add_argument(
+        "--tables",
+        type=names,
+        help="names of tables, with commas between them. Default: those of the "
+        "saved model, or all.",
+    )
+    parser.add_argument(
+        "--row_format",
+        choices=export.ROW_FORMATS,
+        help="how rows are kept. Default: as in the export before, or float32.",
+    )
+    parser.add_argument(
+        "--all_rows",
+        action="store_true",
+        help="all rows, also if the export before had a rule.",
+    )
+    for name, about in _RULE.items():
+        parser.add_argument(
+            f"--{name}", type=at_least(0.0), metavar="NUMBER", help=about
+        )
+    parser.add_argument(
+        "--keep_bases",
+        type=at_least(1),
+        metavar="N",
+        help="removes what is older than so many bases. Default: nothing.",
+    )
+    return parser
+
+
 def _schedule(
+    options: Namespace,
     log_fn: Callable[[export.ExportReport | Exception], None],
 ) -> export.Schedule:
-    address = _CLUSTER.value
+    address = options.cluster
     if address is None:
         address = _tf_config.cluster_address()
         if address is None:
@@ -134,16 +141,14 @@ def _schedule(
             f"--cluster must be {_addresses.SERVERS}: {why}. Received: "
             f"--cluster={address}"
         )
-    if _PATH.value is None:
-        raise app.UsageError("--path must be given")
     try:
         return export.Schedule(
-            _PATH.value,
-            base_every_secs=_BASE_EVERY.value,
-            tables=_TABLES.value,
-            row_format=_ROW_FORMAT.value,
-            rule=_rule(),
-            keep_bases=_KEEP_BASES.value,
+            options.path,
+            base_every_secs=options.base_every,
+            tables=options.tables,
+            row_format=options.row_format,
+            rule=_rule(options),
+            keep_bases=options.keep_bases,
             cluster=functools.partial(Cluster, address),
             log_fn=log_fn,
         )
@@ -151,17 +156,17 @@ def _schedule(
         raise app.UsageError(str(error)) from error
 
 
-def _rule() -> export.ScoreRule | Literal["all"] | None:
+def _rule(options: Namespace) -> export.ScoreRule | Literal["all"] | None:
     numbers = {
-        flag.name: flag.value
-        for flag in (_BASE_THRESHOLD, _DELTA_THRESHOLD, _DELTA_KEEP_DAYS)
-        if flag.value is not None
+        name: number
+        for name in _RULE
+        if (number := getattr(options, name)) is not None
     }
-    if _ALL_ROWS.value and numbers:
+    if options.all_rows and numbers:
         raise app.UsageError(
             f"--all_rows does not go with --{', --'.join(numbers)}"
         )
-    if _ALL_ROWS.value:
+    if options.all_rows:
         return "all"
     return export.ScoreRule(**numbers) if numbers else None
 

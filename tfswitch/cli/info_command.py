@@ -2,29 +2,34 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from absl import app, flags
+from absl import app
 
 from tfswitch._reports import TableStats, format_bytes
+from tfswitch.cli._arguments import Parser, at_least
 from tfswitch.cluster import Cluster
-
-_JSON = flags.DEFINE_bool("json", False, "info: writes JSON.")
-_TIMEOUT = flags.DEFINE_float(
-    "timeout",
-    5.0,
-    "info: longest wait for a server, in seconds.",
-    lower_bound=0.001,
-)
 
 _COLUMNS = ("table", "dim", "rows", "memory", "optimizer", "lost")
 
 
-def run(address: str) -> int:
+def run(words: Sequence[str]) -> int:
     """Prints the tables of the servers; returns the exit code."""
+    parser = Parser("info", "Prints what servers hold.")
+    parser.add_argument("address", help="of all servers: host:port,host:port.")
+    parser.add_argument("--json", action="store_true", help="writes JSON.")
+    parser.add_argument(
+        "--timeout",
+        type=at_least(0.001),
+        default=5.0,
+        metavar="SECONDS",
+        help="longest wait for a server. Default: %(default)s.",
+    )
+    options = parser.parse_args(words)
+    address = options.address
     try:
-        cluster = Cluster(_with_scheme(address), timeout=_TIMEOUT.value)
+        cluster = Cluster(_with_scheme(address), timeout=options.timeout)
         if not cluster.is_remote:
             raise app.UsageError(
                 f"ADDRESS must be of servers. Received: {address!r}"
@@ -37,7 +42,7 @@ def run(address: str) -> int:
     except KeyboardInterrupt:
         return 130
     rows = [_describe(table) for table in tables]
-    if _JSON.value:
+    if options.json:
         addresses = cluster.address.split("://", 1)[1].split(",")
         print(
             json.dumps(

@@ -1,5 +1,6 @@
 """`tfswitch launch`: a job of servers and workers here (docs/launch.md)."""
 
+import argparse
 import collections
 import contextlib
 import datetime
@@ -18,60 +19,11 @@ import uuid
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from absl import app, flags
+from absl import app
 
-from tfswitch.cli import _durations, _processes, programs
+from tfswitch.cli import _processes, programs
+from tfswitch.cli._arguments import Parser, at_least, duration
 from tfswitch.cluster import Cluster
-
-_SERVERS = flags.DEFINE_integer(
-    "servers", 1, "launch: how many servers to start.", lower_bound=1
-)
-_WORKERS = flags.DEFINE_integer(
-    "workers", 1, "launch: how many workers to start.", lower_bound=1
-)
-_TF_PS = flags.DEFINE_integer(
-    "tf_ps",
-    0,
-    "launch: how many parameter servers of TensorFlow's own to start, and a "
-    "chief that coordinates, as tf.distribute.ParameterServerStrategy needs "
-    "them. They are the ps of TF_CONFIG then, and the environment variable "
-    "TFSWITCH_SERVERS names the servers of tfswitch.",
-    lower_bound=0,
-)
-_SERVER_ARGS = flags.DEFINE_multi_string(
-    "server_arg",
-    [],
-    "launch: a flag for each server, such as --server_arg=--max_tables=100. "
-    "May be repeated.",
-)
-_MAX_RESTARTS = flags.DEFINE_integer(
-    "max_restarts",
-    3,
-    "launch: how often each server is started again that has died.",
-    lower_bound=0,
-)
-_MAX_WORKER_RESTARTS = flags.DEFINE_integer(
-    "max_worker_restarts",
-    0,
-    "launch: how often each worker is started again that has failed. Under "
-    "`fit` it goes on where its job is.",
-    lower_bound=0,
-)
-_TIMEOUT = _durations.define(
-    "timeout",
-    None,
-    "launch: the job is ended, with exit code 124, after so long. Default: "
-    "never.",
-)
-_GROUP = flags.DEFINE_string(
-    "group", "train", "launch: the group of workers whose steps are shown."
-)
-_PROGRESS_EVERY = _durations.define(
-    "progress_every",
-    "30s",
-    "launch: how often a line of each worker is printed, if the error stream "
-    "is no terminal.",
-)
 
 _USAGE = 2
 # As `timeout` of coreutils.
@@ -86,14 +38,15 @@ _RATE_SECS = 10.0
 _REPORT_SECS = 2.0
 
 
-def run(*words: str) -> int:
+def run(words: Sequence[str]) -> int:
     """Runs a program with its arguments in each worker; returns the code."""
-    command = _command(words)
-    server = programs.server_command(_SERVER_ARGS.value)
+    options = _parser().parse_args(words)
+    command = _command([options.program, *options.arguments])
+    server = programs.server_command(options.server_arg)
     addresses = free_addresses(
-        _SERVERS.value + _WORKERS.value + _TF_PS.value + 1
+        options.servers + options.workers + options.tf_ps + 1
     )
-    kept: str | None = flags.FLAGS.data_dir
+    kept: str | None = options.data_dir
     try:
         data_dir = kept or tempfile.mkdtemp(prefix="tfswitch_launch_")
         os.makedirs(data_dir, exist_ok=True)
@@ -107,13 +60,13 @@ def run(*words: str) -> int:
     def work() -> int:
         # The servers have no TLS, and no tokens. Empty is as good as not set.
         names = ["TLS_CA", "TLS_CERT", "TLS_KEY", "TLS_SERVER_NAME"]
-        given = {each.split("=")[0].lstrip("-") for each in _SERVER_ARGS.value}
+        given = {each.split("=")[0].lstrip("-") for each in options.server_arg}
         if "token_file" not in given:
             names += ["TOKEN", "TOKEN_FILE"]
         for name in names:
             os.environ[f"TFSWITCH_{name}"] = ""
         try:
-            return _Launch(command, server, addresses, data_dir).run()
+            return _Launch(options, command, server, addresses, data_dir).run()
         finally:
             remove()
 
@@ -122,6 +75,84 @@ def run(*words: str) -> int:
     finally:
         # The other process may have been killed.
         remove()
+
+
+def _parser() -> Parser:
+    parser = Parser("launch", "Runs a job of servers and workers here.")
+    parser.add_argument("program", help="what each worker runs.")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, help="those of the program."
+    )
+    for name, least, default, about in (
+        ("servers", 1, 1, "how many servers to start."),
+        ("workers", 1, 1, "how many workers to start."),
+        (
+            "tf_ps",
+            0,
+            0,
+            "how many parameter servers of TensorFlow's own to start, and a "
+            "chief that coordinates, as tf.distribute.ParameterServerStrategy "
+            "needs them. They are the ps of TF_CONFIG then, and the "
+            "environment variable TFSWITCH_SERVERS names the servers of "
+            "tfswitch.",
+        ),
+        (
+            "max_restarts",
+            0,
+            3,
+            "how often each server is started again that has died.",
+        ),
+        (
+            "max_worker_restarts",
+            0,
+            0,
+            "how often each worker is started again that has failed. Under "
+            "`fit` it goes on where its job is.",
+        ),
+    ):
+        parser.add_argument(
+            f"--{name}",
+            type=at_least(least),
+            default=default,
+            metavar="N",
+            help=f"{about} Default: {default}.",
+        )
+    parser.add_argument(
+        "--server_arg",
+        action="append",
+        default=[],
+        metavar="FLAG",
+        help="a flag for each server, such as --server_arg=--max_tables=100. "
+        "May be repeated.",
+    )
+    parser.add_argument(
+        "--data_dir",
+        help="the folder that has those of the servers. Default: a temporary "
+        "one, which is removed at the end.",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=duration,
+        default=math.inf,
+        metavar="DURATION",
+        help="the job is ended, with exit code 124, after so long. Default: "
+        "never.",
+    )
+    parser.add_argument(
+        "--group",
+        default="train",
+        help="the group of workers whose steps are shown. Default: "
+        "%(default)s.",
+    )
+    parser.add_argument(
+        "--progress_every",
+        type=duration,
+        default="30s",
+        metavar="DURATION",
+        help="how often a line of each worker is printed, if the error stream "
+        "is no terminal. Default: %(default)s.",
+    )
+    return parser
 
 
 def _command(words: Sequence[str]) -> list[str]:
@@ -173,6 +204,7 @@ class _Launch:
     """One job, from the start of its processes to the end of the last one.
 
     Args:
+        options: The flags of the command.
         command: What a worker runs.
         server: The server program, with flags for all servers.
         addresses: Free ones.
@@ -181,11 +213,13 @@ class _Launch:
 
     def __init__(
         self,
+        options: argparse.Namespace,
         command: Sequence[str],
         server: Sequence[str],
         addresses: Sequence[str],
         data_dir: str,
     ) -> None:
+        self._options = options
         self._command = command
         self._server = server
         self._addresses = addresses
@@ -199,7 +233,7 @@ class _Launch:
         self._environments: dict[str, dict[str, str]] = {}  # Of tasks.
         self._deciding: list[str] = []
         self._steps = _Steps()
-        self._deadline = time.monotonic() + (_TIMEOUT.value or math.inf)
+        self._deadline = time.monotonic() + options.timeout
 
     def run(self) -> int:
         """Returns the exit code."""
@@ -224,14 +258,14 @@ class _Launch:
 
     def _start(self) -> _End | None:
         """Starts all processes; None if they could be started."""
-        servers = self._addresses[: _SERVERS.value]
-        others = self._addresses[_SERVERS.value :]
-        cluster = {"worker": others[: _WORKERS.value]}
-        if _TF_PS.value:
+        servers = self._addresses[: self._options.servers]
+        others = self._addresses[self._options.servers :]
+        cluster = {"worker": others[: self._options.workers]}
+        if self._options.tf_ps:
             cluster = {
                 "chief": others[-1:],
                 **cluster,
-                "ps": others[_WORKERS.value : -1],
+                "ps": others[self._options.workers : -1],
             }
             self._deciding = ["chief 0"]
             self._say(
@@ -240,7 +274,9 @@ class _Launch:
                 "ports can run code as you; keep others away with a firewall"
             )
         else:
-            self._deciding = [f"worker {i}" for i in range(_WORKERS.value)]
+            self._deciding = [
+                f"worker {i}" for i in range(self._options.workers)
+            ]
         environment = {
             "TFSWITCH_SERVERS": ",".join(servers),
             # By which a worker that is started again knows its job.
@@ -272,7 +308,7 @@ class _Launch:
                         f"({error.strerror}). A script needs a first line such "
                         "as #!/bin/sh",
                     )
-        self._steps.watch("grpc://" + ",".join(servers), _GROUP.value)
+        self._steps.watch("grpc://" + ",".join(servers), self._options.group)
         return None
 
     def _start_task(self, name: str) -> None:
@@ -287,7 +323,7 @@ class _Launch:
         place = [
             f"--address={self._servers[name]}",
             f"--shard_index={index}",
-            f"--num_shards={_SERVERS.value}",
+            f"--num_shards={self._options.servers}",
             f"--data_dir={os.path.join(self._data_dir, str(index))}",
             "--push_log",
             f"--checkpoint_root={root}",
@@ -298,7 +334,9 @@ class _Launch:
 
     def _watch(self) -> _End:
         every = (
-            _REDRAW_SECS if self._console.is_terminal else _PROGRESS_EVERY.value
+            _REDRAW_SECS
+            if self._console.is_terminal
+            else self._options.progress_every
         )
         next_progress = time.monotonic() + every
         while True:
@@ -319,7 +357,7 @@ class _Launch:
             if now >= self._deadline:
                 return _End(
                     _TIMED_OUT,
-                    f"the job is not over after {_TIMEOUT.value:g} s "
+                    f"the job is not over after {self._options.timeout:g} s "
                     "(--timeout)",
                 )
             if now >= next_progress:
@@ -333,11 +371,11 @@ class _Launch:
         assert status is not None
         how = process.describe_end()
         is_server = name in self._servers
-        most = _MAX_WORKER_RESTARTS.value
+        most = self._options.max_worker_restarts
         # A server with an error of its own would end again.
         may_restart = status != 0 and name.startswith("worker ")
         if is_server:
-            most, may_restart = _MAX_RESTARTS.value, status <= 0
+            most, may_restart = self._options.max_restarts, status <= 0
         if may_restart and self._restarts[name] < most:
             self._restarts[name] += 1
             self._say(

@@ -8,16 +8,18 @@ that its bytes per row are the same at any size (cc/table/embedding_table.cc).
 
 import json
 import math
-import re
+from argparse import Namespace
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from absl import app, flags
+from absl import app
 
 from tfswitch import _native, statistics, storage_dtype
 from tfswitch._control import call, integers
 from tfswitch._reports import format_bytes
 from tfswitch._table_spec import TableSpec
+from tfswitch.cli._arguments import Parser, at_least, names, quantity
 from tfswitch.optimizers import _rules
 
 _MIB = 1 << 20
@@ -36,132 +38,106 @@ _MIN_SAVE_BYTES = 64 * _MIB
 # before them are still there: 2 + 2 + 1 (docs/durability.md).
 _SAVES = 5
 
-_UNITS = {
-    "": 1,
-    **{unit: 1000**i for i, unit in enumerate("kMGT", 1)},
-    "B": 10**9,
-    **{f"{unit}i": 1024**i for i, unit in enumerate("KMGT", 1)},
-}
 
-
-class _QuantityParser(flags.ArgumentParser[int]):
-    """A count, from text such as "30000", "2.5M", "1B" or "512Mi"."""
-
-    def __init__(self, least: int) -> None:
-        self._least = least
-        self.syntactic_help = (
-            f"a number from {least} on, such as 30000, 2.5M, 1B (a thousand M) "
-            "or 512Mi"
-        )
-
-    def parse(self, argument: str | int) -> int:
-        text = str(argument)
-        match = re.fullmatch(r"([\d_]+(?:\.\d+)?)([kMGTB]|[KMGT]i|)", text)
-        count = float(match[1]) * _UNITS[match[2]] if match else -1.0
-        if not self._least <= count < 2**53:
-            raise ValueError(f"expected {self.syntactic_help}")
-        return round(count)
-
-    def flag_type(self) -> str:
-        return "quantity"
-
-
-def _define_quantity(
-    name: str, default: str | None, help: str, *, least: int
-) -> flags.FlagHolder[int]:
-    serializer: flags.ArgumentSerializer[int] = flags.ArgumentSerializer()
-    return flags.DEFINE(
-        _QuantityParser(least), name, default, help, serializer=serializer
-    )
-
-
-_ROWS = _define_quantity(
-    "rows",
-    None,
-    "size: rows of the table on all servers, such as 100M.",
-    least=1,
-)
-_DIM = flags.DEFINE_integer(
-    "dim", None, "size: floats of a row's embedding.", lower_bound=1
-)
-_OPTIMIZER = flags.DEFINE_enum(
-    "optimizer",
-    "adam",
-    [name.lower() for name in _rules.__all__],
-    "size: the optimizer, whose state lies in the row.",
-)
-_SERVERS = flags.DEFINE_integer(
-    "servers", 1, "size: how many servers there are.", lower_bound=1
-)
-_STORAGE_DTYPE = flags.DEFINE_list(
-    "storage_dtype",
-    ["float32"],
-    "size: how floats are kept: float32, bfloat16 or float16; after a comma, "
-    "the same for the optimizer's state.",
-)
-_STATISTICS = flags.DEFINE_enum(
-    "statistics",
-    None,
-    ["usage", "show_click"],
-    "size: what is counted for each row. Default: nothing.",
-)
-_MAX_BUFFER_BYTES = _define_quantity(
-    "max_buffer_bytes",
-    "512Mi",
-    "size: the server's bound for requests that arrive, and for answers that "
-    "are not read yet. Two of the longest messages must fit.",
-    least=2 * _MIB,
-)
-_MAX_BLOOM_BYTES = _define_quantity(
-    "max_bloom_bytes",
-    "0",
-    "size: the server's bound for the Bloom filters of all tables, such as "
-    "256Mi. They are what BloomMinCount needs.",
-    least=0,
-)
-_JSON = flags.DEFINE_bool("json", False, "size: writes JSON.")
-
-
-def run() -> None:
+def run(words: Sequence[str]) -> None:
     """Prints what a server needs, and what all of them need."""
-    rows, dim = _ROWS.value, _DIM.value
-    if rows is None or dim is None:
-        missing = "--rows=100M" if rows is None else "--dim=16"
-        raise app.UsageError(
-            f"{missing.split('=')[0]} is missing. Give it, such as {missing}"
-        )
-    plan = _plan(rows, _SERVERS.value, _config(dim))
-    print(json.dumps(plan, indent=2) if _JSON.value else _as_text(plan))
+    options = _parser().parse_args(words)
+    plan = _plan(options, _config(options))
+    print(json.dumps(plan, indent=2) if options.json else _as_text(plan))
 
 
-def _config(dim: int) -> dict[str, Any]:
-    """The table's config, as the flags have it."""
-    types = dict(
-        zip(("embeddings", "slots"), _STORAGE_DTYPE.value, strict=False)
+def _parser() -> Parser:
+    parser = Parser("size", "Prints the memory and the disk that rows need.")
+    parser.add_argument(
+        "--rows",
+        type=quantity(1),
+        required=True,
+        help="rows of the table on all servers, such as 100M.",
     )
+    parser.add_argument(
+        "--dim",
+        type=at_least(1),
+        required=True,
+        help="floats of a row's embedding, such as 16.",
+    )
+    parser.add_argument(
+        "--optimizer",
+        choices=[name.lower() for name in _rules.__all__],
+        default="adam",
+        help="the optimizer, whose state lies in the row. Default: "
+        "%(default)s.",
+    )
+    parser.add_argument(
+        "--servers",
+        type=at_least(1),
+        default=1,
+        help="how many servers there are. Default: %(default)s.",
+    )
+    parser.add_argument(
+        "--storage_dtype",
+        type=names,
+        default="float32",
+        help="how floats are kept: float32, bfloat16 or float16; after a "
+        "comma, the same for the optimizer's state. Default: %(default)s.",
+    )
+    parser.add_argument(
+        "--statistics",
+        choices=("usage", "show_click"),
+        help="what is counted for each row. Default: nothing.",
+    )
+    parser.add_argument(
+        "--max_buffer_bytes",
+        type=quantity(2 * _MIB),
+        default="512Mi",
+        help="the server's bound for requests that arrive, and for answers "
+        "that are not read yet. Two of the longest messages must fit. Default: "
+        "%(default)s.",
+    )
+    parser.add_argument(
+        "--max_bloom_bytes",
+        type=quantity(0),
+        default="0",
+        help="the server's bound for the Bloom filters of all tables, such as "
+        "256Mi. They are what BloomMinCount needs. Default: %(default)s.",
+    )
+    parser.add_argument(
+        "--push_log_max_bytes",
+        type=quantity(1),
+        default="8Gi",
+        help="the server's longest log. Default: %(default)s.",
+    )
+    parser.add_argument("--json", action="store_true", help="writes JSON.")
+    return parser
+
+
+def _config(options: Namespace) -> dict[str, Any]:
+    """The table's config, as the flags have it."""
+    dtypes = options.storage_dtype
+    types = dict(zip(("embeddings", "slots"), dtypes, strict=False))
     try:
-        if not 1 <= len(_STORAGE_DTYPE.value) <= 2:
+        if len(dtypes) > 2:
             raise ValueError(
                 "expected one type, or two with a comma between them. "
-                f"Received: {','.join(_STORAGE_DTYPE.value)!r}"
+                f"Received: {','.join(dtypes)!r}"
             )
         stored = storage_dtype.StorageDtype(**types)
     except ValueError as error:
         raise app.UsageError(f"--storage_dtype: {error}") from error
     spec = TableSpec(
-        optimizer=_OPTIMIZER.value,
+        optimizer=options.optimizer,
         storage_dtype=stored,
         statistics={
             None: None,
             "usage": statistics.Usage(),
             "show_click": statistics.ShowClick(),
-        }[_STATISTICS.value],
+        }[options.statistics],
         seed=0,
     )
-    return spec.to_table_config("size", dim)
+    return spec.to_table_config("size", options.dim)
 
 
-def _plan(rows: int, servers: int, config: dict[str, Any]) -> dict[str, Any]:
+def _plan(options: Namespace, config: dict[str, Any]) -> dict[str, Any]:
+    servers = options.servers
     cluster = _native.Cluster("local://tfswitch-size", 30.0)
     try:
         table = cluster.open_table(json.dumps(config))
@@ -170,37 +146,37 @@ def _plan(rows: int, servers: int, config: dict[str, Any]) -> dict[str, Any]:
     # Each server has a range of the virtual shards; one may have one more.
     (info,) = call(cluster, "ListTables")["tables"]
     shards = info["config"]["num_virtual_shards"]
-    on_server = math.ceil(rows * math.ceil(shards / servers) / shards)
+    on_server = math.ceil(options.rows * math.ceil(shards / servers) / shards)
     table_bytes, slot_floats = _measure(cluster, table, on_server)
     row_bytes = table_bytes["rows"]
     save_bytes = max(_MIN_SAVE_BYTES, row_bytes // _SAVE_SHARE // _MIB * _MIB)
     memory = {
         **table_bytes,
         "stamps": _STAMP_BYTES * on_server,
-        "messages": 2 * _MAX_BUFFER_BYTES.value,
+        "messages": 2 * options.max_buffer_bytes,
         "saving": save_bytes,
-        "bloom": _MAX_BLOOM_BYTES.value,
+        "bloom": options.max_bloom_bytes,
         "process": _PROCESS_BYTES,
     }
     # A key, and floats whatever the storage dtype (docs/checkpoint_format.md).
     saved_bytes = on_server * (8 + 4 * (config["dim"] + slot_floats))
-    log_bytes = flags.FLAGS.push_log_max_bytes or 8 << 30
+    log_bytes = options.push_log_max_bytes
     disk = {"saves": _SAVES * saved_bytes, "push_log": log_bytes}
     return {
-        "rows": rows,
+        "rows": options.rows,
         "dim": config["dim"],
-        "optimizer": _OPTIMIZER.value,
+        "optimizer": options.optimizer,
         "servers": servers,
         "rows_per_server": on_server,
         "row_stride_bytes": row_bytes // on_server,
         "memory_bytes": memory,
         "disk_bytes": disk,
         "server_flags": [
-            f"--max_message_bytes={_MAX_BUFFER_BYTES.value // 2}",
-            f"--max_buffer_bytes={_MAX_BUFFER_BYTES.value}",
+            f"--max_message_bytes={options.max_buffer_bytes // 2}",
+            f"--max_buffer_bytes={options.max_buffer_bytes}",
             f"--max_save_bytes={save_bytes}",
             # 0 would be half of the memory; no filter has one byte.
-            f"--max_bloom_bytes={_MAX_BLOOM_BYTES.value or 1}",
+            f"--max_bloom_bytes={options.max_bloom_bytes or 1}",
             f"--push_log_max_bytes={log_bytes}",
         ],
         "kubernetes": {

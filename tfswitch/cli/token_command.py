@@ -1,39 +1,18 @@
 """`tfswitch token` creates, revokes and lists tokens (docs/access.md)."""
 
 import sys
-from collections.abc import Callable
+from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 
-from absl import app, flags
+from absl import app
 
 from tfswitch import _token_file
 from tfswitch._tokens import has_token
-from tfswitch.cli import _durations
+from tfswitch.cli._arguments import Parser, at_least, duration
 
-_ROLE = flags.DEFINE_enum(
-    "role",
-    None,
-    ["read", "train", "admin"],
-    "token: what the new token is for; each role may do what those before it "
-    "may.",
-)
-_TABLES = flags.DEFINE_multi_string(
-    "tables",
-    ["*"],
-    "token: names of the tables that the new token is for, with * for any text "
-    "and ? for any character. May be repeated.",
-)
-_EXPIRES_IN = _durations.define(
-    "expires_in", None, "token: how long the new token is good, such as 90d."
-)
-_NOTE = flags.DEFINE_string(
-    "note", None, "token: a text for the list, such as who has the new token."
-)
-_LIMITS = {
-    name: flags.DEFINE_integer(
-        name, None, f"token: {text} Default: no limit.", lower_bound=1
-    )
-    for name, text in zip(
+_LIMITS = dict(
+    zip(
         _token_file.LIMITS,
         (
             "rows of all its tables on one server.",
@@ -44,52 +23,89 @@ _LIMITS = {
         ),
         strict=True,
     )
-}
+)
 
 
-def run(action: str, token_id: str | None = None) -> int:
+def run(words: Sequence[str]) -> int:
     """Does `create`, `revoke` or `list`; returns the exit code."""
-    actions: dict[tuple[str, bool], Callable[[Path], None]] = {
-        ("create", False): _create,
-        ("list", False): _list,
-        ("revoke", True): lambda path: _token_file.remove(path, token_id or ""),
-    }
-    act = actions.get((action, token_id is not None))
-    if act is None:
+    options = _parser().parse_args(words)
+    act = {"create": _create, "revoke": _revoke, "list": _list}[options.action]
+    if (options.action == "revoke") != (options.id is not None):
         raise app.UsageError(
             "expected `tfswitch token create --role=ROLE`, `token revoke ID` "
             "or `token list`, with --token_file=FILE. Received: "
-            f"{' '.join(['token', action, token_id or ''])!r}"
+            f"{' '.join(words)!r}"
         )
-    file = flags.FLAGS["token_file"].value
+    file = options.token_file
     if not file or has_token(file):
         raise app.UsageError(
             "--token_file must be given: the file that the server has, which "
             "is no token"
         )
     try:
-        act(Path(file))
+        act(Path(file), options)
     except (OSError, ValueError) as error:
         print(f"tfswitch token: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def _create(path: Path) -> None:
-    if _ROLE.value is None:
+def _parser() -> Parser:
+    parser = Parser("token", "Says who may do what on servers.")
+    parser.add_argument("action", choices=("create", "revoke", "list"))
+    parser.add_argument("id", nargs="?", help="of the token to revoke.")
+    parser.add_argument(
+        "--token_file",
+        metavar="FILE",
+        help="a file with the hashes of tokens, which the server has, too.",
+    )
+    parser.add_argument(
+        "--role",
+        choices=("read", "train", "admin"),
+        help="what the new token is for; each role may do what those before it "
+        "may.",
+    )
+    parser.add_argument(
+        "--tables",
+        action="append",
+        metavar="PATTERN",
+        help="names of the tables that the new token is for, with * for any "
+        "text and ? for any character. May be repeated. Default: *.",
+    )
+    parser.add_argument(
+        "--expires_in",
+        type=duration,
+        metavar="DURATION",
+        help="how long the new token is good, such as 90d. Default: for ever.",
+    )
+    parser.add_argument(
+        "--note", help="a text for the list, such as who has the new token."
+    )
+    for name, about in _LIMITS.items():
+        parser.add_argument(
+            f"--{name}",
+            type=at_least(1),
+            metavar="N",
+            help=f"{about} Default: no limit.",
+        )
+    return parser
+
+
+def _create(path: Path, options: Namespace) -> None:
+    if options.role is None:
         raise app.UsageError("--role must be given: read, train or admin")
     if sys.stdout is None:
         raise OSError("there is no standard output for the token")
     token = _token_file.add(
         path,
-        _ROLE.value,
-        tables=_TABLES.value,
-        seconds=_EXPIRES_IN.value,
-        note=_NOTE.value,
+        options.role,
+        tables=options.tables or ["*"],
+        seconds=options.expires_in,
+        note=options.note,
         limits={
-            name: flag.value
-            for name, flag in _LIMITS.items()
-            if flag.value is not None
+            name: limit
+            for name in _LIMITS
+            if (limit := getattr(options, name)) is not None
         },
     )
     try:
@@ -100,6 +116,10 @@ def _create(path: Path) -> None:
         raise
 
 
-def _list(path: Path) -> None:
+def _revoke(path: Path, options: Namespace) -> None:
+    _token_file.remove(path, options.id)
+
+
+def _list(path: Path, options: Namespace) -> None:
     for record in _token_file.read(path):
         print(_token_file.describe(record))
