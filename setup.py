@@ -46,7 +46,7 @@ class CMakeBuild(build_ext):
         self.spawn(
             ["cmake", "--build", str(build), "--target", "tfswitch_package"]
         )
-        # Of an earlier build, for another TensorFlow or another Python.
+        # Files of an earlier build, for another TensorFlow or another Python.
         patterns = ["libtfswitch_ops*.so"]
         if not self.inplace:
             patterns.append("_native.*.so")

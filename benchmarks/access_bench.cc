@@ -1,5 +1,5 @@
-// What the check of a caller's rights costs a server: finding the token that a
-// call has shown among those of its file, and the rules for a method and a
+// Measures the check of a caller's rights on a server: it finds the token of
+// the call among those of the file, and applies the rules for a method and a
 // table.
 //
 // The bar: under 1 us a call.

@@ -1,5 +1,5 @@
-// What the benchmarks have in common: clocks, medians, handing over figures,
-// and ending on an error.
+// Parts that the benchmarks share: clocks, medians, figures, and ending on an
+// error.
 
 #ifndef TFSWITCH_BENCHMARKS_BENCH_SUPPORT_H_
 #define TFSWITCH_BENCHMARKS_BENCH_SUPPORT_H_

@@ -17,8 +17,8 @@ and the same, and trained once.
 
 After each epoch the AUC of the validation split is taken. Reported is the AUC
 of the test split after the epoch that was best in validation. With a seed, all
-rules start from the same variables and see the samples in the same order. What
-is left of an epoch after the last whole batch is not trained with. Rules take
+rules start from the same variables and see the samples in the same order. The
+rest of an epoch after the last whole batch is not trained with. Rules take
 turns; medians are given.
 
     python benchmarks/cowclip_bench.py --plot=cowclip.png
@@ -75,7 +75,7 @@ _VERBOSE = flags.DEFINE_bool("verbose", False, "Print each epoch.")
 
 DIM = 10
 HIDDEN = (100, 100, 100)
-# What the embeddings start with is normal with this deviation.
+# The standard deviation of the embeddings' first values.
 INITIAL_STDDEV = 1e-2
 
 COLORS = {
@@ -88,7 +88,7 @@ COLORS = {
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What a rule makes of the flags for one batch size."""
+    """The arguments of a rule for one batch size."""
 
     embedding: tsw.optimizers.Adam
     linear: tsw.optimizers.Adam
@@ -97,11 +97,11 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """Of one training."""
+    """The result of one training."""
 
     auc: float
     best_epoch: int
-    seconds: float  # Of an epoch, the evaluation left out.
+    seconds: float  # For an epoch, without the evaluation.
     cpu_seconds: float
 
 

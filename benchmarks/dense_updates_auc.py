@@ -1,4 +1,4 @@
-"""What a model learns with `DynamicEmbedding` in the place of `Embedding`.
+"""Measures the AUC of a model with `DynamicEmbedding` in place of `Embedding`.
 
     python benchmarks/dense_updates_auc.py
 

@@ -159,7 +159,7 @@ class Save:
     begin: float
     end: float
     new_bytes: int
-    cpu_seconds: float  # Of the server meanwhile.
+    cpu_seconds: float  # The server's, meanwhile.
 
 
 class Saves:

@@ -1,4 +1,4 @@
-// What an exchange with a server costs beside the bytes themselves.
+// Measures the cost of an exchange with a server beside the bytes themselves.
 //
 //   exchange_bench [--keys=N] [--dim=D] [--rows=R] [--reps=R] [--steps=S]
 //                  [--threads=T] [--small_calls=C] [--unix] [--sgd]

@@ -13,7 +13,7 @@ def report(
 
     Args:
         name: "table | row | column" of its place on a page.
-        unit: Such as "ms"; empty for ratios and counts.
+        unit: For example "ms"; empty for ratios and counts.
         values: One for each round.
         to_reach: A bar, such as "at most 2".
     """

@@ -1,4 +1,4 @@
-// What one step of each optimizer costs on one core, beside Adagrad's.
+// Measures one step of each optimizer on one core, beside Adagrad's.
 //
 //   optimizers_bench [--rows=N] [--dim=D] [--reps=R]
 //
@@ -127,7 +127,7 @@ void Measure() {
   }
   const size_t bytes =
       (num_rows * stride + kHugePage - 1) / kHugePage * kHugePage;
-  // One array for all: what a variant leaves is made anew before it runs.
+  // One array for all variants: each fills it before it runs.
   char* const rows = static_cast<char*>(aligned_alloc(kHugePage, bytes));
   if (rows == nullptr) Die("no memory for the rows");
   madvise(rows, bytes, MADV_HUGEPAGE);

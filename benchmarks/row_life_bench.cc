@@ -1,4 +1,4 @@
-// What admission, statistics and eviction cost, and whether memory comes back.
+// Measures admission, statistics and eviction, and whether memory is released.
 //
 //   row_life_bench [--keys=N] [--dim=D] [--reps=R] [--batch=B] [--capacity=C]
 //                  [--only=speed|churn]
@@ -10,7 +10,7 @@
 //
 // Churn: windows of C / 4 new keys go into a table that is shrunk to C rows
 // after each, until 10 C have gone through; meanwhile another thread pushes.
-// What is resident is compared with a table that holds C and a quarter. At the
+// The resident memory is compared with that of a table of 1.25 C rows. At the
 // end the table is shrunk to a tenth.
 
 #include <algorithm>
@@ -261,7 +261,7 @@ void MeasureChurn() {
   const auto megabytes = [](int64_t bytes) {
     return static_cast<double>(bytes) / kMegabyte;
   };
-  // What one table takes that has never been shrunk, just before its shrink.
+  // The memory of a table that has never been shrunk, just before its shrink.
   const int64_t before = ResidentBytes();
   auto full = MakeTable(config);
   Push(full.get(), 0, capacity + window, 0.0f);

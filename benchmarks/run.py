@@ -86,7 +86,7 @@ def machine() -> dict[str, Any]:
         pathlib.Path("/proc/cpuinfo").read_text("utf-8"),
         re.MULTILINE,
     )
-    cpu = dict(reversed(lines))  # Of the first core.
+    cpu = dict(reversed(lines))  # For the first core.
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "cpu": cpu.get("model name", platform.machine()),

@@ -1,4 +1,4 @@
-"""What safety costs, and how far a hostile client slows others down.
+"""Measures the cost of safety, and how far a hostile client slows others down.
 
     python benchmarks/security_bench.py --bench=build-bench/benchmarks
 
@@ -129,7 +129,7 @@ def attack(name: str, address: str) -> None:
 
 
 def p99_us(table: tsw.EmbeddingTable) -> float:
-    """Of lookups of 64 ids, one after another."""
+    """Returns the 99th percentile for lookups of 64 ids, one after another."""
     times = []
     end = time.perf_counter() + _SECONDS.value
     while time.perf_counter() < end:
@@ -179,7 +179,7 @@ def measure(
 
 
 def make_files(folder: pathlib.Path) -> None:
-    """Those of exchange_bench --secure."""
+    """Makes the files that exchange_bench --secure uses."""
     subprocess.run(
         [
             *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt"),

@@ -1,4 +1,4 @@
-// What serving an export costs: opening it, lookups, deltas, and the memory of
+// Measures serving an export: opening it, lookups, deltas, and the memory of
 // two processes.
 //
 //   serving_bench [--keys=N] [--dim=D] [--requests=R] [--delta=K] [--format=F]
@@ -85,7 +85,7 @@ void Export(const std::string& path, const Options& options, bool is_delta,
   Check((*writer)->Publish());
 }
 
-// What requests ask for.
+// Draws the ids of requests.
 class Requests {
  public:
   Requests(const Options& options, bool is_zipf, uint64_t seed)
@@ -157,7 +157,7 @@ Times Run(const ServedRows& served, const Options& options, bool is_zipf,
   return times;
 }
 
-// Of the file that has the rows, in memory.
+// Reads the file that has the rows, in memory.
 Times RunFloor(const MappedFile& file, int num_requests) {
   constexpr size_t kLineBytes = 64;
   constexpr size_t kAhead = 32;

@@ -1,4 +1,4 @@
-"""What a request to a served DeepFM costs, beside one with its embeddings fed.
+"""Measures requests to a served DeepFM, beside one whose embeddings are fed.
 
     python benchmarks/serving_request_bench.py --program PATH/time_requests
 
@@ -37,7 +37,7 @@ _THREADS = flags.DEFINE_list("threads", ["1", "2"], "Of TensorFlow, in turns.")
 _ROW_FORMATS = flags.DEFINE_list("row_formats", ["float32"], "Of the rows.")
 
 FIELDS = 26
-DIM = 8  # Of the vectors; one more float of each row is its linear weight.
+DIM = 8  # Floats of a vector; each row has one more, its linear weight.
 
 
 def deepfm(rows: keras.KerasTensor) -> keras.KerasTensor:

@@ -80,7 +80,7 @@ def train(worker: int, address: str, path: str) -> None:
 
 
 class Pushes:
-    """What all workers know of their pushes."""
+    """Counts the pushes of all workers."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.paths = [folder / f"worker-{i}" for i in range(_WORKERS.value)]
@@ -198,7 +198,7 @@ class Soak:
         begin = time.perf_counter()
         try:
             self.cluster.save("soak")
-        # Of a server that has gone during the save its files are missing.
+        # If a server is gone during the save, its files are missing.
         except (OSError, TimeoutError, RuntimeError) as error:
             print("save:", error, file=self._log, flush=True)
             self.num_failed_saves += 1

@@ -1,4 +1,4 @@
-"""What rows of 16 bits do to a model: AUC of DeepFM with each storage dtype.
+"""Measures the effect of 16-bit rows: AUC of DeepFM with each storage dtype.
 
 Trains the DeepFM of examples/deepfm_movielens.py on MovieLens latest-small with
 each type of row, and prints the validation AUC and the bytes of a row. With a

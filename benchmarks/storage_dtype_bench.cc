@@ -1,10 +1,10 @@
-// What rows of 16 bits save and cost.
+// Measures the memory and the cost of 16-bit rows.
 //
 //   storage_dtype_bench [--keys=N] [--dim=D] [--reps=R] [--batch=B] [--adam]
 //
 // Tables that hold the same N keys, one of float32 and one of each other row
-// type, are filled one after the other, and what becomes resident with each is
-// given; then they take turns batch by batch: CPU time of the thread in ns per
+// type, are filled one after the other, and the resident memory of each is
+// given. Then they take turns batch by batch: CPU time of the thread in ns per
 // key, medians, and the median of the ratio to float32 in the same repetition.
 // Keys are zipf 1.05, scattered. Rows have an Adagrad slot, or those of Adam.
 

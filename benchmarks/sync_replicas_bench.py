@@ -1,4 +1,4 @@
-"""What TensorFlow's SyncReplicasOptimizer does in the standard cases, and ours.
+"""Runs TensorFlow's SyncReplicasOptimizer in the standard cases, and ours.
 
     python benchmarks/sync_replicas_bench.py             # who trains what
     python benchmarks/sync_replicas_bench.py --overhead  # steps per second
@@ -340,7 +340,7 @@ def run_case(
         engine: "stock" or "servers".
         batches: Ids of each worker's batches.
         aggregate: Gradients per step; None: of all workers.
-        num_tokens: Of the stock class.
+        num_tokens: For the stock class.
         model: "toy" or "ctr".
         steps: How many to measure, in place of `batches`.
         limit: After so many seconds a worker hangs.

@@ -1,4 +1,4 @@
-// What the table costs on one core, beside what no table could do better than.
+// Measures the table on one core, beside a floor that no table could beat.
 //
 //   table_bench [--keys=N] [--dim=D] [--reps=R] [--batch=B] [--changes]
 //
@@ -240,7 +240,7 @@ class PositionSource {
 struct Queries {
   std::vector<uint32_t> positions;
   std::vector<Key> keys;
-  std::vector<uint32_t> lines;  // Of the index-sized array.
+  std::vector<uint32_t> lines;  // Places in the index-sized array.
 };
 
 Queries MakeQueries(PositionSource* source, size_t num_lines, bool is_unique) {

@@ -1,5 +1,5 @@
-// What the benchmarks of tables have in common: keys, and tables that take
-// turns on the same batches.
+// Parts that the benchmarks of tables share: keys, and tables that take turns
+// on the same batches.
 
 #ifndef TFSWITCH_BENCHMARKS_TABLE_RACE_H_
 #define TFSWITCH_BENCHMARKS_TABLE_RACE_H_

@@ -1,4 +1,4 @@
-// What waiting for each other costs several workers.
+// Measures what it costs several workers to wait for each other.
 //
 //   workers_bench [--workers=N] [--keys=K] [--compute_us=T] [--steps=S]
 //                 [--reps=R] [--ssp_steps=P]

@@ -70,11 +70,11 @@ _MAX_RATINGS = flags.DEFINE_integer(
 )
 
 SEED = 1
-DIM = 8  # Of the vectors; one more float of each row is its linear weight.
+DIM = 8  # Floats of a vector; each row has one more, its linear weight.
 LEARNING_RATE = 0.1
 MAX_GENRES = 10
 
-# What identifies a feature, by name of the field: how many ids each has.
+# The number of ids that identify each feature, by name of the field.
 FIELDS = {
     "user": 1,
     "movie": 1,
@@ -251,7 +251,7 @@ def keras_model(train: Features) -> keras.Model:
 def train(model: keras.Model, data: tuple) -> float:
     """Trains, and returns the AUC of the last epoch on held-out ratings."""
     train_x, train_y, valid_x, valid_y = data
-    keras.utils.set_random_seed(SEED)  # Of the order of the ratings.
+    keras.utils.set_random_seed(SEED)  # Before the ratings are shuffled.
     start = time.monotonic()
     history = model.fit(
         train_x,

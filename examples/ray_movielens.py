@@ -39,7 +39,7 @@ _SECRETS = flags.DEFINE_string(
     "secrets",
     None,
     "A folder on all nodes with server.pem, server.key and tokens, for servers "
-    "that other machines reach. Clients go by TFSWITCH_TLS_CA, "
+    "that other machines reach. Clients use TFSWITCH_TLS_CA, "
     "TFSWITCH_TLS_SERVER_NAME and TFSWITCH_TOKEN_FILE; the token needs the "
     "role admin, to make the work queue.",
 )

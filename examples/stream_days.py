@@ -9,7 +9,7 @@ one that the user rated before it: as in a stream of advertisements, there are
 far more ids than are worth a row. A factorisation machine is trained with rows
 that come and go differently:
 
-    keep        a row for each id, for ever
+    keep        a row for each id, never evicted
     count       a row from the third occurrence on; out if not seen for 60 days
     two_stage   a weight first, the whole row once shows and clicks score 2; out
                 if the score falls below 0.1, or if not seen for 60 days
@@ -53,10 +53,10 @@ _PLOT = flags.DEFINE_string(
     "plot", None, "Draw rows, memory and AUC there; needs matplotlib."
 )
 
-DIM = 8  # Of the vectors; one more float of each row is its linear weight.
+DIM = 8  # Floats of a vector; each row has one more, its linear weight.
 LEARNING_RATE = 0.1
 MAX_GENRES = 5
-SLOT_BITS = 5  # Of an id, for the number of its feature.
+SLOT_BITS = 5  # The bits of an id that hold the number of its feature.
 
 # One number per rating: what happened, and in which day of the stream.
 Stream = tuple[np.ndarray, np.ndarray, np.ndarray]

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 CERTIFICATE = "/run/secrets/health.pem"
 TIMEOUT_SECS = 5.0
-# Of HTTP/2: https://www.rfc-editor.org/rfc/rfc9113#section-6
+# Frames of HTTP/2: https://www.rfc-editor.org/rfc/rfc9113#section-6
 DATA, HEADERS, SETTINGS = 0, 1, 4
 END_STREAM, END_HEADERS = 1, 4
 

@@ -1,4 +1,4 @@
-"""Certificates for tests of TLS, made anew each time."""
+"""Makes certificates for tests of TLS."""
 
 import subprocess
 from pathlib import Path
@@ -34,7 +34,7 @@ class Authority:
         """Makes a certificate and its key, in the place of those of this name.
 
         Args:
-            name: Of the files.
+            name: The name of the files.
             alt_name: Whose certificate it is.
             trusts: Whether `ca` of the result is this authority.
         """

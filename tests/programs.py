@@ -53,7 +53,7 @@ def _warm_python(keras: str) -> socket.socket:
     """Starts warm_python.py, once for each Keras; it ends with this process."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     variables = environment(TF_USE_LEGACY_KERAS=str(int(keras == "tf_keras")))
-    # Of a program it may differ.
+    # The caller's value is for the caller's program.
     del variables["PYTHONPATH"]
     with there:
         subprocess.Popen(
@@ -77,7 +77,7 @@ class PythonProgram:
     As a context manager it kills the program at the end, if that still runs.
 
     Args:
-        arguments: Of the interpreter: a file, `-c` or `-m`, and what follows.
+        arguments: For the interpreter: a file, `-c` or `-m`, and its arguments.
         stdin: None, `subprocess.PIPE`, or a file.
         stdout: The same.
         stderr: The same, or `subprocess.STDOUT`, and no pipe.
@@ -186,7 +186,7 @@ def run_python(
 
     Args:
         arguments: See `PythonProgram`.
-        input: What it reads from its standard input.
+        input: The text on its standard input.
         cwd: See `PythonProgram`.
         env: See `PythonProgram`.
         check: Whether the exit code must be 0.
@@ -228,7 +228,7 @@ def run_pytest(path: str, *options: str, **variables: str) -> None:
     Args:
         path: The file.
         options: For pytest.
-        variables: Of the environment.
+        variables: Environment variables.
     """
     run_python(
         *("-m", "pytest", "-q", "-p", "no:cacheprovider"),

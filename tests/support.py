@@ -100,7 +100,7 @@ class ServerProcess:
         variables: Further ones of its environment.
 
     Attributes:
-        line: What it printed first.
+        line: The first line that it printed.
         address: Where it listens, as it printed.
 
     Raises:

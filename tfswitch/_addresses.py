@@ -1,7 +1,7 @@
-"""The form of server addresses, checked where no connection is made yet.
+"""Checks the form of server addresses, where no connection is made yet.
 
-The rules, besides that of tokens, are those of cc/capi/cluster.cc and
-cc/rpc/address.cc, which check an address when a client connects.
+The rules are those of cc/capi/cluster.cc and cc/rpc/address.cc, which check an
+address when a client connects. The rule that forbids tokens is in addition.
 """
 
 import re
@@ -19,15 +19,15 @@ _MAX_PORT = 65535
 
 
 def check_has_no_token(name: str, address: object) -> None:
-    """Keeps tokens out of addresses, which errors and logs name.
+    """Raises ValueError if an address, which errors and logs name, has a token.
 
     Args:
-        name: That of the argument.
-        address: As it was given.
+        name: The name of the argument.
+        address: The address as it was given.
 
     Raises:
-        ValueError: If it has one, or a host with an "@". The message does not
-            have the address.
+        ValueError: If it has a token, or a host with an "@". The message does
+            not contain the address.
     """
     text = str(address)
     # Paths, and names of Ray's or of this process, may have an "@".
@@ -46,11 +46,10 @@ def why_no_servers(address: object) -> str | None:
     """Returns the fault in the address of a cluster of servers.
 
     Args:
-        address: As for `tfswitch.connect`. One of tables in this process is
-            wrong.
+        address: As for `tfswitch.connect`, but not of tables in this process.
 
     Returns:
-        Why, or None if it can be connected to, should servers be there.
+        The fault, or None if the address is valid.
     """
     if not isinstance(address, str):
         return "it is no string"

@@ -1,7 +1,7 @@
 """Finds the servers of "ray://NAME", and follows them when Ray moves them.
 
-Each server is an actor with a name. A thread of each process that is connected
-asks the actors where their servers are, and waits at each for its end. When an
+Each server is an actor with a name. In each connected process a thread asks the
+actors where their servers are, and waits for the end of each actor. When an
 actor has ended, it asks again, and Ray answers when the actor runs elsewhere.
 """
 
@@ -24,14 +24,15 @@ from tfswitch import _native
 from tfswitch._control import call
 
 SCHEME = "ray://"
-# Of the actors, for programs of any namespace.
+# The actors' namespace, so that programs in any namespace find them.
 NAMESPACE = "tfswitch"
 
 _POLL_SECS = 1.0
 
 _lock = threading.Lock()
 _followers: dict[str, "_Follower"] = {}
-_making: dict[str, threading.Lock] = {}  # A thread at a time makes a follower.
+# One thread at a time makes a follower.
+_making: dict[str, threading.Lock] = {}
 
 
 def actor_name(name: str, index: int) -> str:
@@ -40,18 +41,17 @@ def actor_name(name: str, index: int) -> str:
 
 
 def follow(address: str, timeout: float) -> None:
-    """Tells the core where the servers are, from now on.
+    """Tells the core where the servers are, now and whenever they move.
 
     Args:
         address: "ray://NAME".
-        timeout: How long actors that are being started are waited for, in
-            seconds.
+        timeout: Longest wait for actors that are being started, in seconds.
 
     Raises:
         RuntimeError: If this process is not connected to Ray.
         ConnectionError: If Ray has no such servers.
         TimeoutError: If they are not there in time.
-        ValueError: If a token would go over plaintext.
+        ValueError: If a token would be sent as plaintext.
     """
     name = address.removeprefix(SCHEME)
     if not ray.is_initialized():
@@ -77,7 +77,7 @@ def follow(address: str, timeout: float) -> None:
 
 
 def forget(name: str) -> None:
-    """Follows the servers no more, as their end is wanted."""
+    """Stops following the servers, because they are about to end."""
     with _lock:
         former = _followers.pop(name, None)
     if former is not None:
@@ -87,7 +87,7 @@ def forget(name: str) -> None:
 class _Follower(threading.Thread):
     """Knows where the servers of one name are.
 
-    One thread uses it: the one that makes it, and then its own.
+    Used by one thread at a time: the thread that makes it, then its own.
     """
 
     def __init__(self, name: str, servers: list[dict[str, Any]]) -> None:
@@ -99,16 +99,16 @@ class _Follower(threading.Thread):
         self._place()
 
     def follows(self, num_servers: int) -> bool:
-        """Whether it goes on, and knows as many servers. Of any thread."""
+        """Whether it runs, and knows this number of servers. Thread-safe."""
         return self.is_alive() and len(self._servers) == num_servers
 
     def end(self) -> None:
-        """Ends it within seconds. Of any thread."""
+        """Ends it within seconds. Thread-safe."""
         self._ends.set()
 
     def run(self) -> None:
-        # What Ray has still to answer, and of which server: that it has moved,
-        # or where it is.
+        # Ray's open answers, each with the method and the server: that the
+        # server has moved, or where it is.
         pending: dict[Any, tuple[str, int]] = {}
         for index in range(len(self._servers)):
             self._send("wait_for_end", index, pending)
@@ -145,7 +145,7 @@ class _Follower(threading.Thread):
     def _send(
         self, method: str, index: int, pending: dict[Any, tuple[str, int]]
     ) -> None:
-        """Asks an actor; it is left out while Ray has none of the name."""
+        """Asks an actor; leaves it out while Ray has none of that name."""
         if self._is_over():
             return
         try:
@@ -177,7 +177,7 @@ class _Follower(threading.Thread):
             self._say(str(error))
 
     def _say(self, text: str) -> None:
-        """On the error stream, unless it was the last that was said."""
+        """Prints to stderr, unless the last line was the same."""
         if text != self._said and not self._is_over():
             self._said = text
             print(

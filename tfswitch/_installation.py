@@ -1,4 +1,4 @@
-"""What this installation has: for which TensorFlows and which Pythons.
+"""The TensorFlow and Python versions that this installation supports.
 
 Nothing here imports TensorFlow.
 """
@@ -54,14 +54,14 @@ def build_info() -> dict[str, Any]:
 
 
 def op_library(version: str) -> Path:
-    """Returns the library of the ops for a version of TensorFlow.
+    """Returns the path of the op library for a version of TensorFlow.
 
-    TensorFlow keeps its binary interface within a minor version only; a
-    library of another may load and then crash.
+    TensorFlow keeps its binary interface within a minor version only; a library
+    for another one may load and then crash.
 
     Raises:
-        ImportError: If there is none for its minor version. The message names
-            those that there are.
+        ImportError: If there is none for the minor version. The message names
+            the versions for which there is one.
     """
     minor = ".".join(version.split(".")[:2])
     path = _FOLDER / f"libtfswitch_ops_tf{minor.replace('.', '')}.so"
@@ -75,7 +75,7 @@ def op_library(version: str) -> Path:
 
 
 def missing_tensorflow() -> str:
-    """Returns the text for an environment without TensorFlow."""
+    """Returns the error text for an environment without TensorFlow."""
     return (
         f"tfswitch works with TensorFlow {_built_for()}, and there is none. "
         f"Install {_command()}."
@@ -85,11 +85,11 @@ def missing_tensorflow() -> str:
 def check_processor() -> None:
     """Checks that importing TensorFlow does not end in an illegal instruction.
 
-    Where glibc cannot tell, before 2.33, nothing is checked.
+    Does nothing with glibc before 2.33, which cannot tell.
 
     Raises:
-        ImportError: If the processor has no AVX, and TensorFlow is not
-            imported yet. One that is was built without AVX.
+        ImportError: If the processor has no AVX, unless TensorFlow is already
+            imported, which was then built without AVX.
     """
     if "tensorflow" in sys.modules:
         return
@@ -111,11 +111,11 @@ def check_files() -> None:
     """Checks that no other package has written into the folder of this one.
 
     The package `tfswitch` of the Python index, a Terraform tool, has the same
-    folder and the same command. pip overwrites files without a word, and
-    removes those of both when it uninstalls one.
+    folder and the same command. pip overwrites files without a message, and
+    removes the files of both packages when it uninstalls one.
 
     Raises:
-        ImportError: If it is installed beside this one, or was.
+        ImportError: If that package is installed beside this one, or was.
     """
     # This one is `tfswitch-ps`, whose metadata are in tfswitch_ps-*.dist-info.
     for path in _FOLDER.parent.glob("tfswitch-*.dist-info"):
@@ -134,11 +134,11 @@ def check_files() -> None:
 
 
 def check_module() -> None:
-    """Checks that there is a module for this Python.
+    """Checks that there is a native module for this Python.
 
     Raises:
-        ImportError: If there is none. The message names the Pythons that
-            there are modules for.
+        ImportError: If there is none. The message names the Python versions for
+            which there is one.
     """
     version = "{}.{}".format(*sys.version_info)
     versions = _versions("_native.cpython-*.so")

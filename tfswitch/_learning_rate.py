@@ -31,7 +31,7 @@ class LearningRate:
         self._steps = HostVariable(0, tf.int64)
 
     def follow(self, source: Any) -> None:
-        """Goes on with another source, in functions traced from now on."""
+        """Uses another source, in functions that are traced from now on."""
         self._source = _Source(
             source,
             HostVariable(source, tf.float32)

@@ -1,6 +1,6 @@
-"""Loads the op library, and says which TensorFlow it needs if that is not here.
+"""Loads the op library, and names the TensorFlow that it needs if it fails.
 
-`tfswitch` imports this before anything else of it imports TensorFlow.
+`tfswitch` imports this module before all others that import TensorFlow.
 """
 
 import functools

@@ -11,12 +11,12 @@ _Policy = TypeVar("_Policy", bound="Policy")
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """A named set of arguments that goes into a table's config.
+    """A named set of arguments that is part of a table's config.
 
-    The types of its fields say which numbers they may be: see `_ranges`.
+    The types of its fields define their ranges: see `_ranges`.
     """
 
-    # The field of the wire's config of such policies.
+    # The field of the policy's config message.
     _KIND: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
@@ -30,7 +30,7 @@ class Policy:
         }
 
     def to_config(self) -> dict[str, Any]:
-        """Returns the config that `get` makes this policy from."""
+        """Returns the config from which `get` makes this policy."""
         return {
             "class_name": type(self).__name__,
             "config": self.get_config(),
@@ -46,8 +46,8 @@ class Registry:
     """The policies of one kind, by the names that users may give.
 
     Args:
-        argument: The argument that users pass them as, for messages, and the
-            module of tfswitch where they are.
+        argument: The argument that takes these policies, and the module of
+            tfswitch that has them; used in messages.
         classes: The policies.
     """
 
@@ -56,7 +56,7 @@ class Registry:
         self._classes = {cls.__name__: cls for cls in classes}
 
     def get(self, identifier: Any) -> Any:
-        """Returns the policy that a user means; None stays None."""
+        """Returns the policy that a user's value means; None stays None."""
         if identifier is None or type(identifier) in self._classes.values():
             return identifier
         if isinstance(identifier, Mapping):

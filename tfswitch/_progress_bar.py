@@ -1,4 +1,4 @@
-"""Shows on a terminal how far a save or a restore is."""
+"""Shows the progress of a save or a restore on a terminal."""
 
 import contextlib
 import secrets
@@ -16,13 +16,12 @@ _INTERVAL_SECS = 0.2
 def progress_bar(
     caller: Caller, task: str, progress: bool | None
 ) -> Iterator[str]:
-    """Shows a bar on the error stream while its body runs.
+    """Shows a bar on stderr while its body runs.
 
     Args:
-        caller: As that of `call`.
-        task: As in "saving to 'ckpt'".
-        progress: Whether there is a bar. None: if the error stream is a
-            terminal.
+        caller: As for `call`.
+        task: The title, such as "saving to 'ckpt'".
+        progress: Whether to show a bar. None: if stderr is a terminal.
 
     Yields:
         The `progress_id` for the call; empty without a bar.
@@ -51,11 +50,11 @@ def progress_bar(
         while not ended.wait(_INTERVAL_SECS):
             try:
                 report = call(caller, "GetProgress", id=progress_id)
-            except Exception:  # The error of the call itself is the one to see.
+            except Exception:  # The caller sees the error of the call itself.
                 return
             done, total = integers(report, ("num_rows", "total_rows")).values()
             if total > 0:
-                # Rows that come meanwhile are not in the total.
+                # The total lacks rows that were added since.
                 done = min(done, total)
                 rows = f"{done:,} of {total:,} rows"
                 bar.update(shown, completed=done, total=total, rows=rows)
@@ -66,7 +65,7 @@ def progress_bar(
         try:
             yield progress_id
         finally:
-            # Its last question may wait for a server, and is not waited for.
+            # The thread may wait for a server; this does not wait for it.
             ended.set()
         total = bar.tasks[0].total or 1
         bar.update(shown, completed=total, total=total)

@@ -1,4 +1,4 @@
-"""The range of an argument, said once: in the type of its field.
+"""The range of an argument, written once: in the type of its field.
 
 For readers and type checkers a field `beta_1: Decay = 0.9` is a float.
 `check_fields` refuses values outside [0, 1). The names are those of
@@ -40,7 +40,7 @@ class Range(NamedTuple):
 
         Raises:
             ValueError: If the value is not in the range. The message names the
-                argument; `owner` names its owner.
+                argument, and its owner if there is one.
         """
         if value is None and self.or_none:
             return None

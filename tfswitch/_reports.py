@@ -1,4 +1,4 @@
-"""Dicts that tables and clusters answer with, and that print as a sentence."""
+"""Dicts that tables and clusters return, and that print as a sentence."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -37,7 +37,7 @@ class TableStats(dict[str, Any]):
     """Row counts and memory; prints as "1,000,000 rows, 122.1 MiB"."""
 
     def __init__(self, info: Mapping[str, Any]) -> None:
-        """Takes the fields from a message TableInfo."""
+        """Reads the fields of a message TableInfo."""
         super().__init__(lost=info["lost"], **integers(info, _COUNTS))
 
     @property
@@ -54,8 +54,8 @@ class ClusterStats(dict[str, TableStats]):
     """Tables by name.
 
     Attributes:
-        servers: How each server keeps others out, in shard order; none if
-            tables are in this process.
+        servers: For each server, in shard order, how it keeps others out; empty
+            if tables are in this process.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ShrinkReport(dict[str, Any]):
     """
 
     def __init__(self, response: Mapping[str, Any], *, dry_run: bool) -> None:
-        """Takes the fields from a message ShrinkResponse."""
+        """Reads the fields of a message ShrinkResponse."""
         counts = ("evicted_rows", "evicted_bytes", "evicted_candidates")
         super().__init__(
             integers(response, (*counts, "remaining_rows")),

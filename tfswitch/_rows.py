@@ -1,4 +1,4 @@
-"""Many rows at once, in calls that any server takes."""
+"""Reads and sets many rows, in calls that each server accepts."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from tfswitch.table import EmbeddingTable
 
-# Larger messages are hardly faster, and servers may be set to refuse them.
+# Larger messages are hardly faster, and servers may refuse them.
 _CALL_BYTES = 1 << 20
 
 
@@ -25,14 +25,14 @@ class Rows(NamedTuple):
 
 
 def rows_per_call(floats_per_row: int) -> int:
-    """How many rows of that length one call should take."""
+    """Returns how many rows of that length one call should take."""
     return max(1, _CALL_BYTES // (8 + 4 * floats_per_row))
 
 
 def assign_rows(table: EmbeddingTable, rows: Rows) -> None:
-    """Sets rows, as `EmbeddingTable.assign`, of any number.
+    """Sets any number of rows, as `EmbeddingTable.assign`.
 
-    Without slots the optimizer state of rows that are there stays. If an id is
+    Without slots, present rows keep their optimizer state. If an id is
     repeated, its last row stays.
     """
     floats = rows.values.shape[1]

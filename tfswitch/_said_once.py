@@ -3,11 +3,11 @@
 import warnings
 from typing import Any
 
-_scopes: dict[str, Any] = {}  # Where each cause was warned of last.
+_scopes: dict[str, Any] = {}  # The scope of the last warning of each cause.
 
 
 def warn_once(scope: Any, cause: str, message: str, stacklevel: int) -> None:
-    """Warns, unless a cause's last scope is equal, as a file; None never is."""
+    """Warns, unless the last scope of this cause is equal; None never is."""
     if scope is None or _scopes.get(cause) != scope:
         _scopes[cause] = scope
         message += " Others may be like it: this is said of the first one."

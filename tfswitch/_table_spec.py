@@ -29,16 +29,15 @@ _SEED = Range(
 class TableSpec:
     """The arguments of `EmbeddingTable` about its rows, as objects.
 
-    Names and the other forms that a setting may have become objects when the
-    spec is made.
+    Making a spec turns names and other forms of a setting into objects.
 
     Attributes:
         optimizer: None if it is not known yet.
         seed: None if it is not known yet.
         layout: The layout of a dense table's rows.
-        is_open: Whether nobody has chosen `optimizer` and `update` yet: a table
-            that is there keeps its own, and one that is made takes another one
-            before its first push.
+        is_open: Whether `optimizer` and `update` are not chosen yet. Then a
+            present table keeps its own, and a new one may take another
+            optimizer before its first push.
 
     Raises:
         ValueError: If a setting is out of range.
@@ -106,7 +105,7 @@ class TableSpec:
         return config
 
     def with_optimizer(self, config: Mapping[str, Any]) -> "TableSpec":
-        """Returns this with the optimizer of a message, if Python has it."""
+        """Returns this spec with a message's optimizer, if Python has it."""
         optimizer = optimizers_lib.from_table_config(config)
         if optimizer is None:
             return self
@@ -129,14 +128,14 @@ class TableSpec:
         }
 
 
-# The settings of a table for which a caller says nothing.
+# The settings of a table without further arguments.
 DEFAULTS = {
     field.name: field.default for field in dataclasses.fields(TableSpec)
 }
 
 
 def _find_statistics(statistics: Any, admission: Any, eviction: Any) -> Any:
-    """Returns the statistics asked for, or else those its policies need.
+    """Returns the given statistics, or else those that the policies need.
 
     Raises:
         ValueError: If a policy needs a number that `statistics` do not count.

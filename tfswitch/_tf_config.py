@@ -22,7 +22,7 @@ class TfConfigError(ValueError):
 
 
 class Task(NamedTuple):
-    """The role of this process: number `number` of its `type`."""
+    """The role of this process: the task `number` of its `type`."""
 
     type: str
     number: int
@@ -36,7 +36,7 @@ def ps_addresses() -> list[str]:
 def cluster_address() -> str | None:
     """Returns the address of the "ps" entries; None if there are none.
 
-    It is one of TLS if the environment has files of TLS for clients.
+    It is a TLS address if the environment names TLS files for clients.
     """
     servers = ps_addresses()
     if not servers:
@@ -84,7 +84,7 @@ def task() -> Task | None:
 def _job(name: str) -> list[str]:
     cluster = _read().get("cluster", {})
     tasks = cluster.get(name, []) if isinstance(cluster, dict) else None
-    if isinstance(tasks, str):  # As some launchers write a single chief.
+    if isinstance(tasks, str):  # Some launchers write a single chief so.
         tasks = [tasks]
     if not isinstance(tasks, list) or not all(
         isinstance(address, str) for address in tasks

@@ -1,4 +1,4 @@
-"""The files of TLS: who is trusted, and as whom one shows oneself."""
+"""The TLS files of a client or server."""
 
 import dataclasses
 import os
@@ -11,23 +11,22 @@ from tfswitch._tokens import has_token
 class Tls:
     """PEM files for TLS between clients and servers (docs/tls.md).
 
-    They are read again when they have changed, while connections go on.
+    Changed files are read again, while connections stay open.
 
     Args:
-        ca: The authorities that sign the other side's certificates. For clients
-            None means those of the system; for servers, that clients need no
-            certificate.
-        cert: The own certificate, followed by those between it and its
+        ca: Path of the authorities that sign the other side's certificates.
+            None means, for clients, those of the system; for servers, that
+            clients need no certificate.
+        cert: Path of the own certificate, followed by those between it and its
             authority. A server must have one; a client, if the server asks.
-        key: The key of `cert`, without a password.
-        server_name: Of clients: the name that the server's certificate must
-            have. None: the host of the address, unless the environment
-            variable TFSWITCH_TLS_SERVER_NAME has another one.
+        key: Path of the key of `cert`, without a password.
+        server_name: For clients: the name that the server's certificate must
+            have. None: the value of the environment variable
+            TFSWITCH_TLS_SERVER_NAME, else the host of the address.
 
     Raises:
-        ValueError: If there is only one of `cert` and `key`, or a value is
+        ValueError: If only one of `cert` and `key` is given, or a value is
             empty or of another type.
-
     Example:
 
     >>> tsw.connect("grpcs://ps0:7077", tls=tsw.Tls(ca="ca.pem"))
@@ -49,7 +48,7 @@ class Tls:
             isinstance(self.server_name, str) and self.server_name
         ):
             raise bad_argument("server_name", self.server_name, "a host name")
-        if has_token(self.server_name):  # It goes as plaintext.
+        if has_token(self.server_name):  # It is sent as plaintext.
             raise ValueError(
                 "`server_name` has a token in it, which is left out here; give "
                 "a token as `token`"
@@ -65,7 +64,7 @@ def texts(tls: Tls | None) -> tuple[str, str, str, str] | None:
     """Returns the fields for the core, "" for None.
 
     Raises:
-        ValueError: If it is something else, or has a text that is not Unicode.
+        ValueError: If `tls` is of another type, or a field is not Unicode.
     """
     if tls is None:
         return None

@@ -18,7 +18,7 @@ from typing import Any
 
 from tfswitch._tokens import has_token, without_secrets
 
-# As of cc/access/tokens.cc.
+# The same limits as in cc/access/tokens.cc.
 _MAX_TOKENS = 10_000
 _MAX_PATTERNS = 1_000
 _MAX_FILE_BYTES = 4 << 20
@@ -43,24 +43,24 @@ def add(
 ) -> str:
     """Adds the record of a new token, and returns the token.
 
-    Raises:
-        ValueError: If the servers would refuse the file then.
-        OSError: If it cannot be written.
-
     Args:
         path: The file; it is made if it is not there.
         role: "read", "train" or "admin".
         tables: Patterns of the names of tables.
-        seconds: How long the token is good; None: always.
+        seconds: How long the token is valid; None: without end.
         note: A text for people.
-        limits: Some of LIMITS.
+        limits: Values for some of LIMITS.
+
+    Raises:
+        ValueError: If servers would refuse the changed file.
+        OSError: If it cannot be written.
     """
     for text in (*tables, note or ""):
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"{text!r} is not valid Unicode") from error
-        # A list of them is read at a terminal, a line for each.
+        # `tfswitch token list` prints them on a terminal, one line for each.
         kinds = {unicodedata.category(character) for character in text}
         if kinds & {"Cc", "Zl", "Zp"} or has_token(text):
             raise ValueError(
@@ -106,12 +106,12 @@ def add(
 def remove(path: Path, token_id: str) -> None:
     """Removes the record of a token.
 
-    Raises:
-        ValueError: If there is none.
-
     Args:
         path: The file.
         token_id: The id, or the whole token.
+
+    Raises:
+        ValueError: If there is none.
     """
     token_id = without_secrets(token_id)
     path = path.resolve()
@@ -144,7 +144,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def describe(record: Mapping[str, Any]) -> str:
-    """Returns a line about the token."""
+    """Returns a line that describes the token."""
     words = [record["id"], record["role"], ",".join(record["tables"])]
     names = ("expires", *LIMITS, "note")
     words += [f"{name}={record[name]}" for name in names if name in record]
@@ -157,7 +157,7 @@ def _text(time: datetime.datetime) -> str:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Keeps other commands from the file, which each of them replaces."""
+    """Excludes other commands, each of which replaces the file."""
     lock = os.open(
         path.with_name(f".{path.name}.lock"),
         os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC,
@@ -185,7 +185,7 @@ def _write(path: Path, tokens: list[dict[str, Any]]) -> None:
             file.flush()
             os.fsync(file.fileno())
         if path.exists():
-            # Who reads the file has to read the new one, too.
+            # The reader of the old file must be able to read the new one.
             former = path.stat()
             os.chown(name, former.st_uid, former.st_gid)
             os.chmod(name, former.st_mode & 0o777)

@@ -1,21 +1,21 @@
-"""Where a client has its token from, and the form of tokens."""
+"""The source of a client's token, and the form of tokens."""
 
 import os
 import re
 
 from tfswitch._ranges import bad_argument, checked_text
 
-# The begin of those of tfswitch/_token_file.py; the rest may be cut.
+# The beginning of a token of tfswitch/_token_file.py; the rest may be cut.
 _TOKEN = re.compile(r"tfswitch_([0-9a-f]{12})_[^\s'\"]*", re.IGNORECASE)
 
 
 def has_token(text: object) -> bool:
-    """Returns whether a token, or the begin of one, is in the text of it."""
+    """Returns whether the text contains a token, or the beginning of one."""
     return _TOKEN.search(str(text)) is not None
 
 
 def without_secrets(text: str) -> str:
-    """Returns the text with the ids of its tokens in place of the tokens."""
+    """Returns the text with each token replaced by its id."""
     return _TOKEN.sub(lambda match: match[1], text)
 
 
@@ -23,14 +23,14 @@ def texts(token: str | os.PathLike[str] | None) -> tuple[str, str]:
     """Returns the token and the path of its file for the core, "" for none.
 
     Raises:
-        ValueError: If it is something else. The message has no token.
+        ValueError: If `token` is of another type. The message has no token.
     """
     if token is None:
         return "", ""
     if isinstance(token, os.PathLike):
         return "", checked_text("token", token)
     if not (isinstance(token, str) and token):
-        # Whatever it is, it may hold a secret.
+        # The value may hold a secret, whatever its type.
         raise bad_argument(
             "token",
             type(token),

@@ -1,7 +1,8 @@
-"""Tables in the checkpoints that TensorFlow itself writes.
+"""Tables in checkpoints of TensorFlow.
 
-A table of this process puts its rows into them. One on servers has the servers
-save it, and puts the place and the number of that save into them.
+A table of this process puts its rows into the checkpoint. A table on servers
+makes the servers save it, and puts the path and the number of that save into
+the checkpoint.
 """
 
 import functools
@@ -38,15 +39,15 @@ class TrackedTable(tf.__internal__.tracking.Trackable):
     def set_checkpoint_folder(
         self, path: str | os.PathLike[str], *, keep: int = _KEEP
     ) -> None:
-        """Says where servers save the table for a `tf.train.Checkpoint`.
+        """Sets where servers save the table for a `tf.train.Checkpoint`.
 
-        Such a checkpoint holds the rows of a table of this process. For a table
-        on servers each save of the checkpoint is a save of the table, too, and
-        the checkpoint holds its place and number.
+        The checkpoint contains the rows of a table of this process. For a table
+        on servers each save of the checkpoint is also a save of the table, and
+        the checkpoint contains its path and number.
 
         Args:
-            path: A folder of its own for each table, as for `Cluster.save`:
-                the servers' own path. By default "tf_checkpoints/NAME".
+            path: A folder for this table alone, as for `Cluster.save`: a path
+                on the servers. By default "tf_checkpoints/NAME".
             keep: How many saves the servers keep there, from 1. Older
                 checkpoints cannot be restored, so it should be more than a
                 `CheckpointManager` keeps.
@@ -70,7 +71,7 @@ class TrackedTable(tf.__internal__.tracking.Trackable):
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
         self._check_is_eager()
-        # TensorFlow asks for this where it restores, too.
+        # TensorFlow calls this for a restore, too.
         read = functools.cache(self._read_all)
         with tf.device("CPU:0"):  # As the names of variables' devices are.
             device = tf.zeros([]).device

@@ -1,8 +1,8 @@
-"""The Keras that `tf.keras` is, for whom needs it below `keras`.
+"""The Keras behind `tf.keras`, for modules below `tfswitch.keras`.
 
-The environment variable TF_USE_LEGACY_KERAS chooses it, when `tf.keras` is used
-first: Ray Train sets the variable behind that, and it has no effect any more.
-Only `tfswitch.keras` imports it at once; tables work without Keras.
+The environment variable TF_USE_LEGACY_KERAS chooses it, at the first use of
+`tf.keras`. Ray Train sets the variable later, when it has no effect any more.
+Only `tfswitch.keras` imports Keras at once; tables work without it.
 """
 
 import os
@@ -11,7 +11,8 @@ import tensorflow as tf
 
 try:
     IS_LEGACY: bool = tf.keras.Model.__module__.startswith("tf_keras.")
-except (ImportError, AttributeError):  # Of the import below more will be said.
+# The import below raises a clearer error.
+except (ImportError, AttributeError):
     IS_LEGACY = os.environ.get("TF_USE_LEGACY_KERAS") in ("true", "True", "1")
 
 if IS_LEGACY:

@@ -1,13 +1,13 @@
-"""When an id gets a row.
+"""Decides when an id gets a row.
 
-Without a policy an id has a row from its first training lookup on. With one it
-gets its row from the push that the policy is content with, and that push takes
-its step: the gradient that brings an id in is not lost. Until then the id reads
-as `not_admitted`, in training and outside of it.
+Without a policy an id gets a row at its first training lookup. With a policy it
+gets a row from the push that satisfies the policy, and the row takes its first
+step with the gradient of this push. Until then the id reads as `not_admitted`,
+in training and outside of it.
 
-Occurrences are counted where the table is, once per push, also when a push is
-sent again because its answer was lost. Under consistency `bsp` those of all
-workers of a round count together.
+The table counts occurrences, once per push, also if a push is sent again
+because its answer was lost. Under consistency `bsp` a round counts the
+occurrences of all its workers together.
 """
 
 import dataclasses
@@ -48,17 +48,17 @@ class _Admission(Policy):
 
 @dataclasses.dataclass(frozen=True)
 class Always(_Admission):
-    """Every id, from its first training lookup on: the default."""
+    """Admits every id at its first training lookup: the default."""
 
     _KIND = "always"
 
 
 @dataclasses.dataclass(frozen=True)
 class MinCount(_Admission):
-    """Ids from their `min_count`-th occurrence on, that one included.
+    """Admits an id at its `min_count`-th occurrence.
 
-    Exact: each id that waits has a record of 16 to 32 bytes beside its place in
-    an index. `EmbeddingTable.shrink` evicts these by the same rules as rows.
+    Exact: each waiting id has a record of 16 to 32 bytes beside its place in an
+    index. `EmbeddingTable.shrink` evicts waiting ids by the same rules as rows.
     (DeepRec's `CounterFilter`.)
 
     Args:
@@ -90,18 +90,18 @@ class MinCount(_Admission):
 
 @dataclasses.dataclass(frozen=True)
 class BloomMinCount(_Admission):
-    """`MinCount` in a fixed size, for about one id in a hundred not exact.
+    """`MinCount` with a fixed size, inexact for about one id in a hundred.
 
-    A counting Bloom filter of `m = n |ln p| / (ln 2)^2` cells and
-    `k = ceil(|log2 p|)` hashes, for n = `capacity` ids and p =
-    `false_positive_rate`, stands in place of the ids that wait. A count is
-    never too low; while at most `capacity` ids have been counted, about p of
-    them are admitted too early. Cells have one byte, or two if `min_count` is
-    above 255, and stop at `min_count`. They are not evicted: an id whose row
-    has gone comes back with its next push. (Fan et al., 2000; only the least
-    cells are raised: Estan and Varghese, 2002.)
+    A counting Bloom filter takes the place of the waiting ids. It has `m = n
+    |ln p| / (ln 2)^2` cells and `k = ceil(|log2 p|)` hashes, for n = `capacity`
+    ids and p = `false_positive_rate`. A count is never too low; while at most
+    `capacity` ids have been counted, about p of them are admitted too early.
+    Cells have one byte, or two if `min_count` is above 255, and stop at
+    `min_count`. They are not evicted: an id whose row was evicted gets a row
+    again at its next push. (Fan et al., 2000; only the least cells are raised:
+    Estan and Varghese, 2002.)
 
-    The cells of 100 million ids take 958 MB, spread over the servers.
+    The cells of 100 million ids take 958 MB, divided among the servers.
 
     Args:
         min_count: 1 to 65535.
@@ -121,11 +121,11 @@ class BloomMinCount(_Admission):
 
 @dataclasses.dataclass(frozen=True)
 class Probability(_Admission):
-    """Each occurrence gives its id a row with a probability of `probability`.
+    """Gives an id a row with probability `probability` at each occurrence.
 
-    After c occurrences an id has one with 1 - (1 - p)^c. (PERSIA's
-    `admit_probability`.) The draw depends on the seed, the id and the order of
-    pushes at its server.
+    After c occurrences an id has a row with probability 1 - (1 - p)^c.
+    (PERSIA's `admit_probability`.) The draw depends on the seed, the id and the
+    order of pushes at its server.
 
     Args:
         probability: Above 0, at most 1.
@@ -139,7 +139,7 @@ class Probability(_Admission):
 
 @dataclasses.dataclass(frozen=True)
 class ShowClick(_Admission):
-    """Ids whose score of shows and clicks has come to `embedx_threshold`.
+    """Admits an id when its score of shows and clicks reaches a threshold.
 
     The score is that of `tfswitch.statistics.ShowClick`, decayed by day; the
     table counts it unless `statistics` says otherwise. With
@@ -167,7 +167,7 @@ _registry = Registry(
 
 
 def get(identifier: Any) -> Any:
-    """Returns the policy that a user means.
+    """Returns the policy that a user's value means.
 
     Args:
         identifier: An object of this module, a config that `to_config`

@@ -27,7 +27,7 @@ _ACCEPTED = (
 )
 
 _lock = threading.Lock()  # Nothing waits while it is held.
-# A fork has no thread that holds it.
+# The lock of a forked child must be free.
 os.register_at_fork(
     before=_lock.acquire,
     after_in_parent=_lock.release,
@@ -35,7 +35,7 @@ os.register_at_fork(
 )
 _default: "Cluster | None" = None
 
-# Of restored rows besides their embeddings.
+# The values of `state` of `Cluster.restore`.
 _STATES = ("saved", "reset_if_different", "reset")
 
 # Days since 1970 that float32 tells apart.
@@ -44,18 +44,18 @@ _DAY = Range(
     f"None or a number from 0 to {_MAX_DAY:g}", lambda v: 0.0 <= v <= _MAX_DAY
 )
 
-# By address. A new optimizer goes on with the state of restored rows.
+# Restores by address. A new optimizer keeps the state of restored rows.
 num_restores: collections.Counter[str] = collections.Counter()
 
 
 class Cluster:
     """A connection to all shards of a cluster. Made by `tfswitch.connect`.
 
-    Thread-safe. A server that went away makes calls fail with
-    `ConnectionError` or `TimeoutError`; once it is back they work again.
+    Thread-safe. If a server is away, calls fail with `ConnectionError` or
+    `TimeoutError`; once it is back they work again.
 
     Attributes:
-        address: As it was given to `connect`.
+        address: The address as it was given to `connect`.
         timeout: Longest wait of one call for a server, in seconds.
     """
 
@@ -73,7 +73,7 @@ class Cluster:
             ("local://", "grpc://", "grpcs://", "grpc+unix://", "ray://")
         ):
             raise bad_argument("address", address, _ACCEPTED)
-        # One spelling, by which clusters are compared.
+        # One spelling, so that clusters can be compared by it.
         address = re.sub(r"\s*,\s*", ",", address.strip())
         may_move = address.startswith("ray://")
         if timeout is None:
@@ -89,7 +89,7 @@ class Cluster:
         self.address = address
         self.timeout = float(timeout)
         if may_move:
-            # Ray is asked for only here.
+            # Only this form of address needs Ray.
             from tfswitch import _following
 
             _following.follow(address, self.timeout)
@@ -107,7 +107,7 @@ class Cluster:
         )
         self._closed = False
         self._previous: Cluster | None = None
-        # The process's role in the cluster ends with the connection.
+        # Called by close(), to end the process's role in the cluster.
         self._before_close: weakref.WeakMethod[Callable[[], None]] | None = None
 
     @property
@@ -124,11 +124,11 @@ class Cluster:
     def day(self) -> float | None:
         """The day of pushes from now on, in days since 1970.
 
-        Show and click decay with it, and `last_seen_day` is it. None, the
-        default, means now. Set it to train on data of other days, such as a
+        Shows and clicks decay with it, and it becomes `last_seen_day`. None,
+        the default, means now. Set it to train on data of other days, such as a
         stream that is read again; small numbers do as well. It holds for this
-        process and all tables of the cluster. A server that has been told a day
-        keeps to the last one it heard where none is said.
+        process and all tables of the cluster. For calls without a day a server
+        uses the last day that it was told.
 
         Raises:
             ValueError: If it is set to something else than None or a number of
@@ -161,12 +161,13 @@ class Cluster:
     def stats(self) -> ClusterStats:
         """Returns row counts and memory of all tables by name.
 
-        Each is a dict, as that of `EmbeddingTable.stats`. Its attribute
-        `servers` has a dict for each server, which says how it keeps others
-        out: `has_tls`, `has_client_certificates`, `has_tokens`, `is_insecure`.
+        Each value is a dict, as of `EmbeddingTable.stats`. The attribute
+        `servers` of the result has a dict for each server, which says how it
+        keeps others out: `has_tls`, `has_client_certificates`, `has_tokens`,
+        `is_insecure`.
 
         `lost` is empty, or says which server has lost its part of the table in
-        a restart; the other values are then those of the parts that are left.
+        a restart; the other values then count the remaining parts only.
 
         Example:
 
@@ -189,30 +190,30 @@ class Cluster:
     ) -> dict[str, Any]:
         """Saves tables as a checkpoint that any number of servers can load.
 
-        With all tables it saves where work queues are, too
-        (`tfswitch.data.WorkQueue`). What workers train with `bsp` is saved as
-        it is after one step of all of them, also while they train.
+        With all tables it also saves the positions of work queues
+        (`tfswitch.data.WorkQueue`). Tables of `bsp` workers are saved as they
+        are after one step of all workers, also while they train.
 
         A folder holds several saves, each of them whole. With `tables` named,
-        the other tables of the save before are kept in the new one.
+        the new save keeps the other tables of the last save.
 
         Args:
-            path: A folder. Every server writes its rows there, so with servers
-                on several machines it must be a shared one. Servers take it
-                from their `--checkpoint_root`, and refuse paths that are not
-                below it. Or a URL below the servers' `--remote`, such as
-                "s3://bucket/folder/name": then the save is there, too, when the
+            path: A folder. Every server writes its rows there, so servers on
+                several machines need a shared one. Servers look for it below
+                their `--checkpoint_root`, and refuse other paths. Or a URL
+                below the servers' `--remote`, such as
+                "s3://bucket/folder/name": then the save is also there when the
                 call ends (docs/object_stores.md).
             tables: Names, or table objects of this cluster; empty for all.
             keep: How many saves stay in the folder, this one included, from 1.
-                If a table was made again since, under the same name, the newest
-                and the largest save of its former rows stay as well.
-            drop: As `tables`: those of the save before that the new one may be
-                without; only if `tables` is empty. A save of all tables is
-                refused if another one of them is missing.
-            progress: Whether a bar on the error stream shows how far it is.
-                None: if that is a terminal. Without a bar a line says it
-                after a second, and then every ten.
+                If a table was made again under the same name, the newest and
+                the largest save of its former rows stay as well.
+            drop: As `tables`: tables of the last save that the new one may
+                lack; only if `tables` is empty. A save of all tables is refused
+                if another table is missing.
+            progress: Whether to show a bar on stderr. None: if stderr is a
+                terminal. Without a bar a line shows the progress after a
+                second, and then every ten.
 
         Returns:
             `{"tables": [names], "num_rows": n, "save": its number in the
@@ -268,7 +269,7 @@ class Cluster:
     def _remote_checkpoint(
         self, path: str | os.PathLike[str]
     ) -> "RemoteCheckpoint | None":
-        """The checkpoint of a URL; None for a path."""
+        """Returns the checkpoint of a URL; None for a path."""
         if not isinstance(path, str) or "://" not in path:
             return None
         if not self.is_remote:
@@ -278,7 +279,7 @@ class Cluster:
                 "a folder, as tables of this process are saved without a "
                 "server that could upload them",
             )
-        # fsspec is asked for only here.
+        # Only URLs need fsspec.
         from tfswitch.remote.checkpoint import RemoteCheckpoint
 
         return RemoteCheckpoint(path, self.timeout)
@@ -294,31 +295,31 @@ class Cluster:
     ) -> dict[str, Any]:
         """Replaces tables by their saved rows, once all servers have read them.
 
-        A table that is not there is made as it was saved. One that is there
-        keeps its settings. Tables that are not named stay as they are. With all
-        tables work queues go on where they were, too.
+        A missing table is made as it was saved. A present table keeps its
+        settings. Tables that are not named stay as they are. With all tables,
+        work queues are restored, too.
 
         Args:
             path: A folder that `save` wrote, on this or another cluster, or a
                 URL below the servers' `--remote`.
             tables: Names, or table objects of this cluster; empty for all in
-                the checkpoint. Or a dict, from names in the checkpoint to those
-                that the tables get here.
+                the checkpoint. Or a dict, from names in the checkpoint to names
+                here.
             save: The number of the save. None: the newest that can be read; a
                 warning says so if newer ones are damaged.
-            state: What comes with the embeddings. "saved": optimizer state,
-                statistics and counts of admission, and a table whose optimizer
-                has another state is an error. "reset_if_different": the same,
-                but the optimizer state of such a table begins anew, and a
-                warning names it. "reset": embeddings alone; all else begins
-                anew.
+            state: The state to restore besides embeddings. "saved": optimizer
+                state, statistics and counts of admission; a table whose
+                optimizer has another state is an error.
+                "reset_if_different": the same, but a table whose optimizer has
+                another state starts with initial state, and a warning names it.
+                "reset": embeddings alone; all else starts from initial values.
             progress: As for `save`.
 
         Returns:
-            `{"tables": [the names that they have here], "num_rows": n, "save":
-            number}`, and where there are any "reset_tables": [names of those
-            whose optimizer state has begun anew], "skipped": [why newer saves
-            could not be restored].
+            `{"tables": [their names here], "num_rows": n, "save": number}`, and
+            if there are any "reset_tables": [names of tables that start with
+            initial optimizer state], "skipped": [why newer saves could not be
+            restored].
 
         Raises:
             ValueError: If an argument has a value that is not allowed, or two
@@ -376,28 +377,28 @@ class Cluster:
         if report["reset_tables"] and state != "reset":
             warnings.warn(
                 f"restored '{os.fspath(path)}' without the optimizer state of "
-                f"{', '.join(map(repr, report['reset_tables']))}, which begins "
-                "anew: it was saved by another optimizer",
+                f"{', '.join(map(repr, report['reset_tables']))}, because "
+                "another optimizer saved it; it starts from initial values",
                 RuntimeWarning,
                 stacklevel=2,
             )
         return _checkpoint_report(report)
 
     def reset_lost_tables(self) -> list[dict[str, Any]]:
-        """Goes on with tables that have lost rows, without those rows.
+        """Makes lost parts of tables again, without their rows.
 
-        A server that was restarted has no tables. Calls for a table of which a
-        server has lost its part then fail with one error that names both, until
-        a checkpoint is restored or this is called. The lost part is made again,
-        empty; rows of other servers stay. Other processes that use the table
-        get the error as well, and call this too to go on.
+        A server that was restarted has no tables. If a server has lost its part
+        of a table, calls for the table fail with an error that names both,
+        until a checkpoint is restored or this is called. The lost part is made
+        again, empty; rows of other servers stay. Other processes that use the
+        table get the error as well, and must call this too.
 
         Returns:
-            For each table that goes on `{"table": name, "shards": [indices of
-            the servers that had lost it], "num_lost_rows": n}`. The number is
-            that of the last count by `size`, `stats` or `save` of this process;
-            None if there was none. The list of shards is empty if another
-            process had made the table whole already.
+            For each such table `{"table": name, "shards": [indices of the
+            servers that had lost it], "num_lost_rows": n}`. The number is from
+            the last `size`, `stats` or `save` of this process; None if there
+            was none. The list of shards is empty if another process had made
+            the table whole already.
 
         Raises:
             ConnectionError, TimeoutError: If a server does not answer.
@@ -424,14 +425,14 @@ class Cluster:
 
         Later calls for the table fail with `KeyError`, or in graphs with
         `tf.errors.NotFoundError`, until a table of that name is made again.
-        Checkpoints stay; `save` wants to be told of it, with its own `drop`.
+        Checkpoints stay; name the table in `drop` of the next `save`.
 
         Args:
-            name: That of the table, or its object.
+            name: The name of the table, or its object.
 
         Raises:
-            KeyError: If there is no such table. The message names those there
-                are.
+            KeyError: If there is no such table. The message names the tables
+                that are there.
             ConnectionError, TimeoutError: If a server does not answer. The
                 message says whether the table may have been dropped.
 
@@ -489,7 +490,7 @@ class Cluster:
         return call(self._native, "GetServers")["servers"]
 
     def _group_stats(self, group: str) -> dict[str, Any]:
-        """A message GetGroupStatsResponse; KeyError if there is no group."""
+        """Returns a GetGroupStatsResponse; KeyError if there is no group."""
         return call(self._native, "GetGroupStats", group=group)
 
     def _list(self, name: str = "") -> list[dict[str, Any]]:
@@ -518,34 +519,35 @@ def connect(
             "grpc://host:port,host:port": servers, in shard order;
             "grpcs://host:port,host:port": the same over TLS;
             "grpc+unix:///path": one server on this machine;
-            "ray://NAME": those of `tfswitch.ray.start_servers`. When Ray starts
-            one again elsewhere, all that is connected goes there.
-        timeout: Longest wait of a call for a server, in seconds. None: that of
-            the environment variable TFSWITCH_TIMEOUT, else 30; for "ray://"
-            300, as Ray may need that long to start one again.
+            "ray://NAME": the servers of `tfswitch.ray.start_servers`. If Ray
+            restarts a server elsewhere, connections follow.
+        timeout: Longest wait of a call for a server, in seconds. None: the
+            value of the environment variable TFSWITCH_TIMEOUT, else 30; for
+            "ray://" 300, because Ray may need that long to restart a server.
         on_lost_tables: The reaction to a server that was restarted and has lost
             its part of a table. "fail": calls for the table fail, with
             `OSError`, or `tf.errors.DataLossError` in graphs, until a
             checkpoint is restored or `Cluster.reset_lost_tables` is called.
-            "recreate": calls go on with empty rows there, and a warning on the
-            error stream says so once. It holds for all that this process does
-            with this address and timeout, until the next `connect` to them.
+            "recreate": calls continue with empty rows there, and a warning on
+            stderr says so once. It holds for all calls of this process with
+            this address and timeout, until the next `connect` to them.
         tls: For "grpcs://" only. It holds for this cluster and its tables, also
-            in graphs, and for what this process does with the address alone,
-            such as saved models that it loads, until the next `connect` to it.
-            None: that of the `connect` before.
+            in graphs, and for other uses of the address by this process, such
+            as saved models that it loads, until the next `connect` to it.
+            None: the `tls` of the last `connect` to it.
             Fields that are None come from the environment variables
             TFSWITCH_TLS_CA, TFSWITCH_TLS_CERT, TFSWITCH_TLS_KEY and
             TFSWITCH_TLS_SERVER_NAME, if they are set.
-        token: For servers that ask for one (docs/access.md): the token, or a
-            `pathlib.Path` of a file with it, which is read again when it has
-            changed. It holds as `tls` does. None: that of the `connect` before,
-            else that of TFSWITCH_TOKEN or of the file TFSWITCH_TOKEN_FILE. It
-            goes over TLS, and over plaintext to this machine only.
+        token: For servers that require one (docs/access.md): the token, or a
+            `pathlib.Path` of a file with it, which is read again when it
+            changes. It holds as `tls` does. None: the `token` of the last
+            `connect` to it, else TFSWITCH_TOKEN or the file of
+            TFSWITCH_TOKEN_FILE. It is sent over TLS, and over plaintext only
+            within this machine.
 
     Returns:
         The cluster. As a context manager it closes at the end, and the former
-        default comes back.
+        default cluster is the default again.
 
     Raises:
         ValueError: If the address has none of these forms, or has a token in
@@ -577,7 +579,7 @@ def connect(
 
 
 def default_cluster() -> Cluster:
-    """Returns the cluster that tables use if they are given none."""
+    """Returns the cluster that tables use by default."""
     global _default
     with _lock:
         if _default is not None:
@@ -598,8 +600,9 @@ def cluster_of(
     """Returns the one cluster that all tables are in.
 
     Args:
-        tables: Table objects; names among them are of whichever it is.
-        cluster: That of the caller. None: that of the objects, or the default.
+        tables: Table objects, and names of tables in that cluster.
+        cluster: The cluster that the caller was given. None: that of the
+            objects, or the default.
 
     Raises:
         ValueError: If an object is of another cluster.
@@ -619,7 +622,7 @@ def cluster_of(
     if found is None:
         return default_cluster()
     if cluster is None and found.closed:
-        # Its tables live on; a connection to the same place may be open.
+        # Its tables stay in use; another connection to it may be open.
         with _lock:
             if _default is not None and _default.address == found.address:
                 return _default

@@ -13,8 +13,8 @@ _REDUCTIONS = ("mean", "sum")
 class Consistency:
     """How much workers that train one model wait for each other. Immutable.
 
-    Made by `asp`, `ssp` and `bsp`. A table and the worker that pushes to it
-    both have one; the worker's must be at least as strict.
+    Made by `asp`, `ssp` and `bsp`. A table has a consistency, and so has a
+    worker; the worker's must be at least as strict as that of its tables.
 
     Sources: BSP is Valiant's bulk-synchronous model (1990); SSP is Ho et al.,
     "More Effective Distributed ML via a Stale Synchronous Parallel Parameter
@@ -42,7 +42,7 @@ class Consistency:
 
     @classmethod
     def asp(cls) -> "Consistency":
-        """Gradients are applied as they arrive; nobody waits."""
+        """Applies gradients as they arrive; nobody waits."""
         return cls("asp")
 
     @classmethod
@@ -53,18 +53,18 @@ class Consistency:
             staleness: By how many steps a worker may be ahead, at least 0.
 
         Raises:
-            ValueError: If `staleness` is no such number.
+            ValueError: If `staleness` is out of range.
         """
         return cls("ssp", staleness=staleness)
 
     @classmethod
     def bsp(cls, reduction: str = "mean") -> "Consistency":
-        """The gradients of one step of all workers are applied together.
+        """Applies the gradients of all workers of one step together.
 
         Args:
-            reduction: "mean": weighted by the numbers of samples, so that N
-                workers train as one with the union of their batches, if losses
-                are means over the batch; or "sum".
+            reduction: "mean": gradients are weighted by the numbers of samples,
+                so that N workers train as one with the union of their batches,
+                if losses are means over the batch. Or "sum".
 
         Raises:
             ValueError: If `reduction` is neither.
@@ -88,7 +88,7 @@ _FIELDS = {field.name for field in dataclasses.fields(Consistency)}
 
 
 def get(identifier: Any) -> Consistency:
-    """Returns the consistency that a user means.
+    """Returns the consistency that a user's value means.
 
     Args:
         identifier: None for `Consistency.asp()`, "asp", "bsp", a `Consistency`,

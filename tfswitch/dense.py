@@ -18,19 +18,20 @@ from tfswitch.table import EmbeddingTable, _python_errors
 
 _MAX_BLOCK = 1024
 _MIN_BLOCK = 8
-# As many blocks even a small model has, to be cut evenly over servers.
+# Even a small model has this many blocks, to be cut evenly over servers.
 _MIN_BLOCKS = 256
 
 _POLL_SECS = 0.02
 
 
 class _Part(NamedTuple):
-    """Blocks of a table, in order.
+    """Some blocks of a table, in order.
 
     Attributes:
-        keys: Their keys.
-        sizes: Of each array, how many of its floats they hold: all, for those
-            that the part is of, else what shares a block with one of these.
+        keys: The keys of the blocks.
+        sizes: For each array, how many of its floats the blocks hold: all, for
+            the wanted arrays; for others, the floats that share a block with a
+            wanted array.
         padding: Floats after the last array.
     """
 
@@ -47,8 +48,8 @@ class DensePush(NamedTuple):
         gradients: One tensor per shape, or None for zeros.
         learning_rate: Scalar.
         global_step: int64 scalar.
-        arrays: The places of the arrays whose blocks are sent, in order, which
-            are all that have a gradient. None: of all.
+        arrays: The places of the arrays whose blocks are sent, in order: all
+            arrays that have a gradient. None: all.
     """
 
     table: "DenseTable"
@@ -117,7 +118,7 @@ class DenseTable:
     restored to any number of servers. Every server has a run of blocks, as even
     as virtual shards go (`cc/client/dense_keys.h`).
 
-    Making it again with the same arguments attaches to the one that is there.
+    Making a table again with the same arguments attaches to the present one.
     Thread-safe.
 
     Args:
@@ -127,7 +128,7 @@ class DenseTable:
             so all of them change as with Keras's optimizer. It must be
             elementwise: `tfswitch.optimizers.Optimizer.is_elementwise`.
         consistency: As for `tfswitch.EmbeddingTable`.
-        cluster: By default that of `tfswitch.connect`.
+        cluster: The cluster to use; by default that of `tfswitch.connect`.
 
     Raises:
         ValueError: If an argument is out of range, or the cluster has a table
@@ -169,7 +170,7 @@ class DenseTable:
         self._block = _block_size(self._size)
         self._num_blocks = -(-self._size // self._block)
         layout = ";".join(
-            # The name without the characters that part it from others.
+            # The name without the characters that separate it from others.
             f"{urllib.parse.quote(key)}:{'x'.join(map(str, shape)) or 'scalar'}"
             for key, shape in self._shapes.items()
         )
@@ -207,10 +208,10 @@ class DenseTable:
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate that the next push without one would have.
+        """The learning rate of the next push that gives none.
 
         A schedule gets the number of such pushes of this object so far. Setting
-        it replaces a constant rate.
+        the rate replaces a constant one.
         """
         return self._table.learning_rate
 
@@ -229,29 +230,28 @@ class DenseTable:
     def initialize(
         self, values: Sequence[Any], *, timeout_secs: float = 120.0
     ) -> bool:
-        """Sets first values, unless somebody else has set or restored them.
+        """Sets first values, unless they were set or restored already.
 
         If several workers call this, the first one's values count. The others
         wait until these are there.
 
         Args:
             values: One array per shape.
-            timeout_secs: Longest wait for the one that came first.
+            timeout_secs: Longest wait for the first worker's values.
 
         Returns:
             Whether these values were taken.
 
         Raises:
             ValueError: If `values` do not fit the shapes, or are NaN or Inf.
-            TimeoutError: If the values of the one that came first do not come,
-                or some are there and others are lost, because a server was
-                started again.
+            TimeoutError: If the first worker's values do not come, or some are
+                lost, because a server was restarted.
         """
         blocks = self._to_blocks_array(values)
         native = self._table._native
-        # The worker that sets the first block sets all. Where others are there
-        # without it, a server has lost its part: new values would be half of a
-        # model.
+        # The worker that sets the first block sets all. If other blocks are
+        # there without it, a server has lost its part: new values would be half
+        # of a model.
         if native.size() == 0 and native.assign_missing(
             self._keys[:1], blocks[:1]
         ):
@@ -265,14 +265,14 @@ class DenseTable:
         return self._table._native.size() >= self._num_blocks
 
     def wait_until_initialized(self, *, timeout_secs: float = 120.0) -> None:
-        """Waits for another process to initialise the table, or restore it.
+        """Waits until another process has initialised or restored the table.
 
         Args:
             timeout_secs: Longest wait.
 
         Raises:
-            TimeoutError: If the values do not come, or some are there and
-                others are lost, because a server was started again.
+            TimeoutError: If the values do not come, or some are lost, because a
+                server was restarted.
             ConnectionError: If a server does not answer.
         """
         native = self._table._native
@@ -285,7 +285,7 @@ class DenseTable:
                     f"{timeout_secs} s. The worker that initialises it has not "
                     "come or has died, or a server was started again and has "
                     "lost its part. Start that worker, restore a checkpoint, "
-                    "or start all servers anew"
+                    "or restart all servers"
                 )
             time.sleep(_POLL_SECS)
 
@@ -316,7 +316,7 @@ class DenseTable:
             gradients: One tensor per shape, or None for zeros.
             learning_rate: Scalar; by default that of the optimizer.
             global_step: int64 scalar: the number of the step, from 1, for
-                optimizers that go by it; by default this object counts.
+                optimizers that depend on it; by default this object counts.
 
         Returns:
             int64 scalar tensor: the number of blocks that took a step, 0 with
@@ -335,7 +335,7 @@ class DenseTable:
         learning_rate: Any = None,
         global_step: Any = None,
     ) -> tf.Tensor:
-        """Does `push`, and pushes to others in the same op."""
+        """Does `push`, and pushes to other tables in the same op."""
         rates = self._table._learning_rate
         rate = rates.read() if learning_rate is None else learning_rate
         step = rates.number() if global_step is None else global_step
@@ -355,7 +355,7 @@ class DenseTable:
         return pull_many([(self, None)])[0]
 
     def _part(self, arrays: Collection[int] | None) -> _Part:
-        """The blocks that hold some of the arrays."""
+        """Returns the blocks that hold some of the arrays."""
         if arrays is None:
             padding = self._num_blocks * self._block - self._size
             return _Part(self._keys, self._sizes, padding)
@@ -458,6 +458,6 @@ def _to_shape(key: Any, shape: Any) -> tuple[int, ...]:
 
 
 def _block_size(size: int) -> int:
-    """A power of two that cuts `size` floats into enough blocks."""
+    """Returns a power of two that cuts `size` floats into enough blocks."""
     wanted = max(1, size // _MIN_BLOCKS)
     return max(_MIN_BLOCK, min(_MAX_BLOCK, 1 << (wanted.bit_length() - 1)))

@@ -1,9 +1,9 @@
-"""Which rows go when a table is shrunk.
+"""Decides which rows are evicted when a table is shrunk.
 
-`EmbeddingTable.shrink` evicts the rows to which the table's policy applies; a
-policy with `every_secs` has the server do it by itself as well. A row is seen
-when it is made and when it is pushed to; lookups do not count. Ids that wait
-for admission go by the same ages and scores.
+`EmbeddingTable.shrink` evicts rows by the table's policy; with `every_secs` the
+server also does so by itself. A row is seen when it is made and when it is
+pushed to; lookups do not count. The ages and scores of ids that wait for
+admission count in the same way.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ class _Eviction(Policy):
 
 @dataclasses.dataclass(frozen=True)
 class Ttl(_Eviction):
-    """Rows that have not been seen for more than so many days.
+    """Evicts rows that were not seen for more than so many days.
 
     Args:
         delete_after_unseen_days: At least 0; fractions count, to three minutes.
@@ -54,7 +54,7 @@ class Ttl(_Eviction):
 
 @dataclasses.dataclass(frozen=True)
 class ShowClickScore(_Eviction):
-    """Rows whose score of shows and clicks, as of today, is below a threshold.
+    """Evicts rows whose score, on the present day, is below a threshold.
 
     The score is that of `tfswitch.statistics.ShowClick`. `AnyOf` with `Ttl` is
     the daily shrink of Paddle's CTR accessor.
@@ -71,7 +71,7 @@ class ShowClickScore(_Eviction):
 
 @dataclasses.dataclass(frozen=True)
 class L2Norm(_Eviction):
-    """Rows whose embedding has a Euclidean norm below `min_l2_norm`.
+    """Evicts rows whose embedding has a Euclidean norm below `min_l2_norm`.
 
     Args:
         min_l2_norm: At least 0.
@@ -85,15 +85,15 @@ class L2Norm(_Eviction):
 
 @dataclasses.dataclass(frozen=True)
 class MaxRows(_Eviction):
-    """Rows beyond `max_rows`.
+    """Evicts rows beyond `max_rows`.
 
-    Each server keeps its share of them. Among equals those go whose ids have
-    the least hashes.
+    Each server keeps its share of them. Among equals the ids with the least
+    hashes are evicted.
 
     Args:
         max_rows: At least 0.
-        order: Which go first: "lru", those seen longest ago, or "lfu", those
-            with the fewest occurrences.
+        order: The rows that are evicted first: "lru", those seen longest ago,
+            or "lfu", those with the fewest occurrences.
         every_secs: As for `Ttl`.
     """
 
@@ -113,7 +113,7 @@ class MaxRows(_Eviction):
 
 @dataclasses.dataclass(frozen=True)
 class AnyOf(_Eviction):
-    """Rows to which at least one of several policies applies.
+    """Evicts rows that at least one of several policies evicts.
 
     `MaxRows` counts the rows that the others leave.
 
@@ -166,11 +166,11 @@ _registry = Registry("eviction", Ttl, ShowClickScore, L2Norm, MaxRows, AnyOf)
 
 
 def get(identifier: Any) -> Any:
-    """Returns the policy that a user means.
+    """Returns the policy that a user's value means.
 
     Args:
         identifier: An object of this module, a config that `to_config`
-            returned, or None for none.
+            returned, or None for no policy.
 
     Raises:
         ValueError: If it is something else.

@@ -1,8 +1,8 @@
 """Ids from strings, one id space for several features, and collisions.
 
-A table knows only 64-bit integers. `hash_strings` makes them of strings, `pack`
-marks them with the feature that they are of, and `HashCollisions` counts how
-often two inputs got the same id.
+Tables use only 64-bit integers. `hash_strings` makes them of strings, `pack`
+adds the number of a feature, and `HashCollisions` counts how often two inputs
+got the same id.
 
 NumPy arrays give NumPy arrays; ragged and sparse tensors keep their structure;
 everything else gives tensors.
@@ -41,12 +41,12 @@ _FINGERPRINT_SALT = 0x243F6A8885A308D3
 def hash_strings(strings: Any, salt: int = 0) -> Any:
     """Hashes each string to an int64 id.
 
-    The hash is Fingerprint64 of FarmHash, which is fixed for good: it is the
-    same on every machine, in every version of TensorFlow and tfswitch, and in
-    other programs (`FARM_FINGERPRINT` of BigQuery, `farmhash` packages). The 64
-    bits are read as a signed number. With a salt it is the hash of the salt's 8
+    The hash is Fingerprint64 of FarmHash. It never changes: it is the same on
+    every machine, in every version of TensorFlow and tfswitch, and in other
+    programs (`FARM_FINGERPRINT` of BigQuery, `farmhash` packages). The 64 bits
+    are read as a signed number. With a salt it is the hash of the salt's 8
     bytes, the lowest first, followed by the string; then other strings collide.
-    It is no protection against people who choose strings that collide.
+    The hash gives no protection against people who choose strings that collide.
 
     Works in eager mode, in `tf.function` and in `tf.data` maps.
 
@@ -75,7 +75,7 @@ def hash_strings(strings: Any, salt: int = 0) -> Any:
     def hash_array(array: np.ndarray) -> np.ndarray:
         if array.dtype.kind not in "OSUT":
             _refuse_strings(array.dtype)
-        # NumPy in, NumPy out: also while a graph is being made.
+        # NumPy arrays give NumPy arrays, also while a graph is being made.
         with tf.init_scope():
             tensor = to_string_tensor(array, "hash_strings")
             return string_ops.hash_strings(tensor, salt=salt).numpy()
@@ -99,14 +99,14 @@ def pack(slot: Any, ids: Any, slot_bits: int = 12) -> Any:
 
         | slot: slot_bits | id: 64 - slot_bits |
 
-    So features share one table, and the same number in two features is two ids.
-    An id keeps its low 64 - slot_bits bits: a number below 2**52, with 12 bits
-    for the slot, comes back from `unpack`. A string keeps the low bits of its
-    hash, so that collisions within a slot are those of a hash of as many bits:
-    see `HashCollisions`.
+    So features can share one table: the same number in two features gives two
+    ids. An id keeps its low 64 - slot_bits bits: with 12 bits for the slot,
+    `unpack` returns a number below 2**52 unchanged. A string keeps the low bits
+    of its hash, so within a slot strings collide as with a shorter hash: see
+    `HashCollisions`.
 
     Works in eager mode, in `tf.function` and in `tf.data` maps; NumPy gives the
-    same numbers. In slots from 1 on nothing packs to 0, also not a padding of
+    same numbers. In slots from 1 on nothing packs to 0, not even a padding of
     0: pad after packing.
 
     Example:
@@ -121,8 +121,8 @@ def pack(slot: Any, ids: Any, slot_bits: int = 12) -> Any:
             broadcast with dense `ids`, such as one per column.
         ids: Integers or strings of any shape: a dense, ragged or sparse tensor,
             a NumPy array, a list or scalar.
-        slot_bits: Bits for the slot, 1 to 32. They are part of an id's meaning:
-            with another number all ids of a table are others.
+        slot_bits: Bits for the slot, 1 to 32. Another number changes all ids of
+            a table.
 
     Returns:
         int64 of the shape and kind of `ids`. From slot 2**(slot_bits - 1) on
@@ -131,8 +131,8 @@ def pack(slot: Any, ids: Any, slot_bits: int = 12) -> Any:
     Raises:
         ValueError: If `slot` or `slot_bits` is out of range, or `ids` are
             neither integers nor strings.
-        tf.errors.InvalidArgumentError: If a `slot` that only the running graph
-            knows is out of range.
+        tf.errors.InvalidArgumentError: If a `slot` that is only known when the
+            graph runs is out of range.
     """
     slot_bits = _SLOT_BITS.check("slot_bits", slot_bits)
     shift = 64 - slot_bits
@@ -162,7 +162,7 @@ def pack(slot: Any, ids: Any, slot_bits: int = 12) -> Any:
 
 
 def unpack(packed: Any, slot_bits: int = 12) -> tuple[Any, Any]:
-    """Takes apart the ids that `pack` made.
+    """Takes ids of `pack` apart.
 
     Args:
         packed: int64 of any shape, as `pack` takes ids.
@@ -212,11 +212,11 @@ def unpack(packed: Any, slot_bits: int = 12) -> tuple[Any, Any]:
 class HashCollisions:
     """Counts inputs that got the id of another input.
 
-    It sees inputs and their ids, in Python or on the way through a `tf.data`
-    pipeline, and keeps 16 bytes of each distinct input: the id, and a second
-    fingerprint of 64 bits that does not depend on the id. Two inputs count as
-    one only if both agree. An integer's second fingerprint is the number
-    itself, so their count is exact. Thread-safe.
+    It sees inputs and their ids, in Python or in a `tf.data` pipeline, and
+    keeps 16 bytes for each distinct input: the id, and a second fingerprint of
+    64 bits that does not depend on the id. Two inputs count as one only if both
+    are equal. An integer's second fingerprint is the number itself, so the
+    count is exact for integers. Thread-safe.
 
     Example:
 
@@ -237,9 +237,9 @@ class HashCollisions:
     Args:
         slot_bits: As for `pack`, if the ids come from there: inputs of two
             slots cannot collide. 0: the ids are hashes of 64 bits.
-        max_inputs: Counts so many distinct inputs at most, and after that none
-            that are new. 2**24 of them take 256 MiB, and up to three times as
-            much while they are sorted.
+        max_inputs: Largest number of distinct inputs; later new ones are not
+            counted. 2**24 of them take 256 MiB, and up to three times as much
+            while they are sorted.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -254,13 +254,13 @@ class HashCollisions:
         # Distinct pairs, sorted by id and then by fingerprint.
         self._ids = np.zeros(0, np.int64)
         self._fingerprints = np.zeros(0, np.int64)
-        # Pairs that have not been sorted in.
+        # Pairs that are not sorted in yet.
         self._pending: list[tuple[np.ndarray, np.ndarray]] = []
         self._num_pending = 0
         self._is_full = False
 
     def count(self, inputs: Any, ids: Any) -> Any:
-        """Counts inputs and returns their ids as they are.
+        """Counts inputs and returns their ids unchanged.
 
         In a graph they are counted when it runs and the result is used, in the
         process that called this.
@@ -377,7 +377,7 @@ class HashCollisions:
             self._is_full = True
         if excess > 0:
             new = np.flatnonzero(distinct & (order >= known))
-            # The latest go.
+            # The latest are dropped.
             latest = new[np.argsort(order[new])[len(new) - excess :]]
             distinct[latest] = False
         self._ids, self._fingerprints = ids[distinct], fingerprints[distinct]

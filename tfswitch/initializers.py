@@ -90,7 +90,7 @@ class RandomNormal(Initializer):
 
 @dataclasses.dataclass(frozen=True)
 class TruncatedNormal(RandomNormal):
-    """Normal, redrawn where it is beyond two standard deviations."""
+    """Normal; values beyond two standard deviations are drawn again."""
 
     _KIND = "truncated_normal"
 
@@ -126,13 +126,13 @@ def is_known(name: str) -> bool:
 
 
 def get(identifier: Any, argument: str = "initializer") -> Initializer:
-    """Returns the initializer that a user means.
+    """Returns the initializer that a user's value means.
 
     Args:
         identifier: A name such as "uniform", an initializer of this module, a
             Keras initializer of the same kind, or a config that `to_config`
             returned.
-        argument: Its name, for the error.
+        argument: The name of the argument, for the error.
 
     Raises:
         ValueError: If there is no such initializer.

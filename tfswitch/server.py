@@ -12,8 +12,8 @@ from tfswitch._ranges import bad_argument, is_number
 class Server:
     """One shard of a cluster, served over gRPC from this process.
 
-    For production run the `tfswitch-server` program (or `python -m tfswitch
-    serve`), which is the same without Python.
+    In production run the program `tfswitch-server` (or `python -m tfswitch
+    serve`), which does the same without Python.
 
     Args:
         address: "host:port" to listen on, port 0 for any free one, or
@@ -23,15 +23,16 @@ class Server:
         num_threads: Threads that serve; 0 for one per core.
         max_message_bytes: Longest message; 0 for 1 GiB.
         checkpoint_root: The folder below which clients may save and restore.
-            Relative paths of theirs are taken from it. None: the current
-            folder, unless that is "/"; then saves are refused.
+            Their relative paths start there. None: the current folder, unless
+            that is "/"; then saves are refused.
         limits: The other bounds of the server, by the names of the flags of
-            `tfswitch-server`, such as `{"max_buffer_bytes": 1 << 30}`. The
-            others keep their defaults.
-        tls: With it clients must connect to "grpcs://"; with its `ca` they
-            must show a certificate. None: plaintext.
+            `tfswitch-server`, such as `{"max_buffer_bytes": 1 << 30}`. Others
+            keep their defaults.
+        tls: The server's TLS files. With them clients must connect to
+            "grpcs://"; with its `ca` they must show a certificate. None:
+            plaintext.
         token_file: The file of `tfswitch token create`; clients must show one
-            of its tokens (docs/access.md). None: they need none.
+            of its tokens (docs/access.md). None: clients need no token.
         insecure: Serve on an address that other machines can reach, although
             there is no TLS, or neither `token_file` nor `ca`.
 
@@ -99,10 +100,10 @@ class Server:
 
     @property
     def address(self) -> str:
-        """The address that clients connect to, with the port that was bound.
+        """The address that clients connect to, with the actual port.
 
         Raises:
-            RuntimeError: If the server does not run.
+            RuntimeError: If the server is not running.
         """
         if self._native is None:
             raise RuntimeError(
@@ -112,15 +113,15 @@ class Server:
         return self._native.address
 
     def start(self) -> "Server":
-        """Binds the address and serves; does nothing if it runs.
+        """Binds the address and serves; does nothing if it is running.
 
         Returns:
             This server.
 
         Raises:
-            ValueError: If the address is malformed, or other machines can reach
-                it and nothing keeps them out, there is no such limit, or a
-                file cannot be used.
+            ValueError: If the address is malformed, if other machines can reach
+                it and nothing keeps them out, if there is no limit of that
+                name, or if a file cannot be used.
             ConnectionError: If the address cannot be bound.
         """
         if self._native is None:
@@ -128,7 +129,7 @@ class Server:
         return self
 
     def stop(self, grace: float = 5.0) -> None:
-        """Stops serving; tables are gone. Does nothing if it does not run.
+        """Stops serving and frees the tables. Does nothing if it is stopped.
 
         Args:
             grace: How long running calls may take to end, in seconds.

@@ -1,7 +1,7 @@
 """The counts that a table keeps of the use of its rows.
 
-Counts come with pushes. They lie behind the row's optimizer state, go into
-checkpoints with it, and decide about admission and eviction.
+Pushes bring the counts. They lie behind the row's optimizer state, are saved
+with it, and are the basis of admission and eviction.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from tfswitch._ranges import NonNegative, Share
 
 @dataclasses.dataclass(frozen=True)
 class Usage(Policy):
-    """How often a row was pushed to, and when last: 8 bytes a row.
+    """Counts how often a row was pushed to, and when last: 8 bytes a row.
 
     `count` is the number of occurrences of the id in batches, exact up to 2^24;
     `last_seen_day` is in days since 1970, to three minutes.
@@ -30,11 +30,11 @@ class ShowClick(Policy):
 
         score = (show - click) * nonclk_coeff + click * click_coeff
 
-    With each day that passes show and click are multiplied by
-    `show_click_decay_rate`: not by a pass over the table, but when the row is
-    touched or looked at next, which gives the same numbers. `delta_score` sums
-    the scores of pushes and does not decay. Rules and defaults are those of
-    Paddle's CTR accessor (`the_one_ps.proto`, `ctr_accessor.cc`).
+    Each day multiplies show and click by `show_click_decay_rate`. A row is
+    decayed when it is pushed to or read, and not by a pass over the table.
+    `delta_score` sums the scores of pushes and does not decay. Rules and
+    defaults are those of Paddle's CTR accessor (`the_one_ps.proto`,
+    `ctr_accessor.cc`).
 
     Args:
         nonclk_coeff: The worth of a show without a click, at least 0.
@@ -67,11 +67,11 @@ _registry = Registry("statistics", Usage, ShowClick)
 
 
 def get(identifier: Any) -> Usage | ShowClick | None:
-    """Returns the statistics that a user means.
+    """Returns the statistics that a user's value means.
 
     Args:
         identifier: An object of this module, a config that `to_config`
-            returned, or None for none.
+            returned, or None for no statistics.
 
     Raises:
         ValueError: If it is something else.
@@ -80,7 +80,7 @@ def get(identifier: Any) -> Usage | ShowClick | None:
 
 
 def width(statistics: Usage | ShowClick | None) -> int:
-    """Returns how many floats of a row they take: its last slots."""
+    """Returns how many floats of a row, its last slots, the counts take."""
     if statistics is None:
         return 0
     return 5 if isinstance(statistics, ShowClick) else 2

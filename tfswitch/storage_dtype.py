@@ -1,4 +1,4 @@
-"""How a table keeps its rows in memory."""
+"""The types of a table's rows in memory."""
 
 import dataclasses
 import weakref
@@ -13,7 +13,7 @@ from tfswitch._said_once import warn_once
 _TYPES = ("float32", "float16", "bfloat16")
 _ROUNDINGS = ("stochastic", "nearest")
 
-# They divide by the root of a mean of squares of gradients.
+# Optimizers that divide by the root of a mean of squares of gradients.
 _MEANS_OF_SQUARES = (
     optimizers_lib.Adadelta,
     optimizers_lib.Adam,
@@ -30,14 +30,12 @@ class StorageDtype(Policy):
 
     Rounding to nearest loses a step that is smaller than half of the last bit,
     each time again: with bfloat16 a step that changes a weight by less than
-    1/512 of it. Stochastic rounding takes such a step up or down by chance so
-    that the expected value is exact, as in "Deep Learning with Limited
-    Numerical Precision" (arXiv 1502.02551). The draw depends on the table's
-    seed, the id and the number of the step: the same training run gives the
-    same rows.
-
-    With nearest rounding moving averages in 16-bit slots freeze likewise.
-    (Pushes in graphs of TensorFlow 1 have no number; the table draws one.)
+    1/512 of it. Moving averages in 16-bit slots freeze likewise. Stochastic
+    rounding rounds up or down at random, so that the expected value is exact,
+    as in "Deep Learning with Limited Numerical Precision" (arXiv 1502.02551).
+    The draw depends on the table's seed, the id and the number of the step, so
+    a repeated training run gives the same rows. (Pushes in graphs of TensorFlow
+    1 have no number; the table draws one.)
 
     New and assigned rows are rounded to nearest. Finite numbers beyond the
     range of float16 (65,504) are stored as the largest one.
@@ -46,9 +44,10 @@ class StorageDtype(Policy):
         embeddings: "float32", "float16" (11 significant bits, from 6e-8 to
             65,504) or "bfloat16" (8 significant bits, the range of float32).
         slots: The same for the optimizer's state per coordinate. Its state per
-            row (Adam's count of steps) and statistics stay float32. Means of
-            squares underflow in float16, which makes steps of Adam and its like
-            far too long: a table warns of it. Take bfloat16.
+            row (Adam's count of steps) and statistics stay float32. Use
+            bfloat16: means of squares underflow in float16, which makes steps
+            of Adam and similar optimizers far too long, and a table warns of
+            it.
         rounding: "stochastic" or "nearest".
 
     Raises:
@@ -80,7 +79,7 @@ class StorageDtype(Policy):
                 raise bad_argument(name, value, f"one of {names}")
             object.__setattr__(self, name, value)
         if self.embeddings == self.slots == "float32":
-            # Nothing is rounded, so that types that say it are equal.
+            # Nothing is rounded, so that objects for plain float32 are equal.
             object.__setattr__(self, "rounding", "stochastic")
 
     def to_table_config(self) -> dict[str, Any]:
@@ -94,7 +93,7 @@ _FIELDS = {field.name for field in dataclasses.fields(StorageDtype)}
 
 
 def get(identifier: Any) -> StorageDtype:
-    """Returns the storage dtype that a user means.
+    """Returns the storage dtype that a user's value means.
 
     Args:
         identifier: A `StorageDtype`; the type of the embeddings, with float32
@@ -127,7 +126,7 @@ def warn_of_slots(
     optimizer: optimizers_lib.Optimizer,
     cluster: Any,
 ) -> None:
-    """Warns if an optimizer's slots do not do, once for the tables alike."""
+    """Warns if slots are too narrow for an optimizer, once for equal tables."""
     rules = (
         [rule for _, rule in optimizer.parts]
         if isinstance(optimizer, optimizers_lib.Segments)
@@ -161,7 +160,7 @@ def warn_of_slots(
 
 
 def _has_mean_of_squares(rule: optimizers_lib.Optimizer) -> bool:
-    # PaddleSharedAdam has one for the row, which stays float32.
+    # PaddleSharedAdam has one mean per row, which stays float32.
     return isinstance(rule, _MEANS_OF_SQUARES) and not isinstance(
         rule, optimizers_lib.PaddleSharedAdam
     )

@@ -14,7 +14,7 @@
 namespace tfswitch {
 namespace {
 
-// The file may be all that `tfswitch token create` has printed.
+// The file may be the whole output of `tfswitch token create`.
 constexpr size_t kMaxFileBytes = 64 << 10;
 
 absl::string_view LastLine(absl::string_view text) {

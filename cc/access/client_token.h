@@ -15,30 +15,30 @@
 
 namespace tfswitch {
 
-// Where a client has its token from: one of the two, or neither.
+// The source of a client's token: a text, a file, or neither.
 struct TokenSource {
   std::string text;
-  std::string file;  // Its last line that is not empty.
+  std::string file;  // The token is its last line that is not empty.
 
   friend bool operator==(const TokenSource& a, const TokenSource& b) {
     return a.text == b.text && a.file == b.file;
   }
 };
 
-// With that of the environment (TFSWITCH_TOKEN, TFSWITCH_TOKEN_FILE) in place
-// of none, and with the path from the root.
+// Replaces an empty source by the environment's (TFSWITCH_TOKEN,
+// TFSWITCH_TOKEN_FILE), and makes the path absolute.
 TokenSource WithTokenEnvironment(TokenSource source);
 
 // Thread-safe.
 class ClientToken {
  public:
-  // Null if the source has none. InvalidArgument, without the token, if it is
-  // none, or both are given, or the file cannot be read.
+  // Null if the source is empty. InvalidArgument, without the token, if the
+  // token is malformed, or both are given, or the file cannot be read.
   static absl::StatusOr<std::shared_ptr<ClientToken>> Open(
       const TokenSource& source);
 
-  // As the file says, which is at most a second old; `now`: at once. Where it
-  // cannot be read any more, the token of before, and a warning on stderr says
+  // The token, which is at most a second old; with `now` it is read now. If the
+  // file cannot be read any more, the last token, and a warning on stderr says
   // so once.
   std::string Get(bool now = false);
 

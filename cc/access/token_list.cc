@@ -94,7 +94,7 @@ absl::Status TokenList::Read(bool now) {
 
 absl::StatusOr<std::shared_ptr<const KnownToken>> TokenList::Find(
     absl::string_view token) {
-  // One that has just been made may not be known yet.
+  // A token that was just created may not be known yet.
   absl::StatusOr<std::shared_ptr<const KnownToken>> found =
       FindIn(*ReadTokens(/*now=*/false), token);
   return found.ok() ? found : FindIn(*ReadTokens(/*now=*/true), token);
@@ -115,7 +115,7 @@ std::shared_ptr<const TokenList::Tokens> TokenList::ReadTokens(bool now) {
 
 absl::StatusOr<std::shared_ptr<const KnownToken>> TokenList::FindIn(
     const Tokens& tokens, absl::string_view token) {
-  // One error for all that is not known: no caller learns which ids there are.
+  // The same error for all unknown tokens: no caller learns which ids exist.
   const absl::Status unknown = absl::UnauthenticatedError(
       "the server does not know this token; it may have been revoked");
   const absl::StatusOr<absl::string_view> id = TokenId(token);

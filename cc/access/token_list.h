@@ -1,4 +1,4 @@
-// The tokens that a server knows, as its token file says at any time.
+// The tokens of a server, kept up to date with its token file.
 
 #ifndef TFSWITCH_CC_ACCESS_TOKEN_LIST_H_
 #define TFSWITCH_CC_ACCESS_TOKEN_LIST_H_
@@ -21,23 +21,23 @@
 
 namespace tfswitch {
 
-// What the calls with one token take at the moment. It outlives the exchange of
-// its record.
+// The calls, bytes and rows that one token takes at present. It outlives the
+// exchange of its record.
 //
 // Thread-safe.
 class TokenUse {
  public:
-  // ResourceExhausted, naming the limit, if it would be a call too many. After
-  // OK the caller must Leave().
+  // ResourceExhausted, naming the limit, for a call too many. After OK the
+  // caller must Leave().
   absl::Status Enter(const TokenRecord& record);
-  // Counts bytes of a call that is inside. ResourceExhausted, naming the limit,
-  // if they are too many; they count nevertheless.
+  // Counts bytes of a running call. ResourceExhausted, naming the limit, if
+  // they are too many; they count nevertheless.
   absl::Status Add(const TokenRecord& record, uint64_t bytes);
-  // `bytes` are all that the call has added.
+  // `bytes` are all bytes that the call has added.
   void Leave(uint64_t bytes);
 
-  // Whether there is room for `num_new` rows, which then count. What `count`
-  // returned is at most a tenth of a second old, but for `now`.
+  // Whether there is room for `num_new` rows, which then count. The result of
+  // `count` may be reused for a tenth of a second, unless `now`.
   bool ReserveRows(const TokenRecord& record, size_t num_new, bool now,
                    const std::function<int64_t()>& count);
 
@@ -47,11 +47,11 @@ class TokenUse {
 
   Mutex mutex_;
   absl::Time next_count_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
-  // Those that were counted, and those for which room was asked since.
+  // The counted rows, and those reserved since.
   uint64_t num_rows_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-// A token that was shown, and is good.
+// A valid token that was shown.
 struct KnownToken {
   TokenRecord record;
   std::shared_ptr<TokenUse> use;
@@ -64,10 +64,10 @@ class TokenList {
   static absl::StatusOr<std::unique_ptr<TokenList>> Open(
       const std::string& path);
 
-  // Unauthenticated, without the token, if it is not one of the file, or has
-  // expired. One that has been revoked may be good for a second more. While the
-  // file is missing or damaged, the tokens of before count, and a warning on
-  // stderr says so once.
+  // Unauthenticated, without the token, if the file does not have it, or it has
+  // expired. A revoked token may be valid for a second more. While the file is
+  // missing or damaged, the last tokens count, and a warning on stderr says so
+  // once.
   absl::StatusOr<std::shared_ptr<const KnownToken>> Find(
       absl::string_view token);
 
@@ -81,7 +81,7 @@ class TokenList {
   static absl::StatusOr<std::shared_ptr<const KnownToken>> FindIn(
       const Tokens& tokens, absl::string_view token);
 
-  // Those of the file, which may be a second old, but for `now`.
+  // The tokens of the file, up to a second old unless `now`.
   std::shared_ptr<const Tokens> ReadTokens(bool now);
   // Brings tokens_ up to date.
   absl::Status Read(bool now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -1,5 +1,5 @@
-// A secret has 256 random bits, so one SHA-256 of a token is enough: there is
-// nothing to guess that salt or many rounds would slow down.
+// A secret has 256 random bits, so one SHA-256 of a token is enough: nobody can
+// guess it, so salt or many rounds would not help.
 
 #include "cc/access/tokens.h"
 
@@ -35,7 +35,7 @@ bool IsHex(absl::string_view text, size_t size) {
          });
 }
 
-// The field; null if there is none.
+// Returns the field; null if there is none.
 const Json* Find(const Json& object, const char* name) {
   const auto found = object.find(name);
   return found == object.end() ? nullptr : &*found;
@@ -104,7 +104,7 @@ absl::StatusOr<TokenRecord> ReadRecord(const Json& object) {
                                 "max_calls_in_flight",
                                 "max_request_bytes"};
   for (const auto& [name, value] : object.items()) {
-    // An entry that is ignored may be a limit that somebody counts on.
+    // An ignored entry might be a limit that somebody relies on.
     if (known->count(name) == 0) {
       return absl::InvalidArgumentError(absl::StrCat(
           "'", absl::CHexEscape(name.substr(0, 32)), "' is not known"));
@@ -224,7 +224,7 @@ absl::Status CheckIsNoToken(absl::string_view name, absl::string_view path) {
 }
 
 std::optional<TokenHash> HashToken(absl::string_view token) {
-  // A new context for each would cost more than the hash.
+  // A new context for each hash would cost more than the hash.
   thread_local const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)>
       context(EVP_MD_CTX_new(), &EVP_MD_CTX_free);
   static const EVP_MD* const sha256 = EVP_MD_fetch(nullptr, "SHA256", nullptr);
@@ -244,14 +244,14 @@ bool AreEqual(const TokenHash& a, const TokenHash& b) {
 }
 
 bool MatchesPattern(absl::string_view pattern, absl::string_view name) {
-  // The end of the character of UTF-8 that begins at `n`.
+  // The end of the UTF-8 character that begins at `n`.
   const auto end_of_character = [&](size_t n) {
     do {
       ++n;
     } while (n < name.size() && (name[n] & 0xC0) == 0x80);
     return n;
   };
-  // Where the last '*' stands, and the end of what it has taken so far.
+  // The place of the last '*', and the end of the text that it matches so far.
   size_t star = pattern.npos, taken = 0;
   size_t p = 0, n = 0;
   while (n < name.size()) {

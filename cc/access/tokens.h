@@ -24,20 +24,20 @@ inline constexpr size_t kMaxTokenFileBytes = 4 << 20;
 // SHA-256.
 using TokenHash = std::array<unsigned char, 32>;
 
-// What the calls with one token may take together on one server.
+// Limits of all calls with one token together, on one server.
 struct TokenQuota {
   static constexpr uint64_t kNone = std::numeric_limits<uint64_t>::max();
 
-  uint64_t max_rows = kNone;  // Of all tables that the token may use.
+  uint64_t max_rows = kNone;  // In all tables that the token may use.
   uint64_t max_tables = kNone;
   uint64_t max_bytes_in_flight = kNone;  // Requests and answers.
   uint64_t max_calls_in_flight = kNone;
-  uint64_t max_request_bytes = kNone;  // Of one request.
+  uint64_t max_request_bytes = kNone;  // For each request.
 };
 
 // The record of a token.
 struct TokenRecord {
-  std::string id;  // Public: the part of the token that names it.
+  std::string id;  // The public part of the token, which names it.
   TokenHash hash = {};
   v1::Role role = v1::ROLE_UNSPECIFIED;
   std::vector<std::string> tables;  // Patterns; see MatchesPattern().
@@ -48,28 +48,28 @@ struct TokenRecord {
   bool MayUseAll() const;
 };
 
-// Records with different ids. InvalidArgument naming the place, without what
-// stands there if that may be a secret.
+// Parses records with different ids. InvalidArgument naming the place, but not
+// its text if that may be a secret.
 absl::StatusOr<std::vector<TokenRecord>> ParseTokenFile(absl::string_view text);
 
-// "tfswitch_ID_SECRET": the id in it; InvalidArgument, without the text, if it
-// has another form.
+// The id in "tfswitch_ID_SECRET"; InvalidArgument, without the text, for
+// another form.
 absl::StatusOr<absl::string_view> TokenId(absl::string_view token);
 
-// Whether a token, or the begin of one, is in the text.
+// Whether the text contains a token, or the beginning of one.
 bool HasToken(absl::string_view text);
 
-// InvalidArgument, without the path, if it has a token. `name` is that of the
-// setting.
+// InvalidArgument, without the path, if it contains a token. `name` is the name
+// of the setting.
 absl::Status CheckIsNoToken(absl::string_view name, absl::string_view path);
 
-// nullopt if the system gives no memory for it.
+// nullopt if the system has no memory for it.
 std::optional<TokenHash> HashToken(absl::string_view token);
 
 // Takes the same time wherever they differ.
 bool AreEqual(const TokenHash& a, const TokenHash& b);
 
-// '*' stands for any text, '?' for any one character, all else for itself.
+// '*' matches any text, '?' any one character, all else itself.
 bool MatchesPattern(absl::string_view pattern, absl::string_view name);
 
 // "read", "train" or "admin".

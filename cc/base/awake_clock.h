@@ -1,6 +1,6 @@
-// A clock for leases, which stands still while this process does not run: it is
-// stopped, or its virtual machine is moved. Those who renew a lease cannot do
-// it then, and must not lose it.
+// A clock for leases, which stands still while this process does not run,
+// because it is stopped or its virtual machine is moved. Workers cannot renew a
+// lease then, and must not lose it.
 
 #ifndef TFSWITCH_CC_BASE_AWAKE_CLOCK_H_
 #define TFSWITCH_CC_BASE_AWAKE_CLOCK_H_
@@ -9,7 +9,7 @@
 
 namespace tfswitch {
 
-// Leaves out all but `kLongestStep` of each time in which nobody calls Tick().
+// If nobody calls Tick() for some time, counts at most `kLongestStep` of it.
 //
 // Thread-compatible.
 class AwakeTime {
@@ -19,7 +19,7 @@ class AwakeTime {
   explicit AwakeTime(absl::Time now) : last_tick_(now) {}
 
   void Tick(absl::Time now);
-  // Never less than before, if `now` never is.
+  // Never decreases if `now` does not.
   absl::Time At(absl::Time now) const;
 
  private:
@@ -27,8 +27,8 @@ class AwakeTime {
   absl::Duration left_out_;
 };
 
-// Only differences mean something, and those to SteadyNow() do not. A thread of
-// this process ticks from the first call.
+// Use only differences, and not with SteadyNow(). A thread of this process
+// ticks from the first call on.
 absl::Time AwakeNow();
 
 }  // namespace tfswitch

@@ -1,9 +1,9 @@
 // The fields of configs, each described once.
 //
 // A config is a struct with a function Fields(), which lists its fields.
-// Equality, validation, JSON and protos go by this list. Where one thing has
-// several kinds, as optimizers have, each is such a struct with its name,
-// kName, and a std::variant of them holds the one that was chosen.
+// Equality, validation, JSON and protos are made from this list. If a setting
+// has several kinds, as optimizers have, each kind is one such struct with its
+// name, kName, and a std::variant of them holds the chosen one.
 
 #ifndef TFSWITCH_CC_BASE_CONFIG_FIELDS_H_
 #define TFSWITCH_CC_BASE_CONFIG_FIELDS_H_
@@ -36,7 +36,7 @@ inline constexpr double kMax = std::numeric_limits<float>::max();
 inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 inline constexpr FieldRange kFlag{"true or false", 0.0, 1.0};
 inline constexpr FieldRange kUnit{"a number in [0, 1]", 0.0, 1.0};
-// For coefficients of moving averages: 1 would never forget and divide by 0.
+// For coefficients of moving averages: with 1 they would divide by 0.
 inline constexpr FieldRange kDecay{"a number in [0, 1)", 0.0, 1.0, false, true};
 inline constexpr FieldRange kRate{"a number in (0, 1]", 0.0, 1.0, true};
 inline constexpr FieldRange kNonNegative{"a finite number >= 0", 0.0, kMax};
@@ -105,14 +105,14 @@ inline bool IsIn(double value, const FieldRange& range) {
   return from && to;
 }
 
-// A field with a value out of its range.
+// A field whose value is out of range.
 struct FieldFault {
   std::string name;
   const char* expected;
   std::string got;
 };
 
-// The first one, if there is one.
+// The first fault, if there is one.
 template <typename Struct>
 std::optional<FieldFault> FindFault(const Struct& config) {
   std::optional<FieldFault> fault;
@@ -123,7 +123,7 @@ std::optional<FieldFault> FindFault(const Struct& config) {
   });
   return fault;
 }
-// The same of the kind that was chosen, with its name before the field's.
+// The same for the chosen kind, with its name before the field's.
 template <typename... Kinds>
 std::optional<FieldFault> FindFault(const std::variant<Kinds...>& kind) {
   return std::visit(

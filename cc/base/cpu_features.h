@@ -1,10 +1,10 @@
-// Which instruction set the kernels of this process use.
+// The instruction set that the kernels of this process use.
 //
 // Kernels exist twice, for the baseline of the platform ("scalar") and for
 // AVX2, and give the same bits. The choice is made once, at the first call:
-// AVX2 where the processor has it, unless the environment variable
-// TFSWITCH_SIMD says `scalar` or `avx2`. A value that is unknown, or that this
-// processor or build cannot do, is logged and the best supported level is used.
+// AVX2 if the processor has it, unless the environment variable TFSWITCH_SIMD
+// says `scalar` or `avx2`. If its value is unknown, or not possible on this
+// processor or build, this is logged and the best supported level is used.
 
 #ifndef TFSWITCH_CC_BASE_CPU_FEATURES_H_
 #define TFSWITCH_CC_BASE_CPU_FEATURES_H_
@@ -18,12 +18,12 @@ enum class SimdLevel { kScalar, kAvx2 };
 // "scalar" or "avx2".
 absl::string_view SimdLevelName(SimdLevel level);
 
-// The best level that this processor and this build can do. Always kScalar
-// under ThreadSanitizer, which has to see each memory access.
+// The best level of this processor and this build. Always kScalar under
+// ThreadSanitizer, which has to see each memory access.
 SimdLevel BestSimdLevel();
 
-// The level that a wish, as TFSWITCH_SIMD would give it, leads to. Null and
-// empty mean no wish.
+// The level for a value of TFSWITCH_SIMD. Null and empty mean that it is not
+// set.
 SimdLevel ResolveSimdLevel(const char* wish);
 
 // ResolveSimdLevel(getenv("TFSWITCH_SIMD")), decided once per process.

@@ -247,7 +247,8 @@ absl::Status WriteDirectly(int fd, const std::string& path,
   const auto flush = [&]() -> absl::Status {
     size_t done = 0;
     while (is_direct && done < size) {
-      // Of less than a page, after a short write, too.
+      // O_DIRECT writes whole pages only: the end, and the rest after a short
+      // write, go without it.
       is_direct = (size - done) % kPageBytes == 0;
       if (!is_direct) break;
       const ssize_t written = write(fd, buffer.data() + done, size - done);

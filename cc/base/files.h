@@ -1,4 +1,4 @@
-// Files that are there whole or not at all, and files as memory.
+// Writes files whole or not at all, and maps files as memory.
 
 #ifndef TFSWITCH_CC_BASE_FILES_H_
 #define TFSWITCH_CC_BASE_FILES_H_
@@ -31,17 +31,17 @@ std::string FileNameOf(absl::string_view text);
 // be part of a file name: 1 to 64 letters, digits, '-' and '_'.
 absl::Status CheckId(absl::string_view what, absl::string_view id);
 
-// The folder that a server takes clients' paths from if it is given none: that
-// it was started in, or "" if that is "/".
+// The default folder for clients' paths: the folder in which the server was
+// started, or "" if that is "/".
 std::string DefaultRoot();
 
-// `path`, taken from the current folder.
+// Makes `path` absolute; a relative one starts at the current folder.
 std::string AbsolutePath(const std::string& path);
 
-// The folder that a client's `path` means: it is taken from `root`, a
-// folder. PermissionDenied if it would be elsewhere: an absolute path not below
-// `root`, a ".." in it, or a symbolic link, in the path or up to two levels
-// below it, that leads away.
+// The folder of a client's `path`, which starts at the folder `root`.
+// PermissionDenied if it would be outside: an absolute path not below `root`, a
+// ".." in it, or a symbolic link that leads away, in the path or up to two
+// levels below it.
 absl::StatusOr<std::string> ResolveBelow(const std::string& root,
                                          const std::string& path);
 
@@ -55,7 +55,7 @@ absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& folder);
 // Makes a folder and those above it, unless it is there, flushed to the disk.
 absl::Status CreateFolders(const std::string& folder);
 
-// Tells whether a file has been exchanged or written to.
+// Tells whether a file was replaced or written to.
 struct FileStamp {
   uint64_t device = 0;
   uint64_t inode = 0;
@@ -76,11 +76,11 @@ absl::StatusOr<int> OpenRegularFile(const std::string& path);
 // survive a crash.
 absl::Status SyncFolder(const std::string& folder);
 
-// Memory that begins with a page and has whole ones, for files of which the
-// system keeps no copy in its own.
+// Page-aligned memory of whole pages, for files that bypass the system's page
+// cache.
 class PageBuffer {
  public:
-  // False, with what it has, if there is no memory for so much.
+  // False if there is no memory for it; the present memory stays.
   bool Reserve(size_t bytes);
   char* data() const { return data_.get(); }
   size_t capacity() const { return capacity_; }
@@ -94,14 +94,14 @@ class PageBuffer {
 };
 
 // Reads `size` bytes from the beginning of an open file into `buffer`, which
-// has room for them. OutOfRange if the file is shorter. A long file goes past
-// the system's memory, where the file system can do that.
+// has room for them. OutOfRange if the file is shorter. A long file bypasses
+// the page cache, if the file system can do that.
 absl::Status ReadFromStart(int fd, const std::string& path, size_t size,
                            const PageBuffer& buffer);
 
-// Writes `pieces` to a temporary name in the same folder, which no other writer
-// has, flushes it to the disk and renames it to `path`. A long file goes past
-// the system's memory: a copy there would cost as much as all the rest of a
+// Writes `pieces` to a temporary file in the same folder, whose name no other
+// writer uses, flushes it to the disk and renames it to `path`. A long file
+// bypasses the page cache: a copy there would cost as much as the rest of a
 // save, and take memory from rows.
 absl::Status WriteFileAtomically(
     const std::string& path, absl::Span<const absl::Span<const char>> pieces);
@@ -113,14 +113,14 @@ absl::Status WriteFileAtomically(const std::string& path,
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path,
                                           size_t max_bytes);
 
-// A folder that one writer at a time has, of all processes that ask for this
-// lock.
+// A lock of a folder: of all processes that use it, one at a time may write
+// there.
 class FolderLock {
  public:
-  // Waits at most `wait` for the writer that has it; then Aborted. Null on file
-  // systems that have no locks: there nobody else may write. Says on stderr
-  // after a second that it waits. An error of `interrupt` ends the wait with
-  // it.
+  // Waits at most `wait` for the present writer; then Aborted. Null on file
+  // systems without locks, where nobody else may write. After a second a line
+  // on stderr says that it waits. An error of `interrupt` ends the wait and is
+  // returned.
   static absl::StatusOr<std::unique_ptr<FolderLock>> Take(
       const std::string& folder, absl::Duration wait,
       const std::function<absl::Status()>& interrupt);
@@ -135,8 +135,8 @@ class FolderLock {
 };
 
 // A whole file as read-only memory, shared with all processes that map it. The
-// file may be deleted meanwhile, though not on NFS by another machine; making
-// it shorter ends the process that reads behind its new end.
+// file may be deleted meanwhile (on NFS not by another machine). If it becomes
+// shorter, reading behind its new end ends the process.
 //
 // Immutable, so thread-safe.
 class MappedFile {
@@ -144,8 +144,8 @@ class MappedFile {
   // Maps an open file; the caller keeps the descriptor.
   static absl::StatusOr<std::unique_ptr<MappedFile>> Map(
       int fd, const std::string& path);
-  // A copy of such a file in memory of this process: in huge pages where the
-  // kernel has them, which it may not have for files in memory.
+  // Copies an open file into memory of this process, in huge pages if the
+  // kernel has them; for mapped files it may not.
   static absl::StatusOr<std::unique_ptr<MappedFile>> Copy(
       int fd, const std::string& path);
   ~MappedFile();
@@ -154,7 +154,7 @@ class MappedFile {
 
   const char* data() const { return data_; }
   size_t size() const { return size_; }
-  // As of its opening.
+  // At its opening.
   const FileStamp& stamp() const { return stamp_; }
 
  private:

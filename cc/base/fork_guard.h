@@ -1,6 +1,6 @@
-// Refuses work in a child of fork() that has a copy of state which it cannot
-// use: threads that are not there, mutexes that such a thread had locked, and
-// sockets that belong to the parent.
+// Refuses work in a child of fork() whose copied state is not usable: threads
+// that do not exist there, mutexes that such a thread had locked, and sockets
+// of the parent.
 
 #ifndef TFSWITCH_CC_BASE_FORK_GUARD_H_
 #define TFSWITCH_CC_BASE_FORK_GUARD_H_
@@ -13,14 +13,15 @@
 
 namespace tfswitch {
 
-// One for the process. A child that was forked before the first Arm() is an
-// ordinary process. One that was forked later is tripped for ever, and so are
-// its own children; a program that it starts with exec() is not.
+// There is one per process. A child that was forked before the first Arm() is
+// an ordinary process. A child that was forked later stays tripped until it
+// ends, and so do its own children; a program that it starts with exec() is not
+// tripped.
 //
 // Thread-safe. It takes no lock.
 class ForkGuard {
  public:
-  // Call this before state arises that does not survive a fork. `use` completes
+  // Call it before state arises that does not survive a fork. `use` completes
   // "The parent has ..." in the error of a child; the first one is kept.
   // FailedPrecondition in a tripped process.
   static absl::Status Arm(absl::string_view use);
@@ -30,8 +31,8 @@ class ForkGuard {
     return is_tripped_.load(std::memory_order_relaxed);
   }
 
-  // FailedPrecondition in a tripped process, with the remedy. One load from
-  // memory if not.
+  // FailedPrecondition in a tripped process, with the remedy. Otherwise it
+  // costs one load from memory.
   static absl::Status Check() {
     return ABSL_PREDICT_TRUE(!IsTripped()) ? absl::OkStatus() : Refusal();
   }
@@ -41,7 +42,7 @@ class ForkGuard {
   static void AfterForkInChild();
 
   static std::atomic<bool> is_tripped_;
-  // 0, or why no fork can be noticed.
+  // 0, or the errno because of which forks cannot be noticed.
   static const int registration_error_;
 };
 

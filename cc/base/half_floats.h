@@ -21,7 +21,7 @@ TFSWITCH_ALWAYS_INLINE float FloatOfBits(uint32_t bits) {
   return __builtin_bit_cast(float, bits);
 }
 
-// `yes` or `no`, without a branch in any case. `a` and `b` are below 2^31:
+// `yes` or `no`, always without a branch. `a` and `b` are below 2^31, because
 // vectors compare signed numbers only.
 TFSWITCH_ALWAYS_INLINE uint32_t IfLess(uint32_t a, uint32_t b, uint32_t yes,
                                        uint32_t no) {
@@ -39,7 +39,7 @@ TFSWITCH_ALWAYS_INLINE float FloatOfBfloat16(uint16_t half) {
 TFSWITCH_ALWAYS_INLINE float FloatOfFloat16(uint16_t half) {
   const uint32_t sign = (uint32_t{half} & 0x8000) << 16;
   const uint32_t magnitude = uint32_t{half} & 0x7fff;
-  // The exponent is 112 = 127 - 15 more; that of infinity and NaN twice.
+  // The exponent grows by 112 = 127 - 15; for infinity and NaN twice.
   const uint32_t normal = (magnitude << 13) + (112u << 23);
   const uint32_t special = normal + (112u << 23);
   const uint32_t small = BitsOfFloat(
@@ -49,8 +49,8 @@ TFSWITCH_ALWAYS_INLINE float FloatOfFloat16(uint16_t half) {
   return FloatOfBits(sign | bits);
 }
 
-// To nearest, ties to even; or, if kIsStochastic, up with the probability that
-// makes the expected value exact: `noise` is 32 random bits.
+// Rounds to nearest, ties to even. If kIsStochastic, rounds up with the
+// probability that makes the expected value exact: `noise` is 32 random bits.
 template <bool kIsStochastic>
 TFSWITCH_ALWAYS_INLINE uint16_t Bfloat16OfFloat(float value, uint32_t noise) {
   const uint32_t bits = BitsOfFloat(value);
@@ -73,7 +73,7 @@ TFSWITCH_ALWAYS_INLINE uint16_t Float16OfFloat(float value, uint32_t noise) {
   const uint32_t up =
       kIsStochastic ? noise & 0x1fff : 0xfff + ((magnitude >> 13) & 1);
   const uint32_t normal = ((magnitude + up) >> 13) - (112u << 10);
-  // Below 2^-14 steps are 2^-24; a float from 2^23 on has no fraction left.
+  // Below 2^-14 the steps are 2^-24; a float from 2^23 on has no fraction.
   constexpr uint32_t kSmall = 0x38800000;
   const float steps =
       FloatOfBits(IfLess(magnitude, kSmall, magnitude, 0)) * 0x1p24f;

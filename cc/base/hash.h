@@ -15,9 +15,9 @@ using Key = int64_t;
 // The 64-bit finaliser of MurmurHash3 (Appleby, public domain): a bijection
 // whose output bits each depend on all input bits.
 //
-// The low bits are the virtual shard. The place of a key in the memory of a
-// table goes by another hash (base/keyed_hash.h), since anyone can choose keys
-// by this one.
+// The low bits are the virtual shard. Tables place keys in memory by another
+// hash (base/keyed_hash.h), because anyone can choose keys that collide in this
+// one.
 inline uint64_t HashKey(Key key) {
   uint64_t h = static_cast<uint64_t>(key);
   h ^= h >> 33;
@@ -28,7 +28,7 @@ inline uint64_t HashKey(Key key) {
   return h;
 }
 
-// The key that HashKey() takes to `hash`: its steps backwards, with the
+// The key for which HashKey() gives `hash`: its steps backwards, with the
 // multiplicative inverses of its multipliers modulo 2^64.
 inline Key KeyOfHash(uint64_t hash) {
   uint64_t h = hash;
@@ -47,7 +47,7 @@ inline uint32_t VirtualShardOf(Key key, uint32_t num_virtual_shards) {
   return static_cast<uint32_t>(HashKey(key)) & (num_virtual_shards - 1);
 }
 
-// The server that owns a virtual shard: contiguous ranges, as even as they go.
+// The server that owns a virtual shard: contiguous ranges of about equal size.
 inline uint32_t OwnerOfVirtualShard(uint32_t virtual_shard,
                                     uint32_t num_virtual_shards,
                                     uint32_t num_servers) {
@@ -55,7 +55,7 @@ inline uint32_t OwnerOfVirtualShard(uint32_t virtual_shard,
                                num_servers / num_virtual_shards);
 }
 
-// The first virtual shard of a server; that of server `num_servers` is the end.
+// The first virtual shard of a server; for server `num_servers` the end.
 inline uint32_t FirstVirtualShardOf(uint32_t server,
                                     uint32_t num_virtual_shards,
                                     uint32_t num_servers) {

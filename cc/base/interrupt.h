@@ -1,4 +1,4 @@
-// Ends waits of this process when its user asks for it, as with Ctrl-C.
+// Ends waits of this process when its user asks for it, for example by Ctrl-C.
 
 #ifndef TFSWITCH_CC_BASE_INTERRUPT_H_
 #define TFSWITCH_CC_BASE_INTERRUPT_H_
@@ -8,14 +8,14 @@
 
 namespace tfswitch {
 
-// How often waits ask.
+// How often waits check.
 constexpr absl::Duration kInterruptInterval = absl::Milliseconds(100);
 
-// Sets the function that CheckInterrupt() asks, on the thread that waits and
-// without a lock of ours: nonzero ends the wait. Null: none, as at first.
+// Sets the function that CheckInterrupt() calls, on the waiting thread and
+// without a lock: nonzero ends the wait. Null, the initial value: none.
 void SetInterruptCheck(int (*check)());
 
-// Cancelled if the user wants the wait of this thread to end.
+// Cancelled if the user wants this thread's wait to end.
 absl::Status CheckInterrupt();
 
 }  // namespace tfswitch

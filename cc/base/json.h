@@ -1,5 +1,5 @@
-// JSON texts from outside: from files, messages and callers of the C API. All
-// of them are read by ParseJson().
+// Reads JSON from files, messages and callers of the C API, always by
+// ParseJson().
 
 #ifndef TFSWITCH_CC_BASE_JSON_H_
 #define TFSWITCH_CC_BASE_JSON_H_
@@ -14,8 +14,8 @@ namespace tfswitch {
 
 using Json = nlohmann::json;
 
-// Configs and manifests have a handful of levels. Recursive functions would
-// walk a deeper text, and end the process when the stack ends.
+// Configs and manifests have a handful of levels. For a much deeper text
+// recursive functions would use up the stack, which ends the process.
 inline constexpr int kMaxJsonDepth = 32;
 
 // InvalidArgument if `text` is no JSON, or has objects and lists inside each
@@ -24,19 +24,19 @@ inline constexpr int kMaxJsonDepth = 32;
 absl::StatusOr<Json> ParseJson(absl::string_view text,
                                int max_depth = kMaxJsonDepth);
 
-// Throws Json::type_error if `json`, or anything in it, is a number that is no
+// Throws Json::type_error if `json`, or anything in it, is a number but no
 // integer.
 void CheckIntegers(const Json& json);
 
-// json.get<T>() of an integer or a container of some, checked before, because
-// the conversion of a float that is too large is undefined.
+// json.get<T>() for an integer or a container of integers. They are checked
+// first, because converting a float that is too large is undefined.
 template <typename T>
 T GetIntegers(const Json& json) {
   CheckIntegers(json);
   return json.get<T>();
 }
 
-// In one line, with U+FFFD in place of bytes that are not UTF-8.
+// On one line, with U+FFFD for bytes that are not UTF-8.
 std::string DumpJson(const Json& json);
 
 }  // namespace tfswitch

@@ -1,5 +1,5 @@
-// Prepares a batch of keys and gradients on its way to the table: the distinct
-// keys, sums of gradients by key, the search for NaN and Inf.
+// Prepares a batch of keys and gradients for the table: finds the distinct
+// keys, sums gradients by key, and searches for NaN and Inf.
 
 #ifndef TFSWITCH_CC_BASE_KEY_BATCH_H_
 #define TFSWITCH_CC_BASE_KEY_BATCH_H_
@@ -14,8 +14,8 @@
 
 namespace tfswitch {
 
-// Finds the distinct keys of a batch. Keeps its memory from call to call. The
-// time that it takes does not depend on which keys they are.
+// Finds the distinct keys of a batch. Keeps its memory from call to call. Its
+// time does not depend on which keys they are.
 //
 // Not thread-safe: one per thread.
 class UniqueKeys {
@@ -28,8 +28,8 @@ class UniqueKeys {
   size_t Run(absl::Span<const Key> keys, absl::Span<Key> unique,
              absl::Span<int32_t> inverse);
 
-  // The most slots in a row that the last batch has filled: so many keys at
-  // most were compared with one of its keys. For tests.
+  // The longest run of filled slots for the last batch: at most so many keys
+  // were compared with one of its keys. For tests.
   size_t LongestRun() const;
 
  private:
@@ -42,8 +42,8 @@ class UniqueKeys {
 
   const KeyedHash hash_ = KeyedHash::Draw();
   std::vector<int32_t> slots_;  // Open addressing: place in `unique`, or -1.
-  int shift_ = 0;               // Leaves a place in slots_ of a hash.
-  size_t last_count_ = 0;       // The distinct keys of the batch before.
+  int shift_ = 0;          // The shift that makes a place in slots_ of a hash.
+  size_t last_count_ = 0;  // The number of distinct keys in the last batch.
 };
 
 // A thread's own UniqueKeys.
@@ -58,8 +58,8 @@ void ScatterRows(absl::Span<const int32_t> inverse, int dim,
 // Sums rows of `gradients` (inverse.size() x dim) into `sums` (num_unique x
 // dim): row i is added to row inverse[i]. Overwrites `sums`.
 //
-// REQUIRES: `inverse` is as UniqueKeys::Run makes it: values that appear in the
-// order 0, 1, ..., with num_unique different ones.
+// REQUIRES: `inverse` is from UniqueKeys::Run: its values first appear in the
+// order 0, 1, ..., and num_unique of them differ.
 void SumByInverse(absl::Span<const int32_t> inverse, int dim,
                   absl::Span<const float> gradients, absl::Span<float> sums);
 

@@ -14,15 +14,15 @@
 
 namespace tfswitch {
 
-// The day of a call that does not say it: the server's.
+// The day of a call that gives none: the server's.
 inline constexpr float kServersDay = -1.0f;
 
-// InvalidArgument, naming the table, unless it is a number of days since 1970
-// that float32 tells apart, or kServersDay.
+// InvalidArgument, naming the table, unless the day is kServersDay or a number
+// of days since 1970 that float32 tells apart.
 absl::Status CheckDay(absl::string_view table, float day);
 
-// A span is empty, or has one value for each key. For a key that is in a push
-// several times the values are summed.
+// A span is empty, or has one value for each key. The values of a key that is
+// in a push several times are summed.
 struct KeyObservations {
   absl::Span<const float> counts;  // Occurrences in the batch. Empty: 1 each.
   absl::Span<const float> shows;   // Empty: as the counts.
@@ -43,16 +43,16 @@ absl::Status CheckObservations(absl::string_view table,
                                absl::Span<const Key> keys,
                                const KeyObservations& observations);
 
-// Observations and the memory that they lie in.
+// Observations with their memory.
 class OwnedObservations {
  public:
   OwnedObservations() = default;
   // Copies.
   explicit OwnedObservations(const KeyObservations& observations);
 
-  // The sums by key of `each`, which are those of the keys before they were
-  // made unique. Counts are made, of 1 for each, if there are none and they
-  // are `needed`.
+  // Sums `each`, the observations of the keys before they were made unique, by
+  // key. If there are no counts and they are `needed`, each key occurrence
+  // counts 1.
   OwnedObservations(absl::Span<const int32_t> inverse, size_t num_unique,
                     const KeyObservations& each, bool counts_needed);
 
@@ -60,8 +60,8 @@ class OwnedObservations {
   OwnedObservations(const KeyObservations& all,
                     absl::Span<const size_t> places);
 
-  // Appends those of `num_keys` more keys; where only one side has values, the
-  // other gets the values that an empty span stands for.
+  // Appends those of `num_keys` more keys. If only one side has values, the
+  // other gets the values that an empty span means.
   void Append(const KeyObservations& more, size_t num_keys);
 
   KeyObservations view() const { return {counts_, shows_, clicks_}; }

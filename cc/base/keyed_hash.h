@@ -1,14 +1,14 @@
-// A hash that nobody can foresee, for the places of keys in memory.
+// A hash that nobody can predict, for the places of keys in memory.
 //
-// HashKey() is public and can be inverted: whoever chooses ids can choose a
-// million of which the hashes begin with the same bits. In a table that goes by
-// these bits, each such key would be searched for among all the others. So the
-// classes that look keys up in memory go by this hash: EmbeddingTable,
-// UniqueKeys and RowCache. Each object draws its own secrets, which never leave
-// the process.
+// HashKey() is public and can be inverted, so a client that chooses ids can
+// choose a million whose hashes begin with the same bits. In a table placed by
+// these bits, a search for one of them would pass all the others. So the
+// classes that look keys up in memory use this hash: EmbeddingTable, UniqueKeys
+// and RowCache. Each object draws its own secrets, which never leave the
+// process.
 //
-// Claim: keys that are chosen without the secrets do not come together more
-// than random keys do. It rests on two steps:
+// Claim: keys that are chosen without the secrets collide no more than random
+// keys do. It rests on two steps:
 //
 //   * The key, under a secret mask, is multiplied by a secret factor, and the
 //     high half of the product is folded into the low one. Any pattern of keys
@@ -22,12 +22,11 @@
 //     Katajainen and Penttonen, 1997). So pairs of keys come together at most
 //     twice as often as random ones, whatever keys are chosen.
 //
-// Not claimed: anything against an attacker that measures single calls so well
-// that they tell which keys share a bucket.
+// Not claimed: protection against an attacker that measures single calls so
+// precisely that they show which keys share a bucket.
 //
-// Results of this hash differ from process to process. So values, the
-// order in which they are summed, draws of chance, files and messages go by
-// HashKey().
+// Results of this hash differ from process to process. So values, the order in
+// which they are summed, random draws, files and messages use HashKey().
 
 #ifndef TFSWITCH_CC_BASE_KEYED_HASH_H_
 #define TFSWITCH_CC_BASE_KEYED_HASH_H_
@@ -43,15 +42,15 @@ namespace tfswitch {
 // Immutable, so thread-safe.
 class KeyedHash {
  public:
-  // With new secrets.
+  // Draws new secrets.
   static KeyedHash Draw() { return {DrawId(), DrawId(), DrawId()}; }
 
-  // With secrets that are known, for tests.
+  // Uses known secrets, for tests.
   KeyedHash(uint64_t mask, uint64_t factor, uint64_t multiplier)
       : mask_(mask), factor_(factor), multiplier_(multiplier | 1) {}
 
-  // The high bits are good; bit i depends on bits 0 to i of the folded product
-  // alone.
+  // The high bits are good; bit i depends only on bits 0 to i of the folded
+  // product.
   TFSWITCH_ALWAYS_INLINE uint64_t operator()(Key key) const {
     const unsigned __int128 product =
         static_cast<unsigned __int128>(static_cast<uint64_t>(key) ^ mask_) *

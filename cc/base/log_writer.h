@@ -1,13 +1,12 @@
-// Lines on stderr that hold up no call. One thread writes them, so that a
-// stderr that nobody reads, or reads slowly, stops that thread and nothing
-// else.
+// Writes lines to stderr without delaying a call. One thread writes them, so a
+// stderr that nobody reads, or that is read slowly, stops only that thread.
 //
-// Lines that are too many are left out, and a line says how many there were:
-// those over the limits of their kind and peer, and those that come while the
-// queue is full. That line comes a minute later, or at the end.
+// Lines over the limits of their kind and peer are dropped, and so are lines
+// that come while the queue is full. A minute later, or at the end, a line says
+// how many were dropped.
 //
-// Each library that holds this code has a writer of its own. A line is one
-// write of at most PIPE_BUF bytes, so that those of several do not mix.
+// Each library that contains this code has its own writer. A line is one write
+// of at most PIPE_BUF bytes, so lines of several writers do not mix.
 
 #ifndef TFSWITCH_CC_BASE_LOG_WRITER_H_
 #define TFSWITCH_CC_BASE_LOG_WRITER_H_
@@ -27,38 +26,40 @@
 
 namespace tfswitch {
 
-// What lines are about, and how many there may be: of one peer so many at once,
-// and so many a second after that; of all peers ten times as many.
+// The subject of log lines, and their limit: each peer may cause `burst` lines
+// at once and `per_second` after that; all peers together ten times as many.
 struct LogKind {
   absl::string_view name;  // Completes "7 more lines about".
   double burst = 20;
   double per_second = 1;
 };
 
-// Thread-safe. What has written lines is never destroyed.
+// Thread-safe. An object that has written lines is never destroyed.
 class LogWriter {
  public:
-  // The one for stderr. Its thread starts with the first line, and takes no
-  // signal: a reader that has gone ends no process. A child of fork() gets
-  // another one. The end of the process waits for the last lines for a second.
+  // The writer for stderr. Its thread starts with the first line, and handles
+  // no signal: a reader that has gone ends no process. A child of fork() gets
+  // another writer. The end of the process waits up to a second for the last
+  // lines.
   static LogWriter& Get();
 
   explicit LogWriter(int fd) : fd_(fd) {}
   LogWriter(const LogWriter&) = delete;
   LogWriter& operator=(const LogWriter&) = delete;
 
-  // Adds a line, and waits for nothing. Control characters in `text` are
-  // escaped; what is too long is cut. `peer`: who is the cause of it, if others
-  // must not suffer for him.
+  // Adds a line without waiting. Control characters in `text` are escaped; long
+  // text is cut. `peer`: the cause of the line, if others must not lose lines
+  // because of it.
   void Write(const LogKind& kind, absl::string_view text,
              absl::string_view peer = "");
 
-  // For lines between those of the host, such as a Python program, and never
-  // where a server answers calls: then waits for a second until the line is
-  // out. Once that was in vain, it does not wait again until one is.
+  // For lines between those of the host, such as a Python program; never use it
+  // where a server answers calls. It waits up to a second until the line is
+  // written. After a wait that failed, it does not wait again until a line was
+  // written.
   void WriteInOrder(const LogKind& kind, absl::string_view text);
 
-  // Says what was left out, and waits until all lines are out. False if that
+  // Reports dropped lines, and waits until all lines are written. False if that
   // takes longer than `patience`.
   bool Flush(absl::Duration patience);
 
@@ -86,52 +87,52 @@ class LogWriter {
   size_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t num_added_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t num_done_ ABSL_GUARDED_BY(mutex_) = 0;     // Written or refused.
-  uint64_t num_refused_ ABSL_GUARDED_BY(mutex_) = 0;  // To be said.
-  // By the name of a kind, and by that and a peer.
+  uint64_t num_refused_ ABSL_GUARDED_BY(mutex_) = 0;  // To be reported.
+  // The key is the name of a kind, or that name and a peer.
   std::map<std::string, Bucket> buckets_ ABSL_GUARDED_BY(mutex_);
-  // By the name of a kind.
+  // The key is the name of a kind.
   std::map<std::string, uint64_t> left_out_ ABSL_GUARDED_BY(mutex_);
-  absl::Time say_at_ ABSL_GUARDED_BY(mutex_);  // With left_out_.
+  absl::Time say_at_ ABSL_GUARDED_BY(mutex_);  // When to report left_out_.
 };
 
 enum class LogLevel { kInfo, kWarning, kError };
 
-// `name`: lower case with underscores. `value` may hold anything.
+// `name`: lower case with underscores. `value` may contain anything.
 struct LogField {
   absl::string_view name;
   absl::AlphaNum value;
 };
 
-// Describes one thing that happened to a server as one line: the time in UTC,
-// the level, the event's stable name, and fields, such as
+// Describes an event of a server as one line: the time in UTC, the level, the
+// event's stable name, and fields, such as
 //   2026-11-27T16:25:26.123Z info saved path=/data/8 rows=120 seconds=0.520
 // Values that are no plain word are quoted, in ASCII. Fields without a value
 // are left out. docs/server_log.md lists the events.
 std::string EventLine(LogLevel level, absl::string_view event,
                       std::initializer_list<LogField> fields);
 
-// Writes that line. Writes nothing in programs that have not called
-// ShowServerEvents(), so tables in a Python process are silent. `peer`: as of
+// Writes that line, in programs that have called ShowServerEvents(); others,
+// such as Python processes with tables, write nothing. `peer`: as in
 // LogWriter::Write.
 void LogServerEvent(LogLevel level, absl::string_view event,
                     std::initializer_list<LogField> fields,
                     absl::string_view peer = "");
 
-// For what must be seen everywhere. In programs that show events it writes the
-// event `kind.name` with the field `message`; elsewhere a line such as
+// For messages that must be seen everywhere. A program that shows events writes
+// the event `kind.name` with the field `message`; others write a line such as
 // "tfswitch: warning: the disk is full".
 void LogMessage(LogLevel level, const LogKind& kind, absl::string_view message,
                 absl::string_view peer = "");
-// The same, as LogWriter::WriteInOrder.
+// The same, by LogWriter::WriteInOrder.
 void LogMessageInOrder(LogLevel level, const LogKind& kind,
                        absl::string_view message);
 
-// Counts for all libraries of the process that have not written a line yet.
+// It acts on all libraries of the process that have not written a line yet.
 //
 // REQUIRES: no other thread runs yet.
 void ShowServerEvents();
 
-// The value of a field `seconds`. `begin`: by SteadyNow().
+// The value of a field `seconds`. `begin` is a time of SteadyNow().
 std::string SecondsSince(absl::Time begin);
 
 }  // namespace tfswitch

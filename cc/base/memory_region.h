@@ -1,4 +1,5 @@
-// Address space first, memory when it is touched: arrays that grow in place.
+// Reserves address space first and takes memory when it is touched: arrays that
+// grow in place.
 //
 //   |<------------------------- reserved ------------------------->|
 //   |<------- usable ------->|  no access; costs address space only |
@@ -8,9 +9,9 @@
 //
 //   |<- touched ->|
 //
-// Nothing in a region ever moves, so a pointer into it stays good for reading
-// as long as the region lives, even after Release() gave the memory back: a
-// read there then finds zeros.
+// Nothing in a region ever moves, so a pointer into it can be read as long as
+// the region lives. After Release() has given the memory back, a read finds
+// zeros.
 
 #ifndef TFSWITCH_CC_BASE_MEMORY_REGION_H_
 #define TFSWITCH_CC_BASE_MEMORY_REGION_H_
@@ -50,12 +51,12 @@ class MemorySpan {
   // refuses.
   bool Extend(size_t end);
 
-  // Gives the memory of [begin, end) back; it then reads as zeros. Both are
+  // Gives the memory of [begin, end) back; then it reads as zeros. Both are
   // multiples of kSmallPageBytes.
   void Release(size_t begin, size_t end);
 
-  // Gives all memory back, like Release(), and its page tables with it: only
-  // after that can a part that was in small pages get huge ones.
+  // Gives all memory back, like Release(), and its page tables as well: only
+  // then can a part with small pages get huge ones.
   void Reset();
 
  private:
@@ -64,8 +65,8 @@ class MemorySpan {
   size_t usable_ = 0;
 };
 
-// Owns a reservation, aligned to kHugePageBytes. Unmapped at destruction.
-// Whatever the system's default, its memory comes in small pages, so that a
+// Owns a reservation, aligned to kHugePageBytes, and unmaps it at destruction.
+// Its memory comes in small pages, whatever the system's default, so that a
 // small use stays small; the PageKeeper makes huge ones.
 //
 // Thread-compatible. Create() and the destructor are safe to call in any
@@ -74,11 +75,12 @@ class MemoryReservation {
  public:
   static constexpr size_t kShare = 64;
 
-  // Reserves `bytes`. Where they are more than a kShare-th of the address space
-  // that reservations of this process have left, it reserves that part, so
-  // that later ones and everything else find room; or half of that, and so on,
-  // whatever the system gives while it keeps 64 GiB for everything else, but
-  // never less than `min_bytes`. ResourceExhausted if it gives nothing.
+  // Reserves `bytes`. If that is more than a kShare-th of the address space
+  // that reservations of this process have left, it reserves only that share,
+  // so that later ones and everything else find room. If the system refuses, or
+  // would not keep 64 GiB for everything else, it tries half of that, and so
+  // on, but never less than `min_bytes`. ResourceExhausted if the system gives
+  // nothing.
   static absl::StatusOr<MemoryReservation> Create(size_t bytes,
                                                   size_t min_bytes);
 
@@ -99,7 +101,7 @@ class MemoryReservation {
   char* data() const { return data_; }
   size_t size() const { return size_; }
 
-  // Part [begin, begin + bytes) of it.
+  // Part [begin, begin + bytes) of the reservation.
   //
   // REQUIRES: both are multiples of kHugePageBytes.
   MemorySpan Span(size_t begin, size_t bytes) const;
@@ -114,7 +116,7 @@ class MemoryReservation {
 
 // Bytes of physical memory of this machine.
 size_t PhysicalMemoryBytes();
-// Those of them that are free, or would be if files in memory were dropped.
+// The bytes of these that are free, or would be if cached files were dropped.
 size_t AvailableMemoryBytes();
 
 }  // namespace tfswitch

@@ -28,7 +28,7 @@ class ABSL_LOCKABLE Mutex {
     return mutex_.try_lock();
   }
   void Unlock() ABSL_UNLOCK_FUNCTION() { mutex_.unlock(); }
-  // For what clang cannot see. Checks nothing.
+  // For locks that clang cannot see. Checks nothing.
   void AssertHeld() const ABSL_ASSERT_EXCLUSIVE_LOCK() {}
 
  private:

@@ -2,14 +2,14 @@
 // request would wait for the kernel:
 //
 //   - It turns memory into huge pages and touches it shortly before it is used.
-//     To find and clear 2 MiB takes 0.2 ms, and about 5 ms in a virtual machine
-//     whose host has to provide the memory first.
+//     Finding and clearing 2 MiB takes 0.2 ms, and about 5 ms in a virtual
+//     machine whose host has to provide the memory first.
 //   - It gives memory back that is no longer used: up to 10 ms where the host
 //     has to hear of it.
 //
-// It promises no time. Memory that it has not come to in time is used in small
-// pages, a few microseconds each, and it joins them into huge ones when it has
-// nothing else to do.
+// It guarantees no time. If it does not reach memory in time, the memory is
+// used in small pages, at a few microseconds each. The thread joins these into
+// huge pages when it has nothing else to do.
 
 #ifndef TFSWITCH_CC_BASE_PAGE_KEEPER_H_
 #define TFSWITCH_CC_BASE_PAGE_KEEPER_H_
@@ -47,12 +47,12 @@ class PageKeeper {
   // its pending requests. It may be used again when IsBusy() is false.
   void Reset(const MemorySpan& span);
 
-  // Whether something is still to be done to a part of `span`, apart from
-  // joining pages, which harms nobody.
+  // Whether anything remains to be done to a part of `span`, apart from joining
+  // pages, which does no harm.
   bool IsBusy(const MemorySpan& span);
 
-  // Forgets the requests for parts of `span`, and waits for the one in progress
-  // if it is for one. Call it before unmapping.
+  // Drops the requests for parts of `span`, and waits for a running one. Call
+  // it before unmapping.
   void Cancel(const MemorySpan& span);
 
   // Waits until there is nothing left to do. For tests and measurements.

@@ -1,5 +1,5 @@
-// Threads that a caller lends to a call, so that a large batch is worked on by
-// several of them.
+// Threads that a caller lends to a call, so that several of them work on a
+// large batch.
 
 #ifndef TFSWITCH_CC_BASE_PARALLEL_H_
 #define TFSWITCH_CC_BASE_PARALLEL_H_
@@ -16,11 +16,11 @@ class LentThreads {
  public:
   virtual ~LentThreads() = default;
 
-  // How many there are besides the calling one, at least 0.
+  // The number of threads besides the calling one, at least 0.
   virtual int num_threads() const = 0;
 
-  // Has one of them run `task`, some time: maybe after the call that lent them
-  // has ended.
+  // Runs `task` on one of them at some time, maybe after the end of the call to
+  // which they were lent.
   virtual void Schedule(std::function<void()> task) const = 0;
 };
 
@@ -28,7 +28,7 @@ class LentThreads {
 // `min_size` if `size` is, and returns when all calls have returned. The
 // calling thread works too, and does all of it if `threads` is null or the
 // others are busy: nothing waits for a thread that has not begun. An exception
-// of `work` is thrown here, when all calls have ended.
+// of `work` is thrown here, after all calls have ended.
 void RunRanges(const LentThreads* threads, size_t size, size_t min_size,
                absl::FunctionRef<void(size_t begin, size_t end)> work);
 

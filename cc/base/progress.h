@@ -1,4 +1,4 @@
-// Says how far a long call has come.
+// Reports the progress of a long call.
 
 #ifndef TFSWITCH_CC_BASE_PROGRESS_H_
 #define TFSWITCH_CC_BASE_PROGRESS_H_
@@ -16,13 +16,14 @@
 
 namespace tfswitch {
 
-// How far a call is. Thread-safe.
+// The progress of a call. Thread-safe.
 struct RowCounts {
   std::atomic<int64_t> done{0};
   std::atomic<int64_t> total{0};  // 0: not known.
 };
 
-// While it lives, prints a line to stderr after a second, and then every ten.
+// While it lives, prints a line to stderr after a second, and then every ten
+// seconds.
 //
 // Thread-safe.
 class Progress {
@@ -34,7 +35,7 @@ class Progress {
     bool is_silent = false;
   };
 
-  // `task` as in "saving to 'ckpt'"; `total_rows` 0: not known.
+  // `task` is for example "saving to 'ckpt'"; `total_rows` 0: not known.
   Progress(std::string task, int64_t total_rows)
       : Progress(std::move(task), total_rows, Options()) {}
   Progress(std::string task, int64_t total_rows, Options options);
@@ -48,7 +49,7 @@ class Progress {
   void AddTotal(int64_t rows) {
     counts_->total.fetch_add(rows, std::memory_order_relaxed);
   }
-  // They outlive it.
+  // The counts outlive this object.
   std::shared_ptr<const RowCounts> counts() const { return counts_; }
 
  private:

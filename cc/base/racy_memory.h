@@ -3,9 +3,9 @@
 // if the copy could be torn.
 //
 // In ordinary builds the copies are plain ones, as fast as memcpy(). The C++
-// memory model calls that a race, although the copy is thrown away whenever
-// one happened; so under ThreadSanitizer each element is an atomic access and
-// the protocol around it is checked as it stands.
+// memory model calls that a race, although a torn copy is always dropped. So
+// under ThreadSanitizer each element is an atomic access, which lets it check
+// the protocol around the copies.
 //
 // Reader: version = load; RacyLoad...; RacyReadFence(); version unchanged?
 // Writer: lock version; RacyWriteFence(); RacyStore...; release version.
@@ -28,15 +28,15 @@
 #define TFSWITCH_THREAD_SANITIZER 0
 #endif
 
-// Inlined even in unoptimised builds: these are also used in files compiled for
-// AVX2, whose out-of-line copies must not end up in code for other processors.
+// Inlined even in unoptimised builds: files compiled for AVX2 use these, too,
+// and their out-of-line copies must not end up in code for other processors.
 #define TFSWITCH_ALWAYS_INLINE [[gnu::always_inline]] inline
 
 namespace tfswitch {
 
 #if TFSWITCH_THREAD_SANITIZER
 
-// ThreadSanitizer knows no fences, so the order is in the accesses.
+// ThreadSanitizer knows no fences, so the accesses have the order.
 template <typename T>
 TFSWITCH_ALWAYS_INLINE T RacyLoad(const T* from) {
   T value;
@@ -90,13 +90,13 @@ TFSWITCH_ALWAYS_INLINE void RacyStoreFloats(float* to, const float* from,
 #endif  // TFSWITCH_THREAD_SANITIZER
 
 // Calls modify(floats) to change `count` floats in place, while optimistic
-// readers may be looking. The caller holds the version's lock, or the floats
+// readers may be reading. The caller holds the version's lock, or the floats
 // are not published yet.
 template <typename Modify>
 TFSWITCH_ALWAYS_INLINE void RacyModifyFloats(float* floats, size_t count,
                                              const Modify& modify) {
 #if TFSWITCH_THREAD_SANITIZER
-  // The longest row: an embedding, three slots as long, 8 floats more.
+  // Room for the longest row: an embedding, three slots as long, and 8 floats.
   float scratch[4 * 4096 + 64];
   RacyLoadFloats(scratch, floats, count);
   modify(scratch);

@@ -1,4 +1,4 @@
-// Ids that no two draws share, whatever process or machine draws them.
+// Ids that are unique over all draws, processes and machines.
 
 #ifndef TFSWITCH_CC_BASE_RANDOM_ID_H_
 #define TFSWITCH_CC_BASE_RANDOM_ID_H_

@@ -1,4 +1,4 @@
-// Waiting for another thread that holds something for some nanoseconds.
+// Waits for another thread that holds something for some nanoseconds.
 
 #ifndef TFSWITCH_CC_BASE_SPIN_WAIT_H_
 #define TFSWITCH_CC_BASE_SPIN_WAIT_H_

@@ -9,7 +9,7 @@
 
 namespace tfswitch {
 
-// Only differences mean something.
+// Use only differences.
 inline absl::Time SteadyNow() {
   return absl::UnixEpoch() +
          absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());

@@ -1,4 +1,4 @@
-// A small file that may be exchanged while the process uses it.
+// A small file that may be replaced while the process uses it.
 
 #ifndef TFSWITCH_CC_BASE_WATCHED_FILE_H_
 #define TFSWITCH_CC_BASE_WATCHED_FILE_H_
@@ -26,15 +26,15 @@ class WatchedFile {
 
   const std::string& path() const { return path_; }
 
-  // The contents, if they are others than when they were last read. nullopt:
-  // they are not, or it is too early to look again, unless `now`.
+  // The contents, if they have changed since the last read. nullopt if they
+  // have not, or if it is too early to check again, unless `now`.
   absl::StatusOr<std::optional<std::string>> ReadIfChanged(bool now = false);
 
  private:
   const std::string path_;
   const size_t max_bytes_;
   absl::Time next_look_ = absl::InfinitePast();
-  // Of what was read last.
+  // The file as it was read last.
   std::optional<FileStamp> stamp_;
 };
 

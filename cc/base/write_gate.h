@@ -1,4 +1,4 @@
-// Lets writes in, and holds them up while the state must not change.
+// Admits writes, and stops them while the state must not change.
 
 #ifndef TFSWITCH_CC_BASE_WRITE_GATE_H_
 #define TFSWITCH_CC_BASE_WRITE_GATE_H_
@@ -10,7 +10,7 @@
 
 namespace tfswitch {
 
-// Whoever closes the gate goes before writes that come later, so that it waits
+// A thread that closes the gate goes before writes that come later, so it waits
 // only for those that are inside.
 //
 // Thread-safe.
@@ -33,7 +33,7 @@ class WriteGate {
     WriteGate* const gate_;
   };
 
-  // The same for one that may as well be done later.
+  // The same for a write that may as well be done later.
   class TryPass {
    public:
     explicit TryPass(WriteGate* gate)
@@ -74,8 +74,8 @@ class WriteGate {
       while (is_closed_) changed_.Wait(&mutex_);
     }
   }
-  // Sequentially consistent, as is Close(): either the gate is still seen here
-  // as it was, or whoever closes it sees that we are inside.
+  // Sequentially consistent, as is Close(): either this thread still sees the
+  // gate as it was, or the thread that closes it sees this one inside.
   bool TryEnter() {
     inside_.fetch_add(1);
     if (!is_closed_) return true;

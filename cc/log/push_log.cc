@@ -492,7 +492,7 @@ absl::Status PushLog::SyncTo(uint64_t number) {
     if (!failed_.ok()) return failed_;
     must_sync_folder = std::exchange(must_sync_folder_, false);
     fds.swap(ended_fds_);
-    // Of its own, because the segment may end meanwhile.
+    // A duplicate, because the segment may end and close fd_ meanwhile.
     if (fd_ >= 0) fds.push_back(dup(fd_));
     last = last_;
   }

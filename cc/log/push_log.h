@@ -1,4 +1,4 @@
-// Records that are on disk before the writes that they describe take effect.
+// Writes records to the disk before the writes that they describe take effect.
 //
 //   FOLDER/<number of its first record, 20 digits>.log    a segment:
 //     "tfswlog1"
@@ -33,8 +33,8 @@
 
 namespace tfswitch {
 
-// How far a log has come, in memory that outlives the process. Only grows while
-// records are appended. Thread-safe.
+// The progress of a log, in memory that outlives the process. It only grows
+// while records are appended. Thread-safe.
 struct LogProgress {
   // The last record whose number Append() has returned.
   std::atomic<uint64_t> acknowledged{0};
@@ -45,33 +45,33 @@ struct LogProgress {
 struct PushLogOptions {
   std::string folder;
   // How often records are flushed to the disk; 0: each before Append() returns.
-  // Those that are not survive the process, but not the machine.
+  // Unflushed records survive the process, but not the machine.
   absl::Duration sync_every = absl::Seconds(1);
   uint64_t segment_bytes = uint64_t{64} << 20;
-  uint64_t max_bytes = uint64_t{8} << 30;  // Of all segments.
-  // A log that ends before this record has lost some. 0: not known.
+  uint64_t max_bytes = uint64_t{8} << 30;  // All segments together.
+  // If the log ends before this record, it has lost some. 0: not known.
   uint64_t must_reach = 0;
-  LogProgress* progress = nullptr;  // Kept up to date, if it is there.
+  LogProgress* progress = nullptr;  // Updated if it is not null.
 };
 
 struct LogSegment {
   std::string path;
   uint64_t bytes = 0;
-  // The whole records, counted from the first one.
+  // The number of whole records, from the first one on.
   uint64_t num_records = 0;
 };
 
 // The state of the files of a log.
 struct LogContents {
-  // By the number of their first record.
+  // The key is the number of their first record.
   std::map<uint64_t, LogSegment> segments;
-  // Records from `first` up to this one are whole.
+  // All records from `first` to this one are whole.
   uint64_t last = 0;
-  // Where these records end: a segment and an offset in it. The folder, if no
+  // The end of these records: a segment and an offset in it. The folder, if no
   // segment was read.
   std::string end_path;
   uint64_t end_offset = 0;
-  // DataLoss, naming file and offset, if records behind `last` are lost or
+  // DataLoss, naming file and offset, if records after `last` are lost or
   // cannot be replayed.
   absl::Status damage;
 };
@@ -82,23 +82,23 @@ class PushLog {
   using Visit = absl::FunctionRef<absl::Status(uint64_t number, uint32_t type,
                                                absl::string_view payload)>;
 
-  // Visits the records from `first` on, of which the first is `first` itself,
-  // up to the first damage. The save has the records up to `last`. Changes
-  // nothing. A DataLoss of `visit` is a damage, too; its other errors are
-  // returned.
+  // Visits the records from `first` on, up to the first damage. The first one
+  // visited must be `first` itself. The save has the records up to `last`.
+  // Changes nothing. A DataLoss of `visit` counts as damage; its other errors
+  // are returned.
   static absl::StatusOr<LogContents> Read(const PushLogOptions& options,
                                           uint64_t first, uint64_t last,
                                           Visit visit);
 
-  // Removes all behind the whole records of `contents`. The removed bytes are
-  // in the folder `aside` afterwards, which it makes if there is something.
+  // Removes all bytes behind the whole records of `contents`, and moves them to
+  // the folder `aside`, which it makes if there are any.
   static absl::Status CutAside(const LogContents& contents,
                                const std::string& aside);
 
   // Opens the log of a folder, which is made if it is not there. Visits records
-  // as Read() does; numbers of new records begin behind them, and behind
-  // `last`. A record at the end that is cut short is taken away, unless it is
-  // known that it was whole. DataLoss, naming segment and offset, for a damage.
+  // as Read() does. New records get numbers after these, and after `last`. A
+  // record that is cut short at the end is removed, unless it is known that it
+  // was whole. DataLoss, naming segment and offset, for damage.
   static absl::StatusOr<std::unique_ptr<PushLog>> Open(
       const PushLogOptions& options, uint64_t first, uint64_t last,
       Visit visit);
@@ -108,35 +108,35 @@ class PushLog {
 
   // Writes a record of `pieces`, one after the other, and returns its number.
   // ResourceExhausted if the disk is full or failing, or the log has max_bytes:
-  // then there is no such record, and a later one may succeed.
+  // then the record does not exist, and a later one may succeed.
   absl::StatusOr<uint64_t> Append(uint32_t type,
                                   absl::Span<const absl::string_view> pieces);
 
-  // The number of the last record; 0: there never was one.
+  // The number of the last record; 0: there was none.
   uint64_t last() const;
   uint64_t num_bytes() const;
 
   // Flushes all records to the disk.
   absl::Status Sync() { return SyncTo(last()); }
 
-  // The state changes in a way that no record describes: writes a record that
-  // says so, and refuses others for the reason `why` until EndBreak(), which
-  // comes when there is a save from after it.
+  // For a change of state that no record describes: writes a record that says
+  // so, and refuses others with the reason `why` until EndBreak(). Call that
+  // when a later save exists.
   absl::Status BeginBreak(uint32_t type, const absl::Status& why);
   void EndBreak();
 
-  // Whether all is refused, because flushing has failed, or a break was not
-  // ended.
+  // Whether all records are refused, because flushing has failed, or a break
+  // was not ended.
   bool has_failed() const;
 
-  // Removes segments of which all records are before `first`: they are needed
-  // no more. Records from now on go to a new segment.
+  // Removes segments whose records are all before `first`, because they are not
+  // needed any more. Later records go to a new segment.
   absl::Status StartAfterSave(uint64_t first);
 
  private:
   explicit PushLog(const PushLogOptions& options) : options_(options) {}
   absl::Status StartSegment() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Records go to another segment from now on.
+  // From now on records go to another segment.
   absl::Status EndSegment() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Write(absl::string_view bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -151,14 +151,16 @@ class PushLog {
   std::atomic<uint64_t> synced_{0};  // All up to this number are on the disk.
 
   mutable Mutex mutex_;
-  // By the number of their first record.
+  // The key is the number of their first record.
   std::map<uint64_t, LogSegment> segments_ ABSL_GUARDED_BY(mutex_);
-  int fd_ ABSL_GUARDED_BY(mutex_) = -1;  // Of the last segment; -1: start one.
-  std::vector<int> ended_fds_ ABSL_GUARDED_BY(mutex_);  // To flush and close.
+  int fd_ ABSL_GUARDED_BY(mutex_) = -1;  // The last segment; -1: start one.
+  // Still to be flushed and closed.
+  std::vector<int> ended_fds_ ABSL_GUARDED_BY(mutex_);
   bool must_sync_folder_ ABSL_GUARDED_BY(mutex_) = false;  // It has a new file.
   uint64_t last_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool has_tail_ ABSL_GUARDED_BY(mutex_) = false;  // Of a write that failed.
-  absl::Status failed_ ABSL_GUARDED_BY(mutex_);    // Of a flush.
+  // A failed write left part of a record.
+  bool has_tail_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status failed_ ABSL_GUARDED_BY(mutex_);  // The error of a flush.
   std::string buffer_ ABSL_GUARDED_BY(mutex_);
   bool is_ending_ ABSL_GUARDED_BY(mutex_) = false;
   CondVar ends_;

@@ -31,7 +31,7 @@ namespace tfswitch {
 
 struct MissedMoment;
 
-// Steps from `first` on, up to those of the next run, had one learning rate.
+// The steps from `first` to the next run had one learning rate.
 struct StepRun {
   uint32_t first = 1;
   float learning_rate = 0.0f;
@@ -42,7 +42,7 @@ struct StepHistory {
   const StepRun* runs = nullptr;  // In order; the first is of step 1.
   size_t num_runs = 0;
   uint32_t last_step = 0;
-  // One for each segment; null: there are none, and steps are taken.
+  // One for each segment; null: there are none, and steps are taken one by one.
   const MissedMoment* moments = nullptr;
 
   // The run of a step. REQUIRES: 0 < step <= last_step.
@@ -60,7 +60,8 @@ struct StepHistory {
   }
 };
 
-// Larger numbers would be the bits of Inf and NaN, which no slot may have.
+// Larger numbers would be the bits of Inf and NaN, which slots must not
+// contain.
 inline constexpr uint32_t kMaxDenseStep = 0x7f7fffff;
 
 inline uint32_t DenseStepOfSlot(const float* slot) {
@@ -76,12 +77,12 @@ struct OptimizerParams;
 struct StepInput;
 
 // Brings a row of a dense table up to date with `history`. Without
-// `writes_slots` the slots are undefined afterwards: only the weights are
-// wanted. Not thread-safe for one row.
+// `writes_slots` the slots are undefined afterwards, for callers that only want
+// the weights. Not thread-safe for one row.
 void CatchUpRow(const OptimizerParams& params, const StepHistory& history,
                 bool writes_slots, float* row, float* slots);
 
-// CatchUpRow() with input.history, and if input.is_gradient_step a step with
+// CatchUpRow() with input.history, and, if input.is_gradient_step, a step with
 // the gradient. A kernel: see OptimizerParams.
 void StepDense(const OptimizerParams& params, float* row, float* slots,
                const float* gradient, const StepInput& input);

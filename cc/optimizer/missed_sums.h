@@ -38,8 +38,8 @@ namespace tfswitch {
 class Optimizer;
 struct SegmentStep;
 
-// base^n for a base from 0 to 1, by multiplication. Below 1e-30 it is 0, so
-// that averages do not become denormal numbers.
+// base^n for a base from 0 to 1, by multiplication. Results below 1e-30 become
+// 0, so that averages do not become denormal numbers.
 double Power(double base, uint32_t n);
 
 inline constexpr int kMaxMissedTerms = 8;
@@ -54,8 +54,8 @@ struct MissedPlan {
   Way way = Way::kNothing;
   int num_terms = 0;
   uint32_t window = 0;
-  // window x num_terms: of the missed step number `window` first, of the first
-  // missed step last.
+  // window x num_terms: the weights of missed step number `window` are first,
+  // those of the first missed step last.
   std::vector<double> weights;
   // With kSteps: after so many steps only averages change.
   uint32_t settled_after = std::numeric_limits<uint32_t>::max();
@@ -64,7 +64,8 @@ struct MissedPlan {
   // second average.
   double keep_1 = 1.0;
   double keep_2 = 1.0;
-  // With momentum and no decay: the sum of all moves over the velocity.
+  // With momentum and without decay: the sum of all moves, divided by the
+  // velocity.
   double all_moves = 0.0;
 
   struct Kept {
@@ -72,7 +73,7 @@ struct MissedPlan {
     float keep_2 = 1.0f;
     float moves = 0.0f;
   };
-  // The same after few steps.
+  // The same factors after few steps.
   std::vector<Kept> kept;
 
   Kept KeptAfter(uint32_t steps) const {
@@ -88,58 +89,59 @@ void PlanMissedSteps(bool is_nesterov, SegmentStep* segment);
 
 // The sums that a kernel applies to a segment of a row.
 struct MissedInput {
-  const float* terms = own_terms;  // At least those that the plan has.
+  const float* terms = own_terms;  // At least as many as the plan has.
   float decay = 1.0f;              // The factor of weights.
   MissedPlan::Kept kept;           // The factors of averages.
   float count = 0.0f;
-  // Whether slots change; else only the weights are wanted.
+  // Whether slots change; else the caller only wants the weights.
   bool writes_slots = true;
   float own_terms[kMaxMissedTerms] = {};
 };
 
 // The sums of a segment for kSteps steps, once they are final. Elements behind
-// those that a moment knows are written while others are being read.
+// those that a moment knows may be written while others are read.
 struct MissedBlock {
   // Products of so many decays, from 0.5 to 1, are normal numbers.
   static constexpr uint32_t kSteps = 512;
   std::shared_ptr<float[]> terms;  // kSteps x num_terms.
-  // If there is decay: from the first step of the block to each, and to the
-  // first step of the last block.
+  // With decay: the product from the first step of the block to each step, and
+  // to the first step of the last block.
   std::shared_ptr<double[]> decays;
   double decay = 1.0;
 };
 
 // The sums of a segment at one step of the table. Immutable.
 struct MissedMoment {
-  std::vector<float> recent;  // Sums that are not final, of the last step last.
-  double decay = 1.0;         // It begins with the last block.
-  uint32_t first_step = 0;    // The first block has it.
+  // Sums that are not final; the last step's are last.
+  std::vector<float> recent;
+  double decay = 1.0;  // The product from the beginning of the last block on.
+  uint32_t first_step = 0;  // The first step of the first block.
   std::shared_ptr<const std::vector<MissedBlock>> blocks;
 };
 
-// Writes what the steps of `history` after step `step` come to.
-// REQUIRES: segment.missed.way is kSum and history.moments not null.
+// Writes the sum of the steps of `history` after step `step`. REQUIRES:
+// segment.missed.way is kSum and history.moments is not null.
 void SumMissedSteps(const SegmentStep& segment, const MissedMoment& moment,
                     const StepHistory& history, uint32_t step,
                     MissedInput* input);
 
-// Keeps the sums of all segments of an optimizer as the table steps. It takes
-// some 0.3 us a step with the betas of Keras, and has 4 bytes a term for each
-// of the last kKeptSteps steps, and 8 with weight decay.
+// Keeps the sums of all segments of an optimizer as the table steps. This takes
+// some 0.3 us a step with Keras's betas, and 4 bytes a term for each of the
+// last kKeptSteps steps, and 8 with weight decay.
 //
 // Thread-compatible.
 class MissedSums {
  public:
   static constexpr uint32_t kKeptSteps = 65536;
 
-  // The optimizer must outlive it.
+  // The optimizer must outlive this object.
   explicit MissedSums(const Optimizer* optimizer);
 
-  // Forgets all, and goes on from a step.
+  // Drops all sums, and continues from a step.
   void Reset(uint32_t step);
   void Add(float learning_rate);
-  // One for each segment; none if a rate was too large for the products, or no
-  // segment needs them.
+  // One for each segment; empty if a rate was too large for the products, or if
+  // no segment needs sums.
   std::vector<MissedMoment> Now() const;
 
  private:

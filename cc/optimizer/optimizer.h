@@ -2,13 +2,13 @@
 //
 //   row = | embedding: dim floats | slots of segment 0 | of segment 1 | ...
 //
-// rules.h says which slots a rule has. w is the weights of a segment, g their
-// gradient, D how many they are, lr the learning rate.
+// rules.h says which slots a rule has. w are the weights of a segment, g their
+// gradient, D their number, and lr the learning rate.
 //
-// docs/optimizers.md has the formulas. They are those of Keras 3 where Keras
-// has the rule, operation by operation in float32. Adam counts the steps of
-// each row, where Keras counts those of the variable: a row that is seldom in a
-// batch is corrected for its own history.
+// docs/optimizers.md has the formulas. Rules of Keras 3 have its arithmetic,
+// operation by operation in float32. Adam counts the steps of each row, where
+// Keras counts those of the variable: a row that is seldom in a batch is
+// corrected for its own history.
 //
 // Order of a step with options:
 //
@@ -42,20 +42,20 @@ namespace tfswitch {
 // A push's input for one row, besides its gradient.
 struct StepInput {
   float learning_rate = 0.0f;
-  // How often the key was in the batch, for CowClip.
+  // How often the key is in the batch, for CowClip.
   float count = 1.0f;
-  // How often it was shown, for Paddle's rules; 0 and less count as 1.
+  // How often it was shown, for Paddle's rules; values up to 0 count as 1.
   float shows = 1.0f;
-  // Which step of the training it is, from 1, for adagrad_decay; 0: not known.
+  // The number of the training step, from 1, for adagrad_decay; 0: not known.
   int64_t global_step = 0;
-  // For a dense table: the steps before this one, and whether there is one.
+  // For a dense table: the earlier steps, and whether this is one.
   const StepHistory* history = nullptr;
   bool is_gradient_step = true;
 };
 
 struct SegmentStep;
 
-// A kernel reads these besides the row, the gradient and the input.
+// The constant input of a kernel, besides the row, the gradient and StepInput.
 struct OptimizerParams : RuleParams {
   using Kernel = void (*)(const OptimizerParams&, float* row, float* slots,
                           const float* gradient, const StepInput& input);
@@ -67,7 +67,7 @@ struct OptimizerParams : RuleParams {
   StepOptions options;
   float cowclip_floor = 0.0f;  // sqrt(dim) zeta
   Kernel rule = nullptr;
-  // For the kernel that steps one segment after the other.
+  // For the kernel that steps the segments one after the other.
   const SegmentStep* segments = nullptr;
   int num_segments = 0;
   int step_slot = 0;  // A dense table's step number: the last slot.
@@ -79,7 +79,7 @@ struct SegmentStep {
   int begin = 0;        // The segment's start in embedding and gradient.
   int slots_begin = 0;  // The start of its slots among all slots.
   float learning_rate_scale = 1.0f;
-  // Slots start with 0, but the first `num_initial` with initial_slot.
+  // Slots start with 0, except the first `num_initial`, with initial_slot.
   int num_initial = 0;
   float initial_slot = 0.0f;
   int num_slots = 0;
@@ -105,7 +105,7 @@ class Optimizer {
   int dim() const { return dim_; }
   int slot_floats() const { return slot_floats_; }
 
-  // Which parts of StepInput, besides the learning rate, make a difference.
+  // Whether these parts of StepInput have an effect.
   bool reads_counts() const { return reads_counts_; }
   bool reads_shows() const { return reads_shows_; }
   bool reads_steps() const { return reads_steps_; }
@@ -120,22 +120,22 @@ class Optimizer {
   // table.
   void InitSlots(float* slots, uint32_t step = 0) const;
 
-  // One step. Both levels of SIMD give the same bits. (Inlined in any case, as
-  // it is also called from files compiled for AVX2.)
+  // Takes one step. Both levels of SIMD give the same bits. (Always inlined,
+  // because files compiled for AVX2 call it, too.)
   [[gnu::always_inline]] void Step(float* embedding, float* slots,
                                    const float* gradient,
                                    const StepInput& input) const {
     step_(params_, embedding, slots, gradient, input);
   }
 
-  // The same, of a row as above.
+  // The same, for a row in the form above.
   [[gnu::always_inline]] void Step(float* row, const float* gradient,
                                    const StepInput& input) const {
     Step(row, row + dim_, gradient, input);
   }
 
   // For a dense table: takes the steps that the row has missed. Without
-  // `writes_slots` only the embedding counts afterwards.
+  // `writes_slots` only the embedding is valid afterwards.
   [[gnu::always_inline]] void CatchUp(const StepHistory& history,
                                       float* embedding, float* slots,
                                       bool writes_slots = true) const {
@@ -152,7 +152,7 @@ class Optimizer {
   bool moves_idle_rows_ = false;
   bool takes_missed_steps_ = false;
   std::vector<SegmentStep> segments_;
-  // Step() calls this: the only segment's, or the one that calls all of them.
+  // Step() calls this: the kernel of the only segment, or one that calls all.
   OptimizerParams params_;
   OptimizerParams::Kernel step_ = nullptr;
 };

@@ -1,5 +1,5 @@
-// An optimizer's config, fixed when its table is created. The learning rate is
-// not here: it comes with each push, so that schedules work.
+// The config of an optimizer, fixed when its table is created. It has no
+// learning rate: that comes with each push, so that schedules work.
 //
 // A row has one or more segments. Each has a rule, which says how a gradient
 // moves weights, and options, which work with any rule.
@@ -31,7 +31,7 @@ inline constexpr int kMaxSegmentDim = 4096;
 struct StepOptions {
   float l2 = 0.0f;
   float cowclip_r = 0.0f;
-  float cowclip_zeta = 1e-5f;  // Counts if cowclip_r does.
+  float cowclip_zeta = 1e-5f;  // Only with cowclip_r.
   float clip_value = 0.0f;
   float clip_norm = 0.0f;
   float weight_decay = 0.0f;
@@ -74,10 +74,10 @@ inline constexpr bool kIsAlternative<Struct, std::variant<Alternatives...>> =
 template <typename Struct>
 inline constexpr bool kIsRule = kIsAlternative<Struct, RuleConfig>;
 
-// A part of the row that learns by itself.
+// A part of the row with its own rule and options.
 struct SegmentConfig {
-  int dim = 0;  // 0, which only the last segment may have: the rest of the row.
-  float learning_rate_scale = 1.0f;  // Times the push's learning rate.
+  int dim = 0;  // 0, only for the last segment: the rest of the row.
+  float learning_rate_scale = 1.0f;  // A factor of the push's learning rate.
   RuleConfig rule = SgdConfig{};
   StepOptions options;
 
@@ -88,13 +88,13 @@ struct SegmentConfig {
 };
 
 struct OptimizerConfig {
-  // At least one; most often one for the whole row.
+  // At least one; usually one for the whole row.
   std::vector<SegmentConfig> segments;
-  // Whether each step reaches all rows, as that of a dense variable does, and
-  // not those of the batch only; see missed_steps.h.
+  // Whether each step moves all rows, as a dense variable's does, or only the
+  // rows of the batch; see missed_steps.h.
   bool is_dense = false;
-  // Whether nobody has chosen it yet: a table refuses pushes until it is made
-  // with an optimizer that is not open.
+  // Whether the optimizer is not chosen yet: a table refuses pushes until it is
+  // made with an optimizer that is not open.
   bool is_open = false;
 
   OptimizerConfig() : segments(1) {}
@@ -117,18 +117,18 @@ struct OptimizerConfig {
   }
 };
 
-// kName of the rule; of several, "segments(adagrad, adam)". With is_dense,
+// kName of the rule; for several, "segments(adagrad, adam)". With is_dense,
 // "adam with dense updates".
 std::string OptimizerName(const OptimizerConfig& config);
 
-// InvalidArgument naming the field, its value and its range. `dim` is that of
-// the row; segments must fill it.
+// InvalidArgument naming the field, its value and its range. `dim` is the
+// row's; the segments must fill it.
 absl::Status ValidateOptimizerConfig(const OptimizerConfig& config, int dim);
 
-// Whether a step goes by how often its key is in the batch, or was shown.
+// Whether a step depends on the count or the shows of its key in the batch.
 bool ReadsCounts(const OptimizerConfig& config);
 
-// The dims of the segments, the last one's filled in.
+// The dims of the segments; the last one is computed.
 // REQUIRES: ValidateOptimizerConfig(config, dim) is OK.
 std::vector<int> SegmentDims(const OptimizerConfig& config, int dim);
 

@@ -56,7 +56,8 @@ bool ReadList(std::string_view bytes, Integers* list) {
   return fields.ok();
 }
 
-// The same list twice is one list; of several kinds the last one counts.
+// If the same kind of list occurs twice, they are joined; of several kinds the
+// last one counts.
 template <typename List>
 bool MergeList(std::string_view bytes, Feature* feature) {
   if (!std::holds_alternative<List>(*feature)) feature->emplace<List>();
@@ -85,7 +86,7 @@ bool ReadFeatures(std::string_view bytes, Features* features) {
     if (!fields.IsBytes(1)) continue;
     const bool parsed =
         ReadEntry(fields.bytes(), [&](const std::string& name, auto value) {
-          // Instead of a former one of that name.
+          // It replaces an earlier one of that name.
           return ReadFeature(value, &((*features)[name] = Feature()));
         });
     if (!parsed) return false;

@@ -9,7 +9,7 @@
 
 namespace tfswitch {
 
-// False if the bytes are of no such message.
+// False if the bytes are no tf.train.Example.
 bool ParseExample(std::string_view bytes, Features* features);
 
 }  // namespace tfswitch

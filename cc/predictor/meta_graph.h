@@ -1,4 +1,4 @@
-// What a SavedModel says of its graph.
+// Reads the description of a SavedModel's graph.
 
 #ifndef CC_PREDICTOR_META_GRAPH_H_
 #define CC_PREDICTOR_META_GRAPH_H_
@@ -14,21 +14,21 @@
 
 namespace tfswitch {
 
-// Of a tensorflow.MetaGraphDef.
+// The parts of a tensorflow.MetaGraphDef that the predictor needs.
 struct MetaGraph {
-  std::string tensorflow_version;  // That it was exported with.
-  std::set<std::string> ops;       // Those that its own functions are not.
+  std::string tensorflow_version;  // The exporter's.
+  std::set<std::string> ops;       // Those that are no functions of it.
   std::map<std::string, Signature> signatures;
-  // By signature and input: a serialized TensorProto for inputs that may be
-  // left out.
+  // For inputs that may be left out: a serialized TensorProto, by signature and
+  // input.
   std::map<std::string, std::map<std::string, std::string>> defaults;
 };
 
-// DataLoss if the bytes are not of such a message.
+// DataLoss if the bytes are no MetaGraphDef.
 Result<MetaGraph> ParseMetaGraph(std::string_view bytes);
 
-// That with these tags, out of a tensorflow.SavedModel. NotFound if there is
-// none.
+// The graph with these tags, out of a tensorflow.SavedModel. NotFound if there
+// is none.
 Result<MetaGraph> ParseSavedModel(std::string_view bytes,
                                   const std::vector<std::string>& tags);
 

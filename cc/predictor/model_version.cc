@@ -1,9 +1,9 @@
-// A version is loaded in three steps: its ops are looked for, because
-// TensorFlow would miss those of functions only when a request runs them;
-// TensorFlow puts its graph and variables into a session; and it is warmed up,
-// with the requests that lie with it or, if there are none, with zeros. A
-// failed request of zeros only warns, because a model may refuse values that
-// nobody sends.
+// A version is loaded in three steps. First its ops are checked, because
+// TensorFlow would notice missing ops of functions only when a request runs
+// them. Then TensorFlow puts its graph and variables into a session. Last it is
+// warmed up, with its own requests or, if there are none, with zeros. If a
+// request of zeros fails, this only warns, because a model may refuse values
+// that nobody sends.
 //
 // Predict() checks names, dtypes and shapes against the signature before the
 // session runs, because TensorFlow's own errors name nodes of the graph.
@@ -30,7 +30,7 @@
 
 namespace tfswitch {
 
-// The session and where it takes and gives tensors.
+// The session, and the places of inputs and outputs in its graph.
 struct ModelVersion::Graph {
   using Places = std::map<std::string, TF_Output>;
   // By the names of a signature.
@@ -47,12 +47,12 @@ struct ModelVersion::Graph {
     TF_DeleteSession(session, ignored.get());
   }
 
-  // Starts the session. Gives `meta`, too, if it is an error.
+  // Starts the session. Sets `meta` even if it is an error.
   Status Load(const ModelOptions& model, const std::string& folder,
               Result<MetaGraph>* meta);
 
-  // Of a name like "serving_default_ids:0". Without an operation if the graph
-  // does not have it.
+  // The place of a name like "serving_default_ids:0". Has no operation if the
+  // graph does not have it.
   TF_Output Find(const std::string& name) const {
     const size_t colon = name.rfind(':');
     TF_Output place = {nullptr, 0};
@@ -70,8 +70,8 @@ struct ModelVersion::Graph {
   }
 
   TfGraph graph{TF_NewGraph()};
-  TF_Session* session = nullptr;  // Goes before the graph.
-  // One of each signature.
+  TF_Session* session = nullptr;  // Deleted before the graph.
+  // One for each signature.
   std::map<const Signature*, Bound> bound;
 };
 
@@ -129,7 +129,7 @@ Status UnknownInput(const std::string& name, const Signature& signature) {
                  Describe(signature.inputs));
 }
 
-// Of an input or output, as `kind` says, which has no place in the graph.
+// The error for an input or output, which `kind` says, that the graph lacks.
 Status NotInGraph(const char* kind, const std::string& name,
                   const TensorSpec& spec) {
   if (spec.graph_name.empty()) return NotDense(kind, name);
@@ -137,8 +137,8 @@ Status NotInGraph(const char* kind, const std::string& name,
                "', which the graph does not have; export the model again");
 }
 
-// TensorFlow looks for the ops of functions, which all of a model usually is,
-// when they first run.
+// Without this check TensorFlow would look for the ops of functions, which most
+// models consist of, when they first run.
 Status CheckOps(const MetaGraph& graph) {
   const TfBuffer known(TF_GetAllOpList());
   const std::set<std::string> names = ParseOpNames(BytesOf(*known));
@@ -151,7 +151,7 @@ Status CheckOps(const MetaGraph& graph) {
                ". Load the op library of the package that exported it.");
 }
 
-// The usual reason is a model of other versions than those of this process.
+// Adds the versions, because a model of other versions is the usual reason.
 Status WithVersions(const Status& status, const Result<MetaGraph>& meta) {
   if (meta.ok() && meta->tensorflow_version == TF_Version()) return status;
   const std::string exported =
@@ -167,7 +167,7 @@ Status WithVersions(const Status& status, const Result<MetaGraph>& meta) {
 // Protobuf's limit.
 constexpr uint64_t kMaxMessageBytes = (uint64_t{1} << 31) - 1;
 
-// What the file of a model says, before TensorFlow loads it.
+// Reads the file of a model before TensorFlow loads it.
 Result<MetaGraph> ReadFile(const std::string& path,
                            const std::vector<std::string>& tags) {
   TFSWITCH_ASSIGN_OR_RETURN(const std::string bytes,
@@ -204,7 +204,7 @@ Status ModelVersion::LoadGraph() {
   if (loaded.ok()) loaded = graph_->Load(options_, folder_, &meta);
   if (!loaded.ok()) {
     std::error_code ignored;
-    // A file that has been read, or a saved_model.pbtxt.
+    // The file was read, or it is a saved_model.pbtxt.
     const bool is_whole = meta.ok() || !std::filesystem::exists(path, ignored);
     return is_whole ? WithVersions(loaded, meta) : loaded;
   }
@@ -219,7 +219,7 @@ Status ModelVersion::LoadGraph() {
     }
     for (const auto& [input, value] : meta->defaults[name]) {
       Result<Tensor> tensor = ParseTensor(value);
-      // One that cannot be used counts as none.
+      // A default that cannot be used counts as none.
       if (tensor.ok()) bound.defaults[input] = *std::move(tensor);
     }
   }
@@ -236,7 +236,7 @@ Status ModelVersion::Graph::Load(const ModelOptions& model,
   if (!status.ok()) return status.ToStatus();
   std::vector<const char*> tags;
   for (const std::string& tag : model.tags) tags.push_back(tag.c_str());
-  // TensorFlow serializes it only if it is asked for.
+  // TensorFlow serializes the graph only on request.
   const TfBuffer bytes(meta->ok() ? nullptr : TF_NewBuffer());
   session = TF_LoadSessionFromSavedModel(
       options.get(), /*run_options=*/nullptr, folder.c_str(), tags.data(),
@@ -276,7 +276,7 @@ Status ModelVersion::WarmUp() const {
   const Result<Request> zeros = MakeWarmUpRequest(signature);
   Status status = zeros.ok() ? Predict(*zeros).status() : zeros.status();
   if (status.ok()) return status;
-  // A model may well refuse made up values, such as an empty string.
+  // A model may refuse made-up values, such as an empty string.
   LogMessageInOrder(
       LogLevel::kWarning, {"warm_up_failed"},
       absl::StrCat("model in '", folder_,
@@ -373,7 +373,7 @@ Result<Response> ModelVersion::Predict(const Request& request) const {
                 /*ntargets=*/0, /*run_metadata=*/nullptr, status.get());
   Response response;
   for (size_t i = 0; i < names.size(); ++i) {
-    // Also after an error, if there are some.
+    // Frees the outputs also after an error.
     if (fetched[i] != nullptr) {
       response.outputs[names[i]] = MakeTensor(fetched[i]);
     }

@@ -1,9 +1,9 @@
-// One thread looks at the folder, and loads what is new under load_mutex_, so
-// that requests, which take only mutex_ for a pointer, never wait for it.
-// Look() takes a version whose files are the same as at the look before, and
-// passes over one that was refused until its files change. The version that
-// served before is kept in retired_ until its last request has ended, and freed
-// by the next look, so that no request has to free it.
+// One thread looks at the folder, and loads new versions under load_mutex_.
+// Requests take only mutex_, for a pointer, so they never wait for it. Look()
+// takes a version whose files are the same as at the last look, and ignores a
+// refused one until its files change. The version that served before is kept in
+// retired_ until its last request has ended. The next look frees it, so that no
+// request has to.
 
 #include "tfswitch/predictor.h"
 
@@ -36,11 +36,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Where tfswitch.export puts rows, while the model serves and before.
+// The folder in which tfswitch.export puts rows, before and while it serves.
 constexpr char kRowsFolder[] = "assets.extra/tfswitch";
 
-// Names, sizes and times of the files in a folder: the same as long as nobody
-// changes them. An error of the file system gives another text too.
+// Names, sizes and times of the files in a folder: equal texts as long as
+// nobody changes them. An error of the file system also gives another text.
 std::string FilesOf(const std::string& folder, bool with_rows) {
   const fs::path rows = fs::path(folder) / kRowsFolder;
   std::vector<std::string> files;
@@ -48,7 +48,7 @@ std::string FilesOf(const std::string& folder, bool with_rows) {
   for (fs::recursive_directory_iterator it(folder, error), end;
        !error && it != end; it.increment(error)) {
     if (!with_rows && it->path() == rows) it.disable_recursion_pending();
-    std::error_code ignored;  // Of a file that has just gone.
+    std::error_code ignored;  // The file was just removed.
     if (!it->is_regular_file(ignored)) continue;
     files.push_back(
         absl::StrCat(it->path().string(), ":", it->file_size(ignored), ":",
@@ -110,7 +110,7 @@ Status NoSuchVersion(const std::string& model_dir, int64_t version,
 
 Status LoadOpLibrary(const std::string& path) {
   const TfStatus status;
-  // The library stays as long as the process, without its handle.
+  // The library stays loaded without its handle.
   TF_DeleteLibraryHandle(TF_LoadLibrary(path.c_str(), status.get()));
   if (status.ok()) return Status();
   return Error(StatusCode::kFailedPrecondition, "cannot load the op library '",
@@ -133,7 +133,7 @@ std::string OpLibraryPath() {
          absl::StrCat("libtfswitch_ops_tf", numbers[0], numbers[1], ".so");
 }
 
-// What is behind a Predictor. Thread-safe.
+// The implementation of Predictor. Thread-safe.
 class __attribute__((visibility("hidden"))) Predictor::Versions {
  public:
   explicit Versions(const PredictorOptions& options)
@@ -142,7 +142,7 @@ class __attribute__((visibility("hidden"))) Predictor::Versions {
   Versions(const Versions&) = delete;
   Versions& operator=(const Versions&) = delete;
 
-  // To be called once, before the others.
+  // Called once, before the others.
   Status Start();
 
   std::shared_ptr<const ModelVersion> current() const;
@@ -151,23 +151,23 @@ class __attribute__((visibility("hidden"))) Predictor::Versions {
   State state() const;
   Result<ServedState> RowsState() const;
   Status WatchRows(Seconds interval);
-  // Why rows cannot be steered, if they cannot.
+  // The functions for rows, or the reason why there are none.
   const Result<RowsApi>& rows_api() const { return rows_api_; }
 
  private:
-  // Has the rows of a version watched, and no longer those of the one that
-  // served before, if there was one.
+  // Starts watching the rows of a version, and stops watching those of the
+  // version that served before, if there was one.
   void WatchRowsOf(const ModelVersion& model, const ModelVersion* before);
-  // Keeps the state of the rows for state(), and logs what is new in it.
+  // Keeps the state of the rows for state(), and logs changes of it.
   void NoteRows();
 
   // Loads and serves a version, or notes why it is refused.
   Status Take(int64_t version, const std::string& folder)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(load_mutex_);
   // Takes the newest version of the folder that can be loaded, or the pinned
-  // one, if it does not serve already. `at_once`: without waiting until its
-  // files stay the same. An error of the folder, or, as long as no version
-  // serves, of the newest version.
+  // one, unless it serves already. `at_once`: does not wait until its files
+  // stay the same. Returns an error of the folder, or, while no version serves,
+  // that of the newest version.
   Status Look(bool at_once) ABSL_EXCLUSIVE_LOCKS_REQUIRED(load_mutex_);
   void Watch();
 
@@ -187,11 +187,12 @@ class __attribute__((visibility("hidden"))) Predictor::Versions {
       ABSL_GUARDED_BY(load_mutex_);
   int64_t pinned_ ABSL_GUARDED_BY(load_mutex_) = -1;
 
-  // Held while the interval is told to a version, so that the last one stays.
+  // Held while a version is told the interval, so that the last interval stays.
   // After `load_mutex_`, before `mutex_`.
   absl::Mutex watch_mutex_ ABSL_ACQUIRED_AFTER(load_mutex_);
   Seconds watch_interval_ ABSL_GUARDED_BY(watch_mutex_);
-  bool is_watch_set_ ABSL_GUARDED_BY(watch_mutex_) = false;  // By WatchRows.
+  // WatchRows was called.
+  bool is_watch_set_ ABSL_GUARDED_BY(watch_mutex_) = false;
 
   mutable absl::Mutex mutex_;
   std::shared_ptr<const ModelVersion> current_ ABSL_GUARDED_BY(mutex_);
@@ -236,7 +237,7 @@ Predictor::State Predictor::Versions::state() const {
     absl::MutexLock lock(&mutex_);
     state = state_;
   }
-  // As they are now, not as they were when the folder was looked at.
+  // The rows as they are now, not as they were at the last look.
   if (state.version >= 0) state.rows = RowsState();
   return state;
 }
@@ -286,7 +287,7 @@ Status Predictor::Versions::Take(int64_t version, const std::string& folder) {
                         absl::StrCat("version ", version, " is refused: ",
                                      model.status().message()));
       state_.refused[version] = model.status();
-      // With its rows: a refused version is tried again when they change.
+      // Includes the rows: a refused version is tried again when they change.
       refused_files_[version] = all_files;
       return model.status();
     }
@@ -337,7 +338,7 @@ void Predictor::Versions::WatchRowsOf(const ModelVersion& model,
   absl::MutexLock lock(&watch_mutex_);
   if (watch_interval_ > Seconds::zero() || is_watch_set_) {
     const Status status = rows_api_->Watch(model.folder(), watch_interval_);
-    // FailedPrecondition says that there are none.
+    // FailedPrecondition means that the model has no rows.
     if (!status.ok() && status.code() != StatusCode::kFailedPrecondition) {
       LogMessageInOrder(LogLevel::kError, {"rows_not_watched"},
                         absl::StrCat("the rows of version ", model.version(),
@@ -405,7 +406,7 @@ Status Predictor::Versions::Look(bool at_once) {
 
 void Predictor::Versions::Watch() {
   const std::future<void> stopping = stopping_.get_future();
-  // More would overflow.
+  // A longer interval would overflow.
   const Seconds interval =
       std::min<Seconds>(options_.poll_interval, std::chrono::hours(24 * 365));
   while (stopping.wait_for(interval) == std::future_status::timeout) {

@@ -17,10 +17,10 @@ struct Flag {
   bool may_be_empty = true;
 };
 
-// Sets the values. Returns why it cannot, or nothing.
+// Sets the values. Returns the error, or an empty string.
 std::string ParseFlags(int argc, char** argv, const std::vector<Flag>& flags);
 
-// What --help prints, with the values as they are.
+// The text of --help, with the present values.
 std::string FlagsHelp(const char* program, const std::vector<Flag>& flags);
 
 }  // namespace tfswitch

@@ -1,6 +1,6 @@
-// A record is its length (8 bytes) and the checksum of that, then its bytes and
-// the checksum of those. A length may be any number, so memory grows with what
-// the file really has.
+// A record is its length (8 bytes) and the checksum of the length, then its
+// bytes and their checksum. A length may be any number, so memory grows only
+// with the bytes that the file really has.
 
 #include "cc/predictor/record_reader.h"
 
@@ -43,14 +43,14 @@ struct FreeDecompressor {
   }
 };
 
-// All members of a gzip file. An error if it is none, or damaged, or if they
-// have more than `max_bytes`.
+// Inflates all members of a gzip file. An error if it is no gzip file, or
+// damaged, or if the result has more than `max_bytes`.
 Result<std::string> Inflate(std::string_view bytes, uint64_t max_bytes) {
   const std::unique_ptr<libdeflate_decompressor, FreeDecompressor> decompressor(
       libdeflate_alloc_decompressor());
   if (decompressor == nullptr) throw std::bad_alloc();
   std::string inflated;
-  size_t size = 0;  // Of the members before; what is behind is free.
+  size_t size = 0;  // The size of the earlier members; the rest is free.
   while (!bytes.empty()) {
     size_t used = 0;
     size_t written = 0;
@@ -66,7 +66,7 @@ Result<std::string> Inflate(std::string_view bytes, uint64_t max_bytes) {
       return Error(StatusCode::kResourceExhausted, "inflates to more than the ",
                    max_bytes,
                    " bytes that are read at once; inflate it with gunzip");
-    } else {  // The member again, with twice the room.
+    } else {  // Inflates the member again, with twice the room.
       inflated.resize(
           std::min(max_bytes, std::max<uint64_t>(kChunk, 2 * inflated.size())));
     }

@@ -13,11 +13,11 @@
 
 namespace tfswitch {
 
-// Errors of reading name the record, and not the file. Not thread-safe.
+// Read errors name the record, not the file. Not thread-safe.
 class RecordReader {
  public:
-  // A file whose name ends in ".gz" is inflated, in memory; ResourceExhausted
-  // if it is larger than this.
+  // A file whose name ends in ".gz" is inflated in memory; ResourceExhausted if
+  // it is larger than this.
   static Result<RecordReader> Open(const std::string& path,
                                    uint64_t max_inflated_bytes = uint64_t{4}
                                                                  << 30);
@@ -35,7 +35,7 @@ class RecordReader {
   Result<std::string> ReadChecked(uint64_t size);
 
   std::unique_ptr<std::istream> file_;
-  uint64_t offset_ = 0;  // Of the next byte.
+  uint64_t offset_ = 0;  // The place of the next byte.
   uint64_t record_offset_ = 0;
 };
 

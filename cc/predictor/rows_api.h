@@ -1,5 +1,5 @@
-// The rows of models that tfswitch.saved_model.save has written, and how they
-// change while they are served: the C API of tfswitch, by its JSON calls.
+// Changes the rows of models of tfswitch.saved_model.save while they are
+// served, by the JSON calls of tfswitch's C API.
 
 #ifndef CC_PREDICTOR_ROWS_API_H_
 #define CC_PREDICTOR_ROWS_API_H_
@@ -15,26 +15,26 @@ struct Tfswitch_Api;
 
 namespace tfswitch {
 
-// In a SavedModel whose rows are tfswitch's.
+// The file that a SavedModel with tfswitch rows has.
 inline constexpr char kModelFile[] = "assets/tfswitch_model.json";
 
-// Steers models that this process has loaded, by the folders of their
+// Controls models that this process has loaded, by the folders of their
 // SavedModels. No call makes a request wait, but a call may wait until another
-// model has been loaded. All give NotFound for a model that is not loaded, and
-// FailedPrecondition for one that has no rows of its own.
+// model has been loaded. All return NotFound for a model that is not loaded,
+// and FailedPrecondition for one without rows of its own.
 //
 // Constant. Thread-safe.
 class RowsApi {
  public:
-  // The calls of the op library of tfswitch, which has been loaded.
+  // Finds the calls in the loaded op library of tfswitch.
   static Result<RowsApi> Find(const std::string& op_library);
 
   Result<ServedState> State(const std::string& folder) const;
-  // Looks for newer exports every so often from now on; zero: never.
+  // From now on looks for newer exports at this interval; zero: never.
   Status Watch(const std::string& folder, Seconds interval) const;
 
-  // Looks for newer exports now and serves them. An error says why something
-  // newer is refused; what was served stays.
+  // Looks for newer exports now and serves them. The error says why a newer one
+  // is refused; the served rows then stay.
   Status Refresh(const std::string& folder) const;
   // Serves the rows as of an earlier export, and stays there until Resume.
   Status RollBack(const std::string& folder, int64_t number) const;
@@ -46,7 +46,7 @@ class RowsApi {
  private:
   explicit RowsApi(const Tfswitch_Api* api) : api_(api) {}
 
-  // `call`: a field of ServedModelRequest that is set to `value`, or none.
+  // `call`: a field of ServedModelRequest that is set to `value`, or empty.
   Result<ServedState> Call(const std::string& folder,
                            const char* call = nullptr,
                            const nlohmann::json& value = true) const;

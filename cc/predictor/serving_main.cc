@@ -6,7 +6,7 @@
 // must not meet in one library. This half has TensorFlow and the model, and
 // opens libtfswitch_serving_rpc.so, which has gRPC and lies beside the program.
 // Requests and answers pass between them as the C types of serving_rpc.h. The
-// server listens before it loads the model, so health can be asked for
+// server listens before it loads the model, so that it answers health requests
 // meanwhile.
 
 #include <dlfcn.h>
@@ -45,9 +45,9 @@ namespace {
 
 constexpr int kCannotServe = 1;
 constexpr int kBadFlag = 2;
-// Seconds, after the grace.
+// In seconds, after the grace period.
 constexpr double kTimeToClose = 1;
-// More would overflow the clock.
+// A longer one would overflow the clock.
 constexpr double kMaxGrace = 24 * 3600;
 
 ServingBytes BytesOf(std::string_view text) {
@@ -105,7 +105,7 @@ class Handler {
  public:
   explicit Handler(const std::string& model_name) : model_name_(model_name) {}
 
-  // REQUIRES: the predictor lives until no more requests come.
+  // REQUIRES: the predictor lives until no more requests arrive.
   void Serve(const Predictor* predictor) { predictor_ = predictor; }
 
   ServingHandler Functions() {
@@ -227,7 +227,7 @@ Result<const ServingRpcApi*> OpenRpc() {
   return api;
 }
 
-// To somebody who has typed the flags, or whose program has.
+// The error goes to the user who typed the flags, or to a program's log.
 int FailForFlag(std::string_view message) {
   LogWriter::Get().WriteInOrder({"tfswitch-serving"},
                                 "tfswitch-serving: " + std::string(message));
@@ -243,14 +243,14 @@ int Stopped(int code, const std::string& why, absl::Time started) {
 }
 
 int Run(int argc, char** argv) {
-  // Blocked before there are threads, so in all of them; taken by sigwait,
-  // where anything may be called.
+  // Blocked before there are threads, so in all of them. sigwait takes them,
+  // where any function may be called.
   sigset_t stop_signals;
   sigemptyset(&stop_signals);
   sigaddset(&stop_signals, SIGTERM);
   sigaddset(&stop_signals, SIGINT);
   pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);
-  // A stderr whose reader has gone is no reason to end.
+  // If the reader of stderr has gone, the server goes on.
   signal(SIGPIPE, SIG_IGN);
 
   PredictorOptions options;
@@ -269,7 +269,8 @@ int Run(int argc, char** argv) {
   bool insecure = false;
   bool reflection = false;
   bool help = false;
-  // An empty file is of a variable that is not set, perhaps: not for plaintext.
+  // An empty file may come from a variable that is not set: never use
+  // plaintext.
   const auto file_flag = [](const char* name, std::string* path,
                             const char* text) {
     return Flag{name, path, text, /*may_be_empty=*/false};
@@ -330,7 +331,7 @@ int Run(int argc, char** argv) {
   }
   options.poll_interval = Seconds(poll_secs);
   options.watch_rows_interval = Seconds(watch_rows_secs);
-  // The core reads it when it opens rows. There are no other threads yet.
+  // The core reads it when it opens rows. There is only this thread yet.
   if (verify_rows_first) setenv("TFSWITCH_SERVING_VERIFY_FIRST", "1", 1);
   options.model.tags = absl::StrSplit(tags, ',');
   ShowServerEvents();
@@ -358,11 +359,11 @@ int Run(int argc, char** argv) {
                   {"address", (*api)->address(server)},
                   {"model_dir", options.model_dir},
                   {"flags", absl::StrJoin(argv + 1, argv + argc, " ")}});
-  // Whoever waits for this line may ask for health from now on.
+  // A program that waits for this line may ask for health from now on.
   std::printf("listening on %s\n", (*api)->address(server));
   std::fflush(stdout);
 
-  // Beside the wait for a signal, which may come first.
+  // In a thread, because a signal may come first.
   absl::Mutex mutex;
   bool stopping = false;
   std::unique_ptr<Predictor> predictor;
@@ -380,7 +381,7 @@ int Run(int argc, char** argv) {
 
   int signal_number = 0;
   sigwait(&stop_signals, &signal_number);
-  // The next one kills.
+  // The next signal kills.
   signal(SIGTERM, SIG_DFL);
   signal(SIGINT, SIG_DFL);
   pthread_sigmask(SIG_UNBLOCK, &stop_signals, nullptr);
@@ -399,8 +400,8 @@ int Run(int argc, char** argv) {
   } catch (const std::system_error&) {
     stop();
   }
-  // gRPC waits for peers that do not read. A version that is being loaded, or
-  // freed, is not waited for either.
+  // gRPC waits for peers that do not read. This waits neither for them, nor for
+  // a version that is being loaded or freed.
   stopped.get_future().wait_for(
       std::chrono::duration<double>(grace_secs + kTimeToClose));
   _exit(Stopped(0, strsignal(signal_number), started));

@@ -1,14 +1,14 @@
-// Each method lets its caller in, reads its request into the C types of
-// serving_rpc.h and calls the handler, whose answers a Collector writes into
-// the response. Methods are streams of one request, as bytes, to gRPC, so that
-// they read and parse it themselves: else gRPC would answer a malformed one
-// with INTERNAL and no text, and parse those of callers that are refused, and
-// long ones.
+// Each method authenticates its caller, reads its request into the C types of
+// serving_rpc.h and calls the handler. A Collector writes the handler's answers
+// into the response. Methods are streams of one request, as bytes, to gRPC, so
+// that they read and parse it themselves: otherwise gRPC would answer a
+// malformed request with INTERNAL and no text, and would parse long requests,
+// and those of refused callers.
 //
 // The process also has libtfswitch_core.so, if a model has rows. Both libraries
 // use one libprotobuf, which ends a process that brings the same .proto file
-// twice. Therefore the rules of the methods stand here, and not as the options
-// of access.proto at the methods, and no message of protos/tfswitch is used.
+// twice. Therefore the rules of the methods are here, and not options of
+// access.proto at the methods, and no message of protos/tfswitch is used.
 
 #include "cc/predictor/serving_rpc.h"
 
@@ -56,12 +56,12 @@ namespace {
 namespace api = tensorflow::serving;
 
 constexpr char kSignatureDef[] = "signature_def";
-// Beside those of requests: that poll, and of health and reflection.
+// Threads besides those of requests: for polling, health and reflection.
 constexpr int kOtherThreads = 64;
-// They wait for nothing; some of the other threads.
+// They do not wait, and use some of the other threads.
 constexpr int kMaxStatusCalls = 16;
 constexpr uint64_t kMaxConnections = 10'000;
-constexpr int kMaxStreams = 1024;  // A connection may have as many.
+constexpr int kMaxStreams = 1024;  // Calls of one connection.
 
 ServingBytes BytesOf(const std::string& text) {
   return {text.data(), text.size()};
@@ -86,8 +86,8 @@ int64_t TimeoutMs(const grpc::ServerContext& context) {
   return left == 0 ? -1 : left;
 }
 
-// Collects what a handler answers. The responses that a method does not have
-// are null.
+// Collects the answer of a handler. Responses that a method does not have are
+// null.
 struct Collector {
   grpc::Status status;
   api::ModelSpec* model = nullptr;
@@ -104,7 +104,7 @@ struct Collector {
     functions.answer = this;
     functions.set_error = [](void* answer, int32_t code, ServingBytes message) {
       auto status = static_cast<grpc::StatusCode>(code);
-      // The caller has been let in: this is about the token that this process
+      // The caller was let in, so this is about the token that this process
       // shows to the servers of the rows.
       if (status == grpc::StatusCode::UNAUTHENTICATED ||
           status == grpc::StatusCode::PERMISSION_DENIED) {
@@ -142,7 +142,7 @@ struct Collector {
   }
 };
 
-// How many calls hold a thread at a time. Thread-safe.
+// Limits how many calls hold a thread at a time. Thread-safe.
 class Slots {
  public:
   explicit Slots(int max) : max_(max) {}
@@ -162,9 +162,8 @@ class Slots {
 };
 
 // A handler of calls that answers with run(context, visit, request, &response),
-// if the caller may ask for the model that the request names, and there is a
-// slot. The request is read when the caller is known, and parsed when its
-// length is.
+// if the caller may use the model that the request names, and there is a slot.
+// Authenticates the caller, reads the bytes, checks the length, then parses.
 template <typename Request, typename Response, typename Run>
 grpc::internal::MethodHandler* GatedHandler(AccessControl* access, Slots* slots,
                                             const char* method,
@@ -177,7 +176,7 @@ grpc::internal::MethodHandler* GatedHandler(AccessControl* access, Slots* slots,
     grpc::ByteBuffer bytes;
     Request request;
     absl::Status status = access->Admit(context, rule, &visit);
-    // Also while the message is on its way.
+    // Held also while the message is on its way.
     if (status.ok()) status = slots->Enter();
     const auto leave = absl::MakeCleanup([slots, is_in = status.ok()] {
       if (is_in) slots->Leave();
@@ -188,7 +187,7 @@ grpc::internal::MethodHandler* GatedHandler(AccessControl* access, Slots* slots,
     if (status.ok()) status = visit.ParseRequest(context, &bytes, &request);
     if (status.ok()) {
       models.push_back(request.model_spec().name());
-      // A token has the name of a model where others have that of a table.
+      // In a token, the name of a model takes the place of a table's.
       status = visit.CheckTable(models[0]);
     }
     access->NoteEnd(*context, visit, rule, models, /*path=*/"", status);
@@ -271,7 +270,8 @@ class PredictionService final : public api::PredictionService::Service {
       return grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED,
                           "the deadline passed before the request was run");
     }
-    std::deque<DecodedTensor> decoded;  // Which do not move.
+    // A deque, because its elements must not move.
+    std::deque<DecodedTensor> decoded;
     std::vector<ServingTensor> inputs;
     for (const auto& [name, tensor] : request.inputs()) {
       const absl::Status status = DecodeTensor(name, tensor, max_tensor_bytes_,
@@ -333,8 +333,8 @@ class ModelService final : public api::ModelService::Service {
 void PrepareServing() {
   static const bool prepared = [] {
     grpc::EnableDefaultHealthCheckService(true);
-    // Distributions leave it on in their builds, and it takes one global lock
-    // at each of gRPC's many lock operations.
+    // Distributions build with it turned on, and it takes one global lock at
+    // each of gRPC's many lock operations.
     absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
     TakeLinesOfGrpc();
     return true;
@@ -345,7 +345,7 @@ void PrepareServing() {
 }  // namespace
 }  // namespace tfswitch
 
-// Thread-safe but for the end of its life.
+// Thread-safe, except at the end of its life.
 struct ServingRpcServer {
   ServingRpcServer(const ServingHandler& handler,
                    const ServingRpcOptions& options,
@@ -359,7 +359,8 @@ struct ServingRpcServer {
   const std::unique_ptr<tfswitch::AccessControl> access;
   tfswitch::PredictionService predictions;
   tfswitch::ModelService models;
-  std::unique_ptr<grpc::Server> server;  // Goes before what it uses.
+  // Deleted before the members that it uses.
+  std::unique_ptr<grpc::Server> server;
   tfswitch::Listener listener;
   std::string address;
 };
@@ -432,7 +433,7 @@ void Stop(ServingRpcServer* server, int64_t grace_ms) {
   server->server->Shutdown(
       ToDeadline(SteadyNow() + absl::Milliseconds(grace_ms)));
   delete server;
-  // The program ends without its handlers of an exit.
+  // The program ends without running exit handlers.
   LogWriter::Get().Flush(absl::Seconds(1));
 }
 

@@ -1,9 +1,9 @@
-// The door between the two halves of a prediction server: the program, which
-// links TensorFlow, and libtfswitch_serving_rpc.so, which links the
+// The interface between the two halves of a prediction server: the program,
+// which links TensorFlow, and libtfswitch_serving_rpc.so, which links the
 // distribution's gRPC and protobuf. TensorFlow exports symbols of its own gRPC,
-// protobuf and Abseil, so the two must not meet in one namespace of symbols:
-// the library is opened with RTLD_DEEPBIND, exports ServingRpc_GetApi alone,
-// and only the C types of this header cross.
+// protobuf and Abseil, so the two must not meet in one namespace of symbols.
+// The library is opened with RTLD_DEEPBIND and exports only ServingRpc_GetApi,
+// and only the C types of this header are shared.
 //
 // The caller owns what it passes, in either direction; nothing is retained
 // after a call returns. Status codes are those of gRPC, which are absl's. The
@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-// Grows with each change of this header.
+// Incremented with each change of this header.
 #define SERVING_RPC_API_VERSION 2
 
 typedef struct ServingBytes {
@@ -37,7 +37,7 @@ typedef struct ServingTensor {
   size_t num_values;
 } ServingTensor;
 
-// Which model a request is for. Empty: as the server sees fit.
+// The model that a request is for. Empty: the server chooses.
 typedef struct ServingModelSpec {
   ServingBytes name;
   ServingBytes signature;
@@ -49,7 +49,7 @@ typedef struct ServingRequest {
   ServingModelSpec model;
   const ServingTensor* inputs;
   size_t num_inputs;
-  const ServingBytes* outputs;  // Those wanted; none: all.
+  const ServingBytes* outputs;  // The wanted ones; none: all.
   size_t num_outputs;
   int64_t timeout_ms;  // Greater than 0; 0: none.
 } ServingRequest;
@@ -59,9 +59,9 @@ typedef struct ServingRequest {
 #define SERVING_STATE_AVAILABLE 30
 #define SERVING_STATE_END 50
 
-// Where a handler writes its answer. Strings and tensors are copied.
+// The place for a handler's answer. Strings and tensors are copied.
 typedef struct ServingAnswer {
-  void* answer;  // First argument of the functions.
+  void* answer;  // The first argument of the functions.
   void (*set_error)(void* answer, int32_t code, ServingBytes message);
   // The model that answers; for Predict and GetModelMetadata.
   void (*set_model)(void* answer, int64_t version, ServingBytes signature);
@@ -90,10 +90,10 @@ typedef struct ServingRpcOptions {
   const char* address;  // "host:port" (port 0: any free one), "unix:/path".
   // Longest message in either direction, and largest tensor of a request.
   int64_t max_message_bytes;
-  // Predictions under way at a time, each of which holds a thread. More get
+  // Predictions at a time, each of which holds a thread. More get
   // RESOURCE_EXHAUSTED.
   int32_t max_requests;
-  // Paths; each may be empty. Who may call: see cc/rpc/access_control.h.
+  // Paths; each may be empty. cc/rpc/access_control.h says who may call.
   const char* tls_cert;
   const char* tls_key;
   const char* tls_ca;
@@ -108,22 +108,22 @@ typedef struct ServingRpcApi {
   // Starts to listen, with NOT_SERVING as health. The handler's context must
   // live until stop() returns. On failure returns NULL, writes the reason to
   // `error`, cut to `error_size` bytes with the NUL, and sets *code:
-  // INVALID_ARGUMENT for a bad option or file, UNAVAILABLE for an address that
-  // cannot be had.
+  // INVALID_ARGUMENT for a bad option or file, UNAVAILABLE if the address
+  // cannot be bound.
   ServingRpcServer* (*start)(const ServingRpcOptions* options,
                              const ServingHandler* handler, int32_t* code,
                              char* error, size_t error_size);
-  // The address bound, with the real port. Lives as long as the server.
+  // The bound address, with the real port. Lives as long as the server.
   const char* (*address)(const ServingRpcServer* server);
   // Sets the answer of the health service.
   void (*set_serving)(ServingRpcServer* server, int32_t serving);
-  // Says NOT_SERVING, refuses new requests, lets those under way end for at
-  // most `grace_ms`, then has their clients see them cancelled. Frees the
-  // server when the last handler has returned.
+  // Says NOT_SERVING, refuses new requests, and lets running ones end for at
+  // most `grace_ms`; then their clients see them cancelled. Frees the server
+  // when the last handler has returned.
   void (*stop)(ServingRpcServer* server, int64_t grace_ms);
 } ServingRpcApi;
 
-// NULL if the library speaks another version. Lives as long as the library.
+// NULL if the library has another version. Lives as long as the library.
 typedef const ServingRpcApi* (*ServingRpc_GetApiFn)(uint32_t version);
 
 #ifdef __cplusplus

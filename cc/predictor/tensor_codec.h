@@ -1,4 +1,4 @@
-// Between tensors in messages and the plain ones of serving_rpc.h.
+// Converts tensors between messages and the plain types of serving_rpc.h.
 
 #ifndef CC_PREDICTOR_TENSOR_CODEC_H_
 #define CC_PREDICTOR_TENSOR_CODEC_H_
@@ -13,8 +13,8 @@
 
 namespace tfswitch {
 
-// A tensor of a request. It refers to the message that it was decoded from,
-// and to itself, so it stays where it is.
+// A tensor of a request. It refers to the message that it was decoded from, and
+// to itself, so it must not move.
 struct DecodedTensor {
   DecodedTensor() = default;
   DecodedTensor(const DecodedTensor&) = delete;
@@ -22,13 +22,13 @@ struct DecodedTensor {
 
   ServingTensor view = {};
   std::vector<int64_t> dims;
-  std::string values;  // Those that are not in the message as they are.
+  std::string values;  // Values that had to be copied.
   std::vector<ServingBytes> strings;
 };
 
-// Reads a tensor as TensorFlow does, with one difference: more values than the
-// shape holds are an error. InvalidArgument names the input: a type that cannot
-// be sent, a shape that is unknown, negative or of more than `max_bytes`, the
+// Reads a tensor as TensorFlow does, except that more values than the shape
+// holds are an error. InvalidArgument names the input: a type that cannot be
+// sent, a shape that is unknown, negative or larger than `max_bytes`, or the
 // wrong number of values.
 absl::Status DecodeTensor(const std::string& name,
                           const tensorflow::TensorProto& proto,

@@ -5,8 +5,8 @@
 
 namespace tfswitch {
 
-// TensorFlow parses the message as the value of an op Const, so that no rule of
-// its many fields stands here a second time.
+// TensorFlow parses the message as the value of an op Const, so the rules of
+// its many fields need not be repeated here.
 Result<Tensor> ParseTensor(std::string_view bytes) {
   uint64_t dtype = 0;
   WireReader fields(bytes);
@@ -25,7 +25,7 @@ Result<Tensor> ParseTensor(std::string_view bytes) {
   TF_SetAttrValueProto(constant, "value", attribute.data(), attribute.size(),
                        status.get());
   if (!status.ok()) {
-    // It frees the description, too.
+    // This frees the description, too.
     TF_FinishOperation(constant, TfStatus().get());
     return status.ToStatus();
   }

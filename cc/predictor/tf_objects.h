@@ -24,7 +24,7 @@ using TfBuffer = TfObject<TF_Buffer, TF_DeleteBuffer>;
 using TfGraph = TfObject<TF_Graph, TF_DeleteGraph>;
 using TfSessionOptions = TfObject<TF_SessionOptions, TF_DeleteSessionOptions>;
 
-// The status that a call is given. Not thread-safe.
+// The status argument of a call. Not thread-safe.
 class TfStatus {
  public:
   TF_Status* get() const { return status_.get(); }
@@ -48,12 +48,12 @@ inline TfBuffer MakeBuffer(std::string_view bytes) {
   return TfBuffer(TF_NewBufferFromString(bytes.data(), bytes.size()));
 }
 
-// Takes the tensor.
+// Takes ownership of the tensor.
 inline Tensor MakeTensor(TF_Tensor* tensor) {
   return Tensor(std::shared_ptr<TF_Tensor>(tensor, TF_DeleteTensor));
 }
 
-// Of a serialized tensorflow.TensorProto.
+// Makes a tensor of a serialized tensorflow.TensorProto.
 Result<Tensor> ParseTensor(std::string_view bytes);
 
 }  // namespace tfswitch

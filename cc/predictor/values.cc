@@ -45,13 +45,13 @@ std::string KindOf(const Values& values) {
   return kKinds[values.data.index()];
 }
 
-// The number of values; -1 for a shape that no tensor has, of values of this
+// The number of values; -1 for a shape that is impossible for values of this
 // many bytes.
 int64_t CountOf(const std::vector<int64_t>& shape, size_t value_bytes) {
   if (shape.size() > kMaxDims) return -1;
   const int64_t most =
       std::numeric_limits<int64_t>::max() / static_cast<int64_t>(value_bytes);
-  // Also where another dimension is 0, as TensorFlow has it.
+  // Also if another dimension is 0, as in TensorFlow.
   int64_t product = 1;
   bool is_empty = false;
   for (const int64_t dim : shape) {
@@ -63,8 +63,7 @@ int64_t CountOf(const std::vector<int64_t>& shape, size_t value_bytes) {
   return is_empty ? 0 : product;
 }
 
-// Bytes of a value in memory; 0 for a type that is neither of numbers nor
-// strings.
+// Bytes of a value in memory; 0 for a type that is neither numeric nor strings.
 size_t SizeOf(DataType dtype) {
   return dtype == DataType::kString
              ? sizeof(TF_TString)
@@ -95,8 +94,7 @@ TF_Tensor* NewStrings(const std::vector<int64_t>& shape, size_t size) {
                       strings, size, &FreeStrings, nullptr);
 }
 
-// Calls call(a value of a tensor of this dtype, the kind of plain values that
-// it takes and gives).
+// Calls call(a value of a tensor of this dtype, a value of its plain kind).
 template <typename R, typename Call>
 R WithTypes(DataType dtype, const Call& call) {
   switch (dtype) {
@@ -156,7 +154,7 @@ Values Read(const Tensor& tensor) {
   return {std::move(data), tensor.shape()};
 }
 
-// The shape with its -1 filled in.
+// The shape, with the size computed for -1.
 Result<std::vector<int64_t>> FullShape(const Values& values) {
   const int64_t count = std::visit(
       [](const auto& data) { return static_cast<int64_t>(data.size()); },

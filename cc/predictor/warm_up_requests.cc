@@ -15,7 +15,7 @@ namespace {
 
 constexpr char kFile[] = "/assets.extra/tf_serving_warmup_requests";
 
-// Field numbers of tensorflow.serving.PredictionLog and what is in it.
+// Field numbers of tensorflow.serving.PredictionLog and its parts.
 constexpr int kPredictLog = 6;  // In PredictionLog.
 constexpr int kRequest = 1;     // In PredictLog.
 constexpr int kModelSpec = 1;   // In PredictRequest.
@@ -33,8 +33,8 @@ bool Find(std::string_view message, uint32_t number, std::string_view* found) {
   return fields.ok();
 }
 
-// Whether the bytes are a PredictionLog. One of another kind of request has no
-// inputs.
+// Whether the bytes are a PredictionLog. A log of another kind of request gives
+// no inputs.
 bool Parse(std::string_view log, Request* request) {
   std::string_view message, signature;
   if (!Find(log, kPredictLog, &message) || !Find(message, kRequest, &message)) {

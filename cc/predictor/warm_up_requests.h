@@ -1,5 +1,5 @@
-// Requests that are run before a version serves, so that the first clients do
-// not wait for what TensorFlow does on a first run.
+// Requests that run before a version serves, so that the first clients do not
+// wait for TensorFlow's work on a first run.
 
 #ifndef CC_PREDICTOR_WARM_UP_REQUESTS_H_
 #define CC_PREDICTOR_WARM_UP_REQUESTS_H_
@@ -18,7 +18,7 @@ namespace tfswitch {
 // tensorflow.serving.PredictionLog. None if there is no such file.
 Result<std::vector<Request>> ReadWarmUpRequests(const std::string& saved_model);
 
-// A request of zeros and empty strings; dimensions that are not known are 1.
+// A request of zeros and empty strings; unknown dimensions are 1.
 Result<Request> MakeWarmUpRequest(const Signature& signature);
 
 }  // namespace tfswitch

@@ -8,8 +8,8 @@
 
 namespace tfswitch {
 
-// An istreambuf_iterator would throw where the file cannot be read; read()
-// notes it in the stream.
+// read() notes an error in the stream, where an istreambuf_iterator would
+// throw.
 Result<std::string> ReadWholeFile(const std::string& path, uint64_t max_bytes) {
   constexpr size_t kChunk = size_t{1} << 20;
   std::ifstream file(path, std::ios::binary);

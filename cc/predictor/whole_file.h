@@ -1,4 +1,4 @@
-// Reads files that come from others.
+// Reads files of unknown origin.
 
 #ifndef CC_PREDICTOR_WHOLE_FILE_H_
 #define CC_PREDICTOR_WHOLE_FILE_H_
@@ -10,9 +10,9 @@
 
 namespace tfswitch {
 
-// The bytes of a file. NotFound if it cannot be opened, Unavailable if it
-// cannot be read, such as a folder, and ResourceExhausted if it has more than
-// `max_bytes`. Throws std::bad_alloc alone.
+// Returns the bytes of a file. NotFound if it cannot be opened, Unavailable if
+// it cannot be read, such as a folder, and ResourceExhausted if it has more
+// than `max_bytes`. Throws only std::bad_alloc.
 Result<std::string> ReadWholeFile(const std::string& path, uint64_t max_bytes);
 
 }  // namespace tfswitch

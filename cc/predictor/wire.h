@@ -1,6 +1,6 @@
 // Protobuf's wire format, for the few messages of TensorFlow that the predictor
 // reads and writes. Protobuf itself must not be linked: TensorFlow exports the
-// functions of its own, and the two would call each other's.
+// functions of its own copy, and the two would call each other's.
 
 #ifndef CC_PREDICTOR_WIRE_H_
 #define CC_PREDICTOR_WIRE_H_
@@ -12,7 +12,7 @@
 namespace tfswitch {
 
 // Goes through the fields of a message, whose bytes may come from anywhere. A
-// field that holds a message has its bytes, for another reader.
+// field that holds a message gives its bytes, to be read by another reader.
 //
 //   WireReader fields(message);
 //   while (fields.Next()) {
@@ -25,13 +25,13 @@ class WireReader {
  public:
   explicit WireReader(std::string_view message) : rest_(message) {}
 
-  // False at the end, and where a message cannot have these bytes.
+  // False at the end, and if the bytes are no message.
   bool Next();
   // Whether all bytes up to here are a message.
   bool ok() const { return ok_; }
 
-  // Whether the field has this number, and bytes or an integer. Like protobuf,
-  // a caller passes over a field of another type than it expects.
+  // Whether the field has this number and is of bytes, or an integer. Like
+  // protobuf, callers ignore a field of another type than they expect.
   bool IsBytes(uint32_t number) const {
     return number_ == number && type_ == kBytes;
   }
@@ -53,12 +53,12 @@ class WireReader {
     kVarint = 0,
     kFixed64 = 1,
     kBytes = 2,
-    kGroup = 3,  // Which no message here has.
+    kGroup = 3,  // No message here has one.
     kEndGroup = 4,
     kFixed32 = 5
   };
 
-  // Takes a field, with all that is in a group of at most this depth.
+  // Reads a field, with all that is in a group of at most this depth.
   bool TakeField(int depth);
   bool Take(uint64_t size);
 
@@ -66,12 +66,11 @@ class WireReader {
   bool ok_ = true;
   uint32_t number_ = 0;
   uint32_t type_ = kVarint;
-  std::string_view bytes_;  // Of all types but varints.
+  std::string_view bytes_;  // For all types but varints.
   uint64_t integer_ = 0;
 };
 
-// Returns entry(key, value) for an entry of a map; false for bytes that are
-// none.
+// Returns entry(key, value) for an entry of a map; false if the bytes are none.
 template <typename Entry>
 bool ReadEntry(std::string_view bytes, const Entry& entry) {
   std::string_view key, value;

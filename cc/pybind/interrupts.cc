@@ -1,11 +1,11 @@
-// When an op begins to wait, Python's function for SIGINT is replaced by one
-// that calls it, unless an op waits at that moment. Then it wakes a thread,
-// which looks where the main thread is. If that is inside TensorFlow, the
-// thread ends the waits, and has the main thread raise KeyboardInterrupt as
-// soon as TensorFlow has made the exception of the failed op: an exception that
-// is raised during that becomes a RuntimeError. Else it calls Python's
-// function, and wakes the main thread, whose own wait began anew when the
-// signal came.
+// When an op begins to wait, Python's handler of SIGINT is replaced by a
+// function that calls it, except while an op waits. Then the function wakes a
+// thread, which checks where the main thread is. If the main thread is inside
+// TensorFlow, the thread ends the waits, and makes the main thread raise
+// KeyboardInterrupt as soon as TensorFlow has made the exception of the failed
+// op, because an earlier exception would become a RuntimeError. Otherwise the
+// thread calls Python's handler, and wakes the main thread, whose own wait has
+// started again after the signal.
 
 #include "cc/pybind/interrupts.h"
 
@@ -28,19 +28,19 @@ namespace py = pybind11;
 
 using Clock = std::chrono::steady_clock;
 
-// Between two questions of one wait at most.
+// The longest pause between two questions of one wait.
 constexpr Clock::duration kPause = std::chrono::milliseconds(500);
 
 std::atomic<void (*)(int)> python_handler{nullptr};
 std::atomic<int> num_interrupts{0};
 std::atomic<Clock::rep> last_asked{0};
-// When HandleInterrupt() has sent the signal, to end a wait of the main thread;
-// 0: it has not, or that one has come.
+// When HandleInterrupt() sent the signal that ends a wait of the main thread.
+// 0: it has sent none, or the signal has come.
 std::atomic<Clock::rep> sent_at{0};
 sem_t signals;
 pid_t owner = 0;
 
-// In a signal's handler: only calls that POSIX allows there.
+// Runs in a signal handler: only calls that POSIX allows there.
 void OnInterrupt(int signal) {
   const auto is_recent = [now = Clock::now()](Clock::rep time) {
     return now - Clock::time_point(Clock::duration(time)) <= kPause;
@@ -48,7 +48,7 @@ void OnInterrupt(int signal) {
   if (const Clock::rep time = sent_at.exchange(0); time != 0) {
     if (is_recent(time)) return;
   }
-  // A fork has no thread that would hear of it.
+  // A fork has no thread that could react.
   if (!is_recent(last_asked) || getpid() != owner) {
     python_handler.load()(signal);
   } else {
@@ -60,12 +60,12 @@ bool Contains(const py::handle& text, const char* part) {
   return text.cast<std::string>().find(part) != std::string::npos;
 }
 
-// In the main thread, with the GIL.
+// Runs in the main thread, with the GIL.
 int RaiseKeyboardInterrupt(void*) {
   if (PyFrameObject* frame = PyEval_GetFrame(); frame != nullptr) {
     const auto code = py::reinterpret_steal<py::object>(
         reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
-    // TensorFlow makes an exception.
+    // TensorFlow is making an exception.
     if (Contains(code.attr("co_filename"), "/tensorflow/python/") &&
         Contains(code.attr("co_name"), "__init__")) {
       return Py_AddPendingCall(RaiseKeyboardInterrupt, nullptr);
@@ -85,7 +85,7 @@ void HandleInterrupt() {
     const py::object code =
         py::module_::import("sys").attr("_current_frames")()[main_thread].attr(
             "f_code");
-    // Otherwise the program has a handler of its own, which may go on.
+    // Otherwise the program has its own handler, which may continue.
     const bool raises =
         signal.attr("getsignal")(SIGINT).is(signal.attr("default_int_handler"));
     if (raises && (Contains(code.attr("co_filename"), "/tensorflow/python/") ||
@@ -108,7 +108,7 @@ void HandleInterrupt() {
   }
 }
 
-// A program may have set its handler again since the last time.
+// The program may have set its handler again since the last time.
 void TakeSignal() {
   struct sigaction action;
   if (sigaction(SIGINT, nullptr, &action) != 0 ||
@@ -135,12 +135,12 @@ void TakeSignal() {
 }  // namespace
 
 int IsOpInterrupted() {
-  // A thread of the program: its end is for the program to say.
+  // In a thread of the program, the program decides about its end.
   if (PyGILState_GetThisThreadState() != nullptr) return 0;
   thread_local Clock::time_point last;
   thread_local int seen = 0;
   const Clock::time_point now = Clock::now();
-  if (now - last > kPause) {  // Another wait than before.
+  if (now - last > kPause) {  // This is another wait than before.
     seen = num_interrupts;
     TakeSignal();
   }

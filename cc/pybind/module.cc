@@ -1,8 +1,8 @@
 // tfswitch._native: clusters, tables and servers for Python.
 //
-// A thin skin over cc/capi/tfswitch.h. Calls that may block release the GIL,
+// A thin layer over cc/capi/tfswitch.h. Calls that may block release the GIL,
 // because they wait for a network or work for long, and a server in the same
-// process may need other Python threads to go on.
+// process may need other Python threads.
 
 #include <cxxabi.h>
 #include <pybind11/numpy.h>
@@ -36,27 +36,28 @@ using FloatArray = py::array_t<float, py::array::c_style>;
 // The core's functions; set once when the module is imported.
 const Tfswitch_Api* api = nullptr;
 
-// An exception that a signal's handler has raised during a wait of the main
-// thread, until Run() raises it; null if there is none. Under the GIL.
+// An exception that a signal handler has raised during a wait of the main
+// thread, until Run() raises it; null if there is none. Guarded by the GIL.
 PyObject* interruption[3] = {};
 // Python runs the handlers of signals in this thread only.
 unsigned long main_thread = 0;
 
-// Lets the wait go on with 0, or 1 if a handler has raised, as for Ctrl-C.
+// Returns 0 to continue the wait, or 1 if a handler has raised.
 int RunSignalHandlers() {
   if (PyThread_get_thread_ident() != main_thread) return IsOpInterrupted();
   const py::gil_scoped_acquire acquire;
-  if (interruption[0] != nullptr) return 1;  // By a call in the same method.
+  // Set by another call in the same method.
+  if (interruption[0] != nullptr) return 1;
   // Pending calls come from an interrupted op; see interrupts.cc.
   if (PyErr_CheckSignals() == 0 && Py_MakePendingCalls() == 0) return 0;
   PyErr_Fetch(&interruption[0], &interruption[1], &interruption[2]);
   return 1;
 }
 
-// Gives up the GIL while it lives. Python ends a daemon thread that wants the
-// GIL back while the process ends, by unwinding its stack, which destructors do
-// not allow: the process would abort. The thread waits for the end instead,
-// as those of Python 3.14 do.
+// Releases the GIL while it lives. If a daemon thread wants the GIL back while
+// the process ends, Python ends the thread by unwinding its stack. Destructors
+// do not allow that: the process would abort. So the thread waits for the end
+// instead, as in Python 3.14.
 class GilRelease {
  public:
   GilRelease() : state_(PyEval_SaveThread()) {}
@@ -127,7 +128,7 @@ Shape ShapeOf(const py::array& array) {
 
 template <typename Array>
 Array ToArray(const py::object& object, const char* name, const char* dtype) {
-  // First with the dtype that it has by itself: a list of 1.5 is not ids.
+  // First with its natural dtype: a list of 1.5 is not ids.
   const py::array natural = py::array::ensure(object);
   auto array = natural ? Array::ensure(natural) : Array();
   if (!natural || !array) {
@@ -220,7 +221,7 @@ class Table {
         slot_data);
   }
 
-  // Returns how many rows were set; those that are there stay as they are.
+  // Returns how many rows were set; present rows stay as they are.
   int64_t AssignMissing(const py::object& ids, const py::object& values) const {
     const auto table = Open();
     const IdArray keys = ToIds(ids);
@@ -245,7 +246,7 @@ class Table {
     return py::make_tuple(usage, states);
   }
 
-  // A call of the cluster, which the table keeps open.
+  // Makes a call of the cluster, which the table keeps open.
   std::string Call(const std::string& method,
                    const std::string& request_json) const {
     const auto table = Open();
@@ -298,8 +299,8 @@ class Table {
                           slot_rows);
   }
 
-  // Calls visit(ids, values, slots or None) with runs of rows, which are
-  // copies. Its exception ends the export, and is raised.
+  // Calls visit(ids, values, slots or None) with copies of runs of rows. An
+  // exception of it ends the export, and is raised.
   void VisitRows(bool with_slots, const py::function& visit) const {
     const auto table = Open();
     VisitRuns(table.get(), with_slots, [&](const Rows& run) {
@@ -327,8 +328,8 @@ class Table {
     size_t num_rows;
   };
 
-  // Calls visit(rows) with runs of rows, without the GIL. Its exception ends
-  // the export, and is thrown.
+  // Calls visit(rows) with runs of rows, without the GIL. An exception of it
+  // ends the export, and is thrown.
   template <typename Visit>
   static void VisitRuns(Tfswitch_Table* table, bool with_slots,
                         const Visit& visit) {
@@ -367,7 +368,7 @@ class Table {
   }
 
   // The table for the time of one call, so that close() in another thread does
-  // not take it away.
+  // not free it.
   std::shared_ptr<Tfswitch_Table> Open() const {
     if (table_ == nullptr) {
       throw std::runtime_error("table '" + name_ + "' is closed");
@@ -394,7 +395,7 @@ class Table {
     return rows;
   }
 
-  // Null once closed. Under the GIL.
+  // Null once closed. Guarded by the GIL.
   std::shared_ptr<Tfswitch_Table> table_;
   std::shared_ptr<Tfswitch_Cluster> cluster_;
   // Constant after construction.
@@ -483,7 +484,8 @@ class Cluster {
     return cluster_;
   }
 
-  std::shared_ptr<Tfswitch_Cluster> cluster_;  // Null once closed. GIL.
+  // Null once closed. Guarded by the GIL.
+  std::shared_ptr<Tfswitch_Cluster> cluster_;
   // Constant after construction.
   const std::string address_;
   int64_t id_ = 0;
@@ -568,7 +570,7 @@ PYBIND11_MODULE(_native, m) {
 
   m.def("version", [] { return std::string(api->version()); });
   m.def("check_process", [] {
-    // A pull of nothing is refused only where all calls are.
+    // An empty pull fails only where all calls fail.
     Run(api->pull, /*parts=*/nullptr, /*num_parts=*/0,
         /*insert_missing=*/0, /*threads=*/nullptr);
   });

@@ -1,4 +1,4 @@
-// Which Python exception a failed call of the C API raises. One table, here.
+// The Python exception for each error of the C API, in one table.
 
 #ifndef TFSWITCH_CC_PYBIND_STATUS_EXCEPTIONS_H_
 #define TFSWITCH_CC_PYBIND_STATUS_EXCEPTIONS_H_
@@ -10,8 +10,8 @@
 
 namespace tfswitch {
 
-// Thrown where a call of the C API failed; the module's translator turns it
-// into a Python exception.
+// Thrown when a call of the C API has failed; the module's translator converts
+// it to a Python exception.
 class StatusError : public std::runtime_error {
  public:
   StatusError(int code, const std::string& message)
@@ -23,8 +23,8 @@ class StatusError : public std::runtime_error {
   int code_;
 };
 
-// A borrowed reference. `code` is an absl::StatusCode value; those are fixed,
-// and the header that names them is not ours to include here.
+// Returns a borrowed reference. `code` is an absl::StatusCode value; these are
+// fixed, and this code must not include the header that names them.
 inline PyObject* ExceptionOf(int code) {
   switch (code) {
     case 3:   // InvalidArgument

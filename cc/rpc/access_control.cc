@@ -20,14 +20,14 @@ namespace {
 
 using google::protobuf::FieldDescriptor;
 
-// Of kRetryPushback, in milliseconds; clients wait longer each time.
+// The value of kRetryPushback, in milliseconds; clients wait longer each time.
 constexpr char kPause[] = "10";
 
 absl::string_view ViewOf(const grpc::string_ref& text) {
   return {text.data(), text.size()};
 }
 
-// The token of "authorization: Bearer TOKEN"; empty if there is none.
+// The token of the header "authorization: Bearer TOKEN"; empty without one.
 absl::string_view PresentedToken(const grpc::ServerContext& context) {
   const auto& metadata = context.client_metadata();
   const auto found = metadata.find(kTokenHeader);
@@ -39,7 +39,7 @@ absl::string_view PresentedToken(const grpc::ServerContext& context) {
   return absl::StripAsciiWhitespace(value);
 }
 
-// The client's certificate, as the handshake has proved it.
+// The name in the client's certificate, which the handshake has verified.
 std::string CertificateName(const grpc::ServerContext& context) {
   const auto auth = context.auth_context();
   if (auth == nullptr) return "";
@@ -47,14 +47,14 @@ std::string CertificateName(const grpc::ServerContext& context) {
   return names.empty() ? "" : std::string(ViewOf(names[0]));
 }
 
-// A text of a caller in a line of ours.
+// Shortens a caller's text for a log line.
 std::string Shortened(absl::string_view text) {
   constexpr size_t kLongest = 200;
   return absl::StrCat(text.substr(0, kLongest),
                       text.size() > kLongest ? "..." : "");
 }
 
-// Null: the server has no tokens.
+// A null token means that the server has no tokens.
 bool HasRole(const KnownToken* token, v1::Role role) {
   return role != v1::ROLE_UNSPECIFIED &&
          (token == nullptr || role <= token->record.role);
@@ -88,7 +88,7 @@ bool IsRefusal(const absl::Status& status) {
   return absl::IsUnauthenticated(status) || absl::IsPermissionDenied(status);
 }
 
-// "token" and its id; "claims" if the server does not know the secret.
+// "token" and its id; "claims" and the id if the secret is not known.
 std::pair<const char*, std::string> CallerName(
     const grpc::ServerContext& context, const Visit& visit) {
   if (visit.token() != nullptr) return {"token", visit.token()->record.id};
@@ -111,7 +111,7 @@ std::vector<std::string> TablesIn(const google::protobuf::Message& request) {
     tables.push_back(config.GetReflection()->GetString(
         config, config.GetDescriptor()->FindFieldByName("name")));
   }
-  // No table has an empty name: that of ListTables stands for all.
+  // ListTables uses the empty name for all tables; no table has it.
   tables.erase(std::remove(tables.begin(), tables.end(), ""), tables.end());
   return tables;
 }
@@ -133,7 +133,7 @@ bool Visit::MayUse(absl::string_view table) const {
 
 absl::Status Visit::WithoutNames(const absl::Status& status) const {
   if (token_ == nullptr || token_->record.MayUseAll()) return status;
-  // As Shard::FindTable() and the predictor have it.
+  // Shard::FindTable() and the predictor begin their messages so.
   const absl::string_view message = status.message();
   const size_t end = message.find("; it has: ");
   return end == message.npos
@@ -210,7 +210,7 @@ absl::StatusOr<std::unique_ptr<AccessControl>> AccessControl::Open(
       !(has_tls && (has_tokens || !options.tls.ca.empty()))) {
     return absl::InvalidArgumentError(absl::StrCat(
         "other machines can reach the address '", address.ToString(),
-        "', and whoever does could use all that is there. Give ",
+        "', and could use all that is there. Give ",
         has_tls ? "" : "--tls_cert and --tls_key, and ",
         "--token_file (tokens) or --tls_ca (client certificates); or say "
         "--insecure, if the network lets nobody else through"));
@@ -250,7 +250,7 @@ absl::Status AccessControl::Admit(grpc::ServerContext* context,
     }
     TFSWITCH_ASSIGN_OR_RETURN(visit->token_, tokens_->Find(presented));
   }
-  // First, so that a caller too many without the role is refused for the role.
+  // Checked first: a caller without the role is refused for the role.
   TFSWITCH_RETURN_IF_ERROR(CheckRule(visit->token_.get(), rule));
   if (visit->token_ != nullptr) {
     absl::Status entered = visit->token_->use->Enter(visit->token_->record);
@@ -272,13 +272,13 @@ void AccessControl::NoteEnd(const grpc::ServerContext& context,
   if (!is_audited_ || !(is_refusal || rule.least_role == v1::ROLE_ADMIN)) {
     return;
   }
-  // Apart, so that a flood of refused calls hides no other.
+  // A kind of its own, so that a flood of refused calls hides no other lines.
   const bool is_done = visit.is_in_ && !is_refusal;
   const LogKind kind =
       is_done ? LogKind{"admin_called", 200, 10} : LogKind{"caller_refused"};
   const std::string peer = context.peer();
   const auto [token_kind, token] = CallerName(context, visit);
-  // A server in a Python process writes these lines too.
+  // Written by the log writer, also in a Python process with a server.
   LogWriter::Get().Write(
       kind,
       EventLine(is_done ? LogLevel::kInfo : LogLevel::kWarning, kind.name,
@@ -290,7 +290,7 @@ void AccessControl::NoteEnd(const grpc::ServerContext& context,
                  {"path", Shortened(path)},
                  {"result", absl::StatusCodeToString(status.code())},
                  {"why", Shortened(status.message())}}),
-      // Without the port.
+      // The address without the port.
       peer.substr(0, peer.rfind(':')));
 }
 

@@ -1,5 +1,5 @@
-// Decides which calls a gRPC server takes from whom, and writes down those that
-// matter.
+// Decides which calls a gRPC server accepts from a caller, and logs important
+// ones.
 
 #ifndef TFSWITCH_CC_RPC_ACCESS_CONTROL_H_
 #define TFSWITCH_CC_RPC_ACCESS_CONTROL_H_
@@ -24,10 +24,11 @@
 
 namespace tfswitch {
 
-// Who may call a method; see access.proto.
+// The rule for callers of a method; see access.proto.
 struct MethodRule {
   const char* method;
-  v1::Role least_role = v1::ROLE_UNSPECIFIED;  // Refused to all.
+  // Unspecified: nobody may call it.
+  v1::Role least_role = v1::ROLE_UNSPECIFIED;
   bool needs_all_tables = false;
 };
 
@@ -51,8 +52,7 @@ const MethodRule& RuleFor() {
   return rule;
 }
 
-// The place of a method in its service, which has the messages of Request's
-// file.
+// The name of a method in its service, whose messages are in Request's file.
 template <typename Request>
 int IndexOf(const char* service, const char* method) {
   const auto* file = Request::descriptor()->file();
@@ -62,15 +62,15 @@ int IndexOf(const char* service, const char* method) {
 // The tables that a request names.
 std::vector<std::string> TablesIn(const google::protobuf::Message& request);
 
-// The folder that it names; "" if none.
+// The folder that the request names; "" if it names none.
 std::string PathIn(const google::protobuf::Message& request);
 
-// One call of a caller, from when it is let in until it is answered.
+// One call of a caller, from its admission to its answer.
 //
 // Not thread-safe.
 class Visit {
  public:
-  Visit() = default;  // Nobody is in.
+  Visit() = default;  // No caller is admitted.
   Visit(Visit&& other) noexcept
       : is_in_(std::exchange(other.is_in_, false)),
         token_(std::move(other.token_)),
@@ -85,12 +85,13 @@ class Visit {
     if (is_in_ && token_ != nullptr) token_->use->Leave(bytes_);
   }
 
-  // All false for nobody; all true for a server without tokens.
+  // False before a caller is admitted; true for all roles on a server without
+  // tokens.
   bool May(v1::Role role) const;
   bool MayUse(absl::string_view table) const;
 
-  // An error for the caller: without the list of the names there are, for one
-  // who may not use all of them.
+  // An error for the caller: without the list of present names, if the caller
+  // may not use all of them.
   absl::Status WithoutNames(const absl::Status& status) const;
 
   // PermissionDenied, naming the caller and the table.
@@ -98,21 +99,22 @@ class Visit {
   // PermissionDenied, naming the caller, `what` and the role that it needs.
   absl::Status CheckRole(v1::Role role, absl::string_view what) const;
   // Counts bytes of the request, or of the answer before anything has been
-  // changed. ResourceExhausted if they are too many: if that is so because of
+  // changed. ResourceExhausted if they are too many. If that is so because of
   // other calls, the answer says that a retry helps (kRetryPushback).
   absl::Status AddRequest(grpc::ServerContext* context, uint64_t bytes);
   absl::Status AddAnswer(grpc::ServerContext* context, uint64_t bytes);
-  // AddRequest(), and then parses and clears `bytes`: parsed, they may take
-  // many times as much memory. InvalidArgument if they are no such message.
+  // Calls AddRequest(), and then parses and clears `bytes`: once parsed, they
+  // may take many times as much memory. InvalidArgument if they are no such
+  // message.
   absl::Status ParseRequest(grpc::ServerContext* context,
                             grpc::ByteBuffer* bytes,
                             google::protobuf::Message* request);
 
-  // Also of a caller that is not let in. Null: the server has no tokens, or
-  // does not know the one that was shown.
+  // The token, also of a caller that was refused. Null: the server has no
+  // tokens, or does not know the one that was shown.
   const KnownToken* token() const { return token_.get(); }
-  // The same for all calls with one token, or from one address if the server
-  // has no tokens. Never 0.
+  // Equal for all calls with one token, or from one address if the server has
+  // no tokens. Never 0.
   uint64_t CallerId(const grpc::ServerContext& context) const;
 
  private:
@@ -123,12 +125,12 @@ class Visit {
   uint64_t bytes_ = 0;
 };
 
-// How a server keeps others out.
+// The settings by which a server keeps others out.
 struct SecurityOptions {
   TlsFiles tls;            // Without any, traffic is plaintext.
   std::string token_file;  // Absolute. Empty: callers need no token.
-  // Other machines may reach the server without TLS, or without a proof of who
-  // they are.
+  // Allows other machines to reach the server without TLS, or without a token
+  // or certificate.
   bool is_insecure = false;
 };
 
@@ -136,24 +138,23 @@ struct SecurityOptions {
 class AccessControl {
  public:
   // For a server at `address`. InvalidArgument, naming the file, if the token
-  // file cannot be used; and, naming the flags, for an address that other
-  // machines may reach, if they could do so without TLS, or without a token or
-  // certificate, and `is_insecure` is not set. If it is, a warning on stderr
-  // says so.
+  // file cannot be used. InvalidArgument, naming the flags, if other machines
+  // could reach the address without TLS, or without a token or certificate, and
+  // `is_insecure` is not set. If it is set, a warning on stderr says so.
   //
-  // Where anybody else may come in, each call of role admin, and each that is
-  // refused, gets a line on stderr.
+  // If anybody else may call, each call of role admin, and each refused call,
+  // gets a line on stderr.
   static absl::StatusOr<std::unique_ptr<AccessControl>> Open(
       const Address& address, const SecurityOptions& options);
 
-  // Lets in a call. Unauthenticated without a good token, PermissionDenied for
+  // Admits a call. Unauthenticated without a valid token, PermissionDenied for
   // a method that its role may not call, ResourceExhausted for a call too many,
   // as in AddRequest().
   absl::Status Admit(grpc::ServerContext* context, const MethodRule& rule,
                      Visit* visit);
 
-  // To be told the end of each call. `tables` and `path` are as TablesIn() and
-  // PathIn() say.
+  // Call it at the end of each call, with the results of TablesIn() and
+  // PathIn().
   void NoteEnd(const grpc::ServerContext& context, const Visit& visit,
                const MethodRule& rule, const std::vector<std::string>& tables,
                const std::string& path, const absl::Status& status);

@@ -72,7 +72,7 @@ absl::StatusOr<Address> ParseAddress(absl::string_view text) {
       })) {
     return BadAddress(text, "the host has a blank or a slash");
   }
-  // SimpleAtoi would take blanks and a sign.
+  // SimpleAtoi would accept blanks and a sign.
   if (port.empty() || port.find_first_not_of("0123456789") != port.npos ||
       !absl::SimpleAtoi(port, &address.port) || address.port > 65535) {
     return BadAddress(text, absl::StrCat("'", port, "' is not a port"));

@@ -13,21 +13,21 @@ namespace tfswitch {
 
 struct Address {
   bool is_unix = false;
-  std::string host;  // With the brackets of an IPv6 address. Empty if is_unix.
+  std::string host;  // An IPv6 address has its brackets. Empty if is_unix.
   int port = 0;      // 0 to 65535.
   std::string path;  // The socket's. Empty unless is_unix.
 
   std::string ToString() const;
 };
 
-// Whether only this machine reaches it: a socket's path, "localhost", or a
-// number of the loopback. Other names are not resolved, because they may stand
-// for something else the next time.
+// Whether only this machine can reach it: a socket's path, "localhost", or a
+// loopback number. Other names are not resolved, because they may mean another
+// address the next time.
 bool IsLocal(const Address& address);
 
-// InvalidArgument naming the text and the two forms there are. The host is not
-// resolved. gRPC itself would take more (schemes, a missing port); its reading
-// of them is a surprise rather than a feature.
+// InvalidArgument naming the text and the two valid forms. The host is not
+// resolved. gRPC itself would accept more (schemes, a missing port), often to
+// the user's surprise.
 absl::StatusOr<Address> ParseAddress(absl::string_view text);
 
 }  // namespace tfswitch

@@ -16,7 +16,7 @@ namespace {
 
 constexpr size_t kAlignment = 64;
 
-// ThreadSanitizer does not see how gRPC, which is not built for it, hands a
+// ThreadSanitizer does not see how gRPC, which is built without it, hands a
 // slice from one thread to another.
 void AnnotateHandOver(void* object) {
 #if TFSWITCH_THREAD_SANITIZER

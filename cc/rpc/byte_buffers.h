@@ -1,4 +1,4 @@
-// grpc::ByteBuffer as codec.h wants it.
+// Connects grpc::ByteBuffer to codec.h.
 
 #ifndef TFSWITCH_CC_RPC_BYTE_BUFFERS_H_
 #define TFSWITCH_CC_RPC_BYTE_BUFFERS_H_
@@ -14,8 +14,8 @@
 
 namespace tfswitch {
 
-// The pieces of a received message. Valid while `buffer` is untouched; no
-// reference is taken.
+// Lists the pieces of a received message. They are valid while `buffer` is
+// untouched; no reference is taken.
 void ListPieces(grpc::ByteBuffer* buffer,
                 std::vector<absl::string_view>* pieces);
 
@@ -25,10 +25,10 @@ void ListPieces(grpc::ByteBuffer* buffer,
 //   if (message.data() != nullptr) WriteX(args, message.data());
 //   buffer = std::move(message).ToByteBuffer();
 //
-// The bytes belong to gRPC from then on, which may go on sending them after the
-// call has ended: a call that runs into its deadline while the socket is full
-// ends now, the write ends with the connection. This is why arrays of a caller
-// who is free to release them after the call are copied.
+// From then on the bytes belong to gRPC, which may still send them after the
+// call has ended: if a call reaches its deadline while the socket is full, the
+// write ends only with the connection. Therefore arrays are copied if the
+// caller may release them after the call.
 class OutgoingMessage {
  public:
   // The byte at `aligned_offset` will lie on a 64-byte boundary.
@@ -50,7 +50,7 @@ class OutgoingMessage {
 
 grpc::ByteBuffer ToByteBuffer(absl::string_view bytes);
 
-// Bytes sent from where they lie. `owner` is held until gRPC has done with
+// Sends bytes from where they lie. `owner` is held until gRPC has done with
 // them.
 grpc::Slice ShareBytes(const void* data, size_t size,
                        std::shared_ptr<const void> owner);

@@ -1,6 +1,6 @@
-// Deadlines of gRPC that go by the clock that nobody sets. gRPC keeps a
-// deadline by the clock that it is given, and those of a call that a server
-// gets by the steady one.
+// Deadlines of gRPC by the steady clock, which nobody sets. gRPC keeps a
+// deadline by the clock that it is given, and keeps the deadlines of calls that
+// a server receives by the steady clock.
 
 #ifndef TFSWITCH_CC_RPC_DEADLINES_H_
 #define TFSWITCH_CC_RPC_DEADLINES_H_
@@ -15,9 +15,9 @@
 
 namespace tfswitch {
 
-// For gRPC, a time of SteadyNow().
+// Converts a time of SteadyNow() for gRPC.
 inline gpr_timespec ToDeadline(absl::Time time) {
-  // An infinite future overflows.
+  // An infinite future would overflow.
   const absl::Duration left =
       std::min<absl::Duration>(time - SteadyNow(), absl::Hours(24 * 365));
   return gpr_time_add(
@@ -25,7 +25,7 @@ inline gpr_timespec ToDeadline(absl::Time time) {
       gpr_time_from_nanos(absl::ToInt64Nanoseconds(left), GPR_TIMESPAN));
 }
 
-// Below 0 after the deadline; infinite if the call has none.
+// Negative after the deadline; infinite if the call has none.
 inline absl::Duration TimeLeft(const grpc::ServerContextBase& context) {
   const gpr_timespec deadline = context.raw_deadline();
   if (gpr_time_cmp(deadline, gpr_inf_future(deadline.clock_type)) == 0) {

@@ -17,12 +17,11 @@
 
 namespace tfswitch {
 
-// Later ones write their lines with Abseil.
+// Later versions write their lines with Abseil.
 #if GRPC_CPP_VERSION_MAJOR == 1 && GRPC_CPP_VERSION_MINOR < 65
 namespace {
 
-// A peer's bytes may be in the message. Each place in gRPC has limits of its
-// own.
+// A peer's bytes may be in the message. Each place in gRPC has its own limits.
 void WriteLineOfGrpc(gpr_log_func_args* line) {
   constexpr size_t kLongest = 500;
   const std::string place = absl::StrCat(line->file, ":", line->line);

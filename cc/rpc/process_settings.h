@@ -1,4 +1,4 @@
-// Settings that this room changes for the whole process.
+// Settings of this folder for the whole process.
 
 #ifndef TFSWITCH_CC_RPC_PROCESS_SETTINGS_H_
 #define TFSWITCH_CC_RPC_PROCESS_SETTINGS_H_
@@ -17,12 +17,11 @@ namespace tfswitch {
 // Thread-safe.
 void PrepareProcess();
 
-// Sends gRPC's lines to the log writer, which holds up no call.
-// Thread-safe.
+// Sends gRPC's lines to the log writer, which delays no call. Thread-safe.
 void TakeLinesOfGrpc();
 
-// For a program that does nothing but serve; others would change settings of
-// their host. Called before there are threads and before anything of gRPC.
+// For programs that only serve; in others this would change settings of the
+// host. Call it before there are threads and before any use of gRPC.
 //
 // gRPC 1.51 reads into pieces of 64 KiB, even if a channel asks for another
 // size, as long as its experiment `tcp_read_chunks` is on, which is the
@@ -32,8 +31,8 @@ void TakeLinesOfGrpc();
 // Each connection is an open file, and shells often allow 1024 of them. This
 // raises the soft limit to the hard one.
 //
-// A pipe whose reader has gone is an error of the write, not the end of the
-// program: SIGPIPE is ignored.
+// SIGPIPE is ignored: a pipe whose reader has gone is an error of the write,
+// not the end of the program.
 void PrepareServerProgram();
 
 }  // namespace tfswitch

@@ -1,4 +1,4 @@
-// What the flags of all servers that keep others out say in --help.
+// The --help texts of the security flags that all servers share.
 
 #ifndef TFSWITCH_CC_RPC_SECURITY_FLAGS_H_
 #define TFSWITCH_CC_RPC_SECURITY_FLAGS_H_

@@ -36,19 +36,19 @@ void SetMessageLimits(uint64_t max_message_bytes,
                       grpc::ServerBuilder* builder) {
   builder->SetMaxReceiveMessageSize(static_cast<int>(max_message_bytes));
   builder->SetMaxSendMessageSize(static_cast<int>(max_message_bytes));
-  // Limits are for the bytes that arrive; inflated they could be a thousand
-  // times as long. By the first two settings gRPC refuses them; by the third it
-  // does not inflate them before.
+  // Limits apply to the bytes that arrive; inflated, they could be a thousand
+  // times as long. With the first two settings gRPC refuses compressed
+  // messages; with the third it does not inflate them before.
   builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
   builder->AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
-  // For a peer that connects and says nothing.
+  // Ends connections of peers that connect and send nothing.
   builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
                               kHandshakeTimeoutMs);
 }
 
 void SetReflection(bool is_on, grpc::ServerBuilder* builder) {
-  // Its library calls it, too, if the linker has not left the library out.
+  // Reflection's library calls it, too, unless the linker left the library out.
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   if (!is_on) builder->SetOption(std::make_unique<WithoutReflection>());
 }

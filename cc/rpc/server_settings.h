@@ -1,4 +1,4 @@
-// What all gRPC servers of tfswitch are built with.
+// Settings of all gRPC servers of tfswitch.
 
 #ifndef TFSWITCH_CC_RPC_SERVER_SETTINGS_H_
 #define TFSWITCH_CC_RPC_SERVER_SETTINGS_H_
@@ -11,13 +11,13 @@ class ServerBuilder;
 
 namespace tfswitch {
 
-// Bounds messages, in either direction, and the time that a new connection has
-// until it speaks HTTP/2. Compressed messages are refused.
+// Bounds messages in both directions, and the time in which a new connection
+// must speak HTTP/2. Refuses compressed messages.
 void SetMessageLimits(uint64_t max_message_bytes, grpc::ServerBuilder* builder);
 
 // Turns gRPC's reflection service on or off for the server that is built.
-// Without this call it is on: the library that has it adds it to all servers of
-// a process.
+// Without this call it is on, because its library adds it to all servers of a
+// process.
 void SetReflection(bool is_on, grpc::ServerBuilder* builder);
 
 }  // namespace tfswitch

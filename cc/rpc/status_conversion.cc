@@ -7,7 +7,7 @@
 namespace tfswitch {
 namespace {
 
-// The limit of a message in a header, where a byte that is no printable ASCII
+// The limit of a message in a header, where a byte that is not printable ASCII
 // takes three. gRPC's clients refuse headers of 8 KiB.
 constexpr size_t kMaxMessageBytes = 4096;
 

@@ -1,5 +1,5 @@
-// absl::Status to grpc::Status and back. The codes are the same numbers by
-// design of both libraries.
+// Converts absl::Status to grpc::Status and back. Both libraries use the same
+// numbers for the codes by design.
 
 #ifndef TFSWITCH_CC_RPC_STATUS_CONVERSION_H_
 #define TFSWITCH_CC_RPC_STATUS_CONVERSION_H_
@@ -10,11 +10,11 @@
 
 namespace tfswitch {
 
-// Messages over 4 KiB are cut: they travel as HTTP/2 trailers, for which peers
-// accept 8 KiB in all.
+// Messages over 4 KiB are cut: they are sent as HTTP/2 trailers, for which
+// peers accept 8 KiB in all.
 grpc::Status ToGrpcStatus(const absl::Status& status);
 
-// A code that is none of gRPC's becomes Unknown.
+// Codes that gRPC does not have become Unknown.
 absl::Status FromGrpcStatus(const grpc::Status& status);
 
 }  // namespace tfswitch

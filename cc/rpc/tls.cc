@@ -1,6 +1,6 @@
-// gRPC's file watcher takes what it reads without a look at it, so the files
-// are checked here when they are first used. A file that is damaged later makes
-// gRPC refuse new connections until it is whole again.
+// gRPC's file watcher does not check the files that it reads, so they are
+// checked here at their first use. If a file is damaged later, gRPC refuses new
+// connections until it is whole again.
 
 #include "cc/rpc/tls.h"
 
@@ -36,7 +36,7 @@ struct FreeOpenSsl {
 template <typename T>
 using Owned = std::unique_ptr<T, FreeOpenSsl>;
 
-// How messages call the files.
+// The names of the files in messages.
 struct Names {
   const char* ca;
   const char* cert;
@@ -69,7 +69,7 @@ absl::StatusOr<Owned<BIO>> OpenPem(absl::string_view name,
       BIO_new_mem_buf(contents->data(), static_cast<int>(contents->size())));
 }
 
-// The first certificate of a file in which all can be read.
+// The first certificate of a file, if all of them can be read.
 absl::StatusOr<Owned<X509>> ReadCertificates(absl::string_view name,
                                              const std::string& path) {
   std::string contents;
@@ -82,7 +82,7 @@ absl::StatusOr<Owned<X509>> ReadCertificates(absl::string_view name,
     if (next == nullptr) break;
     if (first == nullptr) first = std::move(next);
   }
-  // At the end of a whole file there is only no further line to start at.
+  // At the end of a whole file the only error is that no line starts there.
   const bool is_damaged =
       ERR_GET_REASON(ERR_peek_last_error()) != PEM_R_NO_START_LINE;
   ERR_clear_error();

@@ -19,11 +19,11 @@ namespace tfswitch {
 
 // Paths; each may be empty.
 struct TlsFiles {
-  std::string ca;    // The authorities that sign the peer's certificate.
-  std::string cert;  // The own certificate, followed by those between it and
-                     // the authority.
-  std::string key;   // Of the own certificate, not encrypted.
-  // Of clients: the name that the server's certificate must have. Empty: the
+  std::string ca;  // The authorities that sign the peer's certificate.
+  // The own certificate, followed by those between it and the authority.
+  std::string cert;
+  std::string key;  // The key of `cert`, not encrypted.
+  // For clients: the name that the server's certificate must have. Empty: the
   // host of the address.
   std::string server_name;
 
@@ -33,28 +33,28 @@ struct TlsFiles {
   }
 };
 
-// A client's credentials; null: it speaks plaintext.
+// A client's credentials; null: plaintext.
 struct ClientTls {
   std::shared_ptr<grpc::ChannelCredentials> credentials;
   std::string server_name;
 };
 
-// The process may change its folder before the files are read.
+// Makes paths absolute, because the process may change its folder later.
 TlsFiles WithAbsolutePaths(TlsFiles files);
 
-// A client's files, with those of the environment (TFSWITCH_TLS_CA, _CERT,
-// _KEY, _SERVER_NAME) in place of empty ones.
+// Replaces a client's empty files by those of the environment (TFSWITCH_TLS_CA,
+// _CERT, _KEY, _SERVER_NAME).
 TlsFiles WithTlsEnvironment(TlsFiles files);
 
-// Both take absolute paths, read the files at once, and again every two
-// seconds. InvalidArgument, naming the flag or the setting and the file, if one
-// is missing or cannot be used: gRPC itself would say so late, and to its log
-// only.
+// Both functions take absolute paths, and read the files at once and then every
+// two seconds. InvalidArgument, naming the flag or the setting and the file, if
+// one is missing or cannot be used: gRPC itself would report that late, and
+// only in its log.
 //
 // Without `ca`, clients trust the authorities of the system.
 absl::StatusOr<ClientTls> MakeClientTls(const TlsFiles& files);
 
-// With `ca`, clients must show a certificate. Without any file, plaintext.
+// With `ca`, clients must show a certificate. Without any file: plaintext.
 //
 // REQUIRES: files.server_name is empty.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerTls(

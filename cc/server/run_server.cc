@@ -33,7 +33,7 @@ constexpr int kStopped = 0;
 constexpr int kCannotServe = 1;
 constexpr int kBadFlag = 2;
 
-// To somebody who has typed the flags, or whose program has.
+// Prints to the user who typed the flags, or to a program's log.
 void PrintError(const absl::Status& status) {
   LogWriter::Get().Write({"tfswitch-server"},
                          absl::StrCat("tfswitch-server: ", status.message()));
@@ -46,7 +46,7 @@ int Stopped(int code, absl::string_view why, absl::Time started) {
   return code;
 }
 
-// " with TLS, tokens", or nothing.
+// For example " with TLS, tokens", or nothing.
 std::string Describe(const SecurityOptions& security) {
   std::vector<std::string> parts;
   if (!(security.tls == TlsFiles())) parts.emplace_back("TLS");
@@ -88,8 +88,8 @@ int RunServer(const std::vector<std::string>& arguments) {
                "malloc refused its settings; exchanges will cost more CPU");
   }
 
-  // Blocked here, so in every thread that follows; taken by sigwait below,
-  // where anything may be called.
+  // Blocked here, so in all later threads. sigwait below takes them, where any
+  // function may be called.
   sigset_t stop_signals;
   sigemptyset(&stop_signals);
   sigaddset(&stop_signals, SIGTERM);
@@ -108,7 +108,7 @@ int RunServer(const std::vector<std::string>& arguments) {
     flags.shard.num_writes = folder->num_writes();
     flags.server.starts_closed = true;
   }
-  // Goes after the shard, which writes to its log.
+  // Destroyed after the shard, which writes to its log.
   std::optional<StateKeeper> keeper;
   auto shard = std::make_shared<Shard>(flags.shard);
   auto server = GrpcServer::Start(flags.server, shard);
@@ -150,7 +150,7 @@ int RunServer(const std::vector<std::string>& arguments) {
 
   int signal_number = 0;
   sigwait(&stop_signals, &signal_number);
-  // The next one kills.
+  // The next signal kills.
   signal(SIGTERM, SIG_DFL);
   signal(SIGINT, SIG_DFL);
   pthread_sigmask(SIG_UNBLOCK, &stop_signals, nullptr);

@@ -1,4 +1,4 @@
-// The work of tfswitch-server between its flags and its exit code.
+// Runs tfswitch-server, from its flags to its exit code.
 
 #ifndef TFSWITCH_CC_SERVER_RUN_SERVER_H_
 #define TFSWITCH_CC_SERVER_RUN_SERVER_H_
@@ -13,7 +13,7 @@ namespace tfswitch {
 //
 //   tfswitch-server 0.1.0: shard 0 of 2 serving on 127.0.0.1:7077
 //
-// With --repair it repairs the data folder in place of that, and prints how.
+// With --repair it repairs the data folder instead, and prints the result.
 //
 // Returns the exit code: 0 after a graceful stop, 1 if it could not listen, 2
 // for a bad flag or value; errors are one line on standard error. A second

@@ -136,7 +136,8 @@ absl::Status ParseServerFlags(const std::vector<std::string>& arguments,
         name == "repair" || absl::StartsWith(name, "push_log")) {
       needs_data_dir = std::string(name);
     }
-    // Of a variable that is not set, perhaps: not for plaintext.
+    // An empty value may come from a variable that is not set: never use
+    // plaintext.
     if (value.empty() &&
         (absl::StartsWith(name, "tls_") || name == "token_file")) {
       return absl::InvalidArgumentError(absl::StrCat(
@@ -229,7 +230,7 @@ absl::Status ParseServerFlags(const std::vector<std::string>& arguments,
                      absl::FormatDuration(flags->grace_period)));
   }
   TFSWITCH_RETURN_IF_ERROR(flags->shard.Validate());
-  // It is made together with the data folder.
+  // Created together with the data folder.
   if (root.empty() && !data_dir.empty()) {
     flags->shard.checkpoint_root = DataFolder::CheckpointsOf(flags->data_dir);
   }

@@ -21,19 +21,20 @@ struct ServerFlags {
   GrpcServerOptions server;
   ShardOptions shard;
   absl::Duration grace_period;
-  std::string data_dir;  // Absolute; empty: the state is kept in memory only.
+  std::string data_dir;  // Absolute; empty: the state is only in memory.
   StateKeeperOptions keeper;
   std::string cluster_name;
-  // Set: repairs the data folder in place of serving.
+  // Set: repairs the data folder instead of serving.
   std::optional<RepairKind> repair;
   bool help = false;
   bool version = false;
-  std::vector<std::string> changed;  // "--name=value" if not the default.
+  // "--name=value" for flags that are not the default.
+  std::vector<std::string> changed;
 };
 
 // Reads "--name=value" and "--name value". InvalidArgument naming the flag and
 // the value. absl::ParseCommandLine is not used because it ends the process,
-// with an exit code of its own, when it does not like a flag.
+// with an exit code of its own, when a flag is wrong.
 absl::Status ParseServerFlags(const std::vector<std::string>& arguments,
                               ServerFlags* flags);
 

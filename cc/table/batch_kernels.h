@@ -6,8 +6,8 @@
 //   block b - 2   copy the rows, or step the optimizer on them
 //   block b       between them, hash the keys, prefetch their buckets
 //
-// No lock is taken for reading. Where a bucket turns out to be locked, moved or
-// changed in between, the key is handed to a RetrySink, which takes its time.
+// Reads take no lock. If a bucket turns out to be locked, moved or changed, the
+// key is handed to a RetrySink, which may wait.
 
 #ifndef TFSWITCH_CC_TABLE_BATCH_KERNELS_H_
 #define TFSWITCH_CC_TABLE_BATCH_KERNELS_H_
@@ -35,8 +35,8 @@ inline constexpr uint32_t kMaxKernelKeys = 8192;
 // Repeats the kernel's work for one key, where its first attempt failed.
 class RetrySink {
  public:
-  // Before the first change of a row since a snapshot was taken; its bucket is
-  // locked.
+  // Called before the first change of a row since a snapshot was taken, with
+  // its bucket locked.
   virtual void Keep(Key key, uint32_t row) = 0;
   // Both return false if the key has no row.
   virtual bool Read(Key key, float* embedding) = 0;
@@ -53,7 +53,7 @@ struct KernelBatch {
   const KeyedHash* hash = nullptr;
   int dim = 0;
   const RowCodec* codec = nullptr;
-  // A row's floats, for rows that are not plain; for read_caught_up twice.
+  // Room for a row's floats if rows are not plain; twice for read_caught_up.
   float* scratch = nullptr;
   // One per stripe. A row's are at [stripe] + row * statistics_stride.
   char* const* statistics = nullptr;
@@ -63,13 +63,13 @@ struct KernelBatch {
   ChangeStamp stamp;
   size_t stride = 0;
   const IndexView* views = nullptr;  // One per stripe.
-  // Counts how often `retry` has put newer views in their places.
+  // Counts how often `retry` has replaced the views by newer ones.
   const uint32_t* num_refreshes = nullptr;
   RetrySink* retry = nullptr;
   // For read_caught_up: the steps that rows are to have taken.
   const Optimizer* optimizer = nullptr;
   const StepHistory* history = nullptr;
-  // Positions of keys without a row are put here; room for num_keys.
+  // Gets the positions of keys without a row; room for num_keys.
   uint16_t* missing = nullptr;
 };
 
@@ -77,9 +77,10 @@ struct KernelBatch {
 struct StepBatch {
   const Optimizer* optimizer = nullptr;
   const float* gradients = nullptr;  // num_keys x dim.
-  StepInput input;                   // With the count of a key that has none.
+  StepInput input;                   // With the count of a key without a count.
   // The fields below count only where has_observations().
-  const RowStatistics* statistics = nullptr;  // Null: rows have none.
+  // Null if rows have no statistics.
+  const RowStatistics* statistics = nullptr;
   KeyObservations observations;
   float day = 0.0f;
   RowRounding rounding;  // With a seed for the batch.
@@ -90,7 +91,7 @@ struct StepBatch {
            !observations.shows.empty();
   }
 
-  // The steps of the table before it; 0 unless they are counted.
+  // The table's number of steps before this one; 0 unless it is counted.
   uint32_t step() const {
     return input.history != nullptr ? input.history->last_step : 0;
   }
@@ -136,11 +137,11 @@ struct StepBatch {
 
 // All return the number of missing keys.
 struct BatchKernels {
-  // Writes the embedding of keys[i] to embeddings + i * dim. The embeddings
-  // of missing keys are left as they are.
+  // Writes the embedding of keys[i] to embeddings + i * dim. Leaves the output
+  // of missing keys unchanged.
   uint32_t (*read)(const KernelBatch&, float* embeddings) = nullptr;
-  // The same, brought up to date with the steps that rows have missed. Rows
-  // stay as they are.
+  // The same, with the steps that rows have missed. The rows in the table do
+  // not change.
   uint32_t (*read_caught_up)(const KernelBatch&, float* embeddings) = nullptr;
   // Step() and StepAndObserve() for the row of each key.
   uint32_t (*step)(const KernelBatch&, const StepBatch&) = nullptr;

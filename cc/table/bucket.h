@@ -15,14 +15,15 @@
 //
 // Rules that make reading without a lock sound:
 //
-//   * Entries change only under the mutex of the stripe, and entries and the
-//     rows they name only while `locked` is set, which takes a compare-and-swap
-//     of the whole meta word. Unlocking changes the version.
-//   * So whoever finds the same unlocked meta before and after reading has read
-//     one state of the bucket and whole rows, and whoever locks with the meta
-//     under which it found an entry may trust that entry.
+//   * Entries change only under the mutex of the stripe. Entries, and the rows
+//     they name, change only while `locked` is set, which takes a
+//     compare-and-swap of the whole meta word. Unlocking changes the version.
+//   * So a reader that finds the same unlocked meta before and after reading
+//   has
+//     read one state of the bucket and whole rows. A writer that locks with the
+//     meta under which it found an entry may trust that entry.
 //
-// A version could come round to the same value after 2^19 changes of one bucket
+// A version could return to the same value after 2^19 changes of one bucket
 // between two loads of one reader; writers look at the key again after locking.
 
 #ifndef TFSWITCH_CC_TABLE_BUCKET_H_

@@ -1,6 +1,6 @@
-// The keys of one stripe that have been seen and have no row yet, each with a
-// short record: the index and the store of rows again, but only ever used under
-// the stripe's mutex.
+// The keys of one stripe that wait for a row, each with a short record. It has
+// an index and a store of rows like the stripe's own, but is used under the
+// stripe's mutex only.
 
 #ifndef TFSWITCH_CC_TABLE_CANDIDATES_H_
 #define TFSWITCH_CC_TABLE_CANDIDATES_H_
@@ -20,7 +20,7 @@ namespace tfswitch {
 // Thread-compatible: guarded by the mutex of the stripe.
 class Candidates {
  public:
-  // Positions are those of *hash, which must live on.
+  // Positions are made by *hash, which must outlive this object.
   //
   // REQUIRES: called once, before anything else. False if there is no memory.
   bool Init(MemorySpan index_0, MemorySpan index_1, MemorySpan records,
@@ -29,32 +29,32 @@ class Candidates {
   // REQUIRES: called at most once, after Init() and before anything else.
   void InitStamps(MemorySpan stamps) { records_.InitStamps(stamps); }
 
-  // A key's record; null if it is no candidate.
+  // The record of a key; null if the key does not wait.
   float* Find(Key key, uint32_t position) const;
-  // The same for several at once, whose cache misses overlap.
+  // The same for several keys, whose cache misses overlap.
   void FindMany(const Key* keys, const uint32_t* positions, size_t count,
                 const float** records) const;
 
-  // The record of a key that is none yet, holding garbage; null if memory is
-  // used up.
+  // Adds a key that does not wait yet. Its record holds garbage; null if memory
+  // is used up.
   float* Insert(Key key, uint32_t position);
 
-  // Does nothing if it is none.
+  // Does nothing if the key does not wait.
   void Erase(Key key, uint32_t position);
 
-  // When a record has changed. REQUIRES: InitStamps(); it is one of Find(),
-  // Insert() or Visit().
+  // The epoch of the last change of a record. REQUIRES: InitStamps(); the
+  // record comes from Find(), Insert() or Visit().
   uint32_t& StampOf(const float* record) const {
     return records_.stamps()[records_.RowOf(record)];
   }
 
-  // Calls visit(key, record) for the candidates with a position in [begin,
-  // end), of about `num_buckets` buckets; returns the end. Nothing may be
+  // Calls visit(key, record) for keys with a position in [begin, end), of about
+  // `num_buckets` buckets; returns the position to go on from. Nothing may be
   // inserted or erased meanwhile.
   uint64_t Visit(uint64_t begin, uint64_t num_buckets,
                  const std::function<void(Key, const float*)>& visit) const;
 
-  // Moves records together and gives memory back, if it pays. Stamps move with
+  // Moves records together and gives memory back, if it pays. Moves stamps with
   // them if any has been written.
   void Compact(bool with_stamps);
 

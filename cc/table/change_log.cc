@@ -15,8 +15,9 @@ uint32_t ChangeClock::Enter() {
       continue;
     }
     at_work_[epoch % 2].fetch_add(1);
-    // Sequentially consistent, as is the end of an epoch: either the epoch is
-    // still seen here as it was, or whoever ends it sees that we are in it.
+    // Sequentially consistent, as is the end of an epoch: either this thread
+    // still sees the epoch as it was, or the thread that ends it sees this one
+    // inside.
     if (epoch_.load() == epoch) return epoch;
     Leave(epoch);
   }

@@ -1,17 +1,17 @@
-// Which rows have changed since when.
+// Records which rows have changed since a given moment.
 //
 // Time is counted in epochs of a table. A row that changes is stamped with the
-// epoch of that moment; whoever wants the changes ends the epoch, waits for
-// changes begun in it, and reads the rows with later stamps than its last time.
-// A row that changes meanwhile may come once too often, but none is missed,
-// whoever else reads changes and how often.
+// current epoch. A reader of changes ends the epoch, waits for changes begun in
+// it, and reads the rows whose stamps are later than its last visit. It may get
+// a row that changes meanwhile twice, but misses none, however many other
+// readers there are.
 //
-// Stamps of a key never go down, although a change may begin in one epoch and
-// come to the key in the next one: a reader that is told of the loss of a row
-// must be told of the row that the key has got since then, too.
+// The stamp of a key never goes down, although a change may begin in one epoch
+// and reach the key in the next one: a reader that learns that a row was lost
+// must also learn of the row that the key has got since then.
 //
 // A snapshot ends an epoch, too. A row with an earlier stamp is as it was then;
-// whoever changes it first keeps a copy (table/former_rows.h).
+// the thread that changes it first keeps a copy (table/former_rows.h).
 
 #ifndef TFSWITCH_CC_TABLE_CHANGE_LOG_H_
 #define TFSWITCH_CC_TABLE_CHANGE_LOG_H_
@@ -30,7 +30,7 @@ namespace tfswitch {
 
 // A moment in the life of one server's part of a table.
 struct ChangeCursor {
-  uint64_t log_id = 0;  // Another log knows nothing of it. 0: none.
+  uint64_t log_id = 0;  // Known to this log only. 0: none.
   uint32_t epoch = 0;   // Later changes have stamps above it.
 
   friend bool operator==(const ChangeCursor& a, const ChangeCursor& b) {
@@ -38,10 +38,10 @@ struct ChangeCursor {
   }
 };
 
-// When a change was made.
+// The epoch in which a change was made.
 struct ChangeStamp {
-  uint32_t epoch = 0;  // For the row; 0 while nobody wants to know.
-  // A row with a stamp below it is to be kept for a snapshot. 0: there is none.
+  uint32_t epoch = 0;  // For the row; 0 while nobody reads changes.
+  // A row with a stamp below this must be kept for a snapshot. 0: no snapshot.
   uint32_t keeps_below = 0;
 };
 

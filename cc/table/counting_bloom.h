@@ -1,13 +1,13 @@
 // Counts how often keys have been seen, in less memory than the keys take.
 //
-// A key's count is the least of k cells that its hash names; cells of other
-// keys may have raised them all, so counts are never too low, and too high for
-// about one key in 1 / false_positive_rate. Only the cells that hold the least
-// are raised (Estan and Varghese, 2002), and none beyond the limit, so that no
-// count wraps.
+// A key's count is the least of the k cells that its hash names. Other keys may
+// have raised all of these, so a count is never too low, and too high for about
+// one key in 1 / false_positive_rate. Add() raises only the cells that hold the
+// least (Estan and Varghese, 2002), and none beyond the limit, so that no count
+// wraps.
 //
-// The cells of one virtual shard lie together: a checkpoint can be cut between
-// virtual shards, and a server never touches the memory of those of others.
+// The cells of one virtual shard lie together, so that a checkpoint can be cut
+// between virtual shards, and a server touches only the memory of its own.
 
 #ifndef TFSWITCH_CC_TABLE_COUNTING_BLOOM_H_
 #define TFSWITCH_CC_TABLE_COUNTING_BLOOM_H_
@@ -24,12 +24,12 @@
 
 namespace tfswitch {
 
-// Thread-safe. Two threads that add to one cell at the same time may count one
-// of them only if they add to the same key.
+// Thread-safe. If two threads add to the same key at the same time, one of the
+// additions may be lost.
 class CountingBloom {
  public:
-  // How many cells a virtual shard has, and how many bytes all take. (As
-  // double: the numbers asked for may be beyond all integers.)
+  // How many cells a virtual shard has, and how many bytes all take. Doubles,
+  // because a config may ask for more than fits any integer.
   static double CellsPerVirtualShard(const BloomMinCountAdmission& config,
                                      uint32_t num_virtual_shards);
   static double SizeBytes(const BloomMinCountAdmission& config,
@@ -44,7 +44,7 @@ class CountingBloom {
 
   int num_hashes() const { return num_hashes_; }
 
-  // Whether a filter of that config has the same cells, whatever its limit.
+  // Whether a filter with this config has the same cells; limits may differ.
   bool HasCellsOf(const BloomMinCountAdmission& config) const;
 
   // Counts `count` more occurrences; returns how many there are, at most the
@@ -88,9 +88,10 @@ class CountingBloom {
   const int num_hashes_;
   const size_t cells_per_block_;
   const size_t cell_bytes_;  // 1 or 2.
-  // Zero pages until they are touched.
+  // Not in memory before they are touched, and zero then.
   const std::unique_ptr<void, Free> cells_;
-  const std::unique_ptr<std::atomic<bool>[]> touched_;  // By virtual shard.
+  // For each virtual shard.
+  const std::unique_ptr<std::atomic<bool>[]> touched_;
 };
 
 }  // namespace tfswitch

@@ -42,7 +42,7 @@
 
 namespace tfswitch {
 
-// Bytes are resident (touched) bytes, counted from the table's own bookkeeping.
+// Bytes are resident (touched) bytes, by the table's own count.
 struct TableStats {
   int64_t num_rows = 0;
   int64_t index_bytes = 0;     // Hash index, the part of it that is touched.
@@ -53,12 +53,12 @@ struct TableStats {
   int64_t erased_rows = 0;      // Since creation.
   int64_t num_candidates = 0;   // Ids that wait for admission.
   int64_t admission_bytes = 0;  // The memory of their records.
-  // The memory that tracks changes, once somebody has asked for changes.
+  // The memory that tracks changes, from the first visit of changes on.
   int64_t change_bytes = 0;
-  int64_t num_steps = 0;  // With dense updates: the pushes that were applied.
+  int64_t num_steps = 0;  // With dense updates: the number of applied pushes.
 };
 
-// A push, as the table gets it.
+// A push, in the form that the table takes.
 struct GradientBatch {
   absl::Span<const Key> keys;         // Unique.
   absl::Span<const float> gradients;  // keys.size() x dim.
@@ -67,25 +67,25 @@ struct GradientBatch {
   int64_t global_step = 0;  // The training's step; 0: not known.
   float day = kServersDay;  // See row_statistics.h.
   bool insert_missing = false;
-  // Of a push in a log; 0: the table numbers it. Chance is drawn by it.
+  // The push's number in the log, for random draws; 0: the table numbers it.
   uint64_t number = 0;
-  // With dense updates, EmbeddingTable::TakeStep()'s history; null: the call
-  // is a step by itself.
+  // With dense updates, the history of EmbeddingTable::TakeStep(); null: the
+  // call is a step by itself.
   const StepHistory* history = nullptr;
 };
 
 // The state of a key in the table.
 enum class KeyState : uint8_t {
-  kUnknown,    // No row, and nothing noted.
-  kCandidate,  // No row yet: it waits for admission.
+  kUnknown,    // It has no row and no record.
+  kCandidate,  // It has no row yet: it waits for admission.
   kRow,
 };
 
-// The result of a shrink, or of one that would be done.
+// The result of a shrink, or of one with dry_run.
 struct ShrinkReport {
   int64_t evicted_rows = 0;
   int64_t evicted_bytes = 0;  // The rows' bytes.
-  // By the first rule that applied.
+  // Counted for the first rule that applied.
   int64_t by_ttl = 0;
   int64_t by_show_click_score = 0;
   int64_t by_l2_norm = 0;
@@ -104,34 +104,34 @@ struct CandidateChunk {
   absl::Span<const float> records;  // keys.size() x candidate_floats.
 };
 
-// Which rows a base or delta model has, by their show and click statistics:
-// the rule of Paddle's CTR accessor.
+// Chooses the rows of a base or delta model by their show and click statistics,
+// as Paddle's CTR accessor does.
 struct ScoreRule {
   float base_threshold = 0.0f;   // Least score.
   float delta_threshold = 0.0f;  // Least score gained since the last model.
   float delta_keep_days = 0.0f;  // Most days since it was seen.
 };
 
-// The changes that EmbeddingTable::ForEachChange is to visit.
+// The changes that EmbeddingTable::ForEachChange visits.
 struct ChangeFilter {
-  // Where the last visit ended; without a log, all keys that do not read as
-  // those without a row.
+  // The end of the last visit. Without a log: every key whose value differs
+  // from that of a key without a row.
   ChangeCursor since;
-  // In place of `since` for rows: a key that it does not choose keeps its
-  // former value, unless it has lost its row meanwhile. A row that was visited
-  // may have its score subtracted afterwards.
+  // Chooses rows in place of `since`. A key that it does not choose keeps its
+  // last exported value, unless its row was erased. The score of a visited row
+  // may be subtracted afterwards.
   std::optional<ScoreRule> rule;
   float day = kServersDay;
 };
 
-// Handed out by EmbeddingTable::ForEachChange. If a key comes twice, the later
-// one counts.
+// Handed out by EmbeddingTable::ForEachChange. If a key occurs twice, the later
+// value counts.
 struct ChangeChunk {
-  absl::Span<const Key> keys;          // With their values:
+  absl::Span<const Key> keys;          // With these values:
   absl::Span<const float> embeddings;  // keys.size() x dim.
   absl::Span<const float>
       delta_scores;  // keys.size(), or empty without a rule.
-  // Read as keys without a row. Not in a chunk that has others.
+  // These read as keys without a row. The chunk has no others.
   absl::Span<const Key> removed;
 };
 
@@ -143,21 +143,21 @@ struct RowChunk {
   absl::Span<const float> slots;       // keys.size() x slot_floats, row-major.
 };
 
-// Whether rows that AssignRows() is given have missed steps.
+// Whether the rows given to AssignRows() have missed steps.
 enum class AssignMode {
-  // They are of a save: with dense updates they take the steps since theirs.
+  // They come from a save: with dense updates they take the later steps.
   kSaved,
-  // They are as they should be now, whatever steps were taken where they were.
-  // With dense updates an empty table goes on after the last of their steps.
+  // They are up to date, whatever steps they have taken elsewhere. With dense
+  // updates an empty table continues after the last of their steps.
   kNow,
-  // The same, but rows that are there stay as they are.
+  // The same, but present rows stay as they are.
   kNowIfMissing,
 };
 
 class EmbeddingTable;
 
-// A table as it was at one moment. It goes on to change meanwhile: whoever
-// changes a row that the snapshot has not come to, keeps a copy first.
+// A table as it was at one moment. The table goes on to change: a thread that
+// changes a row that the snapshot has not reached keeps a copy first.
 //
 // Not thread-safe, apart from kept_bytes(). The table must outlive it.
 class TableSnapshot {
@@ -166,13 +166,13 @@ class TableSnapshot {
   TableSnapshot(const TableSnapshot&) = delete;
   TableSnapshot& operator=(const TableSnapshot&) = delete;
 
-  // Visits all rows, or with `since` those that have changed, in chunks of at
-  // most `max_rows`. A row that changes at the same time may come twice, and
-  // equal. Once.
+  // Visits all rows, or with `since` the changed ones, in chunks of at most
+  // `max_rows`. A row that changes at the same time may be visited twice, with
+  // equal values. Call it once.
   virtual absl::Status ForEachRow(
       int64_t max_rows,
       const std::function<absl::Status(const RowChunk&)>& visit) = 0;
-  // All keys that wait for admission. Once.
+  // Visits all keys that wait for admission. Call it once.
   virtual absl::Status ForEachCandidate(
       int64_t max_keys,
       const std::function<absl::Status(const CandidateChunk&)>& visit) = 0;
@@ -181,12 +181,12 @@ class TableSnapshot {
 
   const EmbeddingTable& table;
   ChangeCursor moment;
-  int64_t num_rows = 0;  // Of the table.
+  int64_t num_rows = 0;  // In the table.
   float last_day = kServersDay;
   SavedSteps steps;
-  std::unique_ptr<CountingBloom> bloom;  // Null: it has none.
-  // Whether ForEachRow() visits all rows. If not: the keys that have lost
-  // theirs, some of which may have one again, and some may repeat.
+  std::unique_ptr<CountingBloom> bloom;  // Null if the table has none.
+  // Whether ForEachRow() visits all rows. If not, the next field has the keys
+  // that have lost their rows. Some may have a row again, and some may repeat.
   bool is_whole = true;
   std::vector<Key> lost_rows;
 
@@ -200,30 +200,29 @@ class TableSnapshot {
 std::vector<float> MissingRow(const TableConfig& config);
 
 // Maps keys to rows. A row is one embedding followed by its slots: the state of
-// the optimizer and, where the config asks for them, statistics of its use
-// (row_statistics.h). Calls have all of it in float32:
+// the optimizer and, if the config asks for them, statistics of its use
+// (row_statistics.h). Calls use float32 for all of it:
 //
 //   | embedding: dim floats | slots: slot_floats, statistics last |
 //
-// In memory statistics are apart, and config().storage_dtype may have parts of
-// a row in 16 bits (row_codec.h).
+// In memory statistics are separate, and config().storage_dtype may keep parts
+// of a row in 16 bits (row_codec.h).
 //
 // With an admission policy a key gets its row from a push, when the policy says
-// so; until then the table keeps records to decide by (candidates, or the cells
-// of a Bloom filter), and the key reads as the config's not_admitted.
+// so. Until then the table keeps records for the decision (candidates, or the
+// cells of a Bloom filter), and the key reads as the config's not_admitted.
 //
-// With dense updates (OptimizerConfig::is_dense) all that reads rows, saves or
-// visits them brings them up to date with the steps that have ended before.
+// With dense updates (OptimizerConfig::is_dense) every call that reads, saves
+// or visits rows brings them up to date with the steps that have ended before.
 //
-// Thread-safe. A batch is not a snapshot of the table, but each row is read
-// and written whole: a reader never sees half an update, and concurrent
-// updates of one row are applied one after the other.
+// Thread-safe. A batch is not a snapshot of the table, but each row is read and
+// written whole: a reader never sees half an update, and concurrent updates of
+// one row are applied one after the other.
 class EmbeddingTable {
  public:
-  // InvalidArgument for a bad config, ResourceExhausted if address space or
-  // memory cannot be had. `hash` says where keys lie in memory, and nothing
-  // else of the table depends on it but the order in which its rows are
-  // visited; tests may choose it.
+  // InvalidArgument for a bad config, ResourceExhausted if there is no address
+  // space or memory. `hash` decides where keys lie in memory, and so the order
+  // in which rows are visited, and nothing else; tests may choose it.
   static absl::StatusOr<std::unique_ptr<EmbeddingTable>> Create(
       const TableConfig& config, const KeyedHash& hash = KeyedHash::Draw());
 
@@ -244,9 +243,9 @@ class EmbeddingTable {
   virtual absl::Status FindOrInsert(absl::Span<const Key> keys,
                                     absl::Span<float> embeddings) = 0;
 
-  // Calls that do not say their day happen on this one; no effect below 0.
+  // Sets the day of calls that give none; no effect below 0.
   virtual void NoteDay(float day) = 0;
-  // The last that was noted; kServersDay if none was.
+  // The last noted day; kServersDay if there is none.
   virtual float last_day() const = 0;
 
   // Applies one optimizer step with gradients[i * dim, (i + 1) * dim) to the
@@ -256,39 +255,39 @@ class EmbeddingTable {
   //
   // REQUIRES: keys are unique; a repeated key would take several steps.
   // REQUIRES: gradients.size() == keys.size() * dim(), else InvalidArgument.
-  // REQUIRES: gradients are finite, and observations as CheckObservations()
-  // wants them (the shard checks); nothing is checked here.
+  // REQUIRES: gradients are finite, and CheckObservations() accepts the
+  // observations. The shard checks this; here nothing is checked.
   virtual absl::StatusOr<int64_t> ApplyGradients(
       const GradientBatch& batch) = 0;
-  // Without observations.
+  // The same, for a batch without observations.
   absl::StatusOr<int64_t> ApplyGradients(absl::Span<const Key> keys,
                                          absl::Span<const float> gradients,
                                          float learning_rate,
                                          bool insert_missing);
 
   // Makes the calls of ApplyGradients() in `apply` one step of a table with
-  // dense updates; they get the argument as their `history`. Steps may
-  // overlap (missed_steps.h). Other tables: calls apply(nullptr).
-  // ResourceExhausted at kMaxDenseStep steps.
+  // dense updates; their `history` is the argument. Steps may overlap
+  // (missed_steps.h). Other tables call apply(nullptr). ResourceExhausted after
+  // kMaxDenseStep steps.
   virtual absl::Status TakeStep(
       float learning_rate,
       absl::FunctionRef<absl::Status(const StepHistory*)> apply) = 0;
 
-  // The steps taken so far; none unless there are dense updates.
+  // The steps so far; empty without dense updates.
   virtual SavedSteps SaveSteps() const = 0;
   // Restores a result of SaveSteps(), before there are rows. InvalidArgument if
-  // `saved` is no valid log.
+  // `saved` is not a valid log.
   virtual absl::Status RestoreSteps(const SavedSteps& saved) = 0;
 
-  // Sets embeddings. A row that exists keeps its slots; a missing one is
-  // created with initial slots. The last of repeated keys stays.
+  // Sets embeddings. A present row keeps its slots; a missing one is created
+  // with initial slots. If a key repeats, its last row stays.
   absl::Status Assign(absl::Span<const Key> keys,
                       absl::Span<const float> embeddings) {
     return AssignRows(keys, embeddings, /*slots=*/{}).status();
   }
 
-  // Sets whole rows, slots included: the way back from ForEachRow. Without
-  // `slots` as Assign(). Returns how many were set.
+  // Sets whole rows, slots included: the reverse of ForEachRow. Without `slots`
+  // like Assign(). Returns how many were set.
   absl::StatusOr<int64_t> AssignRows(absl::Span<const Key> keys,
                                      absl::Span<const float> embeddings,
                                      absl::Span<const float> slots) {
@@ -299,15 +298,15 @@ class EmbeddingTable {
                                              absl::Span<const float> slots,
                                              AssignMode mode) = 0;
 
-  // Removes rows, and the records of keys that have none; absent and repeated
-  // keys are skipped. Returns how many rows went. Their memory is reused by
-  // later inserts.
+  // Removes rows, and the records of waiting keys. Absent and repeated keys are
+  // skipped. Returns how many rows were removed. Later inserts use their
+  // memory.
   virtual int64_t Erase(absl::Span<const Key> keys) = 0;
 
-  // Removes the rows, and the candidates, to which one of `rules` applies on
-  // `day`, and gives their memory back; with `dry_run` it only counts them.
-  // Other calls go on meanwhile. max_rows is taken as the limit of this table.
-  // FailedPrecondition if the config has not the statistics that a rule needs.
+  // Removes the rows and candidates to which one of `rules` applies on `day`,
+  // and gives their memory back; with `dry_run` only counts them. Other calls
+  // continue meanwhile. max_rows is the limit of this table. FailedPrecondition
+  // if the config lacks the statistics of a rule.
   virtual absl::StatusOr<ShrinkReport> Shrink(const EvictionConfig& rules,
                                               float day, bool dry_run) = 0;
 
@@ -316,17 +315,17 @@ class EmbeddingTable {
                          absl::Span<UsageOfRow> usage,
                          absl::Span<KeyState> states) const = 0;
 
-  // As ForEachRow(), of the keys that wait for admission.
+  // Like ForEachRow(), for the keys that wait for admission.
   virtual absl::Status ForEachCandidate(
       int64_t max_keys,
       const std::function<absl::Status(const CandidateChunk&)>& visit)
       const = 0;
 
-  // The way back. A key that has a row is left alone.
+  // The reverse. A key that has a row is skipped.
   virtual absl::Status AssignCandidates(absl::Span<const Key> keys,
                                         absl::Span<const float> records) = 0;
 
-  // Null unless admission goes by a Bloom filter.
+  // Null unless the table's admission uses a Bloom filter.
   virtual CountingBloom* bloom() const = 0;
 
   // Visits every row that is in the table from begin to end of the call once,
@@ -338,41 +337,39 @@ class EmbeddingTable {
       const std::function<absl::Status(const RowChunk&)>& visit) const = 0;
 
   // Visits, in chunks of at most about `max_keys`, the keys that have changed
-  // since a cursor, and returns the next one. The first visit starts to keep
-  // track, so that there is something to begin from. Changes made meanwhile may
-  // be seen, and are seen next time in any case. FailedPrecondition if changes
-  // since the cursor are not known, or the rule needs statistics that are not
-  // counted.
+  // since a cursor, and returns the next cursor. The first visit starts
+  // tracking. Changes during the visit may be visited now, and will be visited
+  // next time in any case. FailedPrecondition if the changes since the cursor
+  // are not known any more, or the rule needs statistics that are not counted.
   virtual absl::StatusOr<ChangeCursor> ForEachChange(
       const ChangeFilter& filter, int64_t max_keys,
       const std::function<absl::Status(const ChangeChunk&)>& visit) = 0;
 
-  // The moment from which on changes are later ones. The first call starts to
-  // keep track.
+  // Ends an epoch, and returns its end. The first call starts tracking.
   virtual ChangeCursor EndEpoch() = 0;
 
-  // Subtracts from rows the delta scores that have been published.
+  // Subtracts published delta scores from rows.
   virtual void SubtractDeltaScores(absl::Span<const Key> keys,
                                    absl::Span<const float> scores) = 0;
 
   // No row changes from the end of Hold() to Release(), which the same thread
-  // calls: changes that have begun are over, and others wait.
+  // must call: changes in progress end first, and others wait.
   virtual void Hold() = 0;
   virtual void Release() = 0;
-  // The table as it is now. With a moment `since` of this table it has what has
-  // changed from then on, if that is still known. ResourceExhausted if there is
-  // no memory for a copy of the Bloom filter.
+  // Takes a snapshot of the table. With a moment `since` of this table it has
+  // only the later changes, if they are still known. ResourceExhausted if there
+  // is no memory for a copy of the Bloom filter.
   //
-  // REQUIRES: between Hold() and Release(), by their thread, while there is no
+  // REQUIRES: between Hold() and Release(), in their thread, while there is no
   // other snapshot of the table.
   virtual absl::StatusOr<std::unique_ptr<TableSnapshot>> TakeSnapshot(
       const ChangeCursor& since) = 0;
 
-  // Rows now in the table. Exact only while no other thread is writing.
+  // The present number of rows. Exact only while no other thread writes.
   virtual int64_t size() const = 0;
   virtual TableStats stats() const = 0;
 
-  // A drawn one, unless another is set.
+  // Drawn, unless another one is set.
   uint64_t incarnation() const { return incarnation_; }
   TableIdentity identity() const {
     MutexLock lock(&identity_mutex_);
@@ -388,13 +385,14 @@ class EmbeddingTable {
   int dim() const { return config_.dim; }
   // Optimizer state and statistics.
   virtual int slot_floats() const = 0;
-  // The last ones of these.
+  // Their last ones are the statistics.
   virtual int statistics_floats() const = 0;
-  // A candidate's record; 0: there are none.
+  // The floats of a candidate's record; 0 without candidates.
   virtual int candidate_floats() const = 0;
 
  private:
-  // The only one: virtual functions keep its parts out of this header.
+  // The only implementation: virtual functions keep its parts out of this
+  // header.
   class Impl;
   explicit EmbeddingTable(const TableConfig& config) : config_(config) {}
 

@@ -1,10 +1,10 @@
 // The parts of EmbeddingTable, for the files that implement it:
 //
 //   embedding_table.cc             reading, stepping and setting rows
-//   embedding_table_admission.cc   keys that have no row yet
+//   embedding_table_admission.cc   keys without a row
 //   embedding_table_changes.cc     changes since a cursor
 //   embedding_table_dense.cc       steps that rows have missed
-//   embedding_table_shrink.cc      rows that go, and their memory
+//   embedding_table_shrink.cc      eviction, and giving memory back
 //   embedding_table_snapshot.cc    the table as it was at one moment
 
 #ifndef TFSWITCH_CC_TABLE_EMBEDDING_TABLE_IMPL_H_
@@ -44,35 +44,36 @@
 
 namespace tfswitch {
 
-// How far ahead of the key in work buckets and rows are prefetched while a
-// stripe is locked.
+// While a stripe is locked, buckets and rows are prefetched for the key this
+// many keys ahead.
 inline constexpr uint32_t kLockedDistance = 12;
 
-// Buckets per step of ForEachRow, that is the longest that a stripe is locked.
+// Buckets per step of ForEachRow: the longest time that a stripe is locked.
 inline constexpr uint64_t kMaxBucketsPerVisit = 1024;
 
 // Above all stamps.
 inline constexpr uint32_t kAnyStamp = std::numeric_limits<uint32_t>::max();
 
-// For a row of one table, on the stack if it is not long.
+// A row of one table, on the stack unless it is long.
 using RowBuffer = absl::InlinedVector<float, 256>;
 
 struct Stripe {
   Mutex mutex;
-  // The mutex guards the thread-compatible parts of these; readers go by the
+  // The mutex guards the thread-compatible parts of these. Readers follow the
   // rules of bucket.h instead, hence no GUARDED_BY.
   StripeIndex index;
   RowStore rows;
-  // Written under the mutex, read by anyone: a reader that sees the number of a
-  // row sees the row.
+  // Written under the mutex, read by any thread: a reader that sees the number
+  // of a row also sees the row.
   std::atomic<int64_t> inserted_rows{0};
   std::atomic<int64_t> erased_rows{0};
-  // Unused, and without memory, where the admission policy has none.
+  // Unused, and without memory, if the admission policy needs no records.
   Candidates candidates;
-  // Under the mutex.
+  // Guarded by the mutex.
   KeyChanges key_changes;
-  // For a snapshot. Keys of candidates that have changed since, under the
-  // mutex; with them in former_candidates a flag: 0 if they were none.
+  // For a snapshot: the keys of candidates that have changed since, guarded by
+  // the mutex. In former_candidates a flag is with them: 0 if they were no
+  // candidates.
   FormerRows former_rows;
   FormerRows former_candidates;
   std::unordered_set<Key> changed_candidates;
@@ -83,7 +84,7 @@ struct Stripe {
   }
 };
 
-// A key and where it belongs; the mutex of its stripe is held.
+// A key and its place; the mutex of its stripe is held.
 struct KeyPlace {
   bool has_row() const { return entry.bucket != nullptr; }
 
@@ -93,12 +94,12 @@ struct KeyPlace {
   StripeIndex::Entry entry;
 };
 
-// The positions of a block of keys, grouped by stripe; within a stripe in the
+// The indices of a block of keys, grouped by stripe; within a stripe in the
 // order of the batch.
 class StripeGroups {
  public:
-  // Takes the positions in `chosen`, or all of them if it is null. Stripes are
-  // those of hash(key).
+  // Takes the indices in `chosen`, or all if it is null. hash(key) gives the
+  // stripe.
   template <typename Hash>
   StripeGroups(const Hash& hash, const Key* keys, uint32_t num_keys,
                const uint16_t* chosen) {
@@ -194,7 +195,7 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   }
 
  private:
-  // Reads and steps single keys for the kernels, waiting where they did not.
+  // Reads and steps single keys for the kernels, and waits for locks.
   class PatientSink;
   class Snapshot;
 
@@ -213,13 +214,13 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
     return codec_.num_floats() + statistics_.num_floats();
   }
 
-  // As they are now, or as `snapshot` has them.
+  // Visits the present rows, or those of `snapshot`.
   absl::Status ForEachRow(
       int64_t max_rows,
       const std::function<absl::Status(const RowChunk&)>& visit,
       const Snapshot* snapshot) const;
-  // The same. With `since` only those that read differently since that epoch,
-  // which candidates with weights do.
+  // The same. With `since`, visits only candidates whose value has changed
+  // since that epoch; only candidates with weights do.
   absl::Status ForEachCandidate(
       int64_t max_keys,
       const std::function<absl::Status(const CandidateChunk&)>& visit,
@@ -230,7 +231,7 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   KernelBatch MakeBatch(absl::Span<const Key> block, IndexView* views,
                         PatientSink* retry, uint16_t* missing) const;
 
-  // The stripe's mutex is held.
+  // REQUIRES: the stripe's mutex is held.
   KeyPlace PlaceOfKey(Stripe* stripe, Key key) const {
     const uint32_t position = PositionOf(key);
     return {stripe, key, position, stripe->index.Find(key, position)};
@@ -246,7 +247,7 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
                              const Work& work) const;
 
   bool is_dense() const { return config_.optimizer.is_dense; }
-  // The steps that rows are to have taken; none where idle rows do not move.
+  // The steps that rows should have taken; empty if idle rows do not move.
   std::shared_ptr<const StepHistory> Now() const {
     static constexpr StepHistory kNoSteps;
     // Without an owner, whose count all lookups would write.
@@ -255,34 +256,34 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
                : std::shared_ptr<const StepHistory>(std::shared_ptr<void>(),
                                                     &kNoSteps);
   }
-  // Has an empty table go on after the last step of rows with these slots. Its
-  // new ids then begin with that step, as in the table that the rows come from.
+  // Makes an empty table continue after the last step of rows with these slots.
+  // Its new ids then begin with that step, as in the table that the rows come
+  // from.
   void GoOnAfterStepOf(absl::Span<const float> slots);
-  // Reads the rows of a block, as they are after the steps of the table, which
-  // stay as they are unless missed steps are taken one by one.
+  // Reads the rows of a block, as after all steps of the table. The rows do not
+  // change, unless missed steps must be taken one by one.
   uint32_t ReadBlock(absl::Span<const Key> block, const StepHistory& now,
                      IndexView* views, PatientSink* retry, uint16_t* missing,
                      float* embeddings) const;
-  // With dense updates, bring rows up to date: those of the keys that have one,
-  // or all. `unused` is any memory of as many embeddings.
+  // With dense updates, bring rows up to date: those of `keys`, or all.
+  // `unused` is any memory for as many embeddings.
   void CatchUp(absl::Span<const Key> keys, const StepHistory& now,
                const float* unused) const;
   void CatchUpAll() const;
 
-  // Gives an absent key a row, seen on `day` and after step `step`, which
-  // fill(row floats) completes: the initial embedding and slots are already
-  // there.
+  // Gives an absent key a row, seen on `day` and after step `step`. fill(row
+  // floats) completes it: the initial embedding and slots are already there.
   template <typename Fill>
   absl::Status InsertLocked(const KeyPlace& place, float day, uint32_t step,
                             const RowRounding& rounding, ChangeStamp stamp,
                             const Fill& fill);
 
-  // Calls modify(row floats) on the row that is there, with its bucket locked.
+  // Calls modify(row floats) on a present row, with its bucket locked.
   template <typename Modify>
   void ModifyLocked(const KeyPlace& place, const RowRounding& rounding,
                     ChangeStamp stamp, const Modify& modify);
 
-  // Where a row is. Others may be reading it.
+  // The place of a row. Other threads may be reading it.
   struct RowPlace {
     float* words = nullptr;
     float* statistics = nullptr;  // Null if rows have none.
@@ -293,44 +294,44 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
             stripe.rows.stamps() + row};
   }
 
-  // Calls modify(row floats) for a row that nobody else is writing, and stamps
-  // it.
+  // Calls modify(row floats) for a row that no other thread is writing, and
+  // stamps it.
   template <typename Modify>
   void ModifyRow(const RowPlace& place, const RowRounding& rounding,
                  ChangeStamp stamp, const Modify& modify) const;
 
-  // Keeps a row for a snapshot that has not come to it, if it changes for the
-  // first time since then. Its bucket is locked.
+  // Whether this is the first change of a row since the snapshot, which has not
+  // reached the row, so that it must be kept. Its bucket is locked.
   bool MustKeep(const Stripe& stripe, uint32_t row, ChangeStamp stamp) const {
     return RacyLoad(stripe.rows.stamps() + row) < stamp.keeps_below;
   }
   // REQUIRES: MustKeep().
   void KeepRow(Stripe* stripe, Key key, uint32_t row) const;
-  // The same for the record of a key, or that it has none; the stripe's mutex
-  // is held.
+  // The same for the record of a key, or that it has none. REQUIRES: the
+  // stripe's mutex is held.
   void KeepCandidateLocked(Stripe* stripe, Key key, uint32_t position,
                            ChangeStamp stamp) const;
 
-  // Calls load(place) until it has seen the row whole; the stripe's mutex is
-  // held.
+  // Calls load(place) until it has seen the row whole. REQUIRES: the stripe's
+  // mutex is held.
   template <typename Load>
   void LoadLocked(Stripe* stripe, StripeIndex::Entry entry,
                   const Load& load) const;
-  // Copies row_floats() if the row's stamp is below `limit`, or that is
-  // kAnyStamp; else false.
+  // Copies row_floats() if the row's stamp is below `limit`, or `limit` is
+  // kAnyStamp; else returns false.
   bool CopyRowLocked(Stripe* stripe, StripeIndex::Entry entry, uint32_t limit,
                      float* row) const;
-  // Copy one part of them; the embedding as it is after the steps of `now`.
+  // Copy one part of the row; the embedding as after the steps of `now`.
   void CopyEmbeddingLocked(Stripe* stripe, StripeIndex::Entry entry,
                            const StepHistory& now, float* embedding) const;
   void CopyStatisticsLocked(Stripe* stripe, StripeIndex::Entry entry,
                             float* row_statistics) const;
-  // The embedding after the steps of `now`. Another thread may be writing the
-  // row.
+  // The embedding as after the steps of `now`. Another thread may be writing
+  // the row.
   void RacyLoadEmbedding(const float* words, const StepHistory& now,
                          float* embedding) const;
 
-  // Forgets the record of a key without a row.
+  // Removes the record of a key without a row.
   void ForgetLocked(const KeyPlace& place, ChangeStamp stamp) {
     if (!config_.admission.has_candidates()) return;
     KeepCandidateLocked(place.stripe, place.key, place.position, stamp);
@@ -341,12 +342,14 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
     }
     candidates.Erase(place.key, place.position);
   }
-  // A key has nothing any more that could have a stamp, or is about to: there
-  // may be no memory for this. The stripe's mutex is held.
+  // Notes that a key has nothing any more that could have a stamp, or will soon
+  // have nothing: later there may be no memory for this. REQUIRES: the stripe's
+  // mutex is held.
   static void NoteLossLocked(Stripe* stripe, Key key, ChangeStamp stamp) {
     if (stamp.epoch != 0) stripe->key_changes.Add(key, stamp.epoch);
   }
-  // A candidate reads differently from now on; the stripe's mutex is held.
+  // Notes that a candidate's value changes. REQUIRES: the stripe's mutex is
+  // held.
   void StampCandidateLocked(Stripe* stripe, const float* record,
                             ChangeStamp stamp) const {
     if (stamp.epoch != 0 && has_weights()) {
@@ -354,28 +357,28 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
     }
   }
 
-  // Removes the row that is there.
+  // Removes a present row.
   void EraseLocked(const KeyPlace& place, ChangeStamp stamp);
 
-  // Records gradient i of a push for its key, which has no row, and gives the
-  // key one if the admission policy says so, with its step. Returns
-  // whether it has.
+  // Records gradient i of a push for its key, which has no row. If the
+  // admission policy says so, gives the key a row, with its step. Returns
+  // whether it did.
   absl::StatusOr<bool> AdmitLocked(const KeyPlace& place,
                                    const StepBatch& batch, uint32_t i,
                                    ChangeStamp stamp);
-  // The same where the policy keeps a record of the key.
+  // The same, if the policy keeps a record of the key.
   absl::StatusOr<bool> AdmitCandidateLocked(const KeyPlace& place,
                                             const StepBatch& batch, uint32_t i,
                                             ChangeStamp stamp);
-  // Whether a candidate is one no longer.
+  // Whether a candidate must get its row.
   bool IsAdmitted(const float* record, float day) const;
 
-  // The rows that each stripe has ever had.
+  // How many rows each stripe has ever had.
   using InsertedRows = std::array<int64_t, kNumStripes>;
   InsertedRows ReadInsertedRows() const;
 
-  // Fills in the values of keys without a row; `before` was read before they
-  // were searched.
+  // Fills in the values of keys without a row. `before` must be read before the
+  // search.
   void FillMissing(absl::Span<const Key> block, const StepHistory& now,
                    const uint16_t* missing, uint32_t num_missing,
                    const InsertedRows& before, float* embeddings) const;
@@ -396,12 +399,12 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   }
   // How a push is rounded; `number` is its own.
   RowRounding RoundingOf(const GradientBatch& batch, uint64_t number) const;
-  // Leaves those of the missing keys that the Bloom filter admits, when it has
-  // counted the batch's occurrences of all of them; returns how many they are.
+  // Counts the batch's occurrences of the missing keys in the Bloom filter, and
+  // keeps those of the keys that it admits; returns how many they are.
   uint32_t AdmitByBloom(absl::Span<const Key> block, const StepBatch& batch,
                         uint16_t* missing, uint32_t num_missing);
 
-  // A call's day: the server's if it says none.
+  // A call's day; the server's if the call gives none.
   float DayOf(float day) const { return day < 0.0f ? Today() : day; }
   float Today() const;
 
@@ -423,27 +426,28 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   // Before the stripes, which use it until they are destroyed.
   const MemoryReservation reservation_;
   const RowStatistics candidate_statistics_;
-  // A candidate's weight, where not_admitted has one: it learns as the first
-  // segment of the row.
+  // The optimizer of a candidate's weight, if not_admitted has one: that of the
+  // row's first segment.
   std::optional<Optimizer> weight_optimizer_;  // Constant after construction.
   // | statistics | weight | its slots |
   const int candidate_floats_;
   std::vector<float> missing_row_;           // Constant after construction.
   MemoryReservation candidate_reservation_;  // Constant after Create().
-  // The day of the last call that said it.
+  // The day of the last call that gave one.
   std::atomic<float> last_day_{kServersDay};
   // Numbers pushes, for random draws.
   std::atomic<uint64_t> num_pushes_{0};
-  // By the key's HashKey(): one thread at a time counts a key.
+  // By the key's HashKey(): only one thread at a time counts a key.
   std::array<Mutex, kNumStripes> bloom_mutexes_;
   // One shrink at a time.
   Mutex shrink_mutex_;
   Mutex step_mutex_;  // Held while a step begins, and while none may begin.
-  // These two are mutable: whoever reads locks stripes, and brings rows of
-  // dense updates up to date.
+  // Mutable, because reads lock stripes, and bring rows of dense updates up to
+  // date.
   mutable ChangeClock change_clock_;
   const uint64_t change_log_id_;
-  // A snapshot wants rows with stamps from here on. Changes while no row does.
+  // A snapshot wants rows with stamps from here on. Changes only without a
+  // snapshot.
   std::atomic<uint32_t> snapshot_from_{0};
   mutable std::array<Stripe, kNumStripes> stripes_;
 };
@@ -467,12 +471,12 @@ class EmbeddingTable::Impl::Snapshot final : public TableSnapshot {
 
 class EmbeddingTable::Impl::PatientSink final : public RetrySink {
  public:
-  // Read() is that of rows after the steps of `now`.
+  // Read() reads rows as after the steps of `now`.
   PatientSink(const Impl* table, IndexView* views,
               const StepHistory& now = StepHistory())
       : table_(table), views_(views), now_(now) {}
 
-  // The work for Step(); it must live on.
+  // The steps for Step(); they must outlive this object.
   void SetSteps(const StepBatch* steps, ChangeStamp stamp) {
     steps_ = steps;
     stamp_ = stamp;
@@ -514,7 +518,7 @@ class EmbeddingTable::Impl::PatientSink final : public RetrySink {
 
  private:
   // Searches until use(bucket, meta, entry, row) returns true, or the key is
-  // surely absent. Refreshes the view of the stripe for later keys, too.
+  // surely absent. Also refreshes the view of the stripe for later keys.
   template <typename Use>
   bool Retry(Key key, const Use& use) {
     const uint64_t hash = table_->hash_(key);
@@ -612,7 +616,7 @@ absl::Status EmbeddingTable::Impl::InsertLocked(const KeyPlace& place,
     optimizer_.InitSlots(floats.slots, step);
     statistics_.Init(day, floats.statistics);
   });
-  // A step goes on from the row as a lookup before it would have left it.
+  // A step starts from the row as a lookup before it would have left it.
   ModifyRow(to, rounding, stamp, fill);
   if (!stripe->index.Insert(place.key, place.position, row)) {
     stripe->rows.Free(row);

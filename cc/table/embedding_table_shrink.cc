@@ -21,7 +21,7 @@ void EmbeddingTable::Impl::SiftRows(
       with_embeddings ? static_cast<size_t>(config_.dim) : 0);
   std::vector<float> counts(static_cast<size_t>(statistics_.num_floats()));
   std::vector<Key> chosen;
-  // The stripes take turns, so that whoever waits for one gets it: a thread
+  // The stripes take turns, so that threads that wait for one get it: a thread
   // that locks a mutex again at once leaves no chance to the others.
   std::array<uint64_t, kNumStripes> begins = {};
   for (bool is_more = true; is_more;) {
@@ -286,7 +286,7 @@ void EmbeddingTable::Impl::Compact(Stripe* stripe) {
     for (const StripeIndex::Entry& entry : beyond) {
       uint32_t row;
       if (!stripe->rows.AllocateBelow(limit, &row)) break;
-      // Whoever reads or steps the row in its old place goes by the bucket.
+      // Locked, because other threads find the row's place through the bucket.
       const uint32_t meta = LockBucket(entry.bucket);
       const uint32_t old_row = entry.row();
       const RowPlace from = PlaceOf(*stripe, old_row);

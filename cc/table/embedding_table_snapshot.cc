@@ -1,6 +1,6 @@
-// The table as it was at one moment. Rows that have not changed since, by their
-// stamps, are taken from the table, and the others from the copies that whoever
-// changed them first has kept.
+// The table as it was at one moment. Rows whose stamps are older come from the
+// table. The others come from the copies that were kept when they first
+// changed.
 
 #include <algorithm>
 #include <cstdint>
@@ -15,7 +15,7 @@
 namespace tfswitch {
 namespace {
 
-// Of a set of keys.
+// An estimate for a set of keys.
 constexpr size_t kBytesPerNode = 48;
 
 }  // namespace

@@ -1,12 +1,12 @@
-// Rows of one stripe as they were when a snapshot was taken: those that have
-// changed since, before the snapshot has come to them. This is the copy on
-// update of Vaz Salles et al. (An evaluation of checkpoint recovery for
-// massively multiplayer online games, VLDB 2009), row by row.
+// Rows of one stripe as they were when a snapshot was taken, kept if they
+// change before the snapshot reaches them. This is the copy on update of Vaz
+// Salles et al. (An evaluation of checkpoint recovery for massively multiplayer
+// online games, VLDB 2009), row by row.
 //
 // A snapshot goes through the stripe in the order of positions, and takes rows
-// with old stamps from the table. Whoever changes such a row first puts it here
-// before it stamps it, unless the snapshot has gone past its position. If both
-// happen at once, the row comes twice, and equal.
+// with old stamps from the table. A thread that changes such a row copies it
+// here before it stamps it, unless the snapshot has passed its position. If
+// both happen at once, the snapshot gets the row twice, with equal values.
 
 #ifndef TFSWITCH_CC_TABLE_FORMER_ROWS_H_
 #define TFSWITCH_CC_TABLE_FORMER_ROWS_H_
@@ -29,21 +29,21 @@ namespace tfswitch {
 // Thread-safe.
 class FormerRows {
  public:
-  // From now on it keeps rows, of so many floats. `other_bytes` of memory
-  // elsewhere count with each.
+  // Starts keeping rows with so many floats. Each counts `other_bytes` of
+  // memory elsewhere, too.
   void Begin(size_t num_floats, size_t other_bytes);
 
-  // Keeps a row, which copy(floats) writes. If there is no memory for it, End()
-  // says so: it is the snapshot that fails, not the change.
+  // Keeps a row, which copy(floats) writes. Without memory for it the change
+  // succeeds; End() then reports the error, and the snapshot fails.
   void Keep(Key key, uint32_t position, absl::FunctionRef<void(float*)> copy);
 
-  // One could not be kept.
+  // A row could not be kept.
   void Fail() {
     MutexLock lock(&mutex_);
     is_whole_ = false;
   }
 
-  // The snapshot has the rows before this position.
+  // The snapshot has visited the rows before this position.
   void SetVisited(uint64_t position) {
     visited_.store(position, std::memory_order_release);
   }
@@ -51,10 +51,10 @@ class FormerRows {
     return position < visited_.load(std::memory_order_acquire);
   }
 
-  // Keeps no more rows, and calls visit(key, floats) for those that it has, up
-  // to the first error. ResourceExhausted if one could not be kept.
+  // Stops keeping rows, and calls visit(key, floats) for the kept ones, up to
+  // the first error. ResourceExhausted if one could not be kept.
   absl::Status End(absl::FunctionRef<absl::Status(Key, const float*)> visit);
-  // Keeps no more rows, and forgets those that it has.
+  // Stops keeping rows, and drops the kept ones.
   void Discard() {
     MutexLock lock(&mutex_);
     is_active_ = false;
@@ -76,11 +76,11 @@ class FormerRows {
   std::atomic<int64_t> bytes_{0};
   Mutex mutex_;
   bool is_active_ ABSL_GUARDED_BY(mutex_) = false;
-  size_t num_floats_ ABSL_GUARDED_BY(mutex_) = 0;  // Of a row with its key.
+  size_t num_floats_ ABSL_GUARDED_BY(mutex_) = 0;  // A row and its key.
   size_t other_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t num_rows_ ABSL_GUARDED_BY(mutex_) = 0;
   bool is_whole_ ABSL_GUARDED_BY(mutex_) = true;
-  // rows_per_block() each, and their keys before them.
+  // rows_per_block() rows each, after their keys.
   std::vector<std::unique_ptr<float[]>> blocks_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -1,6 +1,6 @@
-// How the floats of a row lie in memory, and the way there and back.
+// How the floats of a row lie in memory, and conversion both ways.
 //
-// Whoever works with a row sees floats; a table may keep parts of them in 16
+// Code that works with a row sees floats; a table may keep parts of them in 16
 // bits:
 //
 //   floats   | embedding | slots: one per coordinate, one per row |
@@ -27,13 +27,13 @@
 
 namespace tfswitch {
 
-// How a step rounds the values it stores: to nearest, or by chance.
+// How a step rounds the values that it stores: to nearest, or at random.
 struct RowRounding {
   bool is_stochastic = false;
   uint32_t seed = 0;  // The seed of all draws for one row.
 };
 
-// The floats of a row. One at a time may change them.
+// The floats of a row. Only one thread at a time may change them.
 struct RowFloats {
   float* embedding = nullptr;
   float* slots = nullptr;
@@ -56,7 +56,7 @@ class RowCodec {
   // The first words, which have the embedding.
   int embedding_words() const { return embedding_words_; }
 
-  // The embedding alone, of kDim floats, or of the config's dim if that is 0.
+  // Decodes the embedding, of kDim floats, or of the config's dim if that is 0.
   template <FloatType kType, int kDim>
   TFSWITCH_ALWAYS_INLINE void DecodeEmbedding(const float* words,
                                               float* floats) const {
@@ -72,8 +72,8 @@ class RowCodec {
     for (int i = 0; i < num_parts_; ++i) DecodePart(parts_[i], words, floats);
   }
 
-  // Calls modify(embedding, slots) to change a row: in place where words are
-  // floats, else in `scratch`, of num_floats(), and back.
+  // Calls modify(embedding, slots) to change a row: in place if words are
+  // floats, else in `scratch`, of num_floats(), and then encodes it.
   template <typename Modify>
   TFSWITCH_ALWAYS_INLINE void ModifyFloats(float* words, float* scratch,
                                            const RowRounding& rounding,
@@ -96,7 +96,7 @@ class RowCodec {
       const Part& part = parts_[first_packed_part_ + i];
       const float* const from = floats + part.begin;
       float* const to = words + part.word;
-      // A draw goes by the place in the row.
+      // Random rounding depends on the place in the row.
       const uint32_t seed =
           rounding.seed + static_cast<uint32_t>(part.begin) * kSeedStep;
       switch (part.type) {
@@ -124,16 +124,16 @@ class RowCodec {
 
   struct Part {
     FloatType type = FloatType::kFloat32;
-    int begin = 0;  // Among the floats.
+    int begin = 0;  // The index of its first float.
     int count = 0;
-    int word = 0;  // Where it begins among the words.
+    int word = 0;  // The index of its first word.
   };
 
   static constexpr uint32_t kSeedStep = 0x9e3779b9;
 
   void Add(FloatType type, int count);
 
-  // Short, so that a call of memcpy() would be the larger part.
+  // Inlined, because a call of memcpy() would cost more than the copy.
   TFSWITCH_ALWAYS_INLINE static void CopyFloats(const float* from, int count,
                                                 float* to) {
     int i = 0;
@@ -205,7 +205,7 @@ class RowCodec {
   std::vector<Part> storage_;
   const Part* parts_ = nullptr;  // The parts in storage_, for the inlined code.
   int num_parts_ = 0;
-  // The parts that ModifyFloats() copies: from the first 16-bit part on, unless
+  // The first part that ModifyFloats() copies: the first 16-bit part, unless
   // that is the embedding and slots are plain.
   int first_packed_part_ = 0;
   int num_packed_parts_ = 0;

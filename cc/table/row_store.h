@@ -1,17 +1,17 @@
 // The rows of one stripe: arrays that grow in place, so that a row keeps its
-// address, unless the table moves it.
+// address unless the table moves it.
 //
 //   | row 0 | row 1 | ...  in use, freed ones between  | touched ahead |
 //   |<------------- next_row_ x stride -------------->|
 //
-// Embeddings and slots are in one array and statistics in another, which a
-// lookup never touches, and beside which rows stay on whole cache lines. A
-// third has the stamps of rows that change (table/change_log.h), and no memory
-// before the first of them is written.
+// Embeddings and slots are in one array and statistics in another: a lookup
+// never touches statistics, and rows stay on whole cache lines. A third array
+// has the stamps of rows that change (table/change_log.h); it takes no memory
+// before the first stamp is written.
 //
 // The first 2 MiB, or 512 KiB of statistics, are in small pages, so that a
-// small table stays small; the rest is in huge pages, touched ahead by the
-// PageKeeper while the table grows.
+// small table stays small. The rest is in huge pages, which the PageKeeper
+// touches ahead while the table grows.
 
 #ifndef TFSWITCH_CC_TABLE_ROW_STORE_H_
 #define TFSWITCH_CC_TABLE_ROW_STORE_H_
@@ -33,9 +33,10 @@ size_t RowStride(int row_floats);
 // the rows themselves; table/bucket.h has the rules.
 class RowStore {
  public:
-  // Row 0 of the statistics begins so far in their span: 512 KiB of small pages
+  // Statistics begin at this offset of their span, with 512 KiB of small pages
   // before the first huge one. With up to a whole huge page of small ones, as
-  // embeddings have, most of a large table's statistics would be in these.
+  // embeddings have, most of a large table's statistics would be in small
+  // pages.
   static constexpr size_t kStatisticsOffset = kHugePageBytes - (512 << 10);
 
   // REQUIRES: called once, before anything else.
@@ -48,7 +49,7 @@ class RowStore {
 
   char* data() const { return columns_[0].data(); }
   float* At(uint32_t row) const { return columns_[0].At(row); }
-  // The row that is At() there.
+  // The number of the row at this address.
   uint32_t RowOf(const float* at) const {
     return static_cast<uint32_t>(
         static_cast<size_t>(reinterpret_cast<const char*>(at) - data()) /
@@ -63,28 +64,28 @@ class RowStore {
     return reinterpret_cast<uint32_t*>(columns_[2].data());
   }
 
-  // A row that is not in use, holding garbage. False if memory is used up.
+  // A row that is not in use; its floats are garbage. False if memory is full.
   bool Allocate(uint32_t* row);
   void Free(uint32_t row);
 
-  // For moving rows together, which is the user's part. So many rows lie so far
-  // apart that it pays:
+  // For moving rows together, which the caller does. Whether enough rows are
+  // free that it pays:
   bool IsWorthCompacting() const;
-  // Has the lowest of the free rows used first. Returns the number of rows in
-  // use, below which all of them have room.
+  // Makes Allocate() use the lowest free rows first. Returns the number of rows
+  // in use; below it there is room for all of them.
   uint64_t SortFreeRows();
   // The next free row if it is below `limit`.
   bool AllocateBelow(uint64_t limit, uint32_t* row);
   // Gives memory behind the last row in use back, a little at a time because
-  // the stripe is locked meanwhile. False if there was none. Goes by the order
-  // of SortFreeRows().
+  // the stripe is locked meanwhile. False if there was none. REQUIRES:
+  // SortFreeRows().
   bool ReleaseTail();
 
-  // By row, whether its stamp is above `epoch`; empty if none is.
+  // For each row, whether its stamp is above `epoch`; empty if none is.
   // REQUIRES: InitStamps().
   std::vector<bool> ChangedSince(uint32_t epoch) const;
 
-  // Without stamps.
+  // The bytes of rows and statistics; stamps are not counted.
   size_t resident_bytes() const;
   // The bytes of the stamps, if they have been written.
   size_t stamp_bytes() const { return columns_[2].resident_bytes(next_row_); }
@@ -110,14 +111,14 @@ class RowStore {
     size_t resident_bytes(uint64_t num_rows) const;
   };
 
-  // A row's bytes, without the column that may have no memory.
+  // The bytes of a row in both arrays, without its stamp.
   size_t stride() const { return columns_[0].stride + columns_[1].stride; }
 
   Column columns_[3];
   uint64_t next_row_ = 0;
   std::vector<uint32_t> free_rows_;
-  // The first so many of free_rows_, which are gone while ReleaseTail() returns
-  // true.
+  // How many free rows at the front of free_rows_ have no memory any more,
+  // while ReleaseTail() returns true.
   size_t num_released_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// The steps that a table with dense updates has taken, and with which learning
+// The steps that a table with dense updates has taken, and their learning
 // rates. Its rows need them to make up for missed steps.
 
 #ifndef TFSWITCH_CC_TABLE_STEP_LOG_H_
@@ -23,12 +23,13 @@ struct SavedSteps {
   std::vector<StepRun> runs;
 };
 
-// Steps with one learning rate are one run of 8 bytes, so that a log is short
-// unless a schedule changes the rate with each step. At kMaxRuns two runs of
-// the older half become one, with the mean of their rates. Then rows that have
-// missed half a million changes of the rate and more learn by such means.
+// Steps with one learning rate are one run of 8 bytes, so a log is short unless
+// a schedule changes the rate at each step. At kMaxRuns, each pair of runs in
+// the older half is merged into one run with the mean of their rates. Only rows
+// that have missed half a million changes of the rate or more learn by such
+// means.
 //
-// Beside the runs are the sums of missed_sums.h.
+// The sums of missed_sums.h are kept beside the runs.
 //
 // Thread-safe.
 class StepLog {
@@ -38,15 +39,15 @@ class StepLog {
   // The optimizer must outlive the log.
   explicit StepLog(const Optimizer* optimizer);
 
-  // The log before the first step that has begun and not ended; without one,
+  // The log before the oldest step that is still in progress; if there is none,
   // after the last step.
   std::shared_ptr<const StepHistory> Now() const;
 
-  // Begins the next step, and returns the log before it; null at kMaxDenseStep
-  // steps. Steps may overlap.
+  // Begins the next step, and returns the log before it; null after
+  // kMaxDenseStep steps. Steps may overlap.
   std::shared_ptr<const StepHistory> Begin(float learning_rate);
   void End(const StepHistory& before);
-  // Returns when no step has begun and not ended. REQUIRES: none begins.
+  // Waits until no step is in progress. REQUIRES: none begins.
   void WaitForSteps() const;
 
   SavedSteps Save() const;

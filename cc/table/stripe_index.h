@@ -7,23 +7,23 @@
 //                                ^ cursor
 //   new array   |........................|                      (1.4 x as long)
 //
-// A full bucket overflows into the next one; buckets behind the last home
-// bucket are added when an overflow gets there. Homes are monotone in the hash,
-// so growing keeps the order: the cursor goes through the old array once, a few
-// buckets for each insert, and a key is in the new array if its old home is
-// behind the cursor, else in the old one. The cursor stops only behind buckets
-// without overflow, so no search crosses it. Memory behind it is given back at
-// once: the peak is the new array, not both.
+// A full bucket overflows into the next one; buckets are added behind the last
+// home bucket when an overflow gets there. Homes are monotone in the hash, so
+// growing keeps the order: each insert moves the cursor a few buckets through
+// the old array. A key is in the new array if its old home is behind the
+// cursor, else in the old one. The cursor stops only behind buckets without
+// overflow, so no search crosses it. Memory behind it is given back at once:
+// the peak is the new array, not both.
 //
 // The two arrays take turns in two reserved spans of memory. Readers use an
-// IndexView, a copy of where things are; it may be out of date, and they
+// IndexView, a copy of where things are. It may be out of date, which they
 // notice:
 //
 //   * A bucket that has moved is not live: take a new view.
-//   * A hit stands if its bucket is unchanged (bucket.h).
-//   * A miss stands if every bucket searched was unchanged and the phase (which
-//     counts beginnings and ends of growth) is still that of the view; the span
-//     may have been used again otherwise.
+//   * A hit is valid if its bucket is unchanged (bucket.h).
+//   * A miss is valid if every bucket searched was unchanged and the phase is
+//     still that of the view. The phase counts beginnings and ends of growth;
+//     in a later phase the span may hold another array.
 
 #ifndef TFSWITCH_CC_TABLE_STRIPE_INDEX_H_
 #define TFSWITCH_CC_TABLE_STRIPE_INDEX_H_
@@ -38,9 +38,9 @@
 
 namespace tfswitch {
 
-// Positions in a stripe are below it.
+// All positions in a stripe are below this.
 inline constexpr uint64_t kEndOfPositions = uint64_t{1} << 32;
-// An index has at most so many homes.
+// The largest number of home buckets.
 inline constexpr uint64_t kMaxBuckets = kEndOfPositions - 1;
 
 // Where a reader finds the buckets of one stripe. Plain data, because the batch
@@ -70,7 +70,7 @@ TFSWITCH_ALWAYS_INLINE Bucket* HomeBucket(const IndexView& view,
   return view.buckets + home;
 }
 
-// True if the index still is in `phase`, that of a view.
+// True if the index is still in `phase`, which the view was taken in.
 TFSWITCH_ALWAYS_INLINE bool IsPhase(const IndexView& view, uint64_t phase) {
   return __atomic_load_n(view.current_phase, __ATOMIC_ACQUIRE) == phase;
 }
@@ -87,10 +87,10 @@ class StripeIndex {
     int at = 0;
   };
 
-  // Positions are those of *hash, which must live on.
+  // Positions are made by *hash, which must outlive this object.
   //
   // REQUIRES: called once, before anything else. `spans` have equal capacity.
-  // False if not even the first array can be had.
+  // False if there is no memory for the first array.
   bool Init(MemorySpan span_0, MemorySpan span_1, uint64_t num_buckets,
             char* rows, const KeyedHash* hash);
 
@@ -110,15 +110,15 @@ class StripeIndex {
   // Removes the entry, which Find() returned for `position`.
   void Erase(Entry entry, uint32_t position);
 
-  // Calls visit(bucket) for the buckets in which keys of positions [begin, end)
-  // are. Other keys may be in them too; no bucket comes twice.
+  // Calls visit(bucket) for the buckets that hold keys of positions [begin,
+  // end), once each. Other keys may be in them too.
   void VisitBuckets(uint64_t begin, uint64_t end,
                     const std::function<void(Bucket*)>& visit) const;
 
-  // Calls visit(key, entry) for the entries with a position in [begin, end), of
-  // about `num_buckets` buckets; returns the end, at most kEndOfPositions. With
-  // `rows` only those of rows for which it is true. Nothing may be inserted or
-  // erased meanwhile.
+  // Calls visit(key, entry) for entries with a position in [begin, end), of
+  // about `num_buckets` buckets; returns the position to go on from, at most
+  // kEndOfPositions. With `rows`, visits only rows for which it is true.
+  // Nothing may be inserted or erased meanwhile.
   uint64_t VisitEntries(uint64_t begin, uint64_t num_buckets,
                         const std::function<void(Key, Entry)>& visit,
                         const std::vector<bool>* rows = nullptr) const;
@@ -152,14 +152,14 @@ class StripeIndex {
     return is_growing_ && HomeIndex(position, current().num_buckets) < cursor_;
   }
 
-  // Has the pages up to one behind `end` touched.
+  // Asks for the pages up to one behind `end` to be touched.
   void TouchAhead(Array* array, size_t end);
   // Makes buckets [0, limit) of `array` live.
   bool ExtendLimit(Array* array, uint64_t limit);
   bool InsertInto(Array* array, Key key, uint32_t position, uint32_t row);
 
-  // Lays the next array out and has its first pages touched; growth may begin
-  // after it. Puts it off while memory is still being given back, unless that
+  // Lays out the next array and asks for its first pages to be touched; growth
+  // may begin after that. Waits while memory is still being given back, unless
   // `is_urgent`.
   void PrepareGrowth(bool is_urgent);
   void BeginGrowth();
@@ -176,8 +176,9 @@ class StripeIndex {
   uint64_t cursor_ = 0;
   int64_t num_keys_ = 0;
 
-  // View() copies this: written under the stripe's mutex, with an odd phase
-  // while the fields do not go together. The cursor alone moves within a phase.
+  // View() copies this. It is written under the stripe's mutex, with an odd
+  // phase while the fields are inconsistent. Within a phase only the cursor
+  // moves.
   IndexView published_;
   uint64_t phase_ = 0;
 };

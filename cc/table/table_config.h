@@ -77,7 +77,7 @@ enum class ConsistencyKind {
   kBsp,  // Once per round, those of all workers together.
 };
 enum class Reduction {
-  kMean,  // By the numbers of samples.
+  kMean,  // Weighted by their numbers of samples.
   kSum,
 };
 struct ConsistencyConfig {
@@ -90,7 +90,7 @@ struct ConsistencyConfig {
            reduction == o.reduction;
   }
 
-  // "asp", "ssp(3)", "bsp(mean)"
+  // For example "asp", "ssp(3)", "bsp(mean)".
   std::string ToString() const;
 };
 
@@ -109,7 +109,7 @@ struct StorageDtypeConfig {
   // nearest.
   Rounding rounding = Rounding::kStochastic;
 
-  // Whether all is float32, so that nothing is rounded.
+  // Whether all parts are float32, so that nothing is rounded.
   bool is_plain() const {
     return embeddings == FloatType::kFloat32 && slots == FloatType::kFloat32;
   }
@@ -118,11 +118,11 @@ struct StorageDtypeConfig {
            (is_plain() || rounding == o.rounding);
   }
 
-  // "float32", "bfloat16 embeddings, float32 slots, stochastic rounding"
+  // For example "bfloat16 embeddings, float32 slots, stochastic rounding".
   std::string ToString() const;
 };
 
-// Which table a call is about.
+// The table that a call is about.
 struct TableRef {
   // NOLINTNEXTLINE(google-explicit-constructor): a name is the common case.
   TableRef(std::string name, uint64_t incarnation = 0)
@@ -131,17 +131,17 @@ struct TableRef {
   TableRef(const char* name) : name(name) {}
 
   std::string name;
-  // See TableIdentity. 0: whichever table has the name.
+  // See TableIdentity. 0: the present table of that name.
   uint64_t incarnation = 0;
 };
 
-// Tells a table from others that had its name before it, or will have it.
+// Tells a table from earlier and later ones of the same name.
 struct TableIdentity {
-  // Drawn when the table is made. Its parts on several shards have the same,
-  // and so has a table that a checkpoint brings back.
+  // Drawn when the table is made. Its parts on several shards share it, and a
+  // restore from a checkpoint keeps it.
   uint64_t incarnation = 0;
-  // Which run of each shard it was made for, as they are told apart by their
-  // instance ids: another run without the table has lost it.
+  // The instance ids of the shards' processes for which it was made. A shard
+  // with another instance id and without the table has lost its part.
   std::vector<uint64_t> shard_instances;
 };
 
@@ -161,7 +161,7 @@ struct TableConfig {
   EvictionConfig eviction;
   StorageDtypeConfig storage_dtype;
 
-  // Whether something goes by how often a key is in a push, or by its shows.
+  // Whether a setting depends on how often a key is in a push, or on its shows.
   bool NeedsCounts() const;
 
   bool operator==(const TableConfig& o) const {

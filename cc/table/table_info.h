@@ -1,4 +1,4 @@
-// TableInfo describes a table to those who list tables.
+// TableInfo describes a table in lists of tables.
 
 #ifndef TFSWITCH_CC_TABLE_TABLE_INFO_H_
 #define TFSWITCH_CC_TABLE_TABLE_INFO_H_
@@ -14,10 +14,10 @@ struct TableInfo {
   TableConfig config;
   TableStats stats;
   int slot_floats = 0;
-  int num_shards = 1;  // That have it.
+  int num_shards = 1;  // How many shards have it.
   TableIdentity identity;
   // Why the table is not whole, if a server has lost its part. A table that is
-  // being made, or dropped, is not lost.
+  // being made or dropped does not count as lost.
   absl::Status lost;
 };
 

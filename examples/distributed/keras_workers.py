@@ -36,7 +36,7 @@ _MAX_RATINGS = flags.DEFINE_integer(
 
 
 def consistency() -> tsw.train.Consistency:
-    """What the flags say."""
+    """Returns the consistency that the flags name."""
     if _CONSISTENCY.value == "ssp":
         return tsw.train.Consistency.ssp(_STALENESS.value)
     return tsw.train.Consistency(_CONSISTENCY.value)

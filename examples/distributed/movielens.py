@@ -14,7 +14,7 @@ import numpy as np
 import tfswitch as tsw
 
 SEED = 1
-DIM = 8  # Of the vectors; one more float of each row is its linear weight.
+DIM = 8  # Floats of a vector; each row has one more, its linear weight.
 LEARNING_RATE = 0.01
 
 _RATINGS = (

@@ -15,7 +15,7 @@
 namespace example {
 
 // A file of records, each of which holds one row of every input of a signature.
-// What else it holds is passed over.
+// Other features or columns are ignored.
 //
 //   .tfrecord, .tfrecord.gz   tf.train.Example, features named as the inputs
 //   .csv                      a header that names the inputs; several values of
@@ -57,7 +57,7 @@ class RecordFile {
 std::string Join(const std::vector<std::string>& texts,
                  const std::string& separator);
 
-// What lies between the separators.
+// Returns the parts between the separators.
 std::vector<std::string> Split(const std::string& text, char separator);
 
 // Whether all of the text is an integer.

@@ -182,7 +182,7 @@ def test_workers_that_are_killed_or_stopped_at_random_harm_nobody(
                 assert all(trained), f"run {run}: worker {index} lost batches"
             else:
                 harmed += not all(trained)
-                # Of a stopped one, the step in which that was noticed.
+                # A stopped worker loses the step in which that was noticed.
                 if number == signal.SIGSTOP and values is not None:
                     assert trained.count(False) <= 1
     print(

@@ -947,7 +947,7 @@ def test_weights_of_another_optimizer_load_without_its_state(tmp_path):
     )
     model.save_weights(tmp_path / "model.weights.h5")
 
-    with pytest.warns(UserWarning, match="starts anew"):
+    with pytest.warns(UserWarning, match="starts from its initial"):
         other.load_weights(tmp_path / "model.weights.h5")
 
     np.testing.assert_array_equal(

@@ -129,7 +129,7 @@ def test_the_state_of_another_optimizer_begins_anew_and_a_warning_names_it(
     with pytest.raises(RuntimeError, match="state='reset_if_different'"):
         cluster.restore(tmp_path)
     np.testing.assert_array_equal(read(user), before)
-    with pytest.warns(RuntimeWarning, match="state of 'user', which"):
+    with pytest.warns(RuntimeWarning, match="state of 'user', because"):
         report = cluster.restore(tmp_path, state="reset_if_different")
 
     assert report["reset_tables"] == ["user"]

@@ -140,7 +140,7 @@ class Builder:
     """buildah, with images and containers of its own.
 
     Args:
-        folder: Of its images.
+        folder: The folder of its images.
     """
 
     def __init__(self, folder: Path) -> None:

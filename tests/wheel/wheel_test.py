@@ -23,8 +23,8 @@ from tests.programs import ROOT
 from tests.support import SERVER
 
 PROGRAM = Path(__file__).with_name("installed_program.py")
-# Of the core and the servers. The wheel must bring its own, and the loader must
-# take these.
+# The libraries of the core and the servers. The wheel must contain them, and
+# the loader must use these.
 LIBRARIES = (
     "absl_",
     "address_sorting",

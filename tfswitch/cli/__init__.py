@@ -2,5 +2,5 @@
 
 from tfswitch import _installation
 
-# The other package's command also imports `tfswitch.cli`, so it ends here.
+# The other package's command imports `tfswitch.cli`, too, and must fail here.
 _installation.check_files()

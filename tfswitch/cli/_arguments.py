@@ -22,7 +22,7 @@ _UNITS = {
 
 
 class Parser(argparse.ArgumentParser):
-    """Parses the words of a command; whole names only."""
+    """Parses the words of a command; flags cannot be abbreviated."""
 
     def __init__(self, command: str, description: str) -> None:
         super().__init__(
@@ -30,7 +30,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        """Raises what ends the program with one line."""
+        """Raises the error that ends the program with one line."""
         raise app.UsageError(
             f"{message}. `{self.prog} --help` lists what there is."
         )
@@ -49,7 +49,7 @@ def duration(text: str) -> float:
 
 
 def at_least(least: _Number) -> Callable[[str], _Number]:
-    """Returns the type of numbers of `least`'s type that are not below it."""
+    """Returns the argument type of numbers from `least` on."""
 
     def parse(text: str) -> _Number:
         with contextlib.suppress(ValueError):
@@ -65,7 +65,7 @@ def at_least(least: _Number) -> Callable[[str], _Number]:
 
 
 def quantity(least: int) -> Callable[[str], int]:
-    """Returns the type of counts such as "30000", "2.5M", "1B" or "512Mi"."""
+    """Returns the argument type of counts such as "2.5M", "1B" or "512Mi"."""
 
     def parse(text: str) -> int:
         match = re.fullmatch(r"([\d_]+(?:\.\d+)?)([kMGTB]|[KMGT]i|)", text)
@@ -81,5 +81,5 @@ def quantity(least: int) -> Callable[[str], int]:
 
 
 def names(text: str) -> list[str]:
-    """Returns the parts between commas."""
+    """Returns the comma-separated parts."""
     return text.split(",")

@@ -1,9 +1,9 @@
-"""Child processes that end together, with all that they have started.
+"""Child processes that end together, with all processes that they started.
 
-`run_guarded` calls the function that starts them in a child of its own: a guard
-waits for that child. Linux gives the orphans among all descendants to these two
-(`PR_SET_CHILD_SUBREAPER`), so that each can end what the other one has left,
-also after `kill -9` of one of them.
+`run_guarded` calls the function that starts them in a child of its own; this
+process, the guard, waits for that child. Linux hands orphans among all
+descendants to these two (`PR_SET_CHILD_SUBREAPER`). So each can end what the
+other one has left, also after `kill -9` of one of them.
 """
 
 import collections
@@ -27,22 +27,22 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-# Found before any fork: another thread may hold the loader's lock then.
+# Loaded before any fork, when another thread might hold the loader's lock.
 _prctl = ctypes.CDLL(None).prctl
 
-# From SIGTERM to SIGKILL.
+# The time from SIGTERM to SIGKILL.
 _GRACE_SECS = 5.0
 
-# A pipe never holds more.
+# No pipe holds more.
 _PIPE_BYTES = 1 << 20
 # A longer line is printed in parts.
 _LONGEST_LINE = 1 << 16
 _NUM_LAST_LINES = 20
-# With more than so many texts that are not written yet, no more lines are read.
+# If so many texts are not written yet, no more lines are read.
 _MOST_TEXTS = 64
-# How soon their number is looked at again.
+# How soon their number is checked again.
 _POLL_SECS = 0.02
-# Progress bars go back to the begin of their line.
+# Progress bars return to the beginning of their line.
 _BACK = re.compile(r"[\r\b]+")
 
 
@@ -53,7 +53,7 @@ def ending_with_parent(
 
     Args:
         mask: The signals that the child blocks.
-        number: The signal that it gets when the calling thread has ended.
+        number: The signal that it gets when the calling thread ends.
     """
     parent = os.getpid()
 
@@ -67,13 +67,13 @@ def ending_with_parent(
 
 
 def run_guarded(work: Callable[[], int]) -> int:
-    """Calls `work` in a child, and leaves no process behind, however that ends.
+    """Calls `work` in a child, and leaves no process behind in any case.
 
-    The child is in a session of its own: Ctrl-C comes to this process alone. It
-    passes on a first stop signal, and at a second one kills everything. If this
-    process is killed, the child gets SIGTERM.
+    The child is in a session of its own, so only this process gets Ctrl-C. It
+    passes the first stop signal on, and kills everything at a second one. If
+    this process is killed, the child gets SIGTERM.
 
-    Stop signals stay blocked, as the process is to end with the result.
+    Stop signals stay blocked, because the process must end with the result.
 
     Args:
         work: Makes a `Job`, and returns the exit code.
@@ -83,8 +83,9 @@ def run_guarded(work: Callable[[], int]) -> int:
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     signals = {*STOP_SIGNALS, signal.SIGCHLD}
-    # To the end of this process: a signal that comes when the child has ended
-    # does not change the exit code. In the child until it has handlers.
+    # Blocked until this process ends: a signal that comes after the end of the
+    # child must not change the exit code. The child unblocks them when it has
+    # handlers.
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     prepare = ending_with_parent(signals, signal.SIGTERM)
     child = os.fork()
@@ -112,7 +113,7 @@ def run_guarded(work: Callable[[], int]) -> int:
 
 
 def exit_code(status: int) -> int:
-    """The exit code of a shell for a status, which is negative for a signal."""
+    """Returns a shell's exit code for a status, negative for a signal."""
     return status if status >= 0 else 128 - status
 
 
@@ -130,9 +131,9 @@ def kill_descendants() -> None:
 def _children() -> list[int]:
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
-        # It may end at this moment.
+        # The process may end at this moment.
         with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:
-            # The name of the program, in brackets, may have spaces.
+            # The program's name, in brackets, may contain spaces.
             fields = file.read().rpartition(")")[2].split()
             if int(fields[1]) == os.getpid():
                 found.append(int(name))
@@ -140,7 +141,7 @@ def _children() -> list[int]:
 
 
 def _reap() -> dict[int, int]:
-    """The statuses of children that have ended, adopted ones included."""
+    """Returns the statuses of ended children, adopted ones included."""
     ended: dict[int, int] = {}
     with contextlib.suppress(ChildProcessError):
         while (found := os.waitpid(-1, os.WNOHANG))[0]:
@@ -151,13 +152,12 @@ def _reap() -> dict[int, int]:
 class Console:
     """Prints lines, with a few below them that are redrawn at a terminal.
 
-    Until it is closed, nothing else of this process comes to the error stream,
-    where the core tells of servers that are away. A thread writes, so that this
-    one never waits for a reader. Not thread-safe.
+    Until it is closed, nothing else of this process prints to stderr, where the
+    core reports servers that are away. A thread writes, so that the caller
+    never waits for a reader. Not thread-safe.
 
     Attributes:
-        is_terminal: Whether the error stream, which has the redrawn lines, is
-            one.
+        is_terminal: Whether stderr, which has the redrawn lines, is a terminal.
         has_reader: False after its reader has gone; then nothing is printed.
     """
 
@@ -174,19 +174,19 @@ class Console:
 
     @property
     def is_writing(self) -> bool:
-        """Whether something that was printed is not written yet."""
+        """Whether printed text is not written yet."""
         return self._texts.unfinished_tasks > 0
 
     @property
     def is_behind(self) -> bool:
-        """Whether its reader takes too long for more lines."""
+        """Whether its reader is too slow for more lines."""
         return self._texts.unfinished_tasks > _MOST_TEXTS
 
     def close(self) -> None:
         os.dup2(self._error, 2)
 
     def print(self, lines: Sequence[str], is_error: bool = False) -> None:
-        """Prints lines, without their ends, above those that are redrawn."""
+        """Prints lines, without their ends, above the redrawn ones."""
         if lines:
             below = self._below
             self.draw([])
@@ -195,7 +195,7 @@ class Console:
             self.draw(below)
 
     def draw(self, lines: list[str]) -> None:
-        """Puts these lines in place of those that were drawn before."""
+        """Replaces the redrawn lines."""
         text = f"\x1b[{len(self._below)}A\x1b[J" if self._below else ""
         if lines:
             size = os.get_terminal_size(self._error)
@@ -217,14 +217,15 @@ class Console:
             while data and self.has_reader:
                 try:
                     data = data[os.write(file, data) :]
-                except BlockingIOError:  # Another process has set it so.
+                # Another process has made the file non-blocking.
+                except BlockingIOError:
                     select.select([], [file], [])
                 except OSError as error:
                     file, data = self._error, self._after(error)
             self._texts.task_done()
 
     def _after(self, error: OSError) -> bytes:
-        """Returns what to say about lines that could not be written."""
+        """Returns a message about lines that could not be written."""
         if error.errno in (errno.EPIPE, errno.EIO):
             self.has_reader = False
             os.kill(os.getpid(), signal.SIGCHLD)  # `Job.wait` returns.
@@ -241,14 +242,14 @@ class Process:
     """A child in a session of its own; its output is one stream of lines.
 
     Args:
-        name: Such as "worker 1".
+        name: For example "worker 1".
         command: The program and its arguments.
         environment: Its variables, besides those of this process.
 
     Attributes:
         status: Its exit code, negative for a signal; None while it runs.
         begin: When it was started, by time.monotonic().
-        last_lines: The last that it has printed.
+        last_lines: The last lines that it has printed.
     """
 
     def __init__(
@@ -289,7 +290,7 @@ class Process:
         return lines if data or lines else None
 
     def set_ended(self, status: int) -> list[str]:
-        """Returns the lines that it had printed before it ended."""
+        """Sets the status; returns lines from before the end."""
         self.status = self._popen.returncode = status
         lines = [] if self.output.closed else self.read_lines() or []
         if self._rest:
@@ -298,7 +299,7 @@ class Process:
         return lines
 
     def describe_end(self) -> str:
-        """Such as "worker 1 was ended by SIGKILL"."""
+        """Returns a text such as "worker 1 was ended by SIGKILL"."""
         status = self.status
         assert status is not None
         if status >= 0:
@@ -311,16 +312,16 @@ class Process:
 
     def _shown(self, line: bytes) -> str:
         states = _BACK.split(line.decode(errors="replace").rstrip())
-        # A progress bar has written each state over the one before.
+        # A progress bar has written each state over the last one.
         shown = next(filter(None, reversed(states)), "")
         self.last_lines.append(shown)
         return f"[{self.name}] {shown}".rstrip()
 
 
 class Job:
-    """The processes of one job; prints their lines as they come.
+    """The processes of one job; prints their lines as they arrive.
 
-    To be made once, and used by one thread, in the function of `run_guarded`.
+    Make it once, in the function of `run_guarded`; one thread uses it.
     """
 
     def __init__(self, console: Console) -> None:
@@ -348,7 +349,7 @@ class Job:
         return process
 
     def wait(self, until: float) -> tuple[list[int], list[Process]]:
-        """Waits until something has happened, or `until` of time.monotonic().
+        """Waits for a signal or an end, or `until` of time.monotonic().
 
         Returns:
             Stop signals that have come, and processes that have ended.
@@ -357,7 +358,7 @@ class Job:
         timeout = max(0.0, until - time.monotonic())
         selector = self._selector
         if self._console.is_behind:
-            # Those that print wait meanwhile.
+            # Processes that print have to wait meanwhile.
             selector, timeout = self._signal_selector, min(timeout, _POLL_SECS)
         for key, _ in selector.select(timeout):
             if key.data is None:
@@ -402,5 +403,5 @@ class Job:
                 any(p.status is None for p in running)
                 and time.monotonic() < until
             ):
-                # A group's others may not end with its leader.
+                # Others of a group may not end with its leader.
                 self.wait(min(until, time.monotonic() + 1.0))

@@ -18,7 +18,7 @@ from tfswitch import _addresses, _tf_config, export
 from tfswitch.cli._arguments import Parser, at_least, duration, names
 from tfswitch.cluster import Cluster
 
-# The longest that a signal is not heard.
+# Longest delay of the reaction to a signal.
 _POLL_SECS = 0.2
 
 _RULE = {
@@ -41,7 +41,7 @@ def run(words: Sequence[str]) -> int:
         if not isinstance(result, Exception):
             has_exported = True
         elif isinstance(result, ValueError) and not has_exported:
-            # A wrong flag, which the next time is none the better.
+            # A wrong flag, which would fail again.
             is_hopeless = True
             is_over.set()
 
@@ -185,12 +185,12 @@ def _tell(result: export.ExportReport | Exception) -> None:
 def _run_until_signals(
     work: Callable[[], int], is_over: threading.Event
 ) -> int:
-    """Calls `work` in a thread, for a handler waits for the main one's Python.
+    """Calls `work` in a thread, because handlers run in the main thread.
 
     Args:
         work: Returns the exit code. A second signal does not wait for it, which
             leaves no half export.
-        is_over: Set by a first signal.
+        is_over: Set by the first signal.
     """
     results: queue.SimpleQueue[int] = queue.SimpleQueue()
 
@@ -213,7 +213,7 @@ def _run_until_signals(
 
 @contextlib.contextmanager
 def _stop_signals(is_over: threading.Event) -> Iterator[None]:
-    """Has a first signal set `is_over`, and a second one end the program."""
+    """Makes a first signal set `is_over`, and a second one end the program."""
     has_come = False
 
     def stop(number: int, frame: FrameType | None) -> None:

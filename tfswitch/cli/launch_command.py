@@ -26,15 +26,15 @@ from tfswitch.cli._arguments import Parser, at_least, duration
 from tfswitch.cluster import Cluster
 
 _USAGE = 2
-# As `timeout` of coreutils.
+# The exit code of `timeout` of coreutils.
 _TIMED_OUT = 124
-# The time for the reader of the last lines, after a signal or the timeout.
+# How long the reader may take for the last lines, after a signal or timeout.
 _FLUSH_SECS = 2.0
 _REDRAW_SECS = 1.0
 _POLL_SECS = 1.0
-# Rates are of the steps since then.
+# Rates are computed over the steps of this time.
 _RATE_SECS = 10.0
-# How long the last question to the servers may take.
+# Longest wait for the servers' answer to the last question.
 _REPORT_SECS = 2.0
 
 
@@ -58,7 +58,8 @@ def run(words: Sequence[str]) -> int:
             shutil.rmtree(data_dir, ignore_errors=True)
 
     def work() -> int:
-        # The servers have no TLS, and no tokens. Empty is as good as not set.
+        # The servers have no TLS and no tokens. An empty variable counts as not
+        # set.
         names = ["TLS_CA", "TLS_CERT", "TLS_KEY", "TLS_SERVER_NAME"]
         given = {each.split("=")[0].lstrip("-") for each in options.server_arg}
         if "token_file" not in given:
@@ -170,10 +171,10 @@ def _command(words: Sequence[str]) -> list[str]:
 
 
 def free_addresses(count: int) -> list[str]:
-    """Returns addresses that nobody listens at.
+    """Returns addresses at which nobody listens.
 
-    Everybody has to know them before anybody listens. They are below the ports
-    that the system gives to clients, so that no connection takes one meanwhile.
+    All processes must know them before anybody listens. Their ports are below
+    those that the system gives to clients, so no connection takes one.
     """
     ports = random.sample(range(20_000, 32_000), 12_000)
     found: list[str] = []
@@ -193,7 +194,7 @@ def free_addresses(count: int) -> list[str]:
 
 
 class _End(NamedTuple):
-    """The exit code of the job, and its reason; none if all went well."""
+    """The exit code of the job, and its reason; empty if all went well."""
 
     code: int
     reason: str = ""
@@ -205,9 +206,9 @@ class _Launch:
 
     Args:
         options: The flags of the command.
-        command: What a worker runs.
+        command: The command of a worker.
         server: The server program, with flags for all servers.
-        addresses: Free ones.
+        addresses: Free addresses.
         data_dir: The folder for those of the servers.
     """
 
@@ -230,7 +231,8 @@ class _Launch:
         self._restarts: collections.Counter[str] = collections.Counter()
         # The tasks that run `command`, by name.
         self._tasks: dict[str, _processes.Process] = {}
-        self._environments: dict[str, dict[str, str]] = {}  # Of tasks.
+        # For each task.
+        self._environments: dict[str, dict[str, str]] = {}
         self._deciding: list[str] = []
         self._steps = _Steps()
         self._deadline = time.monotonic() + options.timeout
@@ -244,7 +246,7 @@ class _Launch:
             self._console.draw([])
             if end.reason:
                 self._say(f"{end.reason}; ending the job")
-            # A worker may save something on the servers when it is told to end.
+            # A worker may save on the servers when it is told to end.
             self._job.end(self._tasks.values())
             for line in self._steps.report():
                 self._say(line)
@@ -257,7 +259,7 @@ class _Launch:
         return 128 + signals[0] if signals else end.code
 
     def _start(self) -> _End | None:
-        """Starts all processes; None if they could be started."""
+        """Starts all processes; returns None if that succeeded."""
         servers = self._addresses[: self._options.servers]
         others = self._addresses[self._options.servers :]
         cluster = {"worker": others[: self._options.workers]}
@@ -270,7 +272,7 @@ class _Launch:
             self._deciding = ["chief 0"]
             self._say(
                 "warning: with --tf_ps, TensorFlow's own servers listen on all "
-                "interfaces, without TLS and tokens. Whoever reaches their "
+                "interfaces, without TLS and tokens. Anyone who reaches their "
                 "ports can run code as you; keep others away with a firewall"
             )
         else:
@@ -279,7 +281,7 @@ class _Launch:
             ]
         environment = {
             "TFSWITCH_SERVERS": ",".join(servers),
-            # By which a worker that is started again knows its job.
+            # The name by which a restarted worker finds its job.
             "TFSWITCH_JOB": os.environ.get("TFSWITCH_JOB")
             or f"launch-{uuid.uuid4()}",
             "TFSWITCH_TIMEOUT": os.environ.get("TFSWITCH_TIMEOUT") or "300",
@@ -329,7 +331,7 @@ class _Launch:
             f"--checkpoint_root={root}",
         ]
         program, *others = self._server
-        # Behind ours, so that they may replace them.
+        # After the command's own flags, so that they may replace them.
         self._job.start(name, [program, *place, *others], {})
 
     def _watch(self) -> _End:
@@ -366,13 +368,13 @@ class _Launch:
                     self._show_progress(now)
 
     def _end_after(self, process: _processes.Process) -> _End | None:
-        """Starts a server again that has died; None if the job goes on."""
+        """Restarts a dead server; returns None if the job continues."""
         name, status = process.name, process.status
         assert status is not None
         how = process.describe_end()
         is_server = name in self._servers
         most = self._options.max_worker_restarts
-        # A server with an error of its own would end again.
+        # A server that has failed by itself would fail again.
         may_restart = status != 0 and name.startswith("worker ")
         if is_server:
             most, may_restart = self._options.max_restarts, status <= 0
@@ -394,7 +396,7 @@ class _Launch:
         printed = [f"  {line}" for line in process.last_lines]
         lines = [f"{how}; " + ("its last lines:" if printed else "no output")]
         lines += printed
-        # Also of one that should have gone on.
+        # Also if the task should not have ended.
         return _End(_processes.exit_code(status) or 1, how, lines)
 
     def _show_progress(self, now: float) -> None:
@@ -425,8 +427,8 @@ def _describe(secs: float) -> str:
 class _Steps:
     """How many steps the workers of a group have ended, and how fast.
 
-    A thread asks for them, which may wait for a server. Its last answer is
-    replaced as a whole, so that there is nothing to lock.
+    A thread asks the servers, because that may wait. It replaces its last
+    answer as a whole, so no lock is needed.
     """
 
     def __init__(self) -> None:
@@ -440,7 +442,7 @@ class _Steps:
         ).start()
 
     def report(self) -> list[str]:
-        """Returns what of the training is missing, once workers have ended."""
+        """Returns what the training lacks, once workers have ended."""
         lines = []
         address, group = self._where
         # Servers may have gone, and programs may have no group.
@@ -468,7 +470,7 @@ class _Steps:
         return lines
 
     def describe(self, worker: int) -> str:
-        """Such as "1,204 steps, 31.2 steps/s, "; empty if it has none."""
+        """Returns for example "1,204 steps, 31.2 steps/s, ", or nothing."""
         steps, rate = self._latest.get(worker, (None, 0.0))
         return "" if steps is None else f"{steps:,} steps, {rate:.1f} steps/s, "
 
@@ -478,8 +480,8 @@ class _Steps:
         samples = collections.defaultdict(collections.deque)
         while True:
             time.sleep(_POLL_SECS)
-            # Whatever is wrong with it, the job goes on. Often there is no
-            # group yet, or a server is away.
+            # The job continues without the steps. Often there is no group yet,
+            # or a server is away.
             with contextlib.suppress(Exception):
                 if cluster is None:
                     cluster = Cluster(address, timeout=5.0)

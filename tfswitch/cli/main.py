@@ -1,7 +1,7 @@
 """The command line: finds the command, and runs it.
 
-Each command has a function of its words, which returns the exit code. A command
-imports its modules when it is called, so that help comes at once.
+Each command has a function that takes its words and returns the exit code. A
+command imports its modules when it is called, so that help is quick.
 """
 
 import importlib
@@ -143,7 +143,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 128 + signal.SIGPIPE
     except (app.UsageError, TfConfigError) as error:
-        # A token may be anywhere in the words of the user.
+        # The words of the user may contain a token.
         print(f"tfswitch: {without_secrets(str(error))}", file=sys.stderr)
         code = 2
     sys.exit(code)

@@ -12,7 +12,7 @@ _FOLDER = Path(__file__).parents[1] / "bin"
 
 
 def execute_server(arguments: Sequence[str]) -> None:
-    """Puts the parameter server, `tfswitch-server`, in place of this process.
+    """Replaces this process by the parameter server, `tfswitch-server`.
 
     Signals then reach it as if it had been started directly.
 
@@ -23,14 +23,14 @@ def execute_server(arguments: Sequence[str]) -> None:
 
 
 def execute_serving(arguments: Sequence[str]) -> None:
-    """Puts the prediction server, `tfswitch-serving`, in place of this process.
+    """Replaces this process by the prediction server, `tfswitch-serving`.
 
     It uses the TensorFlow of this Python.
 
     Raises:
         FileNotFoundError: If this installation has no such program.
-        ImportError: If there is no TensorFlow that this tfswitch works with,
-            or this processor cannot run it. The message names the remedy.
+        ImportError: If there is no supported TensorFlow, or this processor
+            cannot run it. The message names the remedy.
     """
     _installation.check_processor()
     package = importlib.util.find_spec("tensorflow")

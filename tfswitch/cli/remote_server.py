@@ -1,10 +1,10 @@
 """The server program as a child of its companion (docs/object_stores.md).
 
-The companion is the parent, because it has to outlive the server: in a
-container everything ends with the first process.
+The companion is the parent, because it must outlive the server: in a container
+everything ends with the first process.
 
-Signals that stop are blocked in all threads and taken by one, so that none is
-lost, comes twice, or meets code that it must not interrupt.
+Stop signals are blocked in all threads, and one thread takes them. So no signal
+is lost, comes twice, or interrupts code that it must not.
 """
 
 import signal
@@ -34,16 +34,16 @@ def run(
 
     Args:
         command: The program and its flags.
-        make_companion: Its errors are this function's.
+        make_companion: Makes the companion; this function raises its errors.
         hears_requests: Whether clients may ask the companion.
-        timeout: How long the store is tried before the server starts, and how
-            long the upload after its end may take, in seconds.
+        timeout: Longest time for the store before the server starts, and for
+            the upload after its end, in seconds.
 
     Returns:
         The server's exit code, or 128 and the number of the signal that ended
         it or came before it; 1 if it was not started.
     """
-    # Packages of stores tell a lot.
+    # The packages of stores log much.
     logging.set_verbosity(logging.WARNING)
     signals = {*STOP_SIGNALS, signal.SIGCHLD}
     former = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
@@ -60,15 +60,15 @@ def run(
     while preparing.is_alive():
         taken = signal.sigtimedwait(STOP_SIGNALS, _POLL_SECS)
         if taken is not None:
-            # The next fetch goes on from here.
+            # The next fetch continues from here.
             return 128 + taken.si_signo
     if errors:
         _say(f"{errors[0]}")
         return 1
     server = subprocess.Popen(
         command,
-        # Ctrl-C comes to the group: the server would get it twice, and the
-        # second one kills it.
+        # Ctrl-C goes to the whole group: the server would get it twice, and be
+        # killed by the second one.
         start_new_session=True,
         preexec_fn=_processes.ending_with_parent(former),
     )

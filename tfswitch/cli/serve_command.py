@@ -1,7 +1,7 @@
 """`tfswitch serve` and `tfswitch repair`, which become the server program.
 
-The server reads its own flags, and its help lists them. Here are only those of
-the companion that uploads saves, and the place that TF_CONFIG names.
+The server reads its own flags, and its help lists them. This file has only the
+flags of the companion, which uploads saves, and the place in TF_CONFIG.
 """
 
 import functools
@@ -17,7 +17,7 @@ from tfswitch.cli._arguments import Parser, at_least, duration
 
 
 def serve(words: Sequence[str]) -> int | None:
-    """Becomes the server, or its companion and returns the exit code."""
+    """Becomes the server, or runs its companion and returns the exit code."""
     parser = Parser(
         "serve",
         "Serves one shard of a cluster. In a ps task, --address, --shard_index "
@@ -88,7 +88,7 @@ def _asks_for_help(words: Sequence[str]) -> bool:
 
 
 def _place_from_environment(given: Sequence[str]) -> list[str]:
-    """The flags of the ps task of TF_CONFIG, but for those that are given."""
+    """Returns the flags of TF_CONFIG's ps task, without the given ones."""
     task = _tf_config.task()
     servers = _tf_config.ps_addresses()
     if task is None or task.type != "ps" or not servers:
@@ -98,7 +98,7 @@ def _place_from_environment(given: Sequence[str]) -> list[str]:
             f"TF_CONFIG names {len(servers)} ps addresses, and this is ps "
             f"number {task.number}"
         )
-    # The name in the cluster may be one that only others can resolve.
+    # Only others may be able to resolve the name in the cluster.
     host, _, port = servers[task.number].rpartition(":")
     if not port.isdigit():
         raise app.UsageError(
@@ -120,7 +120,7 @@ def _serve_with_remote(url: str, timeout: float, arguments: list[str]) -> int:
     from tfswitch.cli import remote_server
     from tfswitch.remote.companion import Companion
 
-    # Behind all others, --help only checks them, before anything is fetched.
+    # After all other flags, --help makes the server check them, before a fetch.
     command = programs.server_command(arguments)
     checked = subprocess.run([*command, "--help"], stdout=subprocess.DEVNULL)
     if checked.returncode != 0:

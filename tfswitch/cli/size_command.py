@@ -1,9 +1,9 @@
-"""`tfswitch size` says how much memory and disk the rows of a table take.
+"""`tfswitch size` prints how much memory and disk the rows of a table take.
 
 It makes a table with these settings in this process, gives it rows up to
-_SAMPLE_BYTES, and reads the table's own figures. Each row beyond them costs as
-much: strides are equal, and the 16 stripes of an index grow out of step, so
-that its bytes per row are the same at any size (cc/table/embedding_table.cc).
+_SAMPLE_BYTES, and reads the table's own figures. More rows cost as much each:
+strides are equal, and the 16 stripes of an index grow out of step, so its bytes
+per row are the same at any size (cc/table/embedding_table.cc).
 """
 
 import json
@@ -27,20 +27,20 @@ _SAMPLE_BYTES = 256 * _MIB
 _SAMPLE_STEP = 1 << 17
 # The stamp of a row's last change: RowStore::InitStamps() in cc/table.
 _STAMP_BYTES = 4
-# An idle server has 20 MiB; its allocator keeps some of what calls gave back.
+# An idle server has 20 MiB; its allocator keeps some freed memory.
 _PROCESS_BYTES = 64 * _MIB
 # Copies of rows that change during a save: a share of the rows.
 _SAVE_SHARE = 8
 _MIN_SAVE_BYTES = 64 * _MIB
-# A save adds what has changed to the files of the one before, unless these are
-# already half as long again as the rows: up to twice the rows, where each save
-# has half of them. While all rows are written anew, the files before and those
-# before them are still there: 2 + 2 + 1 (docs/durability.md).
+# A save adds the changes to the files of the last one, unless these are already
+# half as long again as the rows: up to twice the rows, where each save has half
+# of them. While all rows are written, the last files and those before them are
+# still there: 2 + 2 + 1 (docs/durability.md).
 _SAVES = 5
 
 
 def run(words: Sequence[str]) -> None:
-    """Prints what a server needs, and what all of them need."""
+    """Prints what one server needs, and what all servers need."""
     options = _parser().parse_args(words)
     plan = _plan(options, _config(options))
     print(json.dumps(plan, indent=2) if options.json else _as_text(plan))
@@ -111,7 +111,7 @@ def _parser() -> Parser:
 
 
 def _config(options: Namespace) -> dict[str, Any]:
-    """The table's config, as the flags have it."""
+    """Returns the table's config, as the flags set it."""
     dtypes = options.storage_dtype
     types = dict(zip(("embeddings", "slots"), dtypes, strict=False))
     try:
@@ -158,7 +158,7 @@ def _plan(options: Namespace, config: dict[str, Any]) -> dict[str, Any]:
         "bloom": options.max_bloom_bytes,
         "process": _PROCESS_BYTES,
     }
-    # A key, and floats whatever the storage dtype (docs/checkpoint_format.md).
+    # A key, and float32 for any storage dtype (docs/checkpoint_format.md).
     saved_bytes = on_server * (8 + 4 * (config["dim"] + slot_floats))
     log_bytes = options.push_log_max_bytes
     disk = {"saves": _SAVES * saved_bytes, "push_log": log_bytes}
@@ -175,7 +175,7 @@ def _plan(options: Namespace, config: dict[str, Any]) -> dict[str, Any]:
             f"--max_message_bytes={options.max_buffer_bytes // 2}",
             f"--max_buffer_bytes={options.max_buffer_bytes}",
             f"--max_save_bytes={save_bytes}",
-            # 0 would be half of the memory; no filter has one byte.
+            # 0 would mean half of the memory; no filter has only one byte.
             f"--max_bloom_bytes={options.max_bloom_bytes or 1}",
             f"--push_log_max_bytes={log_bytes}",
         ],
@@ -201,7 +201,7 @@ def _measure(
             _SAMPLE_BYTES
         ):
             break
-        # Steps of wide rows are short.
+        # For wide rows the steps are short.
         step = max(1, _SAMPLE_BYTES // 8 // sizes["row_stride_bytes"])
         step = min(rows - made, step, _SAMPLE_STEP)
         table.pull(np.arange(made, made + step), True)
@@ -209,13 +209,13 @@ def _measure(
     return {
         "rows": rows * sizes["row_stride_bytes"],
         "index": sizes["index_bytes"] * rows // made,
-        # Ahead of use: no more for more rows.
+        # Memory touched ahead of use does not grow with the rows.
         "reserved": sizes["reserved_bytes"],
     }, info["slot_floats"]
 
 
 def _quantity(num_bytes: int) -> str:
-    """Text of Kubernetes, rounded up: in Gi, below 16 Gi in quarters of it."""
+    """Returns a Kubernetes text, rounded up: in Gi, below 16 Gi in quarters."""
     step = 256 if num_bytes < 16 << 30 else 1024
     mib = math.ceil(num_bytes / _MIB / step) * step
     return f"{mib}Mi" if mib % 1024 else f"{mib // 1024}Gi"
@@ -249,7 +249,7 @@ def _as_text(plan: dict[str, Any]) -> str:
             for name, each in lines
         ),
         "",
-        "Flags of tfswitch-server, whose defaults go by the machine:",
+        "Flags of tfswitch-server, whose defaults depend on the machine:",
         *(f"  {flag}" for flag in plan["server_flags"]),
         "In Kubernetes, for each server:",
         f"  memory: {plan['kubernetes']['memory']}   # request and limit",

@@ -76,7 +76,7 @@ def _parser() -> Parser:
         "--expires_in",
         type=duration,
         metavar="DURATION",
-        help="how long the new token is good, such as 90d. Default: for ever.",
+        help="how long the new token is valid, such as 90d. Default: always.",
     )
     parser.add_argument(
         "--note", help="a text for the list, such as who has the new token."
@@ -111,7 +111,7 @@ def _create(path: Path, options: Namespace) -> None:
     try:
         print(token, flush=True)
     except OSError:
-        # Nobody would ever have the secret.
+        # Nobody would know the secret.
         _token_file.remove(path, token)
         raise
 

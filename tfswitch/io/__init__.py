@@ -1,11 +1,11 @@
-"""Tables to and from files of NumPy, Parquet and TFRecord.
+"""Writes tables to files of NumPy, Parquet and TFRecord, and reads them.
 
-For other programs: to look at rows, to search them for neighbours, to start
-from rows that were trained elsewhere. To go on where training ended,
-`Cluster.save` is better: servers write and read checkpoints by themselves.
+The files are for other programs: to look at rows, to search for neighbours, to
+start from rows that were trained elsewhere. To continue a training use
+`Cluster.save`: servers write and read checkpoints in parallel.
 
 Writers write rows sorted by id to a temporary file beside `path`, and rename it
-when it is complete, so that nobody sees half a file and an error leaves none
+when it is complete. So nobody sees half a file, and an error leaves none
 behind. Tables may be larger than the memory: rows that do not fit in 64 MiB are
 sorted in a file beside it. Readers set the rows of the ids in a file
 (`EmbeddingTable.assign`); other rows stay. If an id occurs several times, its

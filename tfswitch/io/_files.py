@@ -1,4 +1,4 @@
-"""Files that appear when they are whole, and those that a path stands for."""
+"""Publishes files when they are complete, and finds the files of a path."""
 
 import contextlib
 import errno
@@ -13,13 +13,13 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 @contextlib.contextmanager
 def published(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yields a name for a file that becomes `path` if nothing is raised.
+    """Yields a temporary name; the file becomes `path` unless an error occurs.
 
     Raises:
         FileNotFoundError: If there is no folder for it.
-        IsADirectoryError: If it is a folder.
-        OSError: If it cannot be written, such as on a full disk; named by
-            `path`.
+        IsADirectoryError: If `path` is a folder.
+        OSError: If it cannot be written, such as on a full disk. The message
+            names `path`.
     """
     target = Path(path)
     if not target.parent.is_dir():
@@ -39,7 +39,7 @@ def published(path: str | os.PathLike[str]) -> Iterator[Path]:
             os.fsync(file.fileno())
         os.replace(temporary, target)
     except OSError as error:
-        # A full disk has no name, or that of the file that nobody asked for.
+        # The error of a full disk names no file, or the temporary one.
         if type(error) is not OSError or f"'{target}'" in str(error):
             raise
         raise OSError(
@@ -51,12 +51,12 @@ def published(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def find_files(path: Paths, suffix: str | None = None) -> list[str]:
-    """Returns the files that a path, a pattern, or a list of these stands for.
+    """Returns the files that a path, a pattern, or a list of these means.
 
     Args:
-        path: The path that the user gave.
-        suffix: The suffix of the files to take from folders; None if those are
-            refused.
+        path: The value that the user gave.
+        suffix: The suffix of the files to take from folders; None if folders
+            are refused.
 
     Raises:
         FileNotFoundError: If there are none.

@@ -1,4 +1,4 @@
-"""The places of a table's parts in a file, and whether a file has them."""
+"""The names of a table's parts in a file, and checks of a file's parts."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -17,15 +17,15 @@ _VERSION = 1
 
 
 class Layout:
-    """Which names in a file stand for the ids, values and slots of a table.
+    """The names in a file of the ids, values and slots of a table.
 
     Attributes:
         kind: The kind of thing that has a name: "array", "column", "feature".
         table: The table.
-        slots: Whether slots are asked for.
-        names: In the file, by the fields of `Rows`. Without slots if they are
-            not asked for, or the table has none.
-        widths: Floats of a row, by the fields of `Rows`; likewise.
+        slots: Whether slots are wanted.
+        names: The names in the file, by the fields of `Rows`; without slots if
+            they are not wanted, or the table has none.
+        widths: The number of floats in a row, by the same fields.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Layout:
             )
 
     def metadata(self) -> str:
-        """JSON that tells of which table rows are."""
+        """Returns JSON that describes the table of the rows."""
         return json.dumps(
             {
                 "version": _VERSION,
@@ -74,7 +74,7 @@ class Layout:
         )
 
     def assign(self, batches: Iterable[Rows]) -> int:
-        """Sets rows as they come; returns how many."""
+        """Sets rows batch by batch; returns how many."""
         num_rows = 0
         iterator = iter(batches)
         while True:
@@ -94,18 +94,18 @@ class Layout:
 
 
 class Source:
-    """A file that is being read: checks batches of it, and names faults.
+    """A file that is being read: checks its batches, and names faults.
 
     Args:
         layout: The layout that it should have.
-        file: Its name.
+        file: The name of the file.
     """
 
     def __init__(self, layout: Layout, file: str) -> None:
         self._layout = layout
         self._kind = layout.kind
         self._file = file
-        # How many rows came before the present batch.
+        # The number of rows before the present batch.
         self._num_rows = 0
 
     def check_names(self, present: Iterable[str]) -> None:
@@ -148,7 +148,7 @@ class Source:
         )
 
     def check_floats(self, what: str, dtype: np.dtype) -> None:
-        """Raises ValueError unless these are numbers."""
+        """Raises ValueError unless the dtype is numeric."""
         if dtype.kind not in "fiu":
             self.refuse_floats(what, str(dtype))
 
@@ -161,7 +161,7 @@ class Source:
         )
 
     def check_width(self, what: str, width: int, where: str = "") -> None:
-        """Raises ValueError unless `width` floats are a row of the table."""
+        """Raises ValueError unless a row of the table has `width` floats."""
         expected = 1 if what == "ids" else self._layout.widths[what]
         if width != expected:
             of_table = (
@@ -188,8 +188,8 @@ class Source:
         """Raises ValueError if slots differ in meaning from the table's.
 
         Args:
-            metadata: The metadata that `Layout.metadata` made, or None if the
-                file is of another program.
+            metadata: The text of `Layout.metadata`, or None if another program
+                wrote the file.
         """
         if metadata is None or not self._layout.slots:
             return
@@ -234,7 +234,7 @@ class Source:
     def to_rows(
         self, ids: np.ndarray, floats: Mapping[str, np.ndarray]
     ) -> Rows:
-        """Makes rows of a batch, which ends with it.
+        """Makes rows of a batch.
 
         Args:
             ids: The ids that `to_ids` returned.
@@ -254,14 +254,15 @@ class Source:
         return rows
 
     def where(self, row: int) -> str:
-        """Which row of the file a row of the batch is."""
+        """Names the row of the file, for a row of the batch."""
         return f"in row {self._num_rows + row}"
 
     def _to_float32(
         self, what: str, ids: np.ndarray, values: np.ndarray
     ) -> np.ndarray:
         self.check_floats(what, values.dtype)
-        with np.errstate(over="ignore"):  # It becomes Inf.
+        # An overflow becomes Inf, which the check finds.
+        with np.errstate(over="ignore"):
             rows = np.ascontiguousarray(values, np.float32)
         found = find_not_finite(rows)
         if found is not None:

@@ -33,7 +33,7 @@ def write_numpy(
 
     Args:
         table: The table.
-        path: The file; one that is there is replaced.
+        path: The file; a present one is replaced.
         slots: Whether to write optimizer state and statistics too.
 
     Returns:
@@ -42,7 +42,7 @@ def write_numpy(
     Raises:
         ValueError: If `table` is no `EmbeddingTable`.
         OSError: If the file cannot be written, such as on a full disk. The
-            message names it; a file that was there stays.
+            message names it; a present file stays.
         ConnectionError, TimeoutError: If a server does not answer.
 
     Example:
@@ -57,8 +57,7 @@ def write_numpy(
     with (
         published(path) as temporary,
         SortedRows(layout, temporary.parent) as rows,
-        # As np.savez makes it, but for the order of things: that needs all of
-        # an array at once.
+        # Like np.savez, which needs all of an array at once.
         zipfile.ZipFile(temporary, "w") as archive,
     ):
         with archive.open("metadata.npy", "w", force_zip64=True) as member:
@@ -87,15 +86,15 @@ def read_numpy(
 ) -> int:
     """Sets the rows of an `.npz` file, all or none.
 
-    Reads it twice, a batch at a time: all of it is checked before the first row
-    is set. An array in the order of Fortran is held in memory.
+    Reads the file twice, a batch at a time, to check all of it before the first
+    row is set. An array in Fortran order is held in memory.
 
     Args:
         table: The table.
         path: A file of `write_numpy`, or any with the arrays `ids`, integers of
             shape `[num_rows]`, and `values`, floats of shape `[num_rows, dim]`.
-        slots: Whether to set optimizer state and statistics too. Otherwise rows
-            that are there keep theirs, and new rows have a fresh one.
+        slots: Whether to set optimizer state and statistics too. Otherwise
+            present rows keep their state, and new rows have a fresh one.
 
     Returns:
         The number of rows in the file.
@@ -124,15 +123,15 @@ def read_numpy(
 
 # The metadata of write_numpy() has some hundred bytes.
 _MAX_METADATA_BYTES = 1 << 20
-# NumPy refuses a header of more than 10,000 bytes, but inflates it before.
+# NumPy refuses a header of more than 10,000 bytes only after inflating it.
 _MAX_HEADER_BYTES = 1 << 16
 
 
 class _Array:
-    """An array of an archive that is read from its beginning.
+    """An array of an archive, read from its beginning.
 
-    A member is as long as its header says, and not longer than the archive says
-    that it is.
+    A member must be as long as its header says, and is read no further than the
+    archive says.
 
     Attributes:
         shape: The array's shape.
@@ -168,7 +167,7 @@ class _Array:
                 raise ValueError("it ends early")
 
     def text(self) -> str:
-        """The whole array, which is that of a text."""
+        """Returns the whole array, which holds a text."""
         with self._readable():
             if self.num_bytes > _MAX_METADATA_BYTES:
                 raise ValueError(
@@ -180,9 +179,10 @@ class _Array:
         return str(whole)
 
     def read(self, num_rows: int) -> np.ndarray:
-        """The next rows; REQUIRES: so many are left."""
+        """Returns the next rows. REQUIRES: that many are left."""
         if self._is_fortran and len(self.shape) > 1:
-            if self._whole is None:  # A row is all over the file.
+            # In Fortran order a row is spread over the file.
+            if self._whole is None:
                 flat = self._read_flat(math.prod(self.shape))
                 self._whole = flat.reshape(self.shape[::-1]).T
             rows = self._whole[self._next : self._next + num_rows]
@@ -197,7 +197,7 @@ class _Array:
 
     def _end(self) -> None:
         with self._readable():
-            self._member.read(1)  # The checksum is looked at behind it.
+            self._member.read(1)  # zipfile checks the checksum at the end.
 
     def _read_flat(self, size: int) -> np.ndarray:
         num_bytes = size * self.dtype.itemsize
@@ -213,7 +213,7 @@ class _Array:
 
 # The compressions that NumPy writes.
 _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-# The header versions that it writes for numbers; the third is for names of
+# The header versions that NumPy writes for numbers; the third is for names of
 # fields.
 _READ_HEADER = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -222,7 +222,7 @@ _READ_HEADER = {
 
 
 def _read(file: str, layout: Layout) -> Iterator[Rows]:
-    """Yields the rows of a file whose metadata and shapes fit."""
+    """Yields the rows of a file, after a check of metadata and shapes."""
     if not os.path.exists(file):
         raise FileNotFoundError(f"there is no file '{file}'")
     if not zipfile.is_zipfile(file):
@@ -261,7 +261,7 @@ def _read(file: str, layout: Layout) -> Iterator[Rows]:
                 )
             source.check_floats(what, arrays[what].dtype)
         step = rows_per_call(sum(layout.widths.values()))
-        # Once even if there are none: their checksums and dtypes count too.
+        # Runs once even without rows, to check checksums and dtypes.
         for begin in range(0, max(1, num_rows), step):
             size = min(step, num_rows - begin)
             yield source.to_rows(
@@ -270,8 +270,8 @@ def _read(file: str, layout: Layout) -> Iterator[Rows]:
             )
 
 
-# The errors of zipfile, its decompressors and NumPy for a damaged bit. It may
-# say that a member is encrypted, or packed in a way they do not know.
+# The errors of zipfile, its decompressors and NumPy for a damaged bit, which
+# may also look like encryption or an unknown compression.
 _UNREADABLE = (
     ArithmeticError,
     AttributeError,

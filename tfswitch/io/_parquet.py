@@ -36,14 +36,14 @@ def write_parquet(
 ) -> int:
     """Writes all rows to a Parquet file. Needs `pyarrow`.
 
-    Its columns: an int64 and a `fixed_size_list<float32>[dim]`; with `slots`
-    the column `slots`, likewise, if the table has any. The schema's metadata
-    have a JSON object under "tfswitch": the table's name, dim, optimizer and
-    statistics.
+    The columns are an int64 and a `fixed_size_list<float32>[dim]`, and with
+    `slots` the column `slots`, of the same kind, if the table has any. The
+    schema's metadata has a JSON object under "tfswitch": the table's name, dim,
+    optimizer and statistics.
 
     Args:
         table: The table.
-        path: The file; one that is there is replaced.
+        path: The file; a present one is replaced.
         slots: Whether to write optimizer state and statistics too.
         id_column: Name of the column of ids.
         embedding_column: Name of the column of embeddings.
@@ -57,7 +57,7 @@ def write_parquet(
         ImportError: If pyarrow is not installed.
         ValueError: If an argument is out of range.
         OSError: If the file cannot be written, such as on a full disk. The
-            message names it; a file that was there stays.
+            message names it; a present file stays.
         ConnectionError, TimeoutError: If a server does not answer.
 
     Example:
@@ -125,17 +125,17 @@ def read_parquet(
 ) -> int:
     """Sets the rows of Parquet files. Needs `pyarrow`.
 
-    Takes a batch of rows at a time, so the files may be larger than the
-    memory. The columns of all files are checked before the first row is set,
-    and each batch before it is: an error in a later batch leaves the rows
-    before it set, and says how many.
+    Reads a batch of rows at a time, so the files may be larger than the memory.
+    The columns of all files are checked before the first row is set, and each
+    batch before its rows are set. An error in a later batch leaves earlier rows
+    set, and says how many.
 
     Args:
         table: The table.
         path: A file, a folder whose `.parquet` files are read in the order of
             their names, a pattern such as "part-*.parquet", or a list of these.
-        slots: Whether to set optimizer state and statistics too. Otherwise rows
-            that are there keep theirs, and new rows have a fresh one.
+        slots: Whether to set optimizer state and statistics too. Otherwise
+            present rows keep their state, and new rows have a fresh one.
         id_column: Name of the column of ids: integers.
         embedding_column: Name of the column of embeddings: lists of `dim`
             floats, of fixed size or not, of 16, 32 or 64 bits.
@@ -190,7 +190,8 @@ def _open(pa: ModuleType, pq: ModuleType, file: str) -> Any:
     with _readable(pa, file):
         return pq.ParquetFile(
             file,
-            # Else a row group, which may be the whole file, is read at once.
+            # Else pyarrow reads a whole row group, which may be the whole file,
+            # at once.
             buffer_size=_BUFFER_BYTES,
             pre_buffer=False,
             page_checksum_verification=True,
@@ -264,12 +265,12 @@ def _read(
 def _values_of(
     lists: Any, source: Source, what: str, width: int, ids: np.ndarray
 ) -> np.ndarray:
-    """The floats of a column of lists, `[len(ids), width]`."""
+    """Returns the floats of a column of lists, `[len(ids), width]`."""
     if lists.null_count:
         source.refuse_null(what, _first_null(lists), ids)
     lengths = lists.value_lengths().to_numpy()
     source.check_lengths(what, lengths, ids)
-    # Not `values`, which also has those that a slice leaves out.
+    # Not `values`, which also has floats outside of a slice.
     floats = lists.flatten()
     if floats.null_count:
         row = _first_null(floats) // int(lengths[0])

@@ -1,4 +1,4 @@
-"""All rows of a table by id, in bounded memory."""
+"""Sorts all rows of a table by id, in bounded memory."""
 
 import os
 import tempfile
@@ -12,7 +12,7 @@ from tfswitch.io._layout import Layout
 
 # A few times this much memory is in use at once.
 _RUN_BYTES = 64 << 20
-# Ids of a run that are kept to find out how ids are spread.
+# How many ids of a run are kept, to find out how ids are spread.
 _SAMPLES = 4096
 
 Batch = dict[str, np.ndarray]
@@ -26,21 +26,21 @@ class _Run(NamedTuple):
 
 
 class SortedRows:
-    """All rows of a table as of one export, by id: the same wherever they live.
+    """All rows of a table as of one export, sorted by id.
 
-    They come from servers in no order. So many as fit in a run are sorted in
+    Servers send rows in any order. Rows that fit in one run are sorted in
     memory. If there are more, the runs go to a file without a name, as large as
-    the rows, until this is closed; a read takes a range of ids of all runs at a
+    the rows, until this is closed. A read takes a range of ids of all runs at a
     time, about as many rows as a run has.
 
     Not thread-safe.
 
     Args:
-        layout: The table's.
-        folder: Where there is room for the file.
+        layout: The table's layout.
+        folder: A folder with room for the file.
 
     Attributes:
-        num_rows: How many there are.
+        num_rows: The number of rows.
 
     Raises:
         OSError: If the file cannot be written.
@@ -48,7 +48,7 @@ class SortedRows:
     """
 
     def __init__(self, layout: Layout, folder: Path) -> None:
-        # What one row has of each field.
+        # The dtype of each field of a row.
         self._dtypes: dict[str, np.dtype] = {"ids": np.dtype(np.int64)}
         for what, width in layout.widths.items():
             self._dtypes[what] = np.dtype((np.float32, (width,)))
@@ -58,7 +58,7 @@ class SortedRows:
         self._file: Any = None
         self._runs: list[_Run] = []
         self._samples: list[np.ndarray] = []
-        # The only run, if there is one alone; rows that are not in a run yet.
+        # The run, if there is only one; and rows that are not in a run yet.
         self._only: Batch | None = None
         self._waiting: list[Batch] = []
         self._num_waiting = 0
@@ -92,8 +92,8 @@ class SortedRows:
         May be called again, for the same rows.
 
         Args:
-            rows_per_batch: How many.
-            fields: Which of `Rows`; by default all that the layout has.
+            rows_per_batch: The number of rows in a batch.
+            fields: Fields of `Rows`; by default all that the layout has.
         """
         fields = fields or list(self._dtypes)
         waiting: list[Batch] = []
@@ -125,7 +125,7 @@ class SortedRows:
         begin = 0
         while begin < len(ids):
             end = min(len(ids), begin + self._run_rows - self._num_waiting)
-            # Only when there are more is it known that one run is too few.
+            # One run may be enough, until more rows come.
             if end == begin:
                 self._spill(self._sort_waiting())
                 continue
@@ -136,7 +136,7 @@ class SortedRows:
             begin = end
 
     def _sort_waiting(self) -> Batch:
-        """The rows that wait, by id; none wait any more."""
+        """Returns the waiting rows by id, and empties the list."""
         waiting, self._waiting, self._num_waiting = self._waiting, [], 0
         if not waiting:
             return {w: np.empty(0, dtype) for w, dtype in self._dtypes.items()}
@@ -164,7 +164,7 @@ class SortedRows:
         self._samples.append(run["ids"][::step].copy())
 
     def _parts(self, fields: Sequence[str]) -> Iterator[Batch]:
-        """All rows by id, a range of ids at a time."""
+        """Yields all rows by id, a range of ids at a time."""
         if self._only is not None:
             yield {what: self._only[what] for what in fields}
             return

@@ -35,12 +35,12 @@ def write_tfrecord(
 ) -> int:
     """Writes all rows to a TFRecord file, a `tf.train.Example` for each.
 
-    Its features: an int64 list of the id, a float list of the embedding; with
-    `slots` a float list `slots`, if the table has any.
+    The features are an int64 list of the id, a float list of the embedding, and
+    with `slots` a float list `slots`, if the table has any.
 
     Args:
         table: The table.
-        path: The file; one that is there is replaced.
+        path: The file; a present one is replaced.
         slots: Whether to write optimizer state and statistics too.
         id_feature: Name of the feature of ids.
         embedding_feature: Name of the feature of embeddings.
@@ -52,7 +52,7 @@ def write_tfrecord(
     Raises:
         ValueError: If an argument is out of range.
         OSError: If the file cannot be written, such as on a full disk. The
-            message names it; a file that was there stays.
+            message names it; a present file stays.
         ConnectionError, TimeoutError: If a server does not answer.
 
     Example:
@@ -96,18 +96,18 @@ def read_tfrecord(
 ) -> int:
     """Sets the rows of TFRecord files of `tf.train.Example`.
 
-    Takes a batch of records at a time and checks it before its rows are set:
-    an error in a later batch leaves the rows before it set, and says how many.
+    Reads a batch of records at a time and checks it before its rows are set: an
+    error in a later batch leaves earlier rows set, and says how many.
 
-    The files do not say of which optimizer `slots` are, so only their number is
+    The files do not name the optimizer of `slots`, so only their number is
     checked: read them into a table with the same optimizer and statistics.
 
     Args:
         table: The table.
         path: A file, a pattern such as "part-*", whose files are read in the
             order of their names, or a list of these.
-        slots: Whether to set optimizer state and statistics too. Otherwise rows
-            that are there keep theirs, and new rows have a fresh one.
+        slots: Whether to set optimizer state and statistics too. Otherwise
+            present rows keep their state, and new rows have a fresh one.
         id_feature: Name of the feature of ids: an int64 list with one value.
         embedding_feature: Name of the feature of embeddings: a float list with
             `dim` values.
@@ -158,10 +158,10 @@ def _compression_type(compression: Any) -> str:
 
 
 def _check_lengths(file: str, compression_type: str) -> None:
-    """Raises OSError if a record says that it is longer than rows are.
+    """Raises OSError if a record claims to be longer than rows are.
 
-    TensorFlow ends the process if there is no memory for such a record. All
-    other damage is reported by TensorFlow itself.
+    TensorFlow would end the process if there is no memory for the record. It
+    reports all other damage itself.
     """
     opener = gzip.open if compression_type else open
     try:
@@ -213,7 +213,7 @@ def _read(file: str, compression_type: str, layout: Layout) -> Iterator[Rows]:
         try:
             parsed = tf.io.parse_example(records, features)
         except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as error:
-            # The second where the message of the first quotes the record.
+            # The second, because the message of the first quotes the record.
             _refuse(records, file, source, layout)
             raise ValueError(f"'{file}': {error}") from error
         ids = _values_of(parsed, source, layout, "ids")
@@ -234,10 +234,10 @@ def _values_of(
     what: str,
     ids: np.ndarray | None = None,
 ) -> np.ndarray:
-    """The values of a feature, a row for each record."""
+    """Returns the values of a feature, a row for each record."""
     values = parsed[layout.names[what]]
     lengths = values.row_lengths().numpy()
-    if not lengths.any():  # Nor is it in any other record of the batch.
+    if not lengths.any():  # No record of the batch has it.
         source.refuse_missing(layout.names[what])
     source.check_lengths(what, lengths, ids)
     width = layout.widths.get(what, 1)

@@ -1,7 +1,7 @@
 """The Keras layers, optimizer and callbacks, for Keras 3 and for tf_keras.
 
 With TF_USE_LEGACY_KERAS=1 in the environment, which also selects `tf.keras`,
-they are those of tf_keras; else those of Keras 3.
+they are classes of tf_keras, else of Keras 3.
 """
 
 from tfswitch.keras import _going_on, callbacks

@@ -1,4 +1,4 @@
-"""Where Keras 3 and tf_keras, and their versions, differ."""
+"""Hides the differences between Keras 3, tf_keras and their versions."""
 
 import traceback
 import weakref
@@ -21,11 +21,11 @@ deserialize = keras.saving.deserialize_keras_object
 def optimizer_config(
     optimizer: Any, present_rate: Callable[[], float]
 ) -> dict[str, Any]:
-    """The config of an object of `tfswitch.optimizers`, for Keras's files."""
+    """Returns the config of a `tfswitch.optimizers` object, for Keras."""
     config = optimizer.to_config()
     rate = config["config"]["learning_rate"]
     if not isinstance(rate, float):
-        # Only schedules can be described; of the rest, the value stays.
+        # A schedule can be described; of other rates the file has the value.
         config["config"]["learning_rate"] = (
             serialize(rate) if hasattr(rate, "get_config") else present_rate()
         )
@@ -157,7 +157,7 @@ def file_of(store: Any) -> Any:
     """A value that is equal for stores of one file under way, or None.
 
     Args:
-        store: What Keras gives to `save_own_variables`.
+        store: The argument of `save_own_variables`.
     """
     if IS_LEGACY:
         return getattr(store, "file", None)  # An open HDF5 file.

@@ -1,8 +1,8 @@
-"""The files of the `Checkpoint` callback, and the moment that they count.
+"""The files of the `Checkpoint` callback.
 
-A checkpoint is a file of the dense variables, saves of tables below (or where
-servers keep them), and a manifest that names both. The manifest is written
-last, and its rename is the moment at which the checkpoint exists.
+A checkpoint is a file of the dense variables, saves of tables below it (or
+where servers keep them), and a manifest that names both. The manifest is
+written last: the checkpoint exists from its rename on.
 """
 
 import contextlib
@@ -23,7 +23,8 @@ _FORMAT = "tfswitch-keras-checkpoint"
 _VERSION = 1
 _NAME = re.compile(r"checkpoint-(\d{6,})\.json")
 
-# A part of the model, such as "optimizer", to its variables: (name, value).
+# The parts of the model, such as "optimizer", with their variables: (name,
+# value).
 Variables = Mapping[str, Sequence[tuple[str, np.ndarray]]]
 
 
@@ -152,7 +153,7 @@ def _from_plain(value: np.ndarray, described: Mapping[str, Any]) -> np.ndarray:
 
 
 def _flush_folder(path: Path) -> None:
-    # The names of its files; some file systems have nothing to do for folders.
+    # Makes the names of its files durable; some file systems do nothing here.
     descriptor = os.open(path, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):

@@ -18,17 +18,16 @@ _INPUT_DIM = POSITIVE_INT._replace(
     text="None or a positive integer, of any size"
 )
 
-# The standard deviation of a normal variable that lies within two of its own.
+# The standard deviation of a normal variable that is cut at two of its own.
 _TRUNCATED_STDDEV = 0.87962566103423978
 
 
 class Translated(NamedTuple):
-    """The settings that a layer makes of the arguments.
+    """The table settings that follow from a layer's arguments.
 
     Attributes:
         initializer: The first value of a row.
-        rows: float32, `[n, output_dim]`: row i is that of id i from the
-            beginning.
+        rows: float32, `[n, output_dim]`: row i is the first value of id i.
         options: Options of `tfswitch.optimizers`.
     """
 
@@ -69,7 +68,7 @@ def dims(
 
 
 def one_of(**arguments: Any) -> Any:
-    """Returns that of two names for the same that was given, or None."""
+    """Returns the value that is given under one of two names, or None."""
     given = {k: v for k, v in arguments.items() if v is not None}
     if len(given) > 1:
         raise TypeError(
@@ -87,7 +86,7 @@ def translate(
     input_dim: int | None,
     output_dim: int,
 ) -> Translated:
-    """Returns the meaning that arguments of an `Embedding` have here.
+    """Returns what arguments of an `Embedding` mean for a table.
 
     Raises:
         ValueError: If one has no meaning for a table.
@@ -102,7 +101,7 @@ def translate(
         (rows,) = weights if isinstance(weights, (list, tuple)) else (weights,)
     elif type(initializer).__name__ == "Constant":
         value = np.asarray(getattr(initializer, "value", 0.0))
-        if value.ndim == 2:  # Vectors that somebody else has trained.
+        if value.ndim == 2:  # Vectors that were trained elsewhere.
             rows, initializer = value, "uniform"
     rows = np.asarray(rows, np.float32)
     if rows.ndim != 2 or rows.shape[1] != output_dim:
@@ -144,7 +143,7 @@ def with_options(
 
 
 def drop_unused(arguments: dict[str, Any]) -> None:
-    """Takes arguments away that say nothing here.
+    """Removes arguments that have no effect here.
 
     Raises:
         ValueError: If one asks for something that a table does not do.
@@ -167,10 +166,10 @@ def drop_unused(arguments: dict[str, Any]) -> None:
 
 
 def _scaled(initializer: Any, input_dim: int | None, output_dim: int) -> Any:
-    """Returns the initializer for a rule that goes by the matrix's shape.
+    """Returns the initializer for a rule that depends on the matrix's shape.
 
-    It is that of `keras.initializers.VarianceScaling`, whose kinds have names
-    such as "he_normal". Others are returned as they are.
+    The rule is that of `keras.initializers.VarianceScaling`, whose kinds have
+    names such as "he_normal". Others are returned as they are.
     """
     rule = initializer
     # Keras draws a seed for each object, which other layers would miss.
@@ -188,8 +187,8 @@ def _scaled(initializer: Any, input_dim: int | None, output_dim: int) -> Any:
         if type(rule).__name__ == "GlorotUniform":
             return initializer  # Tables have one for a single id.
         raise ValueError(
-            "`embeddings_initializer` goes by the number of ids. Give it as "
-            "`input_dim`, as keras.layers.Embedding has it, which bounds "
+            "`embeddings_initializer` depends on the number of ids. Give it as "
+            "`input_dim`, as for keras.layers.Embedding; it bounds "
             f"nothing. Received: embeddings_initializer={initializer!r}"
         )
     fan = {

@@ -1,4 +1,4 @@
-"""How a layer's table comes to learn as the model that the layer is in."""
+"""Makes a layer's table learn as the optimizer of the layer's model."""
 
 import dataclasses
 import sys
@@ -38,7 +38,7 @@ def _callers() -> Iterator[Any]:
     """The objects whose methods are running, the innermost first."""
     frame = sys._getframe(2)
     while frame is not None:
-        # A caller without `self` is not asked for its variables.
+        # A function without `self` is not asked for its variables.
         if frame.f_code.co_varnames[:1] == ("self",):
             yield frame.f_locals.get("self")
         frame = frame.f_back  # type: ignore[assignment]
@@ -47,22 +47,23 @@ def _callers() -> Iterator[Any]:
 def rule_of(layer: Any, optimizer: Any) -> optimizers_lib.Optimizer:
     """Returns the rule by which rows learn as a Keras optimizer's variables.
 
-    Its learning rate is that of the Keras optimizer whenever it is read.
+    Each read of its learning rate reads that of the Keras optimizer.
 
     Args:
-        layer: For messages; whose weight the optimizer knows.
+        layer: The layer whose weight the optimizer has; named in messages.
         optimizer: The optimizer that applies the layer's gradients.
 
     Raises:
         ValueError: If tables cannot do it as Keras does. The message names the
             remedy.
     """
-    # That of a float16 model is around the one that steps.
+    # A float16 model's optimizer wraps the one that steps.
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    # A ParameterServerOptimizer has it.
+    # A ParameterServerOptimizer has this attribute.
     on_servers = getattr(inner, "_server_optimizer", None)
     try:
-        with tf.init_scope():  # It reads variables, also while one traces.
+        # Reads variables, also while a function is traced.
+        with tf.init_scope():
             rule: Any = on_servers or _converted(layer, inner)
     except ValueError as error:
         raise ValueError(
@@ -79,12 +80,12 @@ def rule_of(layer: Any, optimizer: Any) -> optimizers_lib.Optimizer:
 def update_of(layer: Any, rule: Any) -> str:
     """Returns which rows a push moves: "dense", as Keras, wherever possible.
 
-    If the layer says nothing, and the rule moves rows that are not in a batch,
-    and tables cannot do that, a warning says so.
+    If `update` is "auto", and the rule moves rows that are not in a batch, and
+    tables cannot do that, a warning says so.
 
     Args:
-        layer: Whose `update` is "auto", "sparse" or "dense".
-        rule: How its rows learn.
+        layer: Its `update` is "auto", "sparse" or "dense".
+        rule: The rule by which its rows learn.
     """
     if layer._update != "auto":
         return str(layer._update)
@@ -96,7 +97,7 @@ def update_of(layer: Any, rule: Any) -> str:
         rule.weight_decay
         or has_momentum
         or kind not in _LEAVE_OTHER_ROWS
-        # Its weights are those of its state and of the present rate.
+        # FTRL computes weights from its state and the present rate.
         or (kind == "Ftrl" and _has_schedule(rule))
     ):
         if (kind in _HAVE_DENSE_UPDATES) and not (

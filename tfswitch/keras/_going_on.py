@@ -1,9 +1,9 @@
-"""A worker of a job that is started again: `fit` goes on where the job is.
+"""Makes `fit` continue where the job is, in a worker that was restarted.
 
-A process counts its calls of `fit`. The number and the epoch are the mark that
-it tells the group with its steps (`mark` in
-`protos/tfswitch/v1/coordination.proto`), so that a new process learns when it
-joins in which `fit` its job is, in which epoch, and after how many steps.
+A process counts its calls of `fit`. With its steps it sends the group a mark:
+this number and the epoch (`mark` in `protos/tfswitch/v1/coordination.proto`).
+A new process gets the mark when it joins, and so learns in which `fit` its job
+is, in which epoch, and after how many steps.
 """
 
 import collections
@@ -19,12 +19,12 @@ from tfswitch.keras import _backend
 from tfswitch.keras.parameter_server_optimizer import ParameterServerOptimizer
 from tfswitch.train.worker import Worker
 
-# A mark is the number of the `fit`, from 1, in front of so many bits of epoch.
+# A mark is the number of the `fit`, from 1, followed by so many bits of epoch.
 _EPOCH_BITS = 32
 
 # How often this process has called `fit`, by group and job.
 _num_fits: collections.Counter[tuple[str, str]] = collections.Counter()
-# The jobs that have come further than this process.
+# The jobs that are in a later `fit` than this process.
 _behind: set[tuple[str, str]] = set()
 
 
@@ -38,7 +38,7 @@ def install() -> None:
         worker = None
         if isinstance(optimizer, ParameterServerOptimizer):
             worker = optimizer.worker_of_job()
-        # The epochs of a work queue are those of the group.
+        # The group keeps the epochs of a work queue.
         if worker is None or worker._num_loops:
             return original(self, *args, **kwargs)
         bound = signature.bind(self, *args, **kwargs)
@@ -50,7 +50,7 @@ def install() -> None:
 
 
 def optimizer_of(model: Any) -> Any:
-    """The model's optimizer, without that of mixed precision around it."""
+    """Returns the model's optimizer, without a wrapper for mixed precision."""
     optimizer = getattr(model, "optimizer", None)
     return getattr(optimizer, "inner_optimizer", optimizer)
 
@@ -81,7 +81,7 @@ def _fit(
     optimizer._servers.has_restored = False
     epochs = int(bound.arguments.get("epochs", 1))
     goes_on = _GoOn(worker, number, epochs, key in _behind)
-    goes_on.set_model(model)  # A CallbackList has done it before.
+    goes_on.set_model(model)  # A CallbackList has called it already.
     _behind.discard(key)
     callbacks: Any = bound.arguments.get("callbacks")
     if hasattr(callbacks, "append") and hasattr(callbacks, "on_train_begin"):
@@ -102,7 +102,7 @@ def _say(worker: Worker, text: str) -> None:
 
 
 class _GoOn(_backend.Callback):
-    """Stands behind others: what a `Checkpoint` restores counts."""
+    """Comes after other callbacks: a `Checkpoint` that restores decides."""
 
     def __init__(
         self, worker: Worker, number: int, epochs: int, is_behind: bool
@@ -133,7 +133,7 @@ class _GoOn(_backend.Callback):
             )
         _backend.begin_fit_at(self.model, epoch)
         leave_out(self.model, num_steps, [])
-        # Schedules go on where the others are.
+        # So schedules continue from the step of the others.
         clock = self._worker.stats()["clock"]
         if clock > int(optimizer.iterations.numpy()):
             optimizer.iterations.assign(clock)
@@ -150,12 +150,12 @@ class _GoOn(_backend.Callback):
 
 
 def leave_out(model: Any, num_batches: int, metrics: list[np.ndarray]) -> None:
-    """Has the first batches of the first epoch read and not trained.
+    """Reads the first batches of the first epoch without training them.
 
     Args:
-        model: Its `fit` has begun.
-        num_batches: How many; 0: no more.
-        metrics: The values that metrics have after them.
+        model: A model whose `fit` has begun.
+        num_batches: How many batches; 0: no more.
+        metrics: The values of the metrics after these batches.
     """
     train = getattr(model.train_function, "train", model.train_function)
     model.train_function = train

@@ -1,12 +1,12 @@
-"""Methods of Keras's optimizers that handle the weight of a layer's rows.
+"""Makes Keras's optimizers handle the weight of a layer's rows.
 
-A gradient of rows goes through an optimizer's pipeline (loss scale, check for
-NaN, clipping, accumulation) as a tensor of one row for each id, with the ids
-beside it. Where the optimizer would step the variable, the gradients of all
-tables are pushed. Optimizers that see no such weight do as before.
+A gradient of rows passes through an optimizer (loss scale, check for NaN,
+clipping, accumulation) as a tensor of one row for each id, with the ids kept
+beside it. In place of stepping the variable, the gradients of all tables are
+pushed. Optimizers without such a weight work as before.
 
-The methods wrapped here are those of Keras 3.5 to 3.15, and of tf_keras 2.18 to
-2.21. `install` fails where one is missing.
+The wrapped methods are those of Keras 3.5 to 3.15, and of tf_keras 2.18 to
+2.21. `install` fails if one is missing.
 """
 
 import contextvars
@@ -27,7 +27,7 @@ _ids: contextvars.ContextVar[dict[int, tf.Tensor]] = contextvars.ContextVar(
     "tfswitch_row_gradients"
 )
 
-# Gradients of the steps before, of optimizers that accumulate.
+# For optimizers that accumulate: gradients of the steps since the last update.
 _accumulated: weakref.WeakKeyDictionary[
     Any, dict[int, tuple[tf.Variable, tf.Variable]]
 ] = weakref.WeakKeyDictionary()
@@ -62,7 +62,7 @@ def install() -> None:
 
 
 def _wrap(cls: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    """Puts `wrapper(original, self, ...)` in the place of a method."""
+    """Replaces a method by `wrapper(original, self, ...)`."""
     original = getattr(cls, name, None)
     if original is None:
         raise ImportError(
@@ -79,7 +79,7 @@ def _wrap(cls: Any, name: str, wrapper: Callable[..., Any]) -> None:
 
 
 def _compile(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Tells an optimizer whose model it has, if it has to know."""
+    """Tells an optimizer the model that it is compiled with, if it asks."""
     result = original(self, *args, **kwargs)
     optimizer = self.optimizer
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
@@ -95,7 +95,7 @@ def _compile(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 def _apply(
     original: Any, self: Any, grads: Any, trainable_variables: Any = None
 ) -> Any:
-    """Lets Keras see the values, and keeps the ids."""
+    """Passes the values on to Keras, and keeps the ids."""
     grads = list(grads)
     variables = (
         getattr(self, "_trainable_variables", [])
@@ -141,7 +141,7 @@ def _check_settings(optimizer: Any) -> None:
 
 
 class _Nothing:
-    """Stands for the accumulator of rows, which Keras adds to a gradient."""
+    """An empty accumulator for rows, which Keras adds to a gradient."""
 
     __array_priority__ = 1000  # TensorFlow then asks `__radd__`.
     shape = ()
@@ -155,7 +155,7 @@ class _Nothing:
 
 
 def _accumulate(optimizer: Any, gradient: RowGradient) -> RowGradient:
-    """Returns the gradient with those of the steps since the last update."""
+    """Returns the sum of the gradients since the last update."""
     variable = gradient.variable
     kept = _accumulated.setdefault(optimizer, {})
     if id(variable) not in kept:
@@ -181,8 +181,8 @@ def _accumulate(optimizer: Any, gradient: RowGradient) -> RowGradient:
     before.assign(values[:left])
     place = optimizer._get_variable_index(variable)
     optimizer._accumulated_gradients[place] = _Nothing()
-    # Keras's sum has one number for an id, by which it clips. Here it is at the
-    # first place of the id: the ids stay in their order, by which shows and
+    # Keras's sum has one row for each id, and clips by it. Here the sum is at
+    # the first place of the id. So the ids keep their order, by which shows and
     # clicks are found.
     distinct = tf.unique(ids)
     first = tf.math.unsorted_segment_min(
@@ -198,7 +198,7 @@ def _accumulate(optimizer: Any, gradient: RowGradient) -> RowGradient:
 def _increment(
     original: Any, self: Any, grads: Sequence[Any], acc_grads: Sequence[Any]
 ) -> Any:
-    """Leaves out rows, which `_accumulate` has kept."""
+    """Leaves rows out, because `_accumulate` keeps them."""
     pairs = [
         (gradient, kept)
         for gradient, kept in zip(grads, acc_grads, strict=True)

@@ -26,7 +26,7 @@ from tfswitch.table import (
 if TYPE_CHECKING:
     from tfswitch.keras.dynamic_embedding import DynamicEmbedding, TableLookup
 
-# Tables of one op; see TFSWITCH_MAX_PARTS of cc/capi/tfswitch.h.
+# The most tables of one op; see TFSWITCH_MAX_PARTS of cc/capi/tfswitch.h.
 MAX_TABLES = 256
 
 
@@ -45,7 +45,8 @@ def add(layer: "DynamicEmbedding") -> Any:
     )
     reference = weakref.ref(layer)
     weight._tfswitch_owner = reference
-    if not _backend.IS_LEGACY:  # What some programs pass in its place.
+    # Some programs pass the value in place of the weight.
+    if not _backend.IS_LEGACY:
         weight.value._tfswitch_owner = reference
     return weight
 
@@ -70,7 +71,7 @@ class RowGradient(NamedTuple):
 
 
 def row_gradient(variable: Any, gradient: Any) -> RowGradient:
-    """Returns ids and values of what a program passes as a gradient.
+    """Returns the ids and values of a gradient.
 
     Raises:
         ValueError: If it has no ids.
@@ -95,7 +96,7 @@ def look_up(
     Ids of layers that share a table are looked up together.
 
     Returns:
-        For each the float32 embeddings, through which the layer's weight has a
+        For each layer the float32 embeddings. They give the layer's weight a
         gradient.
     """
     by_table: dict[EmbeddingTable, list[int]] = {}
@@ -132,10 +133,10 @@ def push(
     Replicas of a `tf.distribute` strategy take one step together.
 
     Args:
-        gradients: Those of layers that share a table are one step.
-        optimizer: The Keras optimizer that applies them, by which layers with
-            `optimizer="auto"` learn; or None.
-        learning_rate: Of the optimizer.
+        gradients: Layers that share a table take one step with their sum.
+        optimizer: The Keras optimizer that applies them, or None. Layers with
+            `optimizer="auto"` learn by it.
+        learning_rate: The learning rate of the optimizer.
 
     Returns:
         For each table the number of rows that took a step, an int64 scalar.
@@ -151,8 +152,8 @@ def push(
         return _push(gradients, optimizer, learning_rate)
 
     def push_all(distribution: Any, ids: Any, values: Any, rate: Any) -> Any:
-        # Each process pushes what its own replicas have found: that of other
-        # workers comes from these.
+        # Each process pushes the gradients of its own replicas; other workers
+        # push theirs.
         of = distribution.experimental_local_results
         together = [
             each._replace(ids=tf.concat(i, 0), values=tf.concat(v, 0))
@@ -210,7 +211,7 @@ def _push(
 
 
 def _joined(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Ids, or values, of one table as one tensor."""
+    """Joins the ids, or values, of one table to one tensor."""
     if len(tensors) == 1:
         return tensors[0]
     if tensors[0].dtype.is_integer:
@@ -219,7 +220,7 @@ def _joined(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def _apart(rows: tf.Tensor, ids: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The rows of each of the ids that `_joined` put together."""
+    """Returns the rows of each of the tensors that `_joined` joined."""
     if len(ids) == 1:
         return [rows]
     dim = rows.shape[-1]

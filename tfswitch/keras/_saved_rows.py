@@ -23,12 +23,12 @@ _without_rows: contextvars.ContextVar[bool] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def load_without_rows() -> Iterator[None]:
-    """Lets models be loaded whose rows are on servers that are not there.
+    """Loads models without their rows, if the servers with them are away.
 
-    A file that Keras saves has no rows of tables on servers. To load it where
-    the servers with these rows are not connected is an error, for the model
-    would predict without its rows; in this context it is none, and the tables
-    are empty.
+    A file of Keras does not contain rows of tables on servers. Loading it
+    without a connection to these servers is an error, because the model would
+    predict without its rows. In this context it is no error, and the tables are
+    empty.
 
     Example:
 
@@ -44,12 +44,13 @@ def load_without_rows() -> Iterator[None]:
 
 
 def save(layer: Any, store: Any) -> None:
-    """Stores the rows of the layer's table, or where they are."""
-    # In the place of the layer's weight, whose number says nothing by itself.
+    """Stores the rows of the layer's table, or the address of its servers."""
+    # Keras expects an entry for the layer's weight, which has no number to
+    # store.
     store["0"] = np.zeros((), np.float32)
     table = layer._table
     if table is None:
-        # Those that the table will have when it is made.
+        # The rows that the table will have when it is made.
         store["ids"], store["values"] = layer._first_rows
         return
     if table.cluster.is_remote:
@@ -82,9 +83,9 @@ def load(layer: Any, store: Any) -> None:
     """Replaces the rows of the layer's table by those that `save` stored.
 
     Raises:
-        ValueError: If there is nothing for the layer, or its table is used by
-            others; nothing has changed then.
-        RuntimeError: If the rows are on servers, and these are not there.
+        ValueError: If the file has nothing for the layer, or others use its
+            table; nothing has changed then.
+        RuntimeError: If the rows are on servers that are not connected.
     """
     names = set(store.keys())
     if "0" not in names:
@@ -104,8 +105,8 @@ def load(layer: Any, store: Any) -> None:
             "tfswitch.keras.load_without_rows():`."
         )
     if "ids" not in names:
-        return  # With the layer that shares the table.
-    if "slots" not in names:  # Of a table that was not made yet.
+        return  # The layer that shares the table has stored the rows.
+    if "slots" not in names:  # The table was not made yet.
         layer._set_rows(
             _weights.Rows(np.asarray(store["ids"]), np.asarray(store["values"]))
         )
@@ -142,8 +143,8 @@ def load(layer: Any, store: Any) -> None:
             _backend.file_of(store),
             "state of another optimizer",
             f"layer '{layer.name}': the rows were saved with the optimizer "
-            f"{saved}, whose state is not that of the layer's; it starts "
-            "anew.",
+            f"{saved}, whose state is not that of the layer's, so state "
+            "starts from its initial values.",
             stacklevel=2,
         )
     table._replace_rows(
@@ -152,26 +153,26 @@ def load(layer: Any, store: Any) -> None:
 
 
 def _fit_usage(table: EmbeddingTable, usage: np.ndarray) -> np.ndarray:
-    """Saved statistics as those of this table."""
+    """Converts saved statistics to those of this table."""
     width = statistics_lib.width(table.statistics)
     fitted = np.zeros((len(usage), width), np.float32)
     common = min(width, usage.shape[1])
     fitted[:, :common] = usage[:, :common]
     if width and not common:
-        # Rows that do not say it count as seen now.
+        # Rows without a day count as seen now.
         day = table.cluster.day
         fitted[:, 1] = time.time() / 86400 if day is None else day
     return fitted
 
 
-# Which layer stored the rows of a table, and in which file.
+# The layer and the file that stored the rows of each table.
 _stored_by: weakref.WeakKeyDictionary[
     EmbeddingTable, tuple[Any, weakref.ref[Any]]
 ] = weakref.WeakKeyDictionary()
 
 
 def _stores_rows(layer: Any, table: EmbeddingTable, store: Any) -> bool:
-    """Whether `layer` is the one of its table's layers that stores the rows."""
+    """Whether `layer` stores the rows, of the layers that share its table."""
     file = _backend.file_of(store)
     if file is None:
         return True

@@ -1,4 +1,4 @@
-"""The rows of a layer in files that TensorFlow itself saves."""
+"""The rows of a layer in files that TensorFlow saves."""
 
 import warnings
 import weakref
@@ -10,11 +10,11 @@ from tfswitch.keras import _backend
 
 
 class TrackedRows(tf.__internal__.tracking.Trackable):
-    """Brings a layer's table into a `tf.train.Checkpoint`.
+    """Adds a layer's table to a `tf.train.Checkpoint`.
 
-    The layer does not do it itself, since its table is made when it is first
-    needed, at the latest by a restore. And this refuses that rows are left out
-    of a SavedModel, whose functions would look for them where it is loaded.
+    The layer cannot do it, because its table is made when it is first needed,
+    at the latest by a restore. This class also refuses a SavedModel without the
+    rows, whose functions would look for them where it is loaded.
     """
 
     def __init__(self, layer: Any) -> None:
@@ -36,7 +36,7 @@ class TrackedRows(tf.__internal__.tracking.Trackable):
 
 
 def refuse_export(layer: Any) -> NoReturn:
-    """Raises ValueError, for a model that would be without rows."""
+    """Raises ValueError for an export that would lack the rows."""
     owner = "a layer" if layer is None else f"layer '{layer.name}'"
     message = (
         f"{owner} has its rows in a table, which `model.export`, "
@@ -45,5 +45,5 @@ def refuse_export(layer: Any) -> NoReturn:
         "serve that: docs/serving.md."
     )
     if _backend.is_called_by("tensorflow.lite."):
-        warnings.warn(message, stacklevel=2)  # It drops the error.
+        warnings.warn(message, stacklevel=2)  # Keras drops the error.
     raise ValueError(message)

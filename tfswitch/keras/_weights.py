@@ -1,7 +1,7 @@
-"""The rows of a layer's table behind the weight that Keras sees.
+"""Carries the rows of a layer's table in the value of the layer's weight.
 
-`get_weights` and `set_weights` of a model, and code that uses them, as
-`EarlyStopping(restore_best_weights=True)` does, read and set the values of
+`get_weights` and `set_weights` of a model, and callbacks that use them, such as
+`EarlyStopping(restore_best_weights=True)`, read and set the values of
 variables. The value of a layer's weight is an empty matrix that carries the
 rows with it.
 """
@@ -16,7 +16,7 @@ import numpy as np
 from tfswitch.keras import _backend
 from tfswitch.keras._row_weights import is_rows
 
-# More would not be wanted in the memory of one worker.
+# One worker should not copy more into its memory.
 _MAX_BYTES_FROM_SERVERS = 4 << 30
 
 
@@ -33,12 +33,12 @@ class Rows(NamedTuple):
 
 
 def no_rows(dim: int) -> Rows:
-    """The rows of a table without any."""
+    """Returns the rows of an empty table."""
     return Rows(np.zeros(0, np.int64), np.zeros((0, dim), np.float32))
 
 
 class _Value(np.ndarray):
-    """A matrix of shape [0, dim] with rows. Values computed of it have none."""
+    """A matrix of shape [0, dim] with rows, which computed results lack."""
 
     rows: Rows | None
 
@@ -64,14 +64,14 @@ class _Value(np.ndarray):
 
 def _value_of(ids: np.ndarray, values: np.ndarray) -> _Value:
     order = np.argsort(ids)
-    # It owns its data, so that it is the `base` of plain views.
+    # The array owns its data, so it is the `base` of plain views.
     value = _Value((0, values.shape[1]), np.float32)
     value.rows = Rows(ids[order], values[order])
     return value
 
 
 def attach(variable: Any, layer: Any) -> None:
-    """Has the values of the layer's variable carry its rows."""
+    """Makes the values of the layer's variable carry its rows."""
     owner = weakref.ref(layer)
     assign = variable.assign
 
@@ -85,7 +85,7 @@ def attach(variable: Any, layer: Any) -> None:
         return _value_of(*layer._table.export_rows())
 
     def assign_value(value: Any, *args: Any, **kwargs: Any) -> Any:
-        # The values that Keras assigns while it trains are tensors, of no rows.
+        # While it trains Keras assigns tensors, which carry no rows.
         if not isinstance(value, np.ndarray):
             return assign(value, *args, **kwargs)
         layer = owner()
@@ -98,10 +98,10 @@ def attach(variable: Any, layer: Any) -> None:
 
 
 def refuse_hdf5() -> None:
-    """Lets Keras refuse `.h5` files, which have no place for rows.
+    """Makes Keras refuse `.h5` files, which have no place for rows.
 
-    Keras refuses before it opens the file, so that an older file stays. Call
-    this once.
+    Keras raises before it opens the file, so an older file stays. Call this
+    once.
     """
     if _backend.IS_LEGACY:
         from tf_keras.src.saving.legacy import hdf5_format, save
@@ -134,16 +134,17 @@ def _refuse_rows(module: Any, name: str) -> None:
 
 
 def warn_of_projector(cls: type[Any]) -> None:
-    """Has the callback `TensorBoard` say which layers its projector leaves out.
+    """Makes the callback `TensorBoard` warn of layers that it leaves out.
 
-    It looks for Keras's own embeddings alone, and says nothing. Call this once.
+    Its projector shows only Keras's own embeddings, and gives no warning. Call
+    this once.
 
     Args:
-        cls: Of the layers.
+        cls: The class of the layers.
     """
     callback = _backend.keras.callbacks.TensorBoard
     original = getattr(callback, "_configure_embeddings", None)
-    if original is None:  # Of a later Keras.
+    if original is None:  # A later Keras may lack the method.
         return
 
     @functools.wraps(original)

@@ -1,8 +1,8 @@
-"""How many samples the present step has, for optimizers that must know.
+"""Tells optimizers how many samples the present step has.
 
-An optimizer sees gradients and no batch. The layers that see it leave its size
-here on the way forward, in a variable on the host, so that the optimizer finds
-it in eager mode as in any graph.
+An optimizer sees gradients but no batch. The layers see the batch and record
+its size in a variable on the host, where the optimizer finds it in eager mode
+and in any graph.
 """
 
 from typing import Any
@@ -15,18 +15,19 @@ _size: HostVariable | None = None
 
 
 def start_recording() -> None:
-    """Has layers that are called from now on leave the size of their batch."""
+    """Makes layers that are called from now on record their batch size."""
     global _size
     if _size is None:
         _size = HostVariable(0.0, tf.float64)
 
 
 def record(inputs: Any, training: Any) -> None:
-    """Leaves the first dimension of a layer's `inputs`, if it is training."""
+    """Records the first dimension of a layer's `inputs`, if it is training."""
     if _size is None:
         return
     if tf.is_tensor(training):
-        # If it is not known while the graph is made, it is one batch anyway.
+        # If this is not known while the graph is made, the call is a batch
+        # anyway.
         known = tf.get_static_value(training)
         training = known is None or bool(known)
     if not training:

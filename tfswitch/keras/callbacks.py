@@ -1,4 +1,4 @@
-"""The callbacks, as `keras.callbacks` has those of Keras."""
+"""The callbacks, in the place where `keras.callbacks` has Keras's."""
 
 from tfswitch.keras.checkpoint import Checkpoint
 from tfswitch.keras.export_tables import ExportTables

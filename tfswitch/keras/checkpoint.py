@@ -24,50 +24,50 @@ from tfswitch.table import EmbeddingTable
 from tfswitch.train.barrier import EPOCH_SECS
 from tfswitch.train.worker import Worker
 
-# Barriers of workers that start a `fit` together.
+# The barrier of workers that start a `fit` together.
 _STARTS = "fit resumes from a checkpoint"
 _RESTORED = "a checkpoint is restored"
 _NOT_RESTORED = "worker 0 could not restore the checkpoint"
 _LOOK_SECS = 1.0
 
-# More saves than a folder ever has.
+# More saves than any folder has.
 _ALL = 1_000_000
 
 
 class Checkpoint(_backend.Callback):
-    """Saves all that `fit` trains, and has `fit` go on from there.
+    """Saves all that `fit` trains, so that a later `fit` continues from there.
 
-    A checkpoint has, of one step: the weights and other variables of the model
-    (such as the states of its random generators), the variables of the
-    optimizer, the metrics, the rows of all tables of the model's layers and of
-    a `ParameterServerOptimizer`, the step counts of the tables, and the epoch
-    and the batch. It exists when its manifest is renamed into place; if the
-    process is killed before, the checkpoint before it is whole.
+    A checkpoint contains, as of one step: the weights and other variables of
+    the model (such as the states of its random generators), the variables of
+    the optimizer, the metrics, the rows of all tables of the model's layers and
+    of a `ParameterServerOptimizer`, the step counts of the tables, the epoch
+    and the batch. It exists from the rename of its manifest on; if the process
+    is killed before, the last checkpoint is whole.
 
     `fit` restores the newest one when it begins, as with
     `keras.callbacks.BackupAndRestore`: give a new process the same model, the
-    same data and this callback. It begins in the epoch of the checkpoint,
-    takes the batches that were trained from the data and leaves them out, and
-    goes on with the next. So with data that come in the same order the result
-    is that of a `fit` without an interruption. Other callbacks see the batches
-    that are left out. If the newest checkpoint is damaged, a warning says so
-    and the one before is taken.
+    same data and this callback. It begins in the epoch of the checkpoint, reads
+    the batches that were trained without training them again, and continues
+    with the next. If the data come in the same order the result is that of a
+    `fit` without an interruption. Other callbacks see the batches that are left
+    out. If the newest checkpoint is damaged, the one before is restored, with a
+    warning.
 
-    A `fit` that has ended is not repeated: a second process finds that all
-    epochs are trained. A second `fit` with the same callback object goes on
-    from the model as it is, and overwrites the oldest checkpoints.
+    A finished `fit` is not repeated: a second process finds that all epochs are
+    trained. A second `fit` with the same callback object continues with the
+    model as it is, and overwrites the oldest checkpoints.
 
-    Training waits while variables are copied and tables are saved, for these
-    must be of one step. The files of the variables are written by a thread.
+    Training waits while variables are copied and tables are saved, because
+    these must be of one step. A thread writes the files of the variables.
 
-    With several workers each has the callback. Worker 0 saves, and restores
-    the tables. `fit` begins when all workers are there, and all go on from its
-    epoch and batch. Under `bsp` the tables are of one step; with `asp` and
-    `ssp` others train meanwhile. A worker that is started again while others
+    With several workers each has the callback. Worker 0 saves, and restores the
+    tables. `fit` begins when all workers are there, and all continue from
+    worker 0's epoch and batch. Under `bsp` the tables are of one step; with
+    `asp` and `ssp` others train meanwhile. A worker that restarts while others
     train restores nothing and joins them. `path` must be a folder that all
     workers see.
 
-    Put it behind callbacks that change the model or its optimizer.
+    Put this callback after callbacks that change the model or its optimizer.
 
     Args:
         path: A folder of this machine, for one `fit` only; made if need be.
@@ -78,15 +78,15 @@ class Checkpoint(_backend.Callback):
         delete_checkpoint: Whether to remove all when `fit` has ended well, as
             `BackupAndRestore` does. Saves on servers stay.
         tables_path: The folder of the tables on servers, as for `Cluster.save`:
-            the servers' own path. By default "server_tables" in `path`. Tables
+            a path on the servers. By default "server_tables" in `path`. Tables
             of this process are in "tables" in `path`.
 
     Raises:
         ValueError: If an argument is out of range. From `fit`: if the
             checkpoint is of another model or of tables with another dim.
-        OSError: From `fit`: if no checkpoint can be read, though there are
-            some, or one cannot be written, at the latest when the next one is
-            due. The checkpoints before it stay.
+        OSError: From `fit`: if there are checkpoints but none can be read, or
+            if one cannot be written, at the latest when the next one is due.
+            Older checkpoints stay.
         RuntimeError: From `fit`: if a table is there with settings that the
             saved one does not fit.
 
@@ -134,7 +134,7 @@ class Checkpoint(_backend.Callback):
         self._epoch = 0
         self._last_batch = -1
         self._num_batches = 0  # Since the last checkpoint.
-        self._num_skipped = 0  # Of the epoch's batches, those left out.
+        self._num_skipped = 0  # How many batches of the epoch were left out.
         self._writer: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -152,7 +152,8 @@ class Checkpoint(_backend.Callback):
         self.model.optimizer.build(self.model.trainable_variables)
         optimizer = self._optimizer
         if isinstance(optimizer, ParameterServerOptimizer):
-            optimizer.join_servers()  # If it was loaded it waits for a step.
+            # A loaded optimizer would join at its first step.
+            optimizer.join_servers()
         if self._resume and not self._has_ended:
             self._resume_together()
         self._has_ended = False
@@ -239,8 +240,8 @@ class Checkpoint(_backend.Callback):
         self, place: str, tables: list[EmbeddingTable]
     ) -> dict[str, Any]:
         last = self._last_saves.get(place)
-        # The saves that checkpoints name stay until this one is one as well.
-        # Those of processes that were killed in between are not counted.
+        # The saves that checkpoints name stay until this one is published.
+        # Saves of processes that were killed in between are not counted.
         keep = _ALL
         if last is not None:
             keep = last + 2 - min([last, *self._saves(place)])
@@ -248,7 +249,7 @@ class Checkpoint(_backend.Callback):
             self._tables_paths[place],
             sorted({table.name for table in tables}),
             keep=keep,
-            progress=False,  # Beside that of `fit`.
+            progress=False,  # `fit` shows a bar of its own.
         )
         self._last_saves[place] = report["save"]
         return {
@@ -260,7 +261,7 @@ class Checkpoint(_backend.Callback):
         }
 
     def _saves(self, place: str) -> Iterator[int]:
-        """The saves of tables that checkpoints name."""
+        """Yields the saves of tables that checkpoints name."""
         for number in self._folder.numbers():
             with contextlib.suppress(OSError):
                 tables = self._folder.manifest(number)["tables"]
@@ -335,7 +336,7 @@ class Checkpoint(_backend.Callback):
             raise OSError(
                 f"no checkpoint in '{self._path}' can be read: "
                 + "; ".join(failures)
-                + ". Remove the folder to begin anew."
+                + ". To start from nothing, remove the folder."
             )
 
     def _restore_one(self, number: int, with_tables: bool) -> None:
@@ -424,14 +425,14 @@ class Checkpoint(_backend.Callback):
 
     def _variables(self) -> dict[str, list[Any]]:
         return {
-            # Tables have the rows that such a weight stands for.
+            # Weights that stand for rows are left out: tables have these rows.
             "model": [v for v in self.model.variables if not is_rows(v)],
             "optimizer": list(self.model.optimizer.variables),
             "metrics": _backend.metric_variables(self.model),
         }
 
     def _tables(self) -> dict[str, list[EmbeddingTable]]:
-        """The tables of the model by the place that they are in."""
+        """Returns the tables of the model by the place that they are in."""
         found = {
             id(layer.table): layer.table
             for layer in self.model._flatten_layers()
@@ -462,7 +463,8 @@ def _meets_all(worker: Worker) -> bool:
             worker.wait_at_barrier(_STARTS, timeout_secs=_LOOK_SECS)
         except TimeoutError as error:
             if num_steps() != before:
-                worker.leave()  # Else it waits there; its step joins again.
+                # Else others would wait for it; its next step joins again.
+                worker.leave()
                 return False
             if time.monotonic() > give_up:
                 raise

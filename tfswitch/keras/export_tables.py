@@ -17,36 +17,37 @@ from tfswitch.keras import _backend
 class ExportTables(_backend.Callback):
     """Exports tables at intervals while `fit` trains, and when it ends.
 
-    With `every_secs` a thread does it, and training is not held up: each row
-    is whole, but two rows may be of different moments. With `every_batches` it
-    is done between two batches, so that rows are those of one moment as far as
-    this process trains them; the next batch waits for it.
+    With `every_secs` a thread exports, and training does not wait: each row is
+    whole, but two rows may be of different moments. With `every_batches` it
+    exports between two batches, so all rows that this process trains are of one
+    moment; the next batch waits.
 
-    The first export is a base, written after the first interval, for tables may
-    be made by the first batch. Later exports are as `tfswitch.export.Schedule`
-    has them. An export that fails is told by a warning of `absl.logging`, and
-    tried again the next time; training goes on.
+    The first export is a base, written after the first interval, because the
+    first batch may make tables. Later exports follow the rules of
+    `tfswitch.export.Schedule`. If an export fails, a warning of `absl.logging`
+    says so, it is tried again the next time, and training continues.
 
-    With several workers let one have the callback: one process at a time
-    exports to a folder. If `fit` ends by an error the thread goes on until
+    With several workers give the callback to one: only one process at a time
+    may export to a folder. If `fit` ends by an error the thread runs until
     `stop`, the next `fit`, or the end of the program.
 
     Args:
         path: A folder of exports on this machine, which is made if need be, or
-            a SavedModel of `tfswitch.saved_model.save`, whose rows it then
-            has.
-        every_secs: From one export to the next. This or `every_batches`.
-        every_batches: Training batches from one export to the next. Several
-            `steps_per_execution` are one moment at which it may come.
-        base_every_secs: A base comes in place of a delta when the last one
-            is so old. None: only where there is none that a delta could follow.
+            a SavedModel of `tfswitch.saved_model.save`, which then serves the
+            exported rows.
+        every_secs: Time from one export to the next. Give this or
+            `every_batches`.
+        every_batches: Training batches from one export to the next. It exports
+            only between two calls of several `steps_per_execution`.
+        base_every_secs: A base is written in place of a delta when the last
+            base is so old. None: only if a delta cannot follow.
         tables: As for `tfswitch.export.Schedule`.
         row_format: As for `tfswitch.export.base`.
         rule: As for `tfswitch.export.base`.
         keep_bases: Remove files older than so many bases. None removes nothing.
         cluster: As for `tfswitch.export.base`.
         log_fn: Called after each export with its result, or the error, in place
-            of logging. In the thread, with `every_secs`.
+            of logging. The thread calls it, with `every_secs`.
 
     Raises:
         ValueError: If an argument is out of range, or not one of
@@ -131,6 +132,6 @@ class ExportTables(_backend.Callback):
     def stop(self) -> None:
         """Ends the thread, after the export that it is writing.
 
-        For a `fit` that has ended by an error; else it has been done.
+        Call it after a `fit` that has ended by an error; otherwise `fit` does.
         """
         self._schedule.stop()

@@ -1,4 +1,4 @@
-"""Metrics of `fit` that are those of all workers' samples."""
+"""Metrics of `fit` over the samples of all workers."""
 
 from typing import Any
 
@@ -13,31 +13,32 @@ _TRAINING, _VALIDATION = "", "val_"
 
 
 class GlobalMetrics(_backend.Callback):
-    """Has the logs of an epoch be those of all workers' samples.
+    """Computes the logs of an epoch from the samples of all workers.
 
     At the end of each epoch it sums the states of the model's loss and metrics
     over the workers, computes the results of the sums, and puts them into the
-    epoch's logs. So an AUC is that of the union, which no mean of AUCs is. The
-    metrics of validation data are merged likewise: each worker may validate its
-    part, and one that has none gets the results of the others.
+    epoch's logs. So an AUC is that of all samples, which no mean of AUCs is.
+    The metrics of validation data are merged likewise: each worker may validate
+    its part, and a worker without data gets the results of the others.
 
-    To stand before other callbacks, which then see these logs: `EarlyStopping`,
-    `ReduceLROnPlateau` and `ModelCheckpoint` decide alike on all workers. With
-    `SyncEpochs`, that comes first. The logs of single batches, and those that a
-    `train_step` of your own computes without metrics, stay the worker's own.
+    Put it before other callbacks, which then see these logs: `EarlyStopping`,
+    `ReduceLROnPlateau` and `ModelCheckpoint` decide alike on all workers. Put
+    `SyncEpochs` before it. The logs of single batches, and values that your own
+    `train_step` computes without metrics, stay those of the worker.
 
-    All workers have the same metrics, and the same number of epochs. One that
-    has left, or was given up, counts with the states of its last epoch.
+    All workers must have the same metrics, and the same number of epochs. A
+    worker that has left, or was given up, counts with the states of its last
+    epoch.
 
     Args:
-        timeout_secs: Longest wait for others at the end of an epoch; a day
-            unless it is given.
+        timeout_secs: Longest wait for others at the end of an epoch; by default
+            a day.
 
     Raises:
-        ValueError: When `fit` begins, or at the end of the first epoch, if the
-            model's optimizer is no `ParameterServerOptimizer`, or a metric has
-            a state whose `aggregation` is not "sum"; then also if the metrics
-            of workers differ.
+        ValueError: When `fit` begins, or at the end of the first epoch: if the
+            model's optimizer is no `ParameterServerOptimizer`, a metric has a
+            state whose `aggregation` is not "sum", or the workers' metrics
+            differ.
         TimeoutError: If others have not ended their epoch by then. The message
             names them.
 
@@ -63,7 +64,8 @@ class GlobalMetrics(_backend.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         server_optimizer(self)
-        self._exchange = None  # Those who left an earlier `fit` do not count.
+        # Workers that left an earlier `fit` do not count.
+        self._exchange = None
         self._states()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -71,7 +73,8 @@ class GlobalMetrics(_backend.Callback):
         self._trained = None
 
     def on_test_begin(self, logs: Any = None) -> None:
-        # Validation begins with the metrics at 0.
+        # Validation begins with metrics of 0, so the training states are taken
+        # first.
         if self._is_in_epoch and self._trained is None:
             self._trained = self._states()
 
@@ -104,7 +107,7 @@ class GlobalMetrics(_backend.Callback):
                 },
                 "sum",
             )
-            # One whose epoch had no batch may have no metrics yet.
+            # A worker whose epoch had no batch may have no metrics yet.
             if not of_all or len(of_all) != len(present):
                 continue
             self._assign([of_all[f"{prefix}{i}"] for i in range(len(present))])

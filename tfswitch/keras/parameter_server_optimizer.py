@@ -31,56 +31,56 @@ class ParameterServerOptimizer(_backend.Optimizer):
     """Trains one model in many processes, with plain `fit`.
 
     The model's dense variables become a `tfswitch.DenseTable` on the servers.
-    The first worker's values initialise it, and the others begin with them.
-    Each step pushes the gradients, ends the step of this process's
-    `tfswitch.train.Worker`, and pulls the new values; the step itself is taken
-    on the servers. `fit` leaves the group when it ends, so nobody waits for a
-    worker whose data is used up; of the epochs of a `tfswitch.data.WorkQueue`
-    the last one does.
+    The first worker's values initialise it, and the others take them over. Each
+    step pushes the gradients, ends the step of this process's
+    `tfswitch.train.Worker`, and pulls the new values; the servers take the step
+    of the optimizer. `fit` leaves the group when it ends, so nobody waits for a
+    worker whose data is used up. In a loop over the epochs of a
+    `tfswitch.data.WorkQueue` only the last `fit` leaves.
 
     Each step also pushes the gradients of `DynamicEmbedding` layers to their
-    tables. For them to train synchronously as well, give them the same
+    tables. To train them synchronously as well, give them the same
     `consistency`.
 
     With `Consistency.bsp()` N workers train as one process with the union of
-    their batches, if losses are means over the batch. Batches weigh by their
-    numbers of samples, which the model's `DynamicEmbedding` layers tell: the
-    first dimension of their ids. A model without one, or whose ids have another
-    first dimension, needs `batch_weight`, or every batch weighs the same.
+    their batches, if losses are means over the batch. Batches are weighted by
+    their numbers of samples: the first dimension of the ids of the model's
+    `DynamicEmbedding` layers. If the model has no such layer, or its ids have
+    another first dimension, pass `batch_weight`, or all batches weigh the same.
 
-    Float variables that no gradient trains, such as the moving averages of
-    batch normalization, are those of all workers too with
-    `non_trainable="mean"`, which `bsp` has unless told otherwise.
+    With `non_trainable="mean"`, the default under `bsp`, workers also share
+    float variables without a gradient, such as the moving averages of batch
+    normalization.
 
-    These stay on the worker: metrics, integers, seeds, the step counter that
-    learning-rate schedules read, and clipping of gradients, which needs the
-    gradient of all workers under `bsp` and is refused there.
+    Metrics, integers, seeds and the step counter that learning-rate schedules
+    read stay on the worker. So does clipping of gradients, which is refused
+    under `bsp`, because it would need the gradient of all workers.
 
     Args:
-        optimizer: A name ("sgd", "adagrad", "adam", ...), an elementwise
-            object of `tfswitch.optimizers`, or a Keras optimizer of the same
-            name as one. The options of the former are applied on the servers,
-            the clipping of the latter on the worker.
+        optimizer: A name ("sgd", "adagrad", "adam", ...), an elementwise object
+            of `tfswitch.optimizers`, or a Keras optimizer of the same name.
+            Options of a `tfswitch.optimizers` object are applied on the
+            servers, the clipping of a Keras optimizer on the worker.
         consistency: A `tfswitch.train.Consistency`, "asp" or "bsp"; None means
             `asp`.
         table: Name of the dense table. Models that share servers need
             different ones.
         worker: The `tfswitch.train.Worker` of this process. By default one is
-            made, as TF_CONFIG says, when the optimizer is built.
+            made from TF_CONFIG when the optimizer is built.
         batch_weight: Number of samples of each batch, or a function without
             arguments that returns it, as a number or a tensor.
-        non_trainable: "mean": the model's float variables without a gradient
-            are on the servers, in a table of the name `table` with
-            "_non_trainable" behind it. The first worker's values initialise
-            them. Under `bsp` the changes that a step makes are averaged by
-            samples; under `asp` and `ssp` each counts by its share, 1 /
-            `num_workers`, when it arrives. "local": each worker has its own.
-            None: "mean" under `bsp`, else "local".
-        non_trainable_variables: These variables, for a loop of your own. By
-            default those of the model that is compiled with this optimizer,
-            of which a step sends what it writes; of those given here it sends
-            all. Metrics should not be among them.
-        cluster: By default that of `tfswitch.connect`.
+        non_trainable: "mean": the servers keep the model's float variables
+            without a gradient, in a table with the name of `table` and
+            "_non_trainable". The first worker's values initialise them. Under
+            `bsp` the changes of a step are averaged by samples; under `asp` and
+            `ssp` each change is multiplied by 1 / `num_workers` and applied
+            when it arrives. "local": each worker has its own. None: "mean"
+            under `bsp`, else "local".
+        non_trainable_variables: These variables, for a loop of your own; each
+            step sends all of them. By default those of the model that is
+            compiled with this optimizer; a step then sends those that it
+            writes. Metrics should not be among them.
+        cluster: The cluster to use; by default that of `tfswitch.connect`.
         name: Name of the optimizer.
 
     Raises:
@@ -162,19 +162,19 @@ class ParameterServerOptimizer(_backend.Optimizer):
 
     @property
     def worker(self) -> Worker:
-        """This process's place among the workers; there once built."""
+        """This process's worker; available once built."""
         return self._servers.once_built("worker")
 
     @property
     def table(self) -> DenseTable:
-        """The dense variables on the servers; there once built."""
+        """The dense variables on the servers; available once built."""
         return self._servers.once_built("table")
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Puts the variables on the servers, or takes those that are there.
+        """Puts the variables on the servers, or takes the values there.
 
         An optimizer that was loaded with a model does so at its first step
-        only: a process that predicts has no place among the workers.
+        only: a process that only predicts must not become a worker.
 
         Args:
             variables: The model's trainable variables.
@@ -206,9 +206,9 @@ class ParameterServerOptimizer(_backend.Optimizer):
             self.join_servers()
 
     def join_servers(self) -> None:
-        """Has this process be a worker now, once the optimizer is built.
+        """Makes this process a worker now, once the optimizer is built.
 
-        For an optimizer that was loaded with a model, which else waits for its
+        An optimizer that was loaded with a model would otherwise wait for its
         first step.
         """
         if self._servers.table is None:
@@ -247,17 +247,17 @@ class ParameterServerOptimizer(_backend.Optimizer):
             servers.table = table
             self.pull()
         except BaseException:
-            # Or the others would wait for this worker.
+            # Else the others would wait for this worker.
             servers.table = None
             servers.worker.leave()
             raise
-        # Schedules go on where the others are.
+        # So schedules continue from the step of the others.
         clock = servers.worker.stats()["clock"]
         if clock > int(self.iterations.numpy()):
             self.iterations.assign(clock)
 
     def _share_non_trainable(self, worker: Worker) -> SharedVariables | None:
-        """Has the variables that no gradient trains be those of all workers."""
+        """Shares the variables without a gradient with all workers."""
         servers = self._servers
         kind = self._non_trainable or (
             "mean" if self._consistency.kind == "bsp" else "local"
@@ -304,7 +304,7 @@ class ParameterServerOptimizer(_backend.Optimizer):
         return [self.table, *([] if shared is None else [shared.table])]
 
     def _is_compiled_with(self, model: Any) -> None:
-        """Tells whose variables without a gradient are to be shared."""
+        """Sets the model whose variables without a gradient are shared."""
         self._servers.model = weakref.ref(model)
 
     def worker_of_job(self) -> Worker | None:
@@ -333,8 +333,9 @@ class ParameterServerOptimizer(_backend.Optimizer):
     def push_values(self) -> None:
         """Sets the values on the servers to those of the model's variables.
 
-        After `load_weights` or `set_weights`, which change the variables of
-        this process alone: the next step would bring the servers' back.
+        Call it after `load_weights` or `set_weights`, which change only the
+        variables of this process: the next step would overwrite them with the
+        servers' values.
         """
         self.table.assign([v.numpy() for v in self._servers.variables])
         if self._servers.shared is not None:
@@ -366,8 +367,8 @@ class ParameterServerOptimizer(_backend.Optimizer):
     def _step(self, grads: list[Any], variables: list[Any]) -> None:
         if self._servers.table is None:
             if not all(map(_backend.has_value, variables)):
-                # The trace in which Keras builds the model, which is traced
-                # again before it runs.
+                # Keras builds the model in this trace, and traces it again
+                # before it runs.
                 tf.debugging.Assert(
                     tf.constant(False),
                     [
@@ -393,7 +394,7 @@ class ParameterServerOptimizer(_backend.Optimizer):
                     f"'{_backend.variable_path(variable)}'; make a new one for "
                     "each model"
                 )
-        # Layers with rows have seen how large the batch is.
+        # Layers with rows have recorded the size of the batch.
         has_layers = any(map(is_rows, variables))
         rows = [
             _row_weights.row_gradient(variable, gradient)
@@ -426,7 +427,7 @@ class ParameterServerOptimizer(_backend.Optimizer):
             self._take(values[0])
             if shared is not None and written:
                 shared.take(written, values[1])
-            # Not by the call that finds the end of the data.
+            # The call that finds the end of the data does not count.
             self.iterations.assign_add(1)
 
     def _clip(self, gradients: list[Any]) -> list[Any]:
@@ -440,7 +441,7 @@ class ParameterServerOptimizer(_backend.Optimizer):
             if callable(weight):
                 weight = weight()
             return tf.cast(weight, tf.float64)
-        if not has_layers:  # The record is of another model.
+        if not has_layers:  # The recorded size is of another model.
             return tf.ones([], tf.float64)
         recorded = batch_size.read()
         return tf.where(recorded > 0.0, recorded, tf.ones_like(recorded))
@@ -467,9 +468,9 @@ class ParameterServerOptimizer(_backend.Optimizer):
         )
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments without those that are objects of the process.
+        """Returns the arguments, except objects of the process.
 
-        So `worker`, `cluster` and `non_trainable_variables` are not among them.
+        These are `worker`, `cluster` and `non_trainable_variables`.
         """
         return {
             "name": self.name,
@@ -492,7 +493,8 @@ class ParameterServerOptimizer(_backend.Optimizer):
         """Makes an optimizer from the config that `get_config` returned."""
         config = dict(config)
         clips = {clip: config.pop(clip, None) for clip in _CLIPS}
-        # Apart from those of the servers' optimizer.
+        # The worker's clipping, apart from the config of the servers'
+        # optimizer.
         config["optimizer"] = {
             **_backend.load_rate(config["optimizer"]),
             "worker_clips": clips,
@@ -543,11 +545,12 @@ class _Servers:
         self.variables: list[Any] = []
         # Weak, because the model refers to the optimizer.
         self.model: Callable[[], Any] = lambda: None
-        self.non_trainable: list[Any] | None = None  # If the user names them.
+        # Set if the user names them.
+        self.non_trainable: list[Any] | None = None
         self.shared: SharedVariables | None = None
         # Whether to join the servers at the first step, not when built.
         self.waits_for_step = False
-        # Whether the present `fit` goes on from a checkpoint.
+        # Whether a checkpoint was restored at the start of the present `fit`.
         self.has_restored = False
 
     def once_built(self, what: str) -> Any:

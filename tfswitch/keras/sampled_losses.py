@@ -11,7 +11,7 @@ from tfswitch.nn import sampled_losses, samplers
 
 
 class _SampledLoss(_backend.Layer):
-    """The common part of the layers; `_loss` sets them apart."""
+    """The common part of the layers, which differ in `_loss`."""
 
     _loss: Any
     built: bool
@@ -42,7 +42,7 @@ class _SampledLoss(_backend.Layer):
                 f"LogUniformSampler. Received: sampler={sampler!r}"
             )
         samplers.check_num_sampled(num_sampled, type(self).__name__)
-        # Labels are integers or strings, and no float16.
+        # Labels are integers or strings, which must not become float16.
         kwargs.setdefault("autocast", False)
         super().__init__(name=name, **kwargs)
         self.embedding = embedding
@@ -86,7 +86,7 @@ class _SampledLoss(_backend.Layer):
         )
         if sample_weight is not None:
             losses *= self._weights(sample_weight, losses)
-        # By the number of examples, not by the sum of their weights.
+        # Divides by the number of examples, not by the sum of their weights.
         self.add_loss(tf.reduce_mean(losses))
         return losses
 
@@ -104,18 +104,19 @@ class _SampledLoss(_backend.Layer):
                 f"{message}. Received: sample_weight of shape {given.shape}, "
                 f"and {losses.shape[0]} examples"
             )
-        # Where shapes are not known yet: one weight must not be that of all.
+        # Checked when the graph runs: one weight must not be spread over all
+        # examples.
         tf.debugging.assert_equal(tf.shape(weights), tf.shape(losses), message)
         return weights
 
     def score(self, inputs: Any, ids: Any) -> tf.Tensor:
-        """Scores candidates in full, without sampling: the logits of the model.
+        """Scores candidates exactly, without sampling: the model's logits.
 
-        Nothing is created, and an id without a row scores 0.
+        No row is created, and an id without a row scores 0.
 
         Args:
             inputs: Floats, `(batch_size, dim)`.
-            ids: Integers or strings, `(num_candidates,)`, the same for all.
+            ids: Integers or strings, `(num_candidates,)`, for all inputs.
 
         Returns:
             float32, `(batch_size, num_candidates)`.
@@ -138,7 +139,7 @@ class _SampledLoss(_backend.Layer):
         training: Any = None,
         sample_weight: Any = None,
     ) -> Any:
-        """Keras 3 asks this instead of `call` for a model's placeholders."""
+        """Keras 3 calls this, not `call`, for a model's placeholders."""
         return _backend.spec((inputs.shape[0],), dtype="float32", ragged=False)
 
     def get_config(self) -> dict[str, Any]:
@@ -166,14 +167,15 @@ class _SampledLoss(_backend.Layer):
 class SampledSoftmax(_SampledLoss):
     """Adds the sampled softmax loss of predicting ids of a dynamic table.
 
-    The last layer of a model whose classes are ids: the next item, the item of
-    a pair of towers. It holds the output embeddings, draws ids with the
-    sampler, and adds the mean of `tfswitch.nn.sampled_softmax_loss` to the
-    model's loss. Only rows of labels and samples are read and pushed. Compile
-    the model with an optimizer and no loss.
+    Use it as the last layer of a model whose classes are ids, such as the next
+    item, or the item of a pair of towers. It holds the output embeddings, draws
+    ids with the sampler, and adds the mean of
+    `tfswitch.nn.sampled_softmax_loss` to the model's loss. Only rows of labels
+    and samples are read and pushed. Compile the model with an optimizer and no
+    loss.
 
-    In `evaluate` it is the same estimate, with new samples and no new rows. For
-    predictions, leave the layer out and use `score`.
+    `evaluate` computes the same estimate, with new samples and without new
+    rows. For predictions, leave the layer out and use `score`.
 
     Example:
 
@@ -187,13 +189,13 @@ class SampledSoftmax(_SampledLoss):
 
     Args:
         embedding: A `DynamicEmbedding` without a combiner, for the rows of the
-            labels. It may be one that the model also uses for its inputs.
+            labels. The model may also use it for its inputs.
         sampler: A sampler of `tfswitch.nn`, with all labels in its vocabulary.
         num_sampled: How many ids to draw for each batch.
         biases: A `DynamicEmbedding` of `output_dim` 1, or None for no biases.
         remove_accidental_hits: Whether a sampled id that is a label of the
             example is left out there. None: yes.
-        seed: The sampling operation's; see `tf.random.set_seed`.
+        seed: The seed of the sampling operation; see `tf.random.set_seed`.
         name: Name of the layer.
         **kwargs: Passed to `keras.layers.Layer`.
 
@@ -205,8 +207,8 @@ class SampledSoftmax(_SampledLoss):
             a gradient.
         sample_weight: Numbers, `(batch_size,)` or `(batch_size, 1)`: a factor
             of each example's loss. The mean is over the examples, as Keras's
-            "sum_over_batch_size" is. That of `fit` does not come here: make it
-            an input of the model.
+            "sum_over_batch_size" is. The `sample_weight` of `fit` has no effect
+            here: make it an input of the model.
 
     Output shape:
         `(batch_size,)`, float32: the loss of each example, times its weight.

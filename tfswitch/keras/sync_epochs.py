@@ -26,7 +26,7 @@ def server_optimizer(callback: Any) -> Any:
 
 
 def close_step(worker: Worker) -> None:
-    """Ends a step whose loss overflowed, which counts for nothing."""
+    """Ends a step whose loss overflowed; the step does not count."""
     if worker.consistency.kind == "bsp" and worker.stats()["in_step"]:
         worker.end_step(weight=0.0)
 
@@ -35,17 +35,17 @@ class SyncEpochs(_backend.Callback):
     """Ends each epoch of `fit` when it has ended in all processes.
 
     For models with a `ParameterServerOptimizer`. Workers may have different
-    amounts of data: one that has used up its part waits, and nobody waits for
-    it. Then all have the values that all of the epoch's data has led to, and
+    amounts of data: a worker that has used up its part waits, and nobody waits
+    for it. Then all workers get the values after all of the epoch's data, and
     validation, checkpoints and the next epoch begin with them. (With `asp` and
     `ssp` quick workers may have begun the next epoch by then.)
 
-    To stand before other callbacks, so that those see the final values. Without
-    it each process goes on to the next epoch by itself.
+    Put it before other callbacks, so that those see the final values. Without
+    it each process goes to its next epoch by itself.
 
     Args:
-        timeout_secs: Longest wait for others at the end of an epoch; a day
-            unless it is given.
+        timeout_secs: Longest wait for others at the end of an epoch; by default
+            a day.
 
     Raises:
         ValueError: When `fit` begins, if the model has another optimizer.
@@ -65,7 +65,7 @@ class SyncEpochs(_backend.Callback):
         super().__init__()
         self._timeout_secs = timeout_secs
         self._is_open = False
-        self._iterations = 0  # When the epoch began.
+        self._iterations = 0  # The value when the epoch began.
         self._first_clock: int | None = None  # When the epoch or a step did.
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -81,9 +81,10 @@ class SyncEpochs(_backend.Callback):
         present = servers.worker.stats()
         if present["left"]:
             return  # It joins at its first step.
-        # Waiting for something in a work queue moves the clock as well.
+        # Waiting for an item of a work queue moves the clock as well.
         self._first_clock = present["clock"]
-        if servers.table is None:  # Where it will begin; see `build`.
+        # The clock at which it will begin; see `build`.
+        if servers.table is None:
             self._iterations = max(self._iterations, present["clock"])
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -111,7 +112,7 @@ class SyncEpochs(_backend.Callback):
         before = worker.stats()
         worker.wait_at_barrier(END_OF_EPOCH, timeout_secs=self._timeout_secs)
         optimizer.pull()
-        # Schedules go on where the others are.
+        # So schedules continue from the step of the others.
         if self._first_clock is None:
             self._first_clock = before["clock"]
         steps_of_all = worker.stats()["clock"] - self._first_clock

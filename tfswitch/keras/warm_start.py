@@ -1,4 +1,4 @@
-"""From a trained `keras.layers.Embedding` to a table of rows, and back."""
+"""Converts `keras.layers.Embedding` to a table of rows, and back."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ from tfswitch.keras import _backend, id_inputs
 from tfswitch.keras.dynamic_embedding import DynamicEmbedding
 from tfswitch.ops.ids import to_id_array, to_string_tensor
 
-# A matrix of so many rows is made however few of them the table has,
+# A matrix of up to so many rows is made, however few rows the table has.
 _FEW_ROWS = 1_000_000
-# and a longer one if it is not longer than the table by more than this.
+# A longer one is made if it has at most so many rows for each of the table.
 _MAX_ROWS_PER_ROW = 10
 
 
@@ -22,19 +22,19 @@ def from_embedding(
 ) -> DynamicEmbedding:
     """Makes a `DynamicEmbedding` with the rows of a `keras.layers.Embedding`.
 
-    It gives the same output as `layer`, bit for bit, and takes new ids from
-    then on; floats as ids, which `layer` casts, it refuses. Name, `mask_zero`,
-    `dtype` and `trainable` are those of `layer` unless they are in `kwargs`;
-    regularizers and constraints are left behind (`tfswitch.optimizers` have L2
+    It gives the same output as `layer`, bit for bit, and then also takes new
+    ids. It refuses floats as ids, which `layer` casts. Name, `mask_zero`,
+    `dtype` and `trainable` are those of `layer` unless they are in `kwargs`.
+    Regularizers and constraints are not copied (`tfswitch.optimizers` have L2
     and bounds of their own).
 
-    With `mask_zero` padding has no row: it reads as zeros, where `layer` gives
-    its row 0 to later layers that ignore the mask.
+    With `mask_zero` padding has no row: it reads as zeros. `layer` returns its
+    row 0 there, to later layers that ignore the mask.
 
-    Rows go into the table by `EmbeddingTable.assign`. A table that is there, as
+    Rows are set by `EmbeddingTable.assign`. A present table, as
     `kwargs["table"]` or by its name on servers, keeps the rows of other ids and
-    the optimizer state of all. With several workers let one do it, before the
-    others train.
+    the optimizer state of all. With several workers let one call this, before
+    the others train.
 
     Args:
         layer: A `keras.layers.Embedding` with weights, of the Keras that
@@ -42,14 +42,14 @@ def from_embedding(
         ids: The id of each row: integers or strings, `[input_dim]`, all
             different. By default the row's number. With `mask_zero` the first
             must be padding: 0, or the empty string.
-        **kwargs: Arguments of `DynamicEmbedding`, but for `output_dim`.
+        **kwargs: Arguments of `DynamicEmbedding`, except `output_dim`.
 
     Returns:
         The layer, built.
 
     Raises:
-        ValueError: If `layer` has no weights or is no such layer, if its
-            weights are NaN, Inf or quantized, or if `ids` do not fit it.
+        ValueError: If `layer` has no weights or is another kind of layer, if
+            its weights are NaN, Inf or quantized, or if `ids` do not fit it.
 
     Example:
 
@@ -58,7 +58,7 @@ def from_embedding(
     >>> ids = keras.Input((20,), dtype="int64")
     >>> model = keras.Sequential([ids, embedding, *model.layers[1:]])
 
-    The ids that a `keras.layers.StringLookup` made of strings:
+    With the ids that a `keras.layers.StringLookup` gives to strings:
 
     >>> embedding = tsw.keras.from_embedding(
     ...     layer, ids=lookup.get_vocabulary())
@@ -89,7 +89,7 @@ def from_embedding(
     if found is not None:
         raise ValueError(
             f"{owner}: row {found[0]} of its weights has {matrix[found]}, and "
-            "rows of a table are finite. Train it anew, or set the row"
+            "rows of a table are finite. Train it again, or set the row"
         )
     result = DynamicEmbedding(matrix.shape[1], **kwargs)
     result.build()
@@ -109,16 +109,16 @@ def to_embedding(
     Row i is the output of `layer` for `ids[i]` with `training=False`, bit for
     bit: an id without a row reads as zeros, or as its admission policy says.
     Name, `mask_zero`, `dtype` and `trainable` are those of `layer` unless they
-    are in `kwargs`. The optimizer state stays behind.
+    are in `kwargs`. The optimizer state is not copied.
 
     Args:
         layer: A layer without a combiner.
         ids: The id of each row: integers or strings, `[input_dim]`. By default
-            0 to the largest id of the table, which must not have negative ids,
-            and not only few among many: at most a million, or ten times as many
-            as it has rows. With `mask_zero` the first must be padding: 0, or
-            the empty string.
-        **kwargs: Arguments of `keras.layers.Embedding`, but for `input_dim` and
+            0 to the largest id of the table. Then the table must not have
+            negative ids, and the matrix may have at most a million rows, or ten
+            for each row of the table. With `mask_zero` the first id must be
+            padding: 0, or the empty string.
+        **kwargs: Arguments of `keras.layers.Embedding`, except `input_dim` and
             `output_dim`.
 
     Returns:
@@ -126,8 +126,8 @@ def to_embedding(
         TF_USE_LEGACY_KERAS chooses.
 
     Raises:
-        ValueError: If `layer` has a combiner or is no such layer, or if the ids
-            cannot be the rows of a matrix.
+        ValueError: If `layer` has a combiner or is another kind of layer, or if
+            the ids cannot be the rows of a matrix.
         ConnectionError, TimeoutError: If a server does not answer.
 
     Example:
@@ -198,7 +198,8 @@ def _to_ids(ids: Any, owner: str, mask_zero: bool) -> np.ndarray:
     if not tf.is_tensor(ids):
         array = np.asarray(ids)
         if array.dtype.kind in "OSUT":
-            # The given object, for NumPy's strings lose zeros at their end.
+            # The given object, because NumPy's strings lose zero bytes at their
+            # end.
             ids = to_string_tensor(np.asarray(ids, dtype=object), owner)
     ids = to_id_array(
         id_inputs.to_integers(ids, padding=mask_zero, owner=owner), owner
@@ -231,7 +232,7 @@ def _check_padding(ids: np.ndarray, owner: str) -> None:
 
 
 def _input_dim_of(table: Any) -> int:
-    """How many rows a matrix has whose row i is of id i."""
+    """Returns the number of rows of a matrix whose row i is that of id i."""
     ids, _ = table.export_rows()
     if not len(ids):
         raise ValueError(

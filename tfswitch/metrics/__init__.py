@@ -1,6 +1,6 @@
 """Metrics of click models, for Keras 3 and for tf_keras.
 
-Their states are sums, so those of several workers or batches can be added:
+Their states are sums, so the states of several workers or batches can be added:
 `tfswitch.keras.callbacks.GlobalMetrics` does it.
 """
 
@@ -14,7 +14,7 @@ from tfswitch.keras import _backend
 __all__ = ["Calibration", "GroupAUC", "NormalizedEntropy"]
 
 _WEIGHTINGS = ("samples", "positives", "equal")
-_EPSILON = 1e-7  # As in Keras, no logarithm is of less.
+_EPSILON = 1e-7  # As in Keras: the least argument of a logarithm.
 
 
 class _SumMetric(_backend.keras.metrics.Metric):
@@ -35,7 +35,7 @@ class _SumMetric(_backend.keras.metrics.Metric):
         return tf.sigmoid(values) if self._from_logits else values
 
     def _weights(self, sample_weight: Any, like: tf.Tensor) -> tf.Tensor:
-        """One for each prediction, or one for all."""
+        """Returns the weights, one for each prediction, or one for all."""
         if sample_weight is None:
             return tf.ones_like(like)
         return tf.broadcast_to(self._flat(sample_weight), tf.shape(like))
@@ -51,12 +51,12 @@ class _SumMetric(_backend.keras.metrics.Metric):
 class Calibration(_SumMetric):
     """Clicks over predicted clicks (COPC): `sum(w * y) / sum(w * p)`.
 
-    1 means that the predictions are right on average, less that they are too
-    high, more that they are too low. NaN before the first prediction.
+    1 means that the predictions are right on average; below 1 they are too
+    high, above 1 too low. NaN before the first prediction.
 
     Args:
         name: Name of the metric.
-        dtype: Of the states and the result; float32 by default.
+        dtype: The dtype of the states and the result; float32 by default.
         from_logits: Whether predictions are logits, not probabilities.
 
     Example:
@@ -111,7 +111,7 @@ class NormalizedEntropy(_SumMetric):
 
     Args:
         name: Name of the metric.
-        dtype: Of the states and the result; float32 by default.
+        dtype: The dtype of the states and the result; float32 by default.
         from_logits: Whether predictions are logits, not probabilities.
 
     Example:
@@ -136,7 +136,7 @@ class NormalizedEntropy(_SumMetric):
     def update_state(
         self, y_true: Any, y_pred: Any, sample_weight: Any = None
     ) -> None:
-        """Adds a batch; arguments as those of `Calibration.update_state`."""
+        """Adds a batch; the arguments are as for `Calibration`."""
         labels = self._flat(y_true)
         if self._from_logits:
             losses = tf.nn.sigmoid_cross_entropy_with_logits(
@@ -173,16 +173,16 @@ class GroupAUC(_SumMetric):
     """The mean of the AUCs of groups, such as users (GAUC).
 
     The AUC over all samples rewards a model for telling apart users who click
-    much from those who click little. That of each user tells how well it orders
-    what the user has seen. Groups whose labels are all equal have no AUC and
-    are left out. NaN if all are.
+    much from those who click little. The AUC of one user shows how well the
+    model orders what this user has seen. Groups whose labels are all equal have
+    no AUC and are left out. NaN if all are.
 
     Each group has a histogram of predictions, in `num_bins` equal parts of 0
-    to 1; predictions in one part count as equal. A group is an integer. Those
-    from 0 to `num_groups` - 1 are kept apart; others share the histogram of
-    their remainder by `num_groups`, and their samples count as one group's. The
-    states take 8 bytes times `num_groups` times `num_bins`, and a batch takes
-    the time to copy them.
+    to 1; predictions in one part count as equal. A group is an integer. Groups
+    from 0 to `num_groups` - 1 have a histogram each. Other groups share the one
+    of their remainder by `num_groups`, and count as one group with it. The
+    states take 8 bytes times `num_groups` times `num_bins`, and each batch
+    copies them.
 
     Source: Zhou et al., "Deep Interest Network for Click-Through Rate
     Prediction", KDD 2018, which weighs users by impressions.
@@ -190,10 +190,11 @@ class GroupAUC(_SumMetric):
     Args:
         num_groups: Number of histograms, at least 1.
         num_bins: Parts of each, at least 2.
-        weighting: What a group weighs in the mean: "samples", the weights of
-            its samples; "positives", those of its clicks; "equal", the same.
+        weighting: The weight of a group in the mean: "samples", the sum of the
+            weights of its samples; "positives", that of its clicks; "equal",
+            the same for all.
         name: Name of the metric.
-        dtype: Of the states and the result; float32 by default.
+        dtype: The dtype of the states and the result; float32 by default.
         from_logits: Whether predictions are logits, not probabilities.
 
     Raises:

@@ -2,8 +2,8 @@
 
 The loss itself is TensorFlow's: `tf.nn.sampled_softmax_loss` and
 `tf.nn.nce_loss` get a matrix of the distinct rows that the batch needs, and the
-places of labels and samples in it. This module has the way to these rows and
-back, so that only they are read and only they are pushed.
+places of labels and samples in it. This module reads and pushes only these
+rows.
 """
 
 from collections.abc import Callable
@@ -32,11 +32,11 @@ def sampled_softmax_loss(
 ) -> tf.Tensor:
     """Softmax over the labels and a sample of the other ids.
 
-    `tf.nn.sampled_softmax_loss` with a dynamic table in place of the matrix of
-    classes. A training call reads the rows of the labels and of the sampled
-    ids; they are created if they are not there. The gradient of the layer's
-    weight, or of `EmbeddingTable.weight`, is of these rows and of no others. It
-    is an estimate for training; to compare models, score candidates in full.
+    This is `tf.nn.sampled_softmax_loss` with a dynamic table in place of the
+    matrix of classes. A training call reads the rows of the labels and of the
+    sampled ids, and creates missing ones. Only these rows get a gradient,
+    through the layer's weight or `EmbeddingTable.weight`. The loss is an
+    estimate for training; to compare models, score candidates exactly.
 
     Example:
 
@@ -58,13 +58,13 @@ def sampled_softmax_loss(
         inputs: Floats, `[batch_size, dim]`.
         num_sampled: How many ids to draw for the batch.
         sampler: The sampler that draws them, without repetition.
-        sampled_values: Instead of a sampler, its draw: a `SampledValues` or
-            such a tuple. `num_sampled` must agree.
+        sampled_values: A draw, instead of a sampler: a `SampledValues` or a
+            tuple like it. `num_sampled` must agree.
         remove_accidental_hits: Whether a sampled id that is a label of the
             example is left out there.
         training: Whether to create rows, and give them a gradient. False
-             reads an unknown id as zeros.
-        seed: The sampling operation's; see `tf.random.set_seed`.
+            reads an unknown id as zeros.
+        seed: The seed of the sampling operation; see `tf.random.set_seed`.
         name: The operations' name.
 
     Returns:
@@ -111,8 +111,8 @@ def nce_loss(
 ) -> tf.Tensor:
     """Noise-contrastive estimation: labels against samples, one by one.
 
-    `tf.nn.nce_loss` with a dynamic table in place of the matrix of classes;
-    all else is as in `sampled_softmax_loss`, also the arguments.
+    This is `tf.nn.nce_loss` with a dynamic table in place of the matrix of
+    classes; all else, also the arguments, is as in `sampled_softmax_loss`.
 
     Returns:
         `[batch_size]`: the sum of the logistic losses of the labels and the
@@ -184,7 +184,8 @@ def _sampled_loss(
         else:
             bias_rows = _rows(biases, "biases", ids, 1, training)
         if inputs.dtype.size < 4:
-            # Too few bits for a softmax, and the counts are float32.
+            # float16 has too few bits for a softmax, and the counts are
+            # float32.
             inputs = tf.cast(inputs, tf.float32)
         return loss(
             weights=rows,
@@ -192,7 +193,8 @@ def _sampled_loss(
             labels=tf.reshape(places[:num_labels], tf.shape(labels)),
             inputs=inputs,
             num_sampled=num_sampled,
-            num_classes=tf.size(ids),  # Only for a sampler of its own.
+            # TensorFlow uses it only for a sampler of its own.
+            num_classes=tf.size(ids),
             num_true=labels.shape[1],
             sampled_values=(places[num_labels:], true_count, sampled_count),
             remove_accidental_hits=remove_accidental_hits,

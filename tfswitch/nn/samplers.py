@@ -1,8 +1,7 @@
-"""Which ids stand for all the others in a sampled loss, and how often.
+"""Samplers, which draw the ids of a sampled loss and count how often.
 
 TensorFlow's candidate samplers draw classes 0 to range_max - 1. A table has ids
-instead and no order of them, so a sampler here has a vocabulary: the id of each
-class.
+without an order, so a sampler here has a vocabulary: the id of each class.
 """
 
 import abc
@@ -28,8 +27,8 @@ class SampledValues(NamedTuple):
         sampled_candidates: int64, `[num_sampled]`: ids.
         true_expected_count: float32, `[batch_size, num_true]`: how often each
             label is expected in the sample.
-        sampled_expected_count: float32, `[num_sampled]`: the same of the ids
-            drawn.
+        sampled_expected_count: float32, `[num_sampled]`: the same for the drawn
+            ids.
     """
 
     sampled_candidates: tf.Tensor
@@ -42,8 +41,9 @@ class Sampler(abc.ABC):
 
     Thread-safe. Works in eager mode and in graphs.
 
-    One of your own defines `_draw` and, to be saved with a model, `get_config`,
-    and is registered by `keras.saving.register_keras_serializable`.
+    A subclass defines `_draw`. To be saved with a model it also defines
+    `get_config`, and is registered by
+    `keras.saving.register_keras_serializable`.
 
     Args:
         range_max: Size of the vocabulary, at least 1.
@@ -82,17 +82,18 @@ class Sampler(abc.ABC):
         """Draws ids for a batch.
 
         Args:
-            labels: Ids of the vocabulary, `[batch_size, num_true]`. They decide
-                no draw; their expected counts are answered.
+            labels: Ids of the vocabulary, `[batch_size, num_true]`. They do not
+                influence the draw; their expected counts are returned.
             num_sampled: How many ids to draw for the whole batch.
             unique: Whether no id is drawn twice. Expected counts allow for it.
-            seed: The operation's; see `tf.random.set_seed`, after which draws
-                repeat as those of TensorFlow's samplers do.
+            seed: The seed of the operation; see `tf.random.set_seed`, after
+                which draws repeat as those of TensorFlow's samplers do.
 
         Raises:
-            ValueError: If shapes do not fit, `num_sampled` is more than there
-                is, or a label is not in the vocabulary: the message names it.
-                The last from inside a graph: `tf.errors.InvalidArgumentError`.
+            ValueError: If shapes do not fit, `num_sampled` is larger than the
+                vocabulary, or a label is not in the vocabulary: the message
+                names it. For a label in a graph:
+                `tf.errors.InvalidArgumentError`.
         """
         owner = type(self).__name__
         labels = tf.cast(to_id_tensor(labels, owner), tf.int64)
@@ -112,7 +113,7 @@ class Sampler(abc.ABC):
             *self._draw(self._to_classes(labels), num_sampled, unique, seed)
         )
         if unique and num_sampled == self._range_max:
-            # Each is drawn once, where TensorFlow's ops estimate it.
+            # Each id is drawn once; TensorFlow's ops would estimate that.
             drawn = SampledValues(drawn[0], *map(tf.ones_like, drawn[1:]))
         if self._vocabulary is None:
             return drawn
@@ -122,7 +123,7 @@ class Sampler(abc.ABC):
 
     @abc.abstractmethod
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments, as JSON knows them."""
+        """Returns the arguments as JSON values."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "Sampler":
@@ -136,10 +137,10 @@ class Sampler(abc.ABC):
         """Draws classes.
 
         Args:
-            classes: int64, `[batch_size, num_true]`: those of the labels.
+            classes: int64, `[batch_size, num_true]`: the labels' classes.
             num_sampled: How many to draw.
             unique: Whether no class is drawn twice.
-            seed: The operation's, or None.
+            seed: The seed of the operation, or None.
 
         Returns:
             A tuple in the order of `SampledValues`, with classes 0 to
@@ -215,12 +216,12 @@ class LogUniformSampler(Sampler):
 class UnigramSampler(Sampler):
     """Draws an id with a probability that follows its count.
 
-    The probability is proportional to `count ** distortion`. It is
+    The probability is proportional to `count ** distortion`. This is
     `tf.random.fixed_unigram_candidate_sampler`, with its expected counts. The
-    counts become a part of the graph: with many millions of ids take
-    `LogUniformSampler`. Eager draws without a seed of their own are those of
-    one `tf.function` of the sampler: after `tf.random.set_seed` they start
-    over, and are the same for samplers of the same counts.
+    counts become a part of the graph: for many millions of ids use
+    `LogUniformSampler`. Eager draws without a seed use one `tf.function` of the
+    sampler: after `tf.random.set_seed` they start over, and samplers with the
+    same counts draw the same.
 
     Example:
 
@@ -298,7 +299,7 @@ class UnigramSampler(Sampler):
         global_seed = context.global_seed()
         with self._lock:
             if global_seed != self._global_seed:
-                # A function keeps the one that it was traced with.
+                # A function keeps the seed with which it was traced.
                 self._functions.clear()
                 self._global_seed = global_seed
             if key not in self._functions:
@@ -313,7 +314,8 @@ class UnigramSampler(Sampler):
             input_signature=[tf.TensorSpec([None, num_true], tf.int64)],
             autograph=False,
         )
-        # TensorFlow warns where calls trace often, as after many set_seed.
+        # A direct call would make TensorFlow warn of many traces, after many
+        # set_seed.
         return draw.get_concrete_function()
 
     def _drawing(
@@ -345,7 +347,7 @@ def is_custom(sampler: Sampler) -> bool:
 
 
 def to_config(sampler: Sampler) -> dict[str, Any]:
-    """Returns the config that `from_config` makes the sampler of again."""
+    """Returns the config from which `from_config` makes the sampler."""
     return {
         "class_name": type(sampler).__name__,
         "config": sampler.get_config(),
@@ -353,7 +355,7 @@ def to_config(sampler: Sampler) -> dict[str, Any]:
 
 
 def from_config(config: Mapping[str, Any]) -> Sampler:
-    """Makes a sampler of its config."""
+    """Makes a sampler from its config."""
     cls = _CLASSES.get(config["class_name"])
     if cls is None:
         raise ValueError(
@@ -379,7 +381,7 @@ class _Vocabulary:
     Args:
         ids: The ids that a user passed.
         size: n.
-        owner: For messages.
+        owner: The name for messages.
     """
 
     def __init__(self, ids: Any, size: int, owner: str) -> None:
@@ -417,7 +419,7 @@ class _Vocabulary:
     def _tensor(self, name: str) -> tf.Tensor:
         if in_plain_graph():
             return tf.constant(self._arrays[name])
-        # Functions refer to it, where a constant would be a copy in each.
+        # Functions share this; a constant would be copied into each.
         with self._lock:
             if name not in self._tensors:
                 with tf.init_scope(), tf.device(HOST):

@@ -1,20 +1,20 @@
 """How a table learns: one optimizer step per id and push, where the row lives.
 
-Names, arguments and defaults are those of `keras.optimizers` where Keras has
-the optimizer, and so is the arithmetic on the rows that a push touches. Rows
-that it does not touch stay as they are: a momentum does not carry them on, as
-Keras's dense updates would.
+Optimizers that Keras has take the names, arguments and defaults of
+`keras.optimizers`, and its arithmetic on the rows that a push touches. Other
+rows stay as they are: momentum does not move them, as it does in Keras's dense
+updates.
 
 In the formulas `w` is an embedding, `g` the sum of the id's gradients in the
 push, `lr` the learning rate of the push, and `D` the dimension.
 
 `learning_rate` is a number, a Keras `LearningRateSchedule` (or any function of
 the step), a variable, or a function without arguments; see
-`tfswitch.EmbeddingTable.learning_rate`. A Keras optimizer in the place of one
-of these shares its rate: to set that of the Keras optimizer sets the table's.
+`tfswitch.EmbeddingTable.learning_rate`. A Keras optimizer in place of one of
+these shares its rate: setting the Keras optimizer's rate sets the table's.
 
-All optimizers but `Segments` take these options by keyword. They happen in this
-order around the rule's own step:
+All optimizers but `Segments` take these options by keyword. They are applied in
+this order around the rule's own step:
 
     l2           g = g + l2 w. Only rows of the push: L2 is lazy.
     cowclip      `CowClip`: g = g min(1, T / |g|), T from |w| and the id's count

@@ -16,9 +16,9 @@ from tfswitch._ranges import (
 )
 from tfswitch.optimizers._cowclip import CowClip
 
-# By name, in the order of their definition.
+# The classes by name, in the order of their definition.
 CLASSES: dict[str, type["Optimizer"]] = {}
-# Options that the wire has under other names.
+# Options that have other names on the wire.
 _WIRE_NAMES = {"clipvalue": "clip_value", "clipnorm": "clip_norm"}
 _PYTHON_NAMES = {wire: python for python, wire in _WIRE_NAMES.items()}
 
@@ -58,7 +58,7 @@ class Optimizer(Policy):
                 others.
         """
         super().__init_subclass__()
-        if kind:  # Else it is one that a user derives from one of ours.
+        if kind:  # A class without it is a user's, derived from one of these.
             cls.KIND = kind
             cls.IS_IN_KERAS = is_in_keras
             cls._MIXES_COORDINATES = mixes_coordinates
@@ -85,7 +85,7 @@ class Optimizer(Policy):
         return self._mixing() is None
 
     def _mixing(self) -> str | None:
-        """The setting that makes weights depend on each other, for messages."""
+        """Returns the setting that makes weights depend on each other."""
         if self._MIXES_COORDINATES:
             return f"optimizer={type(self).__name__}"
         return None
@@ -102,7 +102,7 @@ class Optimizer(Policy):
     def to_table_config(self) -> dict[str, Any]:
         """Returns the `optimizer` field of a table config.
 
-        It has no learning rate: that comes with each push.
+        The learning rate is not in it: it comes with each push.
         """
         raise NotImplementedError
 
@@ -111,15 +111,15 @@ class Optimizer(Policy):
             return NotImplemented
         return self.get_config() == other.get_config()
 
-    __hash__ = None  # type: ignore[assignment]  # A schedule may not have one.
+    __hash__ = None  # A schedule may have no hash.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rule(Optimizer):
     """An optimizer with options.
 
-    Its own arguments come before the options, and may be positional: so they
-    are told from options.
+    Its own arguments come before the options and may be positional, which
+    tells them from options.
     """
 
     _: dataclasses.KW_ONLY
@@ -176,7 +176,7 @@ class Rule(Optimizer):
                 arguments[name] = value
             elif isinstance(value, CowClip):
                 options.update(cowclip_r=value.r, cowclip_zeta=value.zeta)
-            # 0 turns off all options but the bounds of weights.
+            # 0 turns an option off, except the bounds of weights.
             elif value or (value == 0.0 and name.endswith("_weight")):
                 options[_WIRE_NAMES.get(name, name)] = value
         del arguments["learning_rate"]
@@ -187,7 +187,7 @@ class Rule(Optimizer):
     def from_table_config(
         cls, arguments: Mapping[str, Any], options: Mapping[str, Any]
     ) -> "Rule":
-        """Returns the rule that has them in its `to_table_config`."""
+        """Returns the rule with these values in its `to_table_config`."""
         given = {_PYTHON_NAMES.get(k, k): v for k, v in options.items()}
         zeta = given.pop("cowclip_zeta", None)
         if "cowclip_r" in given:

@@ -1,4 +1,4 @@
-"""Optimizers from names, configs and the optimizers of Keras."""
+"""Makes optimizers from names, configs and Keras's optimizers."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ _UNSUPPORTED = (
     "loss_scale_factor",
     "use_ema",
 )
-# Entries of their configs that are no setting of a step.
+# Entries of their configs that do not change a step.
 _NO_SETTINGS = (
     "name",
     "ema_momentum",
@@ -38,7 +38,7 @@ _OF_THE_TABLE = ("update", "is_open")
 
 
 def have_equal_state(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Whether optimizers keep the same state, so that one goes on for another.
+    """Whether two optimizers keep the same state and can replace each other.
 
     Args:
         a: The config that `to_table_config` returned for one of them, maybe
@@ -46,8 +46,8 @@ def have_equal_state(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
         b: The same for the other.
 
     Returns:
-        True if rules and segments are the same; other numbers do not matter,
-        as long as the state is as long, which is for the caller to see.
+        True if rules and segments are the same; other numbers do not matter.
+        The caller checks that the state has the same length.
     """
     return _rules_of(a) == _rules_of(b)
 
@@ -65,13 +65,13 @@ def _rules_of(config: Mapping[str, Any]) -> list[tuple[int, str]]:
 
 
 class KerasRate:
-    """The learning rate that a Keras optimizer has whenever it is asked."""
+    """The learning rate of a Keras optimizer at the time of the call."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
 
     def __call__(self) -> Any:
-        # tf_keras keeps that of a schedule in a variable, which a step updates.
+        # tf_keras keeps a schedule's rate in a variable, which a step updates.
         update = getattr(
             self._optimizer, "_compute_current_learning_rate", None
         )
@@ -92,7 +92,7 @@ class KerasRate:
 
 
 def get(identifier: Any) -> Optimizer:
-    """Returns the optimizer that a user means.
+    """Returns the optimizer that a user's value means.
 
     Args:
         identifier: None for `Adam()`, a name ("sgd", "rowwise_adagrad" or
@@ -100,9 +100,8 @@ def get(identifier: Any) -> Optimizer:
             optimizer of the same name as one, or a config that `to_config`
             returned.
 
-    Raises:
-        ValueError: If there is no such optimizer, a Keras optimizer has a
-            setting that tables do not have, or a config one that is not known.
+    ValueError: If there is no such optimizer, a Keras optimizer has a setting
+        that tables do not have, or a config has an unknown one.
     """
     if identifier is None:
         return Adam()
@@ -143,10 +142,10 @@ def from_table_config(config: Mapping[str, Any]) -> Optimizer | None:
 
 
 def from_keras(optimizer: Any, *, ignore: Sequence[str] = ()) -> Optimizer:
-    """Returns the optimizer that a Keras one stands for.
+    """Returns the optimizer that does the same as a Keras one.
 
-    Its `clipnorm` becomes one of each row's gradient, its `weight_decay` one of
-    the rows of a push.
+    Its `clipnorm` then bounds each row's gradient, and its `weight_decay` acts
+    on the rows of a push.
 
     Args:
         optimizer: A Keras SGD, Adagrad, Adam, AdamW, RMSprop, Adadelta, Ftrl or
@@ -155,8 +154,8 @@ def from_keras(optimizer: Any, *, ignore: Sequence[str] = ()) -> Optimizer:
 
     Raises:
         ValueError: If it is another one, has a setting without counterpart
-            (`exclude_from_weight_decay` is one), or a learning rate that cannot
-            be described.
+            (such as `exclude_from_weight_decay`), or a learning rate that
+            cannot be described.
     """
     name = type(optimizer).__name__
     cls = _rules().get(name)
@@ -205,10 +204,10 @@ def _not_known(identifier: Any) -> ValueError:
 
 
 def _keras_learning_rate(optimizer: Any) -> Any:
-    # The given rate; `learning_rate` of a legacy optimizer is its value.
+    # The given rate; `learning_rate` of a legacy optimizer is only its value.
     legacy = getattr(optimizer, "_hyper", {}).get("learning_rate")
     rate = getattr(optimizer, "_learning_rate", legacy)
-    # A schedule stays one: maybe nobody ever steps this optimizer.
+    # A schedule stays one, because this optimizer may never step.
     if callable(rate):
         return rate
     try:
@@ -242,7 +241,7 @@ def _convert(cls: type[Optimizer], config: Mapping[str, Any]) -> Optimizer:
     for name in ("clipnorm", "clipvalue"):
         if not config.get(name):
             config.pop(name, None)
-    # 0.0 is not off: AdamW has another default.
+    # 0.0 does not mean off: AdamW has another default.
     if any(config.get("weight_decay") is off for off in (None, False)):
         config.pop("weight_decay", None)
     names = [field.name for field in dataclasses.fields(cls)]

@@ -1,4 +1,4 @@
-"""CowClip: settings that stay good for large batches."""
+"""CowClip: keeps settings valid for large batches."""
 
 import dataclasses
 import math
@@ -26,15 +26,16 @@ class CowClip:
     g = g min(1, T / |g|)
     ```
 
-    `count` is how often the id is in the push, of one worker with `asp` and
-    `ssp` and of all with `bsp`. Rare ids get small thresholds and frequent ones
-    large ones, which lets batches grow; see `scale_for_batch`.
+    `count` is how often the id is in the push: of one worker with `asp` and
+    `ssp`, of all workers with `bsp`. Rare ids get small thresholds and frequent
+    ids large ones, so batches can be larger; see `scale_for_batch`.
 
     Source: Zheng et al., "CowClip: Reducing CTR Prediction Model Training Time
     from 12 hours to 10 minutes on 1 GPU", arXiv 2204.06240, and its program
-    `bytedance/LargeBatchCTR: clip.py`. There the gradient has the L2 term in it
-    when it is clipped, and so it is here. With r other than 1 that program
-    multiplies the floor by r twice; here once, as written above.
+    `bytedance/LargeBatchCTR: clip.py`. There the gradient includes the L2 term
+    when it is clipped, and here too. With r other than 1 that program
+    multiplies the floor by r twice; here it is multiplied once, as written
+    above.
 
     Args:
         r: Positive.
@@ -61,8 +62,8 @@ class BatchScaling:
 
     Attributes:
         scale: How many times larger the batch is.
-        learning_rate: That of the embeddings; unchanged.
-        l2: That of the embeddings.
+        learning_rate: The embeddings' learning rate; unchanged.
+        l2: The embeddings' L2.
         dense_learning_rate: That of the model's dense variables, after warm-up.
         warmup_steps: Steps over which the dense learning rate rises.
     """
@@ -74,7 +75,7 @@ class BatchScaling:
     warmup_steps: int
 
     def dense_schedule(self) -> Any:
-        """Returns the dense learning rate as Keras's optimizers take it.
+        """Returns the dense learning rate for a Keras optimizer.
 
         A Keras schedule that rises linearly from 1e-8 over `warmup_steps` and
         then stays; without warm-up a number.
@@ -100,20 +101,21 @@ def scale_for_batch(
     warmup_steps: int = 0,
     scale_l2: bool = True,
 ) -> BatchScaling:
-    """Carries settings that are good for one batch size over to another.
+    """Converts settings for one batch size to another batch size.
 
-    With batches s times as large, as in CowClip (Zheng et al., arXiv
+    For batches s times as large, as in CowClip (Zheng et al., arXiv
     2204.06240): the learning rate of the embeddings stays, their L2 is
     multiplied by s, and the learning rate of the dense variables by sqrt(s),
-    with a warm-up, for which the paper takes the steps of one epoch. It is made
-    to go with `CowClip`.
+    with a warm-up, for which the paper takes the steps of one epoch. Use it
+    with `CowClip`.
 
-    The paper's L2 is of all rows in every step, and an epoch has s times fewer
-    steps; hence the s. Here L2 is lazy. An id that is in every batch loses
-    steps likewise, but one that is rare is in about as many batches of an epoch
-    as before, and with s times the L2 it decays s times as much. With
-    `scale_l2=False` the L2 stays: then rare ids decay as they did, and frequent
-    ones less.
+    The paper applies L2 to all rows in every step, and an epoch has s times
+    fewer steps; hence the factor s. Here L2 is lazy. An id in every batch also
+    has fewer steps, but a rare id is in about as many batches of an epoch as
+    before, and with s times the L2 it decays s times as much. With
+    `scale_l2=False` the L2 stays: then rare ids decay as before, and frequent
+    ids less.
+
 
     Args:
         batch_size: That to scale to; positive. With several synchronous workers

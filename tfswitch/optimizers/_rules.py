@@ -126,7 +126,7 @@ class RowwiseAdagrad(Adagrad, kind="rowwise_adagrad", mixes_coordinates=True):
     root; here both are as in `Adagrad`, to which this is equal, up to rounding,
     if D is 1.
 
-    Arguments and errors are those of `Adagrad`.
+    Arguments and errors are as for `Adagrad`.
 
     Example:
 
@@ -138,7 +138,7 @@ class RowwiseAdagrad(Adagrad, kind="rowwise_adagrad", mixes_coordinates=True):
 class AdagradDecay(Rule, kind="adagrad_decay"):
     """Adagrad that forgets, so that steps do not become 0 in a long run.
 
-    Before a step of a row, for the k times that `decay_step` steps have passed
+    Before a step of a row, where k is how often `decay_step` steps have passed
     since its last decay:
 
     ```
@@ -194,7 +194,7 @@ class Adam(Rule, kind="adam", is_in_keras=True):
     ```
 
     Source: `keras.optimizers.Adam`; Kingma and Ba, arXiv 1412.6980. Keras has
-    one `t` for the variable. With that of the row this is also Paddle's
+    one `t` for the variable. With a `t` for each row this is also Paddle's
     `SparseAdamSGDRule`, whose epsilon is 1e-8.
 
     Args:
@@ -242,7 +242,7 @@ class AdamW(Adam, kind="adamw", is_in_keras=True):
     >>> tsw.optimizers.AdamW(0.001, weight_decay=0.01)
     """
 
-    # Keras's order: after the learning rate.
+    # The place in Keras's order of arguments: after the learning rate.
     weight_decay: NonNegative = 0.004
 
 
@@ -259,7 +259,7 @@ class AMSGrad(Adam, kind="amsgrad"):
     Source: `keras.optimizers.Adam(amsgrad=True)`; Reddi et al., arXiv
     1904.09237. With `weight_decay` it is Keras's `AdamW(amsgrad=True)`.
 
-    Arguments and errors are those of `Adam`.
+    Arguments and errors are as for `Adam`.
 
     Example:
 
@@ -280,8 +280,8 @@ class RMSprop(Rule, kind="rmsprop", is_in_keras=True):
     ```
 
     Source: `keras.optimizers.RMSprop`; Tieleman and Hinton, 2012; centered:
-    Graves, arXiv 1308.0850. Keras has no `max`: there rounding can make the
-    root that of a negative number.
+    Graves, arXiv 1308.0850. Keras has no `max`: there rounding can lead to the
+    root of a negative number.
 
     Args:
         learning_rate, **options: See `tfswitch.optimizers`.
@@ -396,7 +396,7 @@ class GroupFtrl(Ftrl, kind="group_ftrl", mixes_coordinates=True):
     Ni et al., "Adaptive optimizers with sparse group lasso", 2021, where l1 is
     multiplied by sqrt(D).
 
-    Arguments and errors are those of `Ftrl`.
+    Arguments and errors are as for `Ftrl`.
 
     Example:
 
@@ -414,9 +414,9 @@ class PaddleAdagrad(Rule, kind="paddle_adagrad", mixes_coordinates=True):
     G = G + mean(s^2)
     ```
 
-    `G` starts at 0, and the step is by the `G` of before it. `shows` come with
-    the push, `table.push(ids, gradients, shows=...)`; without them
-    they are how often the id is in the push.
+    `G` starts at 0, and a step uses the `G` from before it. `shows` come with
+    the push, `table.push(ids, gradients, shows=...)`; without them they are how
+    often the id is in the push.
 
     Source: PaddlePaddle's `SparseAdaGradSGDRule`, `sparse_sgd_rule.cc`. There a
     push of 0 shows divides by 0.
@@ -446,7 +446,7 @@ class PaddleStdAdagrad(PaddleAdagrad, kind="paddle_std_adagrad"):
 
     Source: PaddlePaddle's `StdAdaGradSGDRule`, `sparse_sgd_rule.cc`.
 
-    Arguments and errors are those of `PaddleAdagrad`.
+    Arguments and errors are as for `PaddleAdagrad`.
 
     Example:
 
@@ -471,7 +471,7 @@ class PaddleSharedAdam(Adam, kind="paddle_shared_adam", mixes_coordinates=True):
     Source: PaddlePaddle's `SparseSharedAdamSGDRule`, `sparse_sgd_rule.cc`. It
     does not scale by shows, and neither does this.
 
-    Arguments and errors are those of `Adam`.
+    Arguments and errors are as for `Adam`.
 
     Example:
 

@@ -15,14 +15,15 @@ from tfswitch.optimizers._conversion import get
 class Segments(Optimizer, kind="segments", mixes_coordinates=True):
     """Parts of a row, each with an optimizer of its own.
 
-    A row of a wide-and-deep model, whose first float is the wide weight:
+    Example: a row of a wide-and-deep model, whose first float is the wide
+    weight:
 
     >>> tsw.optimizers.Segments([
     ...     (1, tsw.optimizers.Ftrl(0.1, l1_regularization_strength=0.01)),
     ...     (None, tsw.optimizers.Adagrad(0.05)),
     ... ])
 
-    Options belong to the parts. Norms, for `clipnorm` and `cowclip`, are those
+    Options belong to the parts. The norms of `clipnorm` and `cowclip` are those
     of the part.
 
     Args:
@@ -30,11 +31,11 @@ class Segments(Optimizer, kind="segments", mixes_coordinates=True):
             the row on. The last dimension may be None, for the rest of the row;
             else they must sum to the table's. An optimizer is any value that
             `get` takes; its learning rate must be a number.
-        learning_rate: The factor of the parts' rates; as for other optimizers,
-            so a schedule is given here.
+        learning_rate: A factor of all parts' rates; as for other optimizers, so
+            it may be a schedule.
 
     Raises:
-        ValueError: If a part is none. When the table is created: if the
+        ValueError: If a part is malformed. When the table is created: if the
             dimensions do not sum to the table's.
     """
 

@@ -1,8 +1,8 @@
 """The actor that owns a server process.
 
-Ray sends this module to the actor's process by value, and it imports no part of
+Ray sends this module to the actor's process by value. It imports no part of
 tfswitch that imports TensorFlow: a server needs neither its seconds nor its
-memory, and a node of servers need not have it.
+memory, and a node of servers need not have it installed.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ from typing import Any
 import ray
 from ray.util import metrics
 
-# The former server of a node that Ray has given up may live some time longer,
-# with its lock on the data folder.
+# If Ray has given up a node, its former server may still live for some time and
+# hold the lock on the data folder.
 _LOCK_SECS = 120.0
 _LOCK_TEXT = "another process writes to"
 _KEPT_LINES = 20
@@ -67,17 +67,19 @@ class ServerActor:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         command = ["serve"]
         if data_dir is not None and "://" in data_dir:
-            # What the store has not yet is lost with this process.
+            # Rows that are not uploaded yet are lost with this process.
             self._folder = tempfile.TemporaryDirectory(prefix="tfswitch-")
             command += [f"--data_dir={self._folder.name}/data"]
             command += [f"--remote={data_dir}", f"--cluster_name={name}"]
         elif data_dir is not None:
-            # One that the servers share: a save is of all of them.
+            # The servers share this folder, because a save contains all of
+            # them.
             checkpoints = os.path.join(data_dir, "checkpoints")
             command += [f"--data_dir={os.path.join(data_dir, str(index))}"]
             command += [f"--checkpoint_root={checkpoints}"]
             command += [f"--cluster_name={name}"]
-            with contextlib.suppress(OSError):  # The server says it better.
+            # The server reports the error more clearly.
+            with contextlib.suppress(OSError):
                 os.makedirs(checkpoints, exist_ok=True)
         host = host or ray.util.get_node_ip_address()
         self._command = [
@@ -96,10 +98,10 @@ class ServerActor:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def info(self) -> dict[str, Any]:
-        """Where the server is, and how to talk to it.
+        """Returns the address of the server, and how to talk to it.
 
         Raises:
-            RuntimeError: If it did not start; with its lines.
+            RuntimeError: If it did not start. The message has its lines.
         """
         if self._error:
             raise RuntimeError(
@@ -119,7 +121,7 @@ class ServerActor:
     async def wait_for_end(self, address: str) -> None:
         """Returns when the server is not at the address any more.
 
-        Who waits hears of the end of this process.
+        The caller also notices if this process ends.
         """
         if address == self._address:
             await asyncio.Event().wait()
@@ -159,7 +161,7 @@ class ServerActor:
                 self._clean()
                 os._exit(1)
             if self._is_again and _LOCK_TEXT not in text:
-                # What it needs may come back: Ray tries it again.
+                # The cause may pass, so Ray tries again.
                 print(f"the server did not start: exit code {code}", flush=True)
                 time.sleep(_RETRY_SECS)
                 self._clean()
@@ -182,7 +184,7 @@ class ServerActor:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            # Ctrl-C at the driver's terminal is not for the server.
+            # Ctrl-C at the driver's terminal must not reach the server.
             start_new_session=True,
             preexec_fn=ending_with_parent(()),
         ) as process:
@@ -207,7 +209,7 @@ class ServerActor:
         return f"{scheme}://{','.join(info['address'] for info in infos)}"
 
     def _measure(self) -> None:
-        """Tells Ray's metrics the rows of all servers."""
+        """Reports the rows of all servers to Ray's metrics."""
         assert self._loop is not None
         _put_package()
         from tfswitch._reports import TableStats
@@ -256,13 +258,13 @@ class ServerActor:
                 made = stats["inserted_rows"]
                 then, before = former.get(table, (now, made))
                 if now > then:
-                    # A server that comes back counts anew.
+                    # A restarted server counts from 0.
                     rate.set(max(0, made - before) / (now - then), tags)
                 former[table] = now, made
 
 
 def _put_package() -> None:
-    """Lets modules of tfswitch be imported without TensorFlow."""
+    """Makes modules of tfswitch importable without TensorFlow."""
     if "tfswitch" not in sys.modules:
         import tfswitch_command
 

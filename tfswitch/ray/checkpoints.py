@@ -24,21 +24,21 @@ def save_checkpoint(
     cluster: Cluster | None = None,
     **options: Any,
 ) -> "Checkpoint":
-    """Saves the tables where the servers are, and returns a reference to it.
+    """Makes the servers save the tables, and returns a reference to the save.
 
-    The rows do not pass this process, nor Ray's storage.
+    The rows do not pass through this process or Ray's storage.
 
     Args:
-        path: As of `Cluster.save`: a folder that the servers share, or a URL.
-            Each call is one more save there.
+        path: As for `Cluster.save`: a folder that the servers share, or a URL.
+            Each call makes one more save there.
         model: A Keras model whose dense weights go into the checkpoint.
-        cluster: By default that of `tfswitch.connect`.
-        options: Of `Cluster.save`. `keep` says how many saves stay: no fewer
-            than Ray keeps checkpoints (`num_to_keep`).
+        cluster: The cluster to use; by default that of `tfswitch.connect`.
+        options: Options of `Cluster.save`. `keep` is how many saves stay: it
+            must be at least as many as Ray keeps checkpoints (`num_to_keep`).
 
     Returns:
-        For `ray.train.report(metrics, checkpoint=...)`. Its folder is removed
-        when the object is gone.
+        A checkpoint for `ray.train.report(metrics, checkpoint=...)`. Its folder
+        is removed with the object.
 
     Raises:
         OSError, RuntimeError, ValueError: As `Cluster.save`.
@@ -61,7 +61,7 @@ def save_checkpoint(
         json.dump({"path": os.fspath(path), "save": report["save"]}, file)
     if model is not None:
         with warnings.catch_warnings():
-            # That the rows are not in the file.
+            # The warning says that the file lacks the rows.
             warnings.simplefilter("ignore", UserWarning)
             model.save_weights(os.path.join(folder, _WEIGHTS))
     return checkpoint
@@ -77,17 +77,17 @@ def restore_checkpoint(
     """Restores the tables that a checkpoint refers to.
 
     Args:
-        checkpoint: One of `save_checkpoint`.
+        checkpoint: A checkpoint of `save_checkpoint`.
         model: Gets the dense weights.
-        cluster: By default that of `tfswitch.connect`.
-        options: Of `Cluster.restore`.
+        cluster: The cluster to use; by default that of `tfswitch.connect`.
+        options: Options of `Cluster.restore`.
 
     Returns:
-        As `Cluster.restore`.
+        The result of `Cluster.restore`.
 
     Raises:
         ValueError: If the checkpoint is another one, or has no dense weights.
-        KeyError: If the save is there no more: see `keep` of `save_checkpoint`.
+        KeyError: If the save was removed: see `keep` of `save_checkpoint`.
         OSError: As `Cluster.restore`.
     """
     cluster = default_cluster() if cluster is None else cluster

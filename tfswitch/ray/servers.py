@@ -22,9 +22,9 @@ from tfswitch import _following, _tls
 from tfswitch._ranges import bad_argument, is_number
 from tfswitch.ray import _server_actor
 
-# A call of an actor for each process that is connected.
+# Each connected process makes one long call to an actor.
 _MAX_CALLS = 10_000
-# Those that arguments give.
+# Flags that arguments of start_servers set.
 _OWNED_FLAGS = {
     *("address", "shard_index", "num_shards", "data_dir", "cluster_name"),
     *("push_log", "tls_ca", "tls_cert", "tls_key", "token_file", "insecure"),
@@ -39,7 +39,7 @@ class Servers:
     Thread-safe. As a context manager it stops them at the end.
 
     Attributes:
-        name: Of the cluster.
+        name: The name of the cluster.
         address: "ray://NAME", for `tfswitch.connect`.
     """
 
@@ -53,14 +53,14 @@ class Servers:
 
     @property
     def num_servers(self) -> int:
-        """How many there are."""
+        """How many servers there are."""
         return len(self._actors)
 
     def addresses(self) -> list[str]:
-        """Returns where the servers are now, as "host:port" in shard order.
+        """Returns the present addresses, as "host:port" in shard order.
 
         Raises:
-            ConnectionError: If Ray has given one up.
+            ConnectionError: If Ray has given a server up.
         """
         try:
             infos = ray.get([actor.info.remote() for actor in self._actors])
@@ -71,13 +71,14 @@ class Servers:
         return [info["address"] for info in infos]
 
     def stop(self, timeout: float = 60.0) -> None:
-        """Ends the servers, which save their rows before. Idempotent.
+        """Ends the servers, which save their rows first. Idempotent.
 
         Args:
             timeout: How long they may take, in seconds; then they are killed.
 
         Raises:
-            RuntimeError: If one could not save its rows, or had no time to.
+            RuntimeError: If a server could not save its rows, or had no time
+                to.
         """
         if not self._actors:
             return
@@ -120,7 +121,7 @@ class Servers:
         except RuntimeError as error:
             if exc is None:
                 raise
-            # The first error is the one that the user has to hear of.
+            # The user sees the first error as an exception.
             print(f"tfswitch: warning: {error}", file=sys.stderr, flush=True)
 
     def __repr__(self) -> str:
@@ -148,42 +149,43 @@ def start_servers(
 ) -> Servers:
     """Starts parameter servers as actors of a placement group.
 
-    Each actor owns a server process. When the process, the actor or the node
-    ends, Ray starts the actor again where the resources are. The server then
-    recovers from `data_dir`, and all that is connected to "ray://NAME" goes
-    there. The processes need no TensorFlow.
+    Each actor owns a server process. If the process, the actor or the node
+    ends, Ray starts the actor again on a node with room. The server then
+    recovers from `data_dir`, and connections to "ray://NAME" follow. The
+    processes need no TensorFlow.
 
     Args:
-        num_servers: How many.
-        name: Of the cluster. Two in one Ray cluster need different ones.
-        resources_per_server: Of each bundle of the placement group, as Ray
-            names them. None: `{"CPU": 1}`.
+        num_servers: How many servers to start.
+        name: The name of the cluster. Two in one Ray cluster need different
+            ones.
+        resources_per_server: The resources of each bundle of the placement
+            group, as Ray names them. None: `{"CPU": 1}`.
         data_dir: A folder of a volume that all nodes share; server i has the
             folder `i` below it, and `Cluster.save` the folder `checkpoints`.
-            Or a URL of an object store, as of `tfswitch
-            serve --remote` (docs/object_stores.md): a server that is started
-            again has its last save that was uploaded. None: its rows are lost.
+            Or a URL of an object store, as for `tfswitch serve --remote`
+            (docs/object_stores.md): a restarted server has the rows of its last
+            uploaded save. None: a restarted server has no rows.
         push_log: Whether no acknowledged write is lost with a process or a node
             (docs/durability.md). None: if `data_dir` is a folder.
-        tls: `cert` and `key` of the servers, and with `ca` client certificates
-            are asked for. The files must be on all nodes.
+        tls: `cert` and `key` of the servers; with `ca` they ask for client
+            certificates. The files must be on all nodes.
         token_file: The tokens of clients (docs/access.md), on all nodes.
         insecure: Serve other machines without TLS and tokens.
         host: The address that a server binds and that clients get. None: the
-            node's, as Ray has it. "127.0.0.1" if all is on one machine.
+            node's address in Ray. "127.0.0.1" if all is on one machine.
         placement: "spread", "strict_spread" (one server on each node), "pack"
             or "strict_pack".
-        server_flags: Others of `tfswitch serve --help`, such as
-            `{"checkpoint_every": "5m"}`. A list is a flag that is repeated.
-        max_restarts: How often each server is started again; -1: always.
-        detached: Whether the servers go on when this program ends. Otherwise
-            Ray kills them; call `stop` to have them save. `get_servers` finds
-            them again.
-        runtime_env: Ray's, of the actors.
+        server_flags: Other flags of `tfswitch serve --help`, such as
+            `{"checkpoint_every": "5m"}`. A list repeats a flag.
+        max_restarts: How often each server is restarted; -1: always.
+        detached: Whether the servers stay when this program ends, where
+            `get_servers` finds them. Otherwise Ray kills them; call `stop` to
+            save their rows.
+        runtime_env: Ray's environment of the actors.
         metrics_secs: How often the tables' rows, new rows per second and bytes
-            go to Ray's metrics, in seconds. Servers that ask for tokens get
-            one of the environment (`runtime_env`), as clients do.
-        timeout: How long their start may take, in seconds.
+            go to Ray's metrics, in seconds. If servers ask for tokens, the
+            actors take one from the environment (`runtime_env`), as clients do.
+        timeout: Longest time for their start, in seconds.
 
     Raises:
         ValueError: If an argument is not allowed, or servers of that name run.
@@ -249,7 +251,7 @@ def start_servers(
         **(server_flags or {}),
     }
     resources = dict(resources_per_server or {"CPU": 1})
-    # By value, so that the actors do not import TensorFlow.
+    # Sent by value, so that the actors do not import TensorFlow.
     ray.cloudpickle.register_pickle_by_value(_server_actor)
     actor_type: Any = ray.remote(_server_actor.ServerActor)
     lifetime = "detached" if detached else None
@@ -306,11 +308,11 @@ def start_servers(
 
 
 def get_servers(name: str = "tfswitch", timeout: float = 30.0) -> Servers:
-    """Returns servers that run, such as detached ones of another program.
+    """Returns running servers, such as detached ones of another program.
 
     Args:
-        name: As of `start_servers`.
-        timeout: How long they are waited for, in seconds.
+        name: The name that `start_servers` got.
+        timeout: Longest wait for them, in seconds.
 
     Raises:
         ConnectionError: If Ray has none of that name.
@@ -385,10 +387,11 @@ def _wait_for_start(servers: Servers, give_up: float, timeout: float) -> None:
 
 
 def _remove(actors: Sequence[Any], group: PlacementGroup) -> None:
-    if not ray.is_initialized():  # Then they are gone, or detached.
+    if not ray.is_initialized():  # Without Ray they are gone, or detached.
         return
     for actor in actors:
-        with contextlib.suppress(RayError):  # It may have ended by itself.
+        # The actor may have ended by itself.
+        with contextlib.suppress(RayError):
             ray.kill(actor)
     remove_placement_group(group)
 

@@ -23,16 +23,16 @@ from tfswitch.train.worker import present_workers
 
 _POLL_SECS = 1.0
 _METRICS_SECS = 5.0
-_ABSENT_SECS = 5.0  # A worker that is not heard of for so long is said.
-_HEAD_SECS = 5.0  # Of silence of the head, until it is said.
+_ABSENT_SECS = 5.0  # A worker that is silent for so long is reported.
+_HEAD_SECS = 5.0  # The silence of the head after which it is reported.
 
 
 class WorkersLost(RuntimeError):  # noqa: N818
     """Workers have ended before their function has, and were not replaced.
 
     Attributes:
-        lost: Their numbers.
-        results: Of the others, by number.
+        lost: The numbers of these workers.
+        results: The results of the others, by number.
     """
 
     def __init__(self, lost: Sequence[int], results: dict[int, Any]) -> None:
@@ -47,7 +47,7 @@ class WorkersLost(RuntimeError):  # noqa: N818
 
 
 class _WorkerActor:
-    """One worker. Its function runs in one thread, and its end in another."""
+    """One worker. One thread runs its function, another one ends it."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class _WorkerActor:
             return train_fn(*args)
 
     def leave(self) -> None:
-        """Lets nobody wait for this worker, whose process ends now."""
+        """Leaves the group, so that nobody waits for this ending process."""
         for worker in present_workers():
             worker.leave()
 
@@ -84,7 +84,8 @@ class _WorkerActor:
                 try:
                     count = worker.stats()["num_steps"]
                 except (OSError, RuntimeError):
-                    continue  # Of another worker, or its servers are away.
+                    # The worker has no number here, or its servers are away.
+                    continue
                 tags = {"group": worker.group, "worker": str(self._number)}
                 now = time.monotonic()
                 then, before = former.get(worker.group, (now, count))
@@ -105,7 +106,7 @@ class _Running:
 
 
 class _Head:
-    """Says when Ray's head is lost: Ray itself is silent for a minute then."""
+    """Reports a lost head of Ray; Ray itself is silent for a minute then."""
 
     def __init__(self) -> None:
         self._heard = time.monotonic()
@@ -134,15 +135,15 @@ class _Head:
 
     def _ask(self) -> None:
         while not self._ends.wait(_POLL_SECS):
-            ray.nodes()  # It waits for the head.
+            ray.nodes()  # This waits for the head.
             self._heard = time.monotonic()
 
 
 class Workers:
-    """Workers that train. Made by `start_workers`.
+    """Running workers. Made by `start_workers`.
 
     Thread-safe: one thread may wait for the results while others add and remove
-    workers. As a context manager it ends those that still run.
+    workers. As a context manager it ends workers that still run.
     """
 
     def __init__(
@@ -178,15 +179,15 @@ class Workers:
         self.add(num_workers)
 
     def numbers(self) -> list[int]:
-        """Returns the numbers of the workers that run."""
+        """Returns the numbers of the running workers."""
         with self._lock:
             return sorted(self._pending.values())
 
     def add(self, count: int = 1) -> list[int]:
         """Starts more workers, while the others train.
 
-        Each joins the group at the clock of the slowest, and takes items of the
-        work queue.
+        Each joins the group at the clock of the slowest worker, and takes items
+        of the work queue.
 
         Returns:
             Their numbers, which no worker of this job has had.
@@ -222,14 +223,14 @@ class Workers:
     def remove(self, number: int) -> None:
         """Ends a worker, while the others train.
 
-        Nobody waits for it any more, and others go on with its item of the work
-        queue behind its last step.
+        The others do not wait for it any more, and continue with its item of
+        the work queue after its last step.
 
         Args:
-            number: Of one that runs.
+            number: The number of a running worker.
 
         Raises:
-            KeyError: If there is none of that number.
+            KeyError: If there is no running worker of that number.
         """
         with self._lock:
             if number not in self._pending.values():
@@ -257,16 +258,16 @@ class Workers:
     def wait(self) -> dict[int, Any]:
         """Waits until all workers have ended.
 
-        The first exception of a function ends all workers. One that Ray has
-        lost, and does not start again, ends none of the others.
+        The first exception of a function ends all workers. If Ray has lost a
+        worker and does not restart it, the others continue.
 
         Returns:
-            What the functions have returned, by the number of the worker, less
-            those that were removed or lost.
+            The functions' results by the number of the worker, without workers
+            that were removed or lost.
 
         Raises:
             WorkersLost: If more than `max_lost` were lost.
-            Exception: That of a worker's function.
+            Exception: The exception of a worker's function.
         """
         head = _Head()
         try:
@@ -288,11 +289,11 @@ class Workers:
         return dict(sorted(self._results.items()))
 
     def stop(self) -> None:
-        """Ends those that still run, at once. Idempotent."""
+        """Ends all workers that still run, at once. Idempotent."""
         with self._lock:
             actors, self._actors = self._actors, {}
             self._pending = {}
-        if not ray.is_initialized():  # Then they have ended.
+        if not ray.is_initialized():  # Without Ray they have ended.
             return
         for each in actors.values():
             ray.kill(each.actor)
@@ -309,7 +310,7 @@ class Workers:
         self.stop()
 
     def _check_presence(self) -> None:
-        """Says who is not there, and gives up who stays away."""
+        """Reports absent workers, and gives up those that stay away."""
         with self._lock:
             running = {
                 number: self._actors[number]
@@ -324,7 +325,7 @@ class Workers:
             try:
                 ray.get(reference)
             except RayError:
-                continue  # Ray starts it again, or its `run` says why not.
+                continue  # Ray restarts it, or its `run` says why not.
             each.heard, each.has_started = now, True
         absent = [
             number
@@ -452,37 +453,38 @@ def run_workers(
 ) -> dict[int, Any]:
     """Runs a function in several workers, and waits for all of them.
 
-    Each is a process with its own TF_CONFIG, so that `tfswitch.train.Worker`
-    and `ParameterServerOptimizer` know which worker they are, and is connected
-    to the servers. Ray starts a worker again that has died, as the same worker
-    and from the beginning of the function: data comes best from a
-    `tfswitch.data.WorkQueue`, which goes on behind its last step.
+    Each worker is a process that is connected to the servers. Its own TF_CONFIG
+    tells `tfswitch.train.Worker` and `ParameterServerOptimizer` its number. If
+    a worker dies, Ray restarts it as the same worker, from the beginning of the
+    function. So read data from a `tfswitch.data.WorkQueue`, which continues
+    after the last step.
 
     Args:
-        train_fn: Pickled, with what it refers to.
+        train_fn: The function. It is pickled, with all that it refers to.
         num_workers: How many; the group waits for so many at the start.
-        servers: What `start_servers` returned, or an address.
-        args: Of the function.
-        resources_per_worker: None: `{"CPU": 1}`.
-        max_restarts: How often Ray starts a worker again whose process or node
-            has died; -1: always. One for which Ray has no room within
-            `timeout` is lost.
-        max_lost: How many may then be lost without an error: the others go on.
+        servers: The result of `start_servers`, or an address.
+        args: The arguments of the function.
+        resources_per_worker: Ray's resources. None: `{"CPU": 1}`.
+        max_restarts: How often Ray restarts a worker whose process or node has
+            died; -1: always. If Ray has no room for it within `timeout`, the
+            worker is lost.
+        max_lost: How many workers may be lost without an error: the others
+            continue.
         timeout: The longest wait of a call for a server, in seconds, and so the
-            longest time that Ray may need to start a server again; and the
-            longest wait for the workers to start.
+            longest time that Ray may need to restart a server; and the longest
+            wait for the workers to start.
         tls, token: As for `tfswitch.connect`, in the workers; the token as the
-            `pathlib.Path` of its file. Files must be on their nodes. None: the
-            environment's, such as that of `runtime_env`.
-        runtime_env: Ray's, of the actors.
+            `pathlib.Path` of its file. Files must be on their nodes. None:
+            taken from the environment, such as that of `runtime_env`.
+        runtime_env: Ray's environment of the actors.
 
     Returns:
-        What the function has returned, by the number of the worker.
+        The function's results, by the number of the worker.
 
     Raises:
         WorkersLost: If more than `max_lost` were lost.
         TimeoutError: If Ray has no room for the workers.
-        Exception: The first of a function. All workers are ended then.
+        Exception: The first exception of a function. It ends all workers.
 
     Example:
 

@@ -1,7 +1,7 @@
 """Saves of servers in object stores (docs/object_stores.md).
 
-`_store` is a folder of a store, `_saves` are the manifests there and on the
-disk, `_transfer` moves saves between the two. `companion` runs beside a server;
-`checkpoint` is the side of clients, which ask the companion through `_desk`.
-Nothing here imports TensorFlow.
+`_store` is a folder of a store, `_saves` reads manifests there and on the disk,
+`_transfer` moves saves between the two. `companion` runs beside a server.
+`checkpoint` is for clients, which ask the companion through `_desk`. Nothing
+here imports TensorFlow.
 """

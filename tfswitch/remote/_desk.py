@@ -1,8 +1,8 @@
 """Requests of clients to the companion of server 0, as objects in the store.
 
-A request is `requests/<id>.json`; its answer `answers/<id>.json` is written
-again while the work goes on, so that the client sees that somebody is at it.
-The client removes both.
+A request is `requests/<id>.json`. The companion writes its answer,
+`answers/<id>.json`, again and again while it works, so that the client sees
+progress. The client removes both.
 """
 
 import json
@@ -14,7 +14,7 @@ from tfswitch.remote._store import Store, join
 
 # Below the servers' URL; no checkpoint has this name.
 SERVERS = "tfswitch-servers"
-# Says whose URL it is.
+# Names the cluster that the URL belongs to.
 MARKER = join(SERVERS, "remote.json")
 _REQUESTS = join(SERVERS, "requests")
 _ANSWERS = join(SERVERS, "answers")
@@ -25,7 +25,7 @@ MAX_BYTES = 64 << 10
 
 
 def shard_folder(shard_index: int) -> str:
-    """The folder of one server's own saves."""
+    """Returns the folder of one server's own saves."""
     return join(SERVERS, f"{shard_index:05d}")
 
 
@@ -33,7 +33,7 @@ def read_json(store: Store, path: str) -> dict[str, Any] | None:
     """Returns an object's JSON; None if it is not there.
 
     Raises:
-        DamagedError: If it is something else.
+        DamagedError: If it is no JSON object.
     """
     text = store.read(path, MAX_BYTES)
     if text is None:
@@ -53,10 +53,10 @@ def write_json(store: Store, path: str, value: dict[str, Any]) -> None:
 
 
 def check_marker(store: Store, cluster: str, num_shards: int) -> None:
-    """Makes a URL that of a cluster, if it is not yet that of another.
+    """Marks a URL as a cluster's, unless it belongs to another one.
 
     Raises:
-        ValueError: If it is of another cluster, or of another version.
+        ValueError: If it belongs to another cluster, or has another version.
     """
     marker = {
         "format": _FORMAT,
@@ -114,15 +114,15 @@ def request_ids(store: Store) -> list[str]:
 
 
 def request_name(request_id: str) -> str:
-    """The path of a request."""
+    """Returns the path of a request."""
     return join(_REQUESTS, f"{request_id}.json")
 
 
 def answer_name(request_id: str) -> str:
-    """The path of its answer."""
+    """Returns the path of the answer to a request."""
     return join(_ANSWERS, f"{request_id}.json")
 
 
 def clear_answers(store: Store) -> None:
-    """Removes those that clients have left."""
+    """Removes answers that clients have left."""
     store.remove(join(_ANSWERS, name) for name in store.sizes(_ANSWERS))

@@ -1,6 +1,6 @@
 """Manifests of checkpoints: the saves of a folder, and the files of each.
 
-docs/checkpoint_format.md has their form. A store may hold anything: names of
+docs/checkpoint_format.md describes them. A store may contain anything: names of
 files that lead out of the checkpoint are refused.
 """
 
@@ -16,7 +16,7 @@ NEWEST = "manifest.json"
 MAX_MANIFEST_BYTES = 256 << 20
 
 _FORMER = re.compile(r"manifest-\d{6,13}\.json", re.ASCII)
-# The folder of the files of no table.
+# The folder of files that belong to no table.
 _SERVER_FOLDER = "%server"
 
 
@@ -35,13 +35,13 @@ class SavedFile:
 
 @dataclasses.dataclass(frozen=True)
 class Save:
-    """One save of a checkpoint, of its manifest `text`."""
+    """One save of a checkpoint, with its manifest `text`."""
 
     text: bytes
     number: int
     save_id: str
     files: tuple[SavedFile, ...]
-    # Of a server's own state.
+    # For a server's own state.
     num_writes: int
 
     @property
@@ -50,7 +50,7 @@ class Save:
 
 
 def former_name(number: int) -> str:
-    """The name of the manifest of a save that is not the newest."""
+    """Returns the name of the manifest of a save that is not the newest."""
     return f"manifest-{number:06d}.json"
 
 
@@ -68,8 +68,8 @@ def parse(text: bytes, where: str) -> Save:
     """Reads a manifest.
 
     Raises:
-        DamagedError: If it is none, or names files that are not below it. The
-            message names `where`.
+        DamagedError: If it is no manifest, or names files that are not below
+            it. The message names `where`.
     """
     try:
         manifest = json.loads(text)
@@ -106,7 +106,7 @@ def parse(text: bytes, where: str) -> Save:
 
 
 def folder_of(table: str) -> str:
-    """The folder of a table's files, as `FileNameOf` in cc/base/files.cc."""
+    """Returns a table's folder, as `FileNameOf` in cc/base/files.cc."""
     name = ""
     for byte in table.encode("utf-8", "surrogateescape"):
         char = chr(byte)
@@ -155,7 +155,7 @@ def on_disk(folder: Path) -> list[Save]:
             try:
                 text = (folder / name).read_bytes()
             except FileNotFoundError:
-                continue  # It was not kept.
+                continue  # It was removed meanwhile.
             saves.append(parse(text, str(folder / name)))
     return sort(saves)
 
@@ -169,7 +169,7 @@ def ids_of(folder: Path) -> set[str]:
         try:
             ids.add(parse((folder / name).read_bytes(), name).save_id)
         except OSError:
-            pass  # Nothing can be said of it.
+            pass  # A manifest that cannot be read has no id.
     return ids
 
 

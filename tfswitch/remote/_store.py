@@ -6,32 +6,32 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-# Of a file while it is read back or fetched.
+# The bytes that are read at a time when a file is checked or fetched.
 BLOCK_BYTES = 8 << 20
 
-# Stores in which an object that is being written is seen in part; a rename puts
-# it in place.
+# In these stores a reader may see part of an object that is being written, so
+# it is written under another name and renamed.
 _WITHOUT_ATOMIC_WRITES = {"file", "local", "hdfs", "arrow_hdfs"}
 
 
 def is_url(path: object) -> bool:
-    """Whether a path is one of a store, rather than of a disk."""
+    """Whether a path is in a store rather than on a disk."""
     return isinstance(path, str) and "://" in path
 
 
 def join(*parts: str) -> str:
-    """Joins paths with a slash, without those that are empty."""
+    """Joins paths with a slash, and leaves out empty ones."""
     return "/".join(filter(None, parts))
 
 
 class Store:
-    """A folder of a store. Objects in it have paths below it.
+    """A folder of a store. Objects have paths relative to it.
 
-    Thread-safe. Methods raise what fsspec does, which for most stores are
-    `OSError`s, unless it is said otherwise.
+    Thread-safe. Methods raise the errors of fsspec, which are `OSError`s for
+    most stores, unless documented otherwise.
 
     Args:
-        url: Such as "s3://bucket/folder".
+        url: For example "s3://bucket/folder".
 
     Raises:
         ValueError: If it is no URL of a kind that fsspec knows.
@@ -81,11 +81,11 @@ class Store:
         """Returns the contents of an object; None if it is not there.
 
         Raises:
-            OSError: If it has more than `max_bytes`, too.
+            OSError: Also if it has more than `max_bytes`.
         """
         self._files.invalidate_cache()
         try:
-            # One call, which sees one version of the object.
+            # One call, so that all bytes are of one version of the object.
             data = self._files.cat_file(
                 join(self._root, path), start=0, end=max_bytes + 1
             )
@@ -113,7 +113,7 @@ class Store:
     ) -> int:
         """Hands an object's blocks to `write`; returns their zlib.crc32.
 
-        Stops behind `num_bytes`, so that a longer object has another sum.
+        Stops after `num_bytes`, so that a longer object has another sum.
         """
         crc = count = 0
         for block in self._blocks(path):
@@ -125,13 +125,13 @@ class Store:
         return crc if count == num_bytes else -1
 
     def put(self, local: str, path: str, progress: Callable[[], None]) -> None:
-        """Uploads a file. A reader may see a part of it meanwhile."""
+        """Uploads a file. A reader may see part of it meanwhile."""
         self._files.put_file(
             local, join(self._root, path), callback=_callback(progress)
         )
 
     def publish(self, path: str, data: bytes) -> None:
-        """Writes an object that no reader sees in part."""
+        """Writes an object of which no reader sees a part."""
         name = join(self._root, path)
         if self._is_atomic:
             self._files.pipe_file(name, data)
@@ -139,13 +139,13 @@ class Store:
         temporary = f"{name}.{secrets.token_hex(8)}.tmp"
         self._files.pipe_file(temporary, data)
         if not self._is_disk:
-            # HDFS renames to no name that is there.
+            # HDFS cannot rename to a present name.
             with contextlib.suppress(FileNotFoundError):
                 self._files.rm_file(name)
         self._files.mv(temporary, name)
 
     def remove(self, paths: Iterable[str]) -> None:
-        """Removes objects; those that are not there do not matter."""
+        """Removes objects; missing ones are ignored."""
         for path in paths:
             with contextlib.suppress(FileNotFoundError):
                 self._files.rm_file(join(self._root, path))

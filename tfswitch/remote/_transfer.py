@@ -1,10 +1,10 @@
 """Moves the saves of a checkpoint between a disk and a store.
 
-A save is there for a reader once a manifest names its files. So files come
-before the manifest that names them, and former manifests before the newest;
-old manifests go before their files. Each moment of a transfer, also its end by
-a kill, leaves whole saves. A file's name is given once, so that one that
-is there with the right bytes and checksum need not come again.
+A reader sees a save once a manifest names its files. So files are written
+before the manifest that names them, and older manifests before the newest; old
+manifests are removed before their files. At each moment of a transfer, also if
+it is killed, the saves are whole. A file name is never used twice, so a file
+with the right bytes and checksum need not be sent again.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from tfswitch.remote import _saves
 from tfswitch.remote._saves import DamagedError, Save, SavedFile
 from tfswitch.remote._store import BLOCK_BYTES, Store, join
 
-# How often a transfer begins again because a save was replaced meanwhile.
+# How often a transfer starts again because a save was replaced meanwhile.
 _ATTEMPTS = 5
 _LOCK_SECS = 30.0
 
@@ -44,23 +44,24 @@ def upload(
     Every file is read back, and its checksum compared with the manifest's.
 
     Args:
-        folder: With the saves. A save that is removed meanwhile is left out.
-        store: Where to.
+        folder: The folder with the saves. A save that is removed meanwhile is
+            left out.
+        store: The target.
         path: The folder in the store.
-        known_ids: Of saves that were uploaded from or fetched to this folder
-            before.
+        known_ids: The ids of saves that were uploaded from or fetched to this
+            folder before.
         remember: Called with the id of the newest save before others see it.
         progress: Called now and then.
 
     Returns:
-        The newest save, and whether the store had it not yet; None if there is
+        The newest save, and whether it was new to the store; None if there is
         no save.
 
     Raises:
         ForeignSaveError: If the newest save in the store is of another folder.
             Nothing has changed there.
-        DamagedError: If a file of the folder is damaged, or is not in the
-            store as it was uploaded.
+        DamagedError: If a file of the folder is damaged, or the store has other
+            bytes than were uploaded.
     """
     for attempt in range(_ATTEMPTS):
         saves = _saves.on_disk(folder)
@@ -92,7 +93,7 @@ def _upload(
     sizes = store.sizes(path)
     there, _ = in_store(store, path, sizes)
     check_is_own(there, folder, store, path, known_ids)
-    # These were read back before their manifest was published.
+    # Read back before their manifest was published.
     good = {
         file
         for save in there
@@ -148,7 +149,7 @@ def _upload_file(
         store.put(str(local), remote, progress)
     except FileNotFoundError:
         if local.exists():
-            raise  # The bucket is not there, for example.
+            raise  # For example, the bucket is not there.
     if not local.exists():
         raise _GoneError(f"file '{local}' is missing")
     progress()
@@ -212,20 +213,21 @@ def fetch(
     progress: Callable[[Save, int], None],
     tell: Callable[[str], None],
 ) -> list[Save]:
-    """Brings the saves of a folder of a store to a folder without any.
+    """Copies the saves of a folder of a store to a folder without saves.
 
-    Files that are there already from an attempt before do not come again. The
-    manifest comes when all files are whole, on the disk.
+    Files that an earlier attempt has fetched are not fetched again. The
+    manifest is written when all files are whole and on the disk.
 
     Args:
-        store: Where from.
+        store: The source.
         path: The folder in the store.
-        folder: Made if it is not there.
-        all_saves: Else only the newest that is whole.
-        progress: Called with a save and how many bytes of it have come.
-        tell: Called with a line about each save that is damaged.
+        folder: The target; it is made if it is not there.
+        all_saves: Whether to fetch all saves, or only the newest whole one.
+        progress: Called with a save and how many bytes of it have arrived.
+        tell: Called with a line about each damaged save.
 
     Returns:
+        The fetched saves, the newest first. None: there is no save.
         The saves that came, the newest first. None: there is no save.
 
     Raises:
@@ -245,7 +247,7 @@ def fetch(
             if whole and not all_saves:
                 break
         if errors and in_store(store, path)[0] != there:
-            continue  # Its files went because a newer one came.
+            continue  # Its files were removed because a newer save came.
         if errors and not whole:
             raise errors[0]
         for skipped in errors:
@@ -321,7 +323,7 @@ def _is_whole_on_disk(path: Path, file: SavedFile) -> bool:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Writes a file that is there whole or not at all, also after a crash."""
+    """Writes a file whole or not at all, also if the machine crashes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     with open(part, "wb") as output:
@@ -342,7 +344,7 @@ def _sync(folder: Path) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keeps others out of a folder, as `FolderLock` in cc/base/files.h.
+    """Locks a folder, as `FolderLock` in cc/base/files.h.
 
     Raises:
         TimeoutError: If another process has it for 30 s.

@@ -1,4 +1,4 @@
-"""Checkpoints that a client saves to, and restores from, URLs of stores."""
+"""Checkpoints that a client saves to URLs of stores, and restores from them."""
 
 import secrets
 import sys
@@ -19,16 +19,16 @@ class RemoteCheckpoint:
     """A checkpoint below the `--remote` of servers.
 
     Args:
-        url: Of the checkpoint.
-        timeout: How long nothing may be heard of the servers' side, in seconds.
+        url: The URL of the checkpoint.
+        timeout: How long the servers' side may be silent, in seconds.
 
     Attributes:
-        path: On the servers.
+        path: The path of the checkpoint on the servers.
 
     Raises:
         ValueError: If no servers have their saves at or above the URL.
         ImportError: If a package is missing that the URL needs.
-        OSError: If the store cannot be read; for some stores others.
+        OSError: If the store cannot be read; some stores raise other errors.
     """
 
     def __init__(self, url: str, timeout: float) -> None:
@@ -37,7 +37,7 @@ class RemoteCheckpoint:
         protocol, path = self._url.split("://", 1)
         parts = path.split("/")
         for count in range(len(parts) - 1, 0, -1):
-            # The root of file:///folder is none.
+            # The root of file:///folder belongs to no servers.
             if not any(parts[:count]):
                 break
             store = Store(f"{protocol}://{'/'.join(parts[:count])}")
@@ -55,11 +55,11 @@ class RemoteCheckpoint:
         """Waits until the servers have the checkpoint, if the store has one.
 
         Returns:
-            The number of its newest save; 0: there is none.
+            The number of its newest save, or 0 without a save.
 
         Raises:
             OSError: If it is damaged.
-            TimeoutError: If nothing was heard for `timeout`.
+            TimeoutError: If the servers' side was silent for `timeout`.
         """
         manifest = join(self.path, _saves.NEWEST)
         if self._store.read(manifest, _saves.MAX_MANIFEST_BYTES) is None:
@@ -74,7 +74,7 @@ class RemoteCheckpoint:
 
         Raises:
             OSError: If it cannot be uploaded.
-            TimeoutError: If nothing was heard for `timeout`.
+            TimeoutError: If the servers' side was silent for `timeout`.
         """
         self._ask("upload", save, f"for save {save} to be in '{self._url}'")
 
@@ -107,7 +107,7 @@ class RemoteCheckpoint:
             if not has_said and now - begin >= _SAY_AFTER_SECS:
                 has_said = True
                 print(f"tfswitch: waiting {what}", file=sys.stderr, flush=True)
-            # Neither the line nor the error comes late.
+            # Wakes in time for both the line and the error.
             due = heard + self._timeout
             if not has_said:
                 due = min(due, begin + _SAY_AFTER_SECS)

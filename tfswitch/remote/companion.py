@@ -1,8 +1,8 @@
-"""The companion of a server: brings its saves to a store, and back.
+"""The companion of a server: uploads its saves to a store, and fetches them.
 
-One thread (`run`) looks at the folders of the server and uploads new saves.
-On server 0 a second one (`serve_requests`) hears requests of clients, hands
-them to the first and says how far it is.
+One thread (`run`) watches the folders of the server and uploads new saves. On
+server 0 a second one (`serve_requests`) reads requests of clients, hands them
+to the first and reports its progress.
 """
 
 import dataclasses
@@ -24,20 +24,20 @@ _POLL_SECS = 1.0
 _CHECK_SECS = 10.0
 _FIRST_BACKOFF_SECS = 1.0
 _LONGEST_BACKOFF_SECS = 60.0
-# Each look at the requests is a call of the store.
+# Each check for requests is a call of the store.
 _REQUEST_POLL_SECS = 0.1
 _LONGEST_REQUEST_POLL_SECS = 2.0
 
 _STATE = "state"
 # Folders in a data folder that are no checkpoints of clients.
 _OWN = (_STATE, "log")
-# Hidden, so that the server takes the folder for a new one.
+# Hidden, so that the server treats the folder as a new one.
 _MEMORY = ".remote.json"
-# Of the ids of saves; one is not enough, as a kill may come before a save is
-# published, or behind that.
+# How many ids of saves are kept. One is not enough: a kill may come before or
+# after a save is published.
 _NUM_REMEMBERED = 4
 
-# Errors that are the same the next time.
+# Errors that would occur again.
 _LASTING = (_transfer.ForeignSaveError, _saves.DamagedError)
 
 
@@ -55,7 +55,7 @@ def _mib(num_bytes: int) -> str:
 
 @dataclasses.dataclass
 class _Request:
-    """One of a client, and where its answer is."""
+    """A client's request, and the path of its answer."""
 
     request_id: str
     action: str
@@ -81,13 +81,13 @@ class Companion:
     """The saves of one server, in a folder of a store.
 
     Args:
-        url: Of all servers of the cluster.
+        url: The URL of all servers of the cluster.
         data_dir: The data folder of the server.
         checkpoint_root: The folder of checkpoints that clients ask for; server
-            0 has those of all servers.
+            0 handles those of all servers.
         shard_index: See `tsw.Server`.
         num_shards: See `tsw.Server`.
-        cluster: Its name.
+        cluster: The name of the cluster.
 
     Raises:
         ValueError, ImportError: As `Store`.
@@ -115,7 +115,7 @@ class Companion:
         self._wake = threading.Event()
         self._has_marker = False
         self._has_identity = False
-        # By paths in the store.
+        # The stamps of folders, by path in the store.
         self._stamps: dict[str, tuple[int, ...]] = {}
         self._uploaded: dict[str, int] = {}
         self._backoffs: dict[str, _Backoff] = {}
@@ -129,9 +129,9 @@ class Companion:
         """Fetches the server's newest save, if its data folder is new.
 
         Args:
-            timeout: How long a store that fails is tried, in seconds. With rows
-                on the disk it is tried once, for 10 s: the server can do
-                without.
+            timeout: How long to try if the store fails, in seconds. With rows
+                on the disk it is tried once, for 10 s, because the server can
+                start without it.
 
         Raises:
             ValueError: If the URL is of another cluster.
@@ -166,14 +166,14 @@ class Companion:
                 time.sleep(backoff.secs)
 
     def _is_new(self) -> bool:
-        """Whether nothing of a server is in the folder, but a broken fetch."""
+        """Whether the folder has nothing of a server, but a broken fetch."""
         try:
             names = set(os.listdir(self._data))
         except FileNotFoundError:
             return True
         if "log" in names or _saves.ids_of(self._data / _STATE):
             return False
-        # Other things without an identity: the server refuses it.
+        # With other files and without an identity, the server refuses it.
         return "identity.json" in names or all(
             name[0] == "." or name == "lost+found" for name in names
         )
@@ -241,9 +241,9 @@ class Companion:
             )
         own = self._data / "identity.json"
         if identity is not None and not own.exists():
-            # The server looks whether it is its own.
+            # The server checks whether the identity is its own.
             _transfer.write_file(own, identity)
-        # All that are there are overwritten by those that the server makes.
+        # The server's next saves overwrite all present ones.
         for save in reversed(there):
             self._remember(path, save.save_id)
         saves = _transfer.fetch(
@@ -258,8 +258,8 @@ class Companion:
             return
         counter = self._data / "writes"
         if not counter.exists():
-            # A counter that may be behind: the server says "at least".
-            # As cc/recovery/data_folder.h says; no boot has this id.
+            # The counter may be behind, so the server says "at least". No boot
+            # has this id: see cc/recovery/data_folder.h.
             _transfer.write_file(
                 counter,
                 struct.pack("<Q40s24x", saves[0].num_writes, b"fetched"),
@@ -273,7 +273,7 @@ class Companion:
     # --- Beside the server ---------------------------------------------------
 
     def run(self) -> None:
-        """Uploads until `stop`, and then the saves that are left."""
+        """Uploads until `stop`, and then the remaining saves."""
         while True:
             is_last = self._is_over.is_set()
             try:
@@ -289,13 +289,13 @@ class Companion:
             self._wake.clear()
 
     def stop(self) -> None:
-        """Has `run` return when all saves are uploaded."""
+        """Makes `run` return when all saves are uploaded."""
         self._backoffs.clear()
         self._is_over.set()
         self._wake.set()
 
     def _folders(self) -> Iterator[tuple[str, Path]]:
-        """The folders of saves, with their paths in the store."""
+        """Yields the folders of saves, with their paths in the store."""
         yield join(self._remote, _STATE), self._data / _STATE
         if self._shard_index != 0:
             return
@@ -307,13 +307,13 @@ class Companion:
             if path == ".":
                 names[:] = [name for name in names if name != _desk.SERVERS]
             elif _saves.NEWEST in files:
-                names.clear()  # Its tables.
+                names.clear()  # The folders of its tables are not searched.
                 yield path, here
-            if "identity.json" in files:  # A data folder.
+            if "identity.json" in files:  # This is a data folder.
                 names[:] = [name for name in names if name not in _OWN]
 
     def _upload_all(self) -> bool:
-        """Returns whether everything is in the store."""
+        """Uploads new saves; returns whether everything is in the store."""
         is_done = True
         for path, folder in self._folders():
             try:
@@ -332,7 +332,7 @@ class Companion:
                 self._stamps[path] = stamp
                 self._backoffs.pop(path, None)
             except Exception as error:
-                # Of some errors nothing is better the next time.
+                # Lasting errors are not tried again at the end.
                 is_done &= self._is_over.is_set() and isinstance(
                     error, _LASTING
                 )
@@ -401,7 +401,7 @@ class Companion:
         while not self._arrived.empty():
             request = self._arrived.get()
             self._requests.append(request)
-            # The client waits.
+            # The client waits, so it is tried at once.
             self._backoffs.pop(request.path, None)
             self._wake.set()
         for request in self._requests:
@@ -416,7 +416,7 @@ class Companion:
 
     def _try(self, request: _Request) -> dict[str, Any] | None:
         folder = self._root / request.path
-        # As the server does with paths of clients.
+        # The server checks paths of clients in the same way.
         if not folder.resolve().is_relative_to(self._root.resolve()):
             raise ValueError(f"'{folder}' leads away from '{self._root}'")
         if folder.is_relative_to(self._data / _STATE):
@@ -432,7 +432,7 @@ class Companion:
                 "they were started with. Several servers must share their "
                 "--checkpoint_root"
             )
-        # Else the next look at the folders uploads it.
+        # Otherwise the next check of the folders uploads it.
         uploaded = self._uploaded.get(request.path, -1)
         return _done(uploaded) if uploaded >= request.save else None
 
@@ -456,7 +456,7 @@ class Companion:
         return saves[0].number if saves else 0
 
     def serve_requests(self) -> None:
-        """Hears requests until `stop`; only on server 0."""
+        """Reads requests until `stop`; only on server 0."""
         open_requests: dict[str, _Request] = {}
         said: dict[str, Any] = {}
         poll = _REQUEST_POLL_SECS

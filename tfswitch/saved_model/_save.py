@@ -21,7 +21,7 @@ from tfswitch.ops.resources import HOST
 
 _ops = _loader.load_ops()
 
-# The ops of ours that the graph of an exported model may have.
+# The tfswitch ops that the graph of an exported model may contain.
 _SERVING_OPS = frozenset(
     f"Tfswitch>{name}"
     for name in (
@@ -49,42 +49,42 @@ def save(
     """Saves a trained model as a SavedModel for serving.
 
     With `mode="embedded"` lookups of its tables read row files below the
-    model's folder, which are mapped read-only: they are shared by all processes
-    that serve the model, and opened in milliseconds whatever their size. The
-    rows begin a folder of exports: `tfswitch.export.delta(path)` brings later
-    changes to servers that run.
+    model's folder. These are mapped read-only: all processes that serve the
+    model share them, and open them in milliseconds whatever their size. The
+    rows are the first of a folder of exports: `tfswitch.export.delta(path)`
+    brings later changes to running servers.
 
     With `mode="remote"` lookups ask the parameter servers, and read their
-    present rows. A lookup repeats failed requests until its deadline; then it
-    is an error that names the server, and the next one tries again. The servers
-    must answer, and have the tables, when the model is loaded.
+    present rows. A lookup repeats failed requests until its deadline. Then it
+    fails with an error that names the server, and the next lookup tries again.
+    When the model is loaded, the servers must answer and have the tables.
 
-    An id without a row reads as it does in training; nothing is ever created.
+    An id without a row reads as it does in training; lookups never create rows.
 
-    Python loads it with `tf.saved_model.load` after `import tfswitch`. C++
-    loads the op library with `TF_LoadLibrary`, then the model with
-    `LoadSavedModel`. The signature "serving_default" takes and gives tensors by
-    name; in Python, `serve` takes the model's inputs.
+    Python loads the model with `tf.saved_model.load` after `import tfswitch`.
+    C++ loads the op library with `TF_LoadLibrary`, then the model with
+    `LoadSavedModel`. The signature "serving_default" takes and returns tensors
+    by name; in Python, `serve` takes the model's inputs.
 
     Args:
         model: A built Keras model, or a callable that looks up in tables with
             `EmbeddingTable.lookup`, such as a `tf.Module` with `__call__`.
-        path: A folder that is not there yet, for TensorFlow Serving a number
-            such as "models/ctr/1". It appears when it is complete.
+        path: A folder that is not there yet; for TensorFlow Serving its name is
+            a number, such as "models/ctr/1". It appears when it is complete.
         mode: "embedded" or "remote".
         inputs: The model's inputs, by name. None means the inputs of a
             functional or sequential model. A model with one input gets the
             tensor, others a dict.
-        row_format: "float32", "float16", or "int8" with a scale per row. Of
-            row files.
+        row_format: The format of row files: "float32", "float16", or "int8"
+            with a scale per row.
         addresses: The addresses of the servers of a remote model, as for
-            `tfswitch.connect`. None means those that it was trained on. Where
-            it is served, TFSWITCH_SERVING_ADDRESSES can name others.
+            `tfswitch.connect`. None: the servers of the training. In a process
+            that serves it, TFSWITCH_SERVING_ADDRESSES can name others.
         deadline_secs: Longest time that a lookup of a remote model may take,
             retries included.
-        cache_rows: How many rows a remote model may keep in each process that
-            serves it; 0 means none. Rows that are read again stay.
-        cache_secs: After how long a row that is kept is asked for again.
+        cache_rows: How many rows a remote model may cache in each process that
+            serves it; 0 means none. Rows that are read often stay.
+        cache_secs: How old a cached row may be.
 
     Raises:
         ValueError: If an argument is out of range or is of the other mode, the
@@ -99,7 +99,7 @@ def save(
     >>> served = tf.saved_model.load("models/ctr/1")
     >>> served.serve({"user": users, "item": items})
 
-    Models that look up on servers, with 100,000 rows at hand for 10 seconds:
+    A model that looks up on servers, and caches 100,000 rows for 10 seconds:
 
     >>> tsw.saved_model.save(
     ...     model, "models/ctr/2", mode="remote", cache_rows=100_000
@@ -124,7 +124,7 @@ def save(
             f'`mode="remote"` has none of. Received: row_format={row_format!r}'
         )
     target = os.path.abspath(os.fspath(path))
-    # A link to nothing as well: the rename would replace it.
+    # Also a link to nothing, because the rename would replace it.
     if os.path.lexists(target):
         raise FileExistsError(
             f"there is something at {target!r} already. Save each version of a "
@@ -145,7 +145,7 @@ def save(
             row_format,
             remote if mode == "remote" else None,
         )
-        # mkdtemp makes it for its owner alone.
+        # mkdtemp gives access to its owner only.
         os.chmod(unfinished, 0o755)
         # A folder with the final name is whole, also after a power failure.
         _flush(unfinished)
@@ -158,7 +158,7 @@ def save(
 
 @dataclasses.dataclass(frozen=True)
 class _Remote:
-    """Where a remote model looks up, and how."""
+    """Where and how a remote model looks up."""
 
     addresses: str | None = None
     deadline_secs: float = 5.0
@@ -192,7 +192,7 @@ class _Remote:
 
 
 def _flush(folder: str) -> None:
-    """Has all that is below a folder, and the folder, written to the disk."""
+    """Flushes a folder, and all that is below it, to the disk."""
     for parent, _, files in os.walk(folder):
         for file in files:
             _flush_one(os.path.join(parent, file))
@@ -204,7 +204,7 @@ def _flush_one(path: str) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some file systems have nothing to do for folders, and say so.
+        # Some file systems cannot flush folders, and say so.
         if not (os.path.isdir(path) and error.errno == errno.EINVAL):
             raise
     finally:
@@ -212,7 +212,7 @@ def _flush_one(path: str) -> None:
 
 
 class _ServedModel(tf.saved_model.experimental.TrackableResource):
-    """The rows in a SavedModel: made and opened when it is loaded."""
+    """The rows of a SavedModel: made and opened when it is loaded."""
 
     def __init__(self, file: tf.saved_model.Asset) -> None:
         super().__init__(device=HOST)
@@ -241,7 +241,7 @@ def _write(
         module = tf.Module()
         module.model_file = tf.saved_model.Asset(file)
         module.served_model = _ServedModel(module.model_file)
-        # Made now, and not in the first graph that asks for it.
+        # Made now, not in the first graph that asks for it.
         handle = module.served_model.resource_handle
         module.parts = list(_parts_of(model))
         tables: dict[str, Any] = {}
@@ -253,7 +253,8 @@ def _write(
             return outputs
 
         specs = tf.nest.flatten(structure)
-        # As the model takes it, for Python; by name, for all else.
+        # `serve` takes the inputs as the model does; the signature takes them
+        # by name.
         module.serve = tf.function(
             run, input_signature=[structure], autograph=False
         )
@@ -279,7 +280,7 @@ def _write(
         content = {
             "format": "tfswitch-model",
             "version": 1,
-            # Another one at the same path is another model.
+            # Tells it from another model that is saved to the same path.
             "id": secrets.token_hex(8),
             "tables": {n: t.dim for n, t in sorted(tables.items())},
             "mode": "embedded" if remote is None else "remote",
@@ -314,7 +315,7 @@ def _write(
                 module, folder, signatures={"serving_default": signature}
             )
         except AssertionError as error:
-            # What the graph reads and the module does not have.
+            # The graph reads objects that the module does not have.
             lost = _captured(signature, _handles_in(module))
             if not lost:
                 raise
@@ -333,7 +334,7 @@ def _write(
 def _call_of(
     model: Any, inputs: Mapping[str, tf.TensorSpec] | None
 ) -> tuple[Callable[[Any], Any], Any]:
-    """The function to trace, and the structure of specs that it takes."""
+    """Returns the function to trace, and the structure of its specs."""
     if not callable(model):
         raise bad_argument("model", model, "a Keras model or another callable")
     is_keras = isinstance(model, keras.Model)
@@ -349,7 +350,7 @@ def _call_of(
                 "Pass `inputs`, such as "
                 '{"ids": tf.TensorSpec([None, 26], tf.int64)}.'
             )
-        # A Sequential has no `input` before somebody has called it.
+        # A Sequential has no `input` before its first call.
         is_sequential = isinstance(model, keras.Sequential)
         taken = model.inputs[0] if is_sequential else model.input
         return call, tf.nest.map_structure(_spec_of, taken)
@@ -398,10 +399,10 @@ _PARTS = (tf.Variable, *_RESOURCES)
 
 
 def _parts_of(model: Any) -> Iterator[Any]:
-    """Variables and lookup tables that the graph may capture.
+    """Yields variables and lookup tables that the graph may capture.
 
-    And not the functions of a `tf.Module`, which would be saved as well: they
-    may have been traced with the trainer's tables.
+    It leaves out the functions of a `tf.Module`, which would be saved as well:
+    they may have been traced with the trainer's tables.
     """
     seen = set()
     stack = [model]
@@ -429,10 +430,10 @@ def _parts_of(model: Any) -> Iterator[Any]:
 
 
 def _captured_besides(function: Any, module: tf.Module) -> Iterator[Any]:
-    """Objects that a graph has captured, and that are not in a module yet.
+    """Yields objects that a graph has captured and a module does not have yet.
 
-    Such as the variables of a model that a lambda calls, or of an object that
-    is no `tf.Module`: the graph reads them under any owner.
+    For example the variables of a model that a lambda calls, or of an object
+    that is no `tf.Module`: the graph reads them under any owner.
     """
     known = _handles_in(module)
     for variable in function.variables:
@@ -440,7 +441,7 @@ def _captured_besides(function: Any, module: tf.Module) -> Iterator[Any]:
             known.add(id(variable.handle))
             yield variable
     for handle in _captured(function, known):
-        # As TensorFlow notes whose it is, to say so when it refuses.
+        # TensorFlow notes the owner here, to name it in errors.
         owner = getattr(handle, "_parent_trackable", lambda: None)()
         if owner is not None:
             yield owner
@@ -455,7 +456,7 @@ def _captured(function: Any, known: set[int]) -> list[tf.Tensor]:
 
 
 def _handles_in(module: tf.Module) -> set[int]:
-    """The identities of the resources of all that is below a module."""
+    """Returns the identities of all resources below a module."""
     handles = set()
     for each in tf.train.TrackableView(module).descendants():
         if isinstance(each, tf.Variable):

@@ -1,4 +1,4 @@
-"""Arguments that several classes of training with others take."""
+"""Checks of arguments that several classes of this package take."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -51,13 +51,13 @@ class ReplicaOptions:
         return tf.ensure_shape(weight, [])
 
     def counted_weight(self, weight: tf.Tensor) -> tf.Tensor:
-        """Returns the weight of a batch of `weight` in the mean of a step."""
+        """Returns the weight that a batch has in the mean of a step."""
         if self.normalize == "replicas":
             return tf.ones([], tf.float64)
         return tf.identity(weight)
 
     def share_of_step(self, weight: tf.Tensor) -> tf.Tensor:
-        """Returns which share a batch has of a step of full batches."""
+        """Returns the share of a batch in a step of full batches."""
         first = local_variable(0.0, tf.float64, "first_weight")
         full = tf.cond(
             first > 0.0,
@@ -68,7 +68,7 @@ class ReplicaOptions:
         return tf.where(weight > 0.0, share, tf.zeros_like(share))
 
     def average(self, followed: Any) -> Any:
-        """Returns the op that averages variables after `followed`, or that."""
+        """Returns an op that averages variables after `followed`, if wanted."""
         if self.variable_averages is None:
             return followed
         with tf.control_dependencies([followed]):
@@ -76,20 +76,20 @@ class ReplicaOptions:
 
 
 class Engine(abc.ABC):
-    """Takes the steps of one graph, and has sessions take part in them.
+    """Takes the steps of one graph, together with the session's worker.
 
-    Engines derive from it. The methods but `complete_graph` and `trains` are
-    for a worker with a session, by one thread at a time.
+    Base of all engines. All methods but `complete_graph` and `trains` are for a
+    worker with a session, and are called by one thread at a time.
     """
 
     # Takes a step with all workers.
     train_op: Any
 
-    # TensorFlow's devices with the variables; none: each worker has variables,
-    # and so a session, of its own.
+    # TensorFlow's devices with the variables. Empty: each worker has its own
+    # variables, and so its own session.
     servers: Sequence[str]
 
-    # How long workers are waited for at the start.
+    # Longest wait for workers at the start.
     join_secs: float
 
     # Whether a run with these fetches ends a step.
@@ -98,8 +98,8 @@ class Engine(abc.ABC):
     # The session's `run`, unwatched.
     _run: Run | None = None
 
-    # The step's pushes shall not count then, or the worker's place may not be
-    # that which it knows.
+    # Then the step's pushes must not count, and the worker's place may have
+    # changed.
     _has_step_failed: bool = False
 
     @abc.abstractmethod
@@ -112,7 +112,7 @@ class Engine(abc.ABC):
 
         Raises:
             ValueError: If the group exists with other settings.
-            TimeoutError: If they, or the chief, do not come.
+            TimeoutError: If the workers, or the chief, do not come.
             RuntimeError: If the chief has gone.
             ConnectionError: If a server does not answer.
         """
@@ -128,25 +128,26 @@ class Engine(abc.ABC):
         return function(*args, **kwargs)
 
     def close(self, function: Callable[[], Any]) -> None:
-        """Runs the function that closes the session that was started."""
+        """Runs the function that closes the started session."""
         function()
 
     def fail_step(self) -> None:
-        """After a step that has raised: it shall not go on."""
+        """Marks the step, which has raised, as failed."""
         self._has_step_failed = True
 
     @abc.abstractmethod
     def resume(self) -> None:
-        """Before a step: takes part again after one that has raised.
+        """Takes part again after a step that has raised; called before a step.
 
         Raises:
-            RuntimeError: If that cannot be.
-            TimeoutError, ConnectionError: If somebody does not answer.
+            RuntimeError: If that is not possible.
+            TimeoutError, ConnectionError: If a worker or a server does not
+                answer.
         """
 
     @abc.abstractmethod
     def end_epoch(self) -> None:
-        """Waits until all have ended an epoch, and takes their values."""
+        """Waits until all have ended an epoch, and gets their values."""
 
     @abc.abstractmethod
     def leave(self) -> None:
@@ -154,7 +155,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def part(self) -> None:
-        """Leaves after a failure, and raises nothing."""
+        """Leaves after a failure, without an error."""
 
     @abc.abstractmethod
     def stats(self) -> dict[str, Any]:
@@ -167,7 +168,7 @@ class Engine(abc.ABC):
 
 def local_variable(value: Any, dtype: tf.DType, name: str) -> Any:
     """Returns a variable of this worker that is neither saved nor shared."""
-    # Variables of graphs with parameter servers are put on these otherwise.
+    # Graphs with parameter servers put variables on these by default.
     graph = tf.compat.v1.get_default_graph()
     with graph.colocate_with(tf.no_op(name=f"{name}_place")):
         return tf.compat.v1.Variable(
@@ -192,7 +193,7 @@ class StepFinder:
         self._known: dict[frozenset[str], bool] = {}
 
     def trains(self, fetches: Any) -> bool:
-        """Whether the operation runs when `fetches` are fetched."""
+        """Whether fetching `fetches` runs the operation."""
         ops = frozenset(
             found.name
             for found in map(self._find, _flatten(fetches))
@@ -243,5 +244,5 @@ def scaled(gradient: Any, factor: tf.Tensor) -> Any:
             gradient.dense_shape,
         )
     factor = tf.cast(factor, gradient.dtype)
-    # The mean over a batch whose samples are all masked is no number.
+    # A batch whose samples are all masked has a mean of NaN.
     return tf.where(factor > 0.0, gradient * factor, tf.zeros_like(gradient))

@@ -1,14 +1,14 @@
-"""Values that the workers of a group tell each other.
+"""Exchanges values between the workers of a group.
 
-A worker writes what it has to tell to rows of a table, and reads those of the
-others. Three barriers keep apart what is told at one time from that of another:
-after the first nobody reads any more what was told before, after the second all
-have read how often something was told, after the third all have written. So a
-worker that was started again, or rows of a job of before, confuse nobody.
+A worker writes its values to rows of a table, and reads those of the others.
+Three barriers separate one exchange from the next: after the first nobody reads
+the last exchange any more, after the second all have read how many exchanges
+there were, after the third all have written. So a restarted worker, or rows of
+an earlier job, cause no confusion.
 
-Rows are floats, and what is told may be anything: each float has 16 bits of it.
-All read the same bytes, in the order of the workers, and so what they compute
-of them is the same to the last bit.
+Rows are floats, and values may be anything: each float holds 16 bits of them.
+All read the same bytes, in the order of the workers, so the results that they
+compute are the same to the last bit.
 """
 
 import io
@@ -24,24 +24,24 @@ from tfswitch.table import EmbeddingTable
 from tfswitch.train.worker import Worker
 
 _DIM = 512
-# A worker's first row says which time it is, which one was the first of the
-# run, and how many bytes follow.
+# A worker's first row has the number of this exchange, that of the first one of
+# the run, and how many bytes follow.
 _HEADER = np.dtype([("time", "<i8"), ("run", "<i8"), ("size", "<i8")])
-# As the longest message of a server.
+# As large as the longest message of a server.
 _MAX_BYTES = 1 << 30
 
 Arrays = dict[str, np.ndarray]
 
 
 class Exchange:
-    """A place where all workers of a group tell each other arrays.
+    """A place where all workers of a group exchange arrays.
 
-    A run begins when a worker makes this, if no other has made it before and is
-    still there.
+    The first worker that makes it begins a run, unless others that made it
+    before are still there.
 
     Args:
-        name: All workers use the same.
-        worker: This process's place among them.
+        name: A name that is the same in all workers.
+        worker: This process's worker.
     """
 
     def __init__(self, name: str, worker: Worker) -> None:
@@ -63,12 +63,12 @@ class Exchange:
         with_left: bool = False,
         timeout_secs: float | None = None,
     ) -> dict[int, Arrays]:
-        """Waits until all workers tell something, and returns it all.
+        """Waits for all workers, and returns the arrays of each.
 
         Args:
-            arrays: What this worker tells: numbers and booleans.
-            with_left: Whether to return also what those who have left, or were
-                given up, have told last in this run.
+            arrays: This worker's arrays: numbers and booleans.
+            with_left: Whether to return also the last arrays of workers that
+                have left, or were given up, in this run.
             timeout_secs: As for `Worker.wait_at_barrier`, for each barrier.
 
         Returns:
@@ -78,7 +78,7 @@ class Exchange:
             ValueError: If the arrays have more than 1 GiB.
             TimeoutError, RuntimeError, ConnectionError: As
                 `Worker.wait_at_barrier`; RuntimeError also if the others have
-                gone on without this worker.
+                continued without this worker.
         """
         buffer = io.BytesIO()
         np.savez(buffer, **arrays)  # type: ignore[arg-type]
@@ -92,7 +92,7 @@ class Exchange:
         place = call(self._worker._native, "GetWorker")
         num_counted = place["workers"]["num_steps"].get(str(me), 0)
         if int(place["num_steps"]) < int(num_counted):
-            # It repeats steps, at barriers that have opened long ago.
+            # It repeats steps, at barriers that opened long ago.
             return {me: dict(arrays)}
 
         def wait(what: str) -> None:
@@ -120,7 +120,7 @@ class Exchange:
         return {w: self._read(w, h) for w, h in sorted(told.items())}
 
     def _headers(self) -> dict[int, Any]:
-        """The first rows by worker; zeros for one without a row."""
+        """Returns the first rows by worker; zeros for one without a row."""
         known = call(self._worker._native, "GetWorker")["workers"]["num_steps"]
         workers = sorted(
             {*range(self._worker.num_workers), *(int(w) for w in known)}
@@ -178,7 +178,7 @@ def merge(told: Mapping[int, Arrays], op: str) -> Arrays:
     """Reduces the arrays of all workers; those that have none are left out.
 
     Args:
-        told: What `Exchange.tell` has returned.
+        told: The result of `Exchange.tell`.
         op: "sum", "mean", "max" or "min".
 
     Raises:
@@ -209,7 +209,7 @@ def _reduce(values: list[np.ndarray], op: str) -> Any:
     dtype = values[0].dtype
     if op in ("max", "min"):
         return getattr(np, op)(values, axis=0)
-    # So many summands as there are workers must not cost digits.
+    # The sum of all workers must not lose digits.
     is_float = dtype.kind == "f"
     sums = np.sum(values, axis=0, dtype=np.float64 if is_float else None)
     if op == "mean":

@@ -1,4 +1,4 @@
-"""Optimizers of TensorFlow 1 as the servers' own."""
+"""Converts optimizers of TensorFlow 1 to those of the servers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -59,7 +59,7 @@ _KINDS: dict[type, Callable[[Any], tuple[Any, Any]]] = {
 
 
 def to_server_optimizer(opt: Any) -> tuple[optimizers.Optimizer, Any]:
-    """Returns the servers' optimizer of that kind, and the learning rate.
+    """Returns the servers' optimizer that does the same, and the learning rate.
 
     Args:
         opt: A `tf.compat.v1.train` GradientDescent-, Momentum-, Adagrad- or

@@ -1,4 +1,4 @@
-"""Sessions on TensorFlow's parameter servers that wait no longer than asked."""
+"""Sessions on TensorFlow's parameter servers whose waits have a limit."""
 
 import functools
 import math
@@ -10,16 +10,16 @@ from typing import Any, TypeVar
 import tensorflow as tf
 from absl import logging
 
-# How often a worker looks whether the chief has initialised the variables. The
-# 30 s of TensorFlow would have the others wait for it.
+# How often a worker checks whether the chief has initialised the variables.
+# With TensorFlow's 30 s the other workers would wait for it.
 _POLL_SECS = 0.2
 
 
-# How often a call looks whether a server has been given up.
+# How often a call checks whether a server has been given up.
 _WATCH_SECS = 0.25
 
-# How long the end of a session is waited for. TensorFlow itself waits 10 s for
-# each server; a call that returned while Python ends would abort the process.
+# Longest wait for the end of a session. TensorFlow itself waits 10 s for each
+# server; a call that returned while Python ends would abort the process.
 _CLOSE_SECS = 20.0
 
 # How often one call may lose its answer.
@@ -29,20 +29,20 @@ _Result = TypeVar("_Result")
 
 
 class ServerWatch:
-    """Calls of a session that end though a server does not answer any more.
+    """Calls of a session that end even if a server does not answer any more.
 
-    TensorFlow waits for a server without limit, with a timeout of the call as
-    well as when the session is closed. So each call runs in a thread of its
-    own, which is left behind when a server has been silent for too long.
+    TensorFlow waits for a server without limit, also if the call has a timeout
+    and when the session is closed. So each call runs in a thread of its own,
+    which is left behind when a server has been silent for too long.
 
-    Thread-safe, but for `start` and `stop`.
+    Thread-safe, except `start` and `stop`.
 
     Args:
-        heartbeats: For each server a function that returns when it has
-            answered. NotFound and FailedPrecondition are answers, too, as no
-            runtime gives them for a server that is lost; a RuntimeError says
-            that the session is closed.
-        pause_secs: Between two heartbeats of a server.
+        heartbeats: For each server a function that returns when the server has
+            answered. NotFound and FailedPrecondition are answers, too, because
+            only a living server gives them; a RuntimeError says that the
+            session is closed.
+        pause_secs: The time between two heartbeats of a server.
         patience_secs: How long a server may be silent.
     """
 
@@ -60,13 +60,13 @@ class ServerWatch:
         self.failure: str | None = None
 
     def start(self) -> None:
-        """Begins to watch."""
+        """Starts watching."""
         for server in self._heartbeats:
             _start_thread(functools.partial(self._listen, server))
         _start_thread(self._count_silence)
 
     def stop(self) -> None:
-        """Ends to watch."""
+        """Stops watching."""
         self._has_ended.set()
 
     def call(
@@ -83,7 +83,7 @@ class ServerWatch:
         )
 
     def close(self, function: Callable[[], Any]) -> None:
-        """Runs a function that ends a session, which may take some seconds."""
+        """Runs a function that ends a session and may take some seconds."""
         try:
             _call_within(function, _CLOSE_SECS, self)
         except TimeoutError:
@@ -96,7 +96,7 @@ class ServerWatch:
             logging.warning("The session is left behind: %s", self.failure)
 
     def try_for(self, seconds: float, function: Callable[[], Any]) -> None:
-        """Runs something for no longer than that, and raises nothing of it."""
+        """Runs a function for at most so many seconds; ignores its errors."""
         try:
             _call_within(function, seconds)
         except (tf.errors.OpError, RuntimeError, TimeoutError) as error:
@@ -128,7 +128,7 @@ class ServerWatch:
             for server in self._heartbeats:
                 self._silent_secs[server] += passed
             if max(self._silent_secs.values()) > self._patience_secs:
-                # TensorFlow may wait for one behind the other.
+                # TensorFlow may wait for one server after the other.
                 silent = [
                     server
                     for server, secs in self._silent_secs.items()
@@ -148,7 +148,7 @@ def _call_within(
     seconds: float | None = None,
     watch: ServerWatch | None = None,
 ) -> Any:
-    """Returns a function's result, unless it is left behind.
+    """Returns a function's result, unless it takes too long.
 
     Raises:
         ConnectionError: If the watch has given a server up.
@@ -161,7 +161,7 @@ def _call_within(
     def run() -> None:
         try:
             results.append(function())
-        except BaseException as error:  # For the caller.
+        except BaseException as error:  # Raised in the caller's thread.
             errors.append(error)
         finally:
             done.set()
@@ -183,11 +183,11 @@ def _start_thread(target: Callable[[], Any]) -> None:
 
 
 def repeat_lost(call: Callable[[], _Result]) -> _Result:
-    """Returns the result of a call, which may be made more than once.
+    """Returns the result of a call that may be made more than once.
 
-    TensorFlow sends a request again when the connection to a server ends, and
-    a server that had it already refuses the second one. The answer to the
-    first one is lost then.
+    TensorFlow repeats a request when the connection to a server ends. If the
+    server had it already, it refuses the second one, and the answer to the
+    first one is lost.
     """
     for _ in range(_MAX_LOST):
         try:
@@ -199,13 +199,13 @@ def repeat_lost(call: Callable[[], _Result]) -> _Result:
 
 
 class WaitingSessionCreator(tf.compat.v1.train.SessionCreator):
-    """TensorFlow's `WorkerSessionCreator`, which looks for the chief oftener.
+    """TensorFlow's `WorkerSessionCreator`, which checks for the chief often.
 
     Args:
         scaffold: A `tf.compat.v1.train.Scaffold`, or None.
         master: The session's.
         config: The session's.
-        max_wait_secs: How long it waits for the chief.
+        max_wait_secs: Longest wait for the chief.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class WaitingSessionCreator(tf.compat.v1.train.SessionCreator):
         """Returns a session whose variables the chief has initialised.
 
         Raises:
-            TimeoutError: If it has not in time.
+            TimeoutError: If the chief has not done so in time.
         """
         scaffold = self._scaffold
         scaffold.finalize()
@@ -239,7 +239,7 @@ class WaitingSessionCreator(tf.compat.v1.train.SessionCreator):
             max_wait_secs=self._max_wait_secs,
         )
         try:
-            # A run of its waits for a server without limit.
+            # Its `run` waits for a server without limit.
             return _call_within(wait, self._max_wait_secs + _CLOSE_SECS)
         except (tf.errors.DeadlineExceededError, TimeoutError) as error:
             raise TimeoutError(
@@ -251,7 +251,7 @@ class WaitingSessionCreator(tf.compat.v1.train.SessionCreator):
 def check_servers_answer(
     master: str, config: Any, servers: Sequence[str], timeout_secs: float
 ) -> None:
-    """Waits for servers, where a session would wait for ever.
+    """Waits for servers with a limit, which a session would not have.
 
     Args:
         master: The session's.

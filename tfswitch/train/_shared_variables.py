@@ -1,15 +1,15 @@
-"""Variables that steps change without a gradient, as one model has them.
+"""Shares variables that steps change without a gradient.
 
-The moving averages of batch normalization are such variables. They are a dense
-table on the servers whose rule adds: a worker pushes by how much its step has
-changed them, and under `bsp` the servers average these changes by samples, as
-they average gradients, and in the same round. So a step that is dropped,
-repeated or withdrawn counts here as often as its gradients do.
+Such variables are the moving averages of batch normalization, for example. They
+are a dense table on the servers whose rule adds. A worker pushes the change
+that its step has made. Under `bsp` the servers average these changes by
+samples, as they average gradients, and in the same round. So if a step is
+dropped, repeated or withdrawn, its changes are, too.
 
 Many variables without a gradient never change: those of a frozen part of a
-model. The servers have them too, so that all workers begin with the same, but
-a step sends and fetches only what it writes. A graph tells what that is; in
-eager mode the values are compared.
+model. The servers have them too, so that all workers begin with the same
+values, but a step sends and fetches only the variables that it writes. The
+graph shows which these are; in eager mode the values are compared.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-# TensorFlow orders the operations of a function by these.
+# TensorFlow uses these to order the operations of a function.
 from tensorflow.python.framework import auto_control_deps_utils
 
 from tfswitch.consistency import Consistency
@@ -28,18 +28,18 @@ from tfswitch.train.worker import Worker
 
 
 class SharedVariables:
-    """Has the same values of variables on all workers.
+    """Keeps variables equal on all workers.
 
     Not thread-safe.
 
     Args:
         table: Name of the dense table.
         variables: `tf.Variable` or Keras variables of floats, by name. The
-            first worker's values count, and the others begin with them.
-        worker: Under `bsp` changes are averaged by samples; else each counts
-            by its share, 1 / `num_workers`, when it arrives.
-        finds_writes: Whether only those are sent that the graph of the step, or
-            in eager mode the step, has written; else all are.
+            first worker's values count, and the others take them over.
+        worker: Under `bsp` changes are averaged by samples; else each change is
+            multiplied by 1 / `num_workers` when it arrives.
+        finds_writes: Whether to send only the variables that the step writes,
+            by its graph or, in eager mode, by comparison; else all are sent.
 
     Raises:
         ValueError: If the servers hold other variables under this name.
@@ -65,10 +65,11 @@ class SharedVariables:
         )
         self._share = 1.0 if is_bsp else 1.0 / worker.num_workers
         self._finds_writes = finds_writes
-        # Those that a step may write, if that is known of all steps.
+        # The variables that steps may write, if that is known for all steps.
         self._known: set[int] | None = None
-        self._changed: set[int] = set()  # By the eager steps so far.
-        # By place: the value that this worker has taken last, on the host.
+        # The variables that eager steps have written so far.
+        self._changed: set[int] = set()
+        # The last value that this worker got, on the host, by place.
         self._taken: dict[int, HostVariable] = {}
         self.table.initialize([v.numpy() for v in self._variables])
         self.pull()
@@ -77,8 +78,8 @@ class SharedVariables:
         """Sets the variables to their present values on the servers.
 
         Args:
-            after_step: Whether the servers know of all changes; else those
-                since the last step stay, and are sent with the next.
+            after_step: Whether the servers have all changes; else changes since
+                the last step stay, and are sent with the next.
         """
         arrays = self._all() if self._known is None else sorted(self._known)
         if not arrays:
@@ -115,10 +116,10 @@ class SharedVariables:
         return found
 
     def changes(self, arrays: Sequence[int]) -> DensePush:
-        """Returns the push that tells the servers what the step has changed.
+        """Returns the push that sends the changes of the step.
 
         Args:
-            arrays: What `written` returned.
+            arrays: The result of `written`.
         """
         gradients: list[Any] = [None] * len(self._variables)
         for i in arrays:
@@ -136,7 +137,8 @@ class SharedVariables:
             variable = self._variables[i]
             value = tf.cast(value, variable.dtype)
             variable.assign(value)
-            # A rounding error of the value is no change of a step.
+            # A rounding error of the value must not count as a change of the
+            # step.
             if i in self._taken:
                 self._taken[i].set(value)
             else:
@@ -158,7 +160,7 @@ class SharedVariables:
 
 
 def _written_by_graph(variables: Sequence[Any]) -> list[int]:
-    """The places of the variables that the functions being traced write."""
+    """Returns the places of the variables that the traced functions write."""
     if tf.distribute.has_strategy():  # A variable may have several handles.
         return list(range(len(variables)))
     graphs = []

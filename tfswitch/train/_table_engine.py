@@ -28,7 +28,7 @@ _DIGITS = 1 << 20
 
 _TRAINABLE = (tf.float32, tf.float16, tf.bfloat16)
 
-# A table, ids, and the result of a lookup of them, or the gradient of that.
+# A table, ids, and the embeddings of these ids, or their gradients.
 TableTensor = tuple[EmbeddingTable, Any, Any]
 
 
@@ -40,16 +40,17 @@ def consistency_of(normalize: str) -> Consistency:
 class TableEngine(Engine):
     """Trains with tfswitch's servers.
 
-    Variables are a dense table there, which takes the steps; each worker has a
-    copy of them in a session of its own. Embedding tables join the same steps.
+    Variables are a dense table there, and the servers take the steps. Each
+    worker has a copy of the variables in its own session. Embedding tables
+    take part in the same steps.
 
     Args:
-        options: The optimizer's.
+        options: The optimizer's options.
         opt: The optimizer whose counterpart takes the steps.
         pairs: Gradients and variables.
         global_step: Counts the steps of all workers.
         table_gradients: Embedding tables, ids and gradients.
-        name: The train operation's.
+        name: The name of the train operation.
 
     Raises:
         ValueError: If something has no counterpart on the servers.
@@ -112,7 +113,7 @@ class TableEngine(Engine):
             consistency=consistency,
             cluster=cluster,
         )
-        # The global step at which the servers had taken none.
+        # The global step at which the servers had taken no step.
         self._origin = EmbeddingTable(
             f"{options.name}/origin",
             2,
@@ -162,7 +163,7 @@ class TableEngine(Engine):
             self.train_op = options.average(followed)
 
     def complete_graph(self) -> None:
-        """Looks for variables that nobody trains, which must be alike, too."""
+        """Finds variables that are not trained, which must be equal, too."""
         if self._others is not None:
             return
         known = {v.op.name for v in [*self._variables, self._global_step]}
@@ -190,7 +191,7 @@ class TableEngine(Engine):
         )
 
     def start(self, session: Any, is_chief: bool) -> None:
-        """Joins, and takes the values on the servers, which are the chief's."""
+        """Joins, and gets the values on the servers, which are the chief's."""
         self._run = session.run
         self._has_step_failed = False
         worker = self._worker = self._join()
@@ -209,9 +210,10 @@ class TableEngine(Engine):
             raise
 
     def resume(self) -> None:
-        """Joins anew after a step that has raised."""
+        """Joins again after a step that has raised."""
         if self._has_step_failed:
-            # In place of its incarnation of before, so that it is not missing.
+            # It replaces its former incarnation, which others would miss
+            # otherwise.
             self._worker = self._join()
             self._has_step_failed = False
             self._catch_up()
@@ -257,7 +259,7 @@ class TableEngine(Engine):
         """Returns the op that sets variables and step to their present values.
 
         Args:
-            rounds: int64 scalar: how many steps have been taken.
+            rounds: int64 scalar: how many steps were taken.
         """
         step = tf.cast(
             self._first_step + rounds, self._global_step.dtype.base_dtype
@@ -268,16 +270,16 @@ class TableEngine(Engine):
         )
 
     def _offer(self, rounds: int) -> None:
-        """Puts a session's values on the servers, unless some are there."""
+        """Puts a session's values on the servers, unless values are there."""
         values, step = self._session_run([self._variables, self._global_step])
         is_new = not self._dense.is_initialized()
-        # The numbers of rounds begin anew with other settings of the group.
+        # With other settings the group counts rounds from 0 again.
         if is_new or self._global_step_before_all() + rounds < step:
             high, low = divmod(int(step) - rounds, _DIGITS)
             self._origin.assign([0], np.array([[high, low]], np.float32))
         if self._others is not None:
             others = self._session_run(self._other_variables)
-            # A checkpoint's values are newer than the first values of all.
+            # A checkpoint's values are newer than the workers' first values.
             if not self._others.initialize(others) and step > 0:
                 self._others.assign(others)
         self._dense.initialize(values)
@@ -292,7 +294,7 @@ class TableEngine(Engine):
 
     def _global_step_before_all(self) -> int:
         _, rows = self._origin.export_rows()
-        if not len(rows):  # Not offered yet, or before a server's restart.
+        if not len(rows):  # Nothing is there yet, or a server was restarted.
             return 0
         high, low = rows[0]
         return int(high) * _DIGITS + int(low)

@@ -30,36 +30,36 @@ from tfswitch.train._server_sessions import (
 from tfswitch.train.barrier import END_OF_EPOCH, EPOCH_SECS
 from tfswitch.train.worker import PARTING_SECS, group_stats
 
-# cc/ops/replicas_ops.cc and cc/ops/gradient_stage_ops.cc say what their inputs,
-# attributes and outputs are.
+# cc/ops/replicas_ops.cc and cc/ops/gradient_stage_ops.cc describe their inputs,
+# attributes and outputs.
 _ops = _loader.load_ops()
 
 _TRAINABLE = (tf.float32, tf.float64, tf.float16, tf.bfloat16)
 
-# Longest part of a wait, so that Ctrl-C is heard.
+# Longest part of a wait, so that Ctrl-C has an effect.
 _WAIT_PART_SECS = 1.0
 
-# How long the applier waits for a round before it asks again: the server logs
-# that it has not come.
+# How long the applier waits for a round before it asks again, because the
+# server logs a round that does not come.
 _ROUND_PART_SECS = 300.0
 
-# A server is given up when it was not heard of for so many leases.
+# A server is given up when it has been silent for so many leases.
 _PATIENCE_LEASES = 3
 
 
 class VariableEngine(Engine):
     """Trains variables that TensorFlow's parameter servers keep.
 
-    The first of these servers decides which gradients make a step; gradients
-    wait on the servers of their variables until it has; and the chief, which
-    has been told, sums them and takes the step.
+    The first of these servers decides which gradients make a step. Gradients
+    wait on the servers of their variables for this decision. Then the chief
+    sums them and takes the step.
 
     Args:
-        options: The optimizer's.
+        options: The optimizer's options.
         opt: The optimizer that takes the steps.
         pairs: Gradients and variables, which are on servers.
         global_step: Counts the steps of all workers.
-        name: The train operation's.
+        name: The name of the train operation.
 
     Raises:
         ValueError: If a variable cannot be trained.
@@ -88,13 +88,13 @@ class VariableEngine(Engine):
                     "float16, bfloat16, float32 and float64 can be summed"
                 )
         self._options = options
-        self._pings: dict[str, tf.Operation] = {}  # By server.
+        self._pings: dict[str, tf.Operation] = {}  # One for each server.
         self._watch: ServerWatch | None = None
         self._heartbeat_session: Any = None  # A session.
         self._variables = [variable for _, variable in pairs]
-        self._applier = 0  # 0: this worker is not.
+        self._applier = 0  # 0: this worker does not apply the steps.
         self._incarnation = 0
-        self._visits = 0  # At barriers, of this incarnation.
+        self._visits = 0  # How often this incarnation was at barriers.
         self._applying: threading.Thread | None = None
         self._is_over = threading.Event()
         self.servers: Sequence[str] = sorted(
@@ -167,7 +167,8 @@ class VariableEngine(Engine):
                     gradients=tensors,
                     stage=options.name,
                     worker=options.task_index,
-                    # A late one that is carried may wait with its successor.
+                    # A late gradient that is carried may wait beside the next
+                    # one.
                     replaces=options.late == "drop",
                 )
             )
@@ -229,7 +230,7 @@ class VariableEngine(Engine):
         if options.post_aggregate is not None:
             aggregated = list(options.post_aggregate(aggregated))
         applied = options.average(opt.apply_gradients(aggregated, global_step))
-        # All sums, for a server forgets its part once it is summed.
+        # Fetches all sums, because a server forgets its part once it is summed.
         summed = [
             g.values if isinstance(g, tf.IndexedSlices) else g
             for g in sums.values()
@@ -244,8 +245,8 @@ class VariableEngine(Engine):
             )
 
     def complete_graph(self) -> None:
-        """Adds pings for servers of variables that nobody trains."""
-        # A graph that has had a session before gets no more operations.
+        """Adds pings for servers whose variables are not trained."""
+        # A graph that already had a session takes no more operations.
         if not tf.compat.v1.get_default_graph().finalized:
             of_first = _job_of(self._first_server)
             self._add_pings(
@@ -265,8 +266,8 @@ class VariableEngine(Engine):
         is_over = self._is_over = threading.Event()
         self._has_step_failed = False
         self._heartbeat_session = None
-        # It has its own session: in the user's, runs wait while a graph is made
-        # for the first of another kind.
+        # A session of its own: in the user's, runs wait while TensorFlow makes
+        # a graph for the first run of another kind.
         heartbeat_session = tf.compat.v1.Session(
             session.sess_str, session.graph, session._config
         )
@@ -282,9 +283,9 @@ class VariableEngine(Engine):
             heartbeats, lease_secs / 3.0, _PATIENCE_LEASES * lease_secs
         )
         try:
-            # The first run of a session makes its graph. While one thread does
-            # so, a second one would keep all sessions of the graph waiting,
-            # and with a server that does not answer that is for ever.
+            # The first run of a session makes its graph. Meanwhile a second
+            # thread would keep all sessions of the graph waiting, and without
+            # end if a server does not answer.
             wait_for_answers(
                 lambda: heartbeat_session.run(list(self._pings.values())),
                 sorted(self._pings),
@@ -316,7 +317,7 @@ class VariableEngine(Engine):
         return self._present_watch().call(function, *args, **kwargs)
 
     def close(self, function: Callable[[], Any]) -> None:
-        if self._watch is None:  # The start came to nothing.
+        if self._watch is None:  # The start failed.
             function()
             return
         with contextlib.ExitStack() as ending:
@@ -330,14 +331,14 @@ class VariableEngine(Engine):
     def resume(self) -> None:
         """Joins again after a step that has raised.
 
-        It may count, if that was while it waited.
+        That step may still count, if it raised while it waited.
         """
         if self._has_step_failed:
             self._join(previous=int(self._session_run(self._place)[0]))
             self._has_step_failed = False
 
     def end_epoch(self) -> None:
-        """Waits until all have ended an epoch, and all steps are taken."""
+        """Waits until all have ended an epoch, and all steps are applied."""
         self.resume()
         while True:
             try:
@@ -350,7 +351,7 @@ class VariableEngine(Engine):
                     EPOCH_SECS,
                 )
                 break
-            except LookupError:  # Given up meanwhile.
+            except LookupError:  # It was given up meanwhile.
                 self._join(previous=self._incarnation)
         self._visits += 1
         self._set(answer["place"])
@@ -366,7 +367,7 @@ class VariableEngine(Engine):
                 },
                 EPOCH_SECS,
             )
-        except LookupError:  # It was given up, and is away.
+        except LookupError:  # It was given up and is away.
             self.part()
         self._is_over.set()
         if self._applying is not None:
@@ -393,7 +394,7 @@ class VariableEngine(Engine):
         )
 
     def stats(self) -> dict[str, Any]:
-        """Returns the counts of all workers' work since the session began."""
+        """Returns the counts of all workers since the session began."""
         return group_stats(self._call({"call": "STATS"})["stats"])
 
     def _session_run(self, *args: Any) -> Any:
@@ -432,7 +433,7 @@ class VariableEngine(Engine):
         run = self._run
         assert run is not None  # There is a session.
         with _python_errors():
-            # All these requests may come again, as answers may be lost.
+            # All these requests may be repeated, because answers may be lost.
             response = repeat_lost(
                 lambda: self.call(run, self._response, {self._request: text})
             )
@@ -457,7 +458,7 @@ class VariableEngine(Engine):
                 request = {**request, "place": answer["place"]}
 
     def _settings(self) -> str:
-        """The settings that make workers of one job, in words."""
+        """Returns, in words, the settings that all workers of a job share."""
         model = "\n".join(
             f"{v.op.name} {v.shape} {v.dtype.base_dtype.name} {v.device}"
             for v in self._variables
@@ -470,9 +471,9 @@ class VariableEngine(Engine):
         )
 
     def _visit(self) -> dict[str, Any]:
-        """The place that waits, and its visit to the barriers, as numbers."""
+        """Returns the waiting place and its visit to the barriers."""
         incarnation = int(self._session_run(self._place)[0])
-        if incarnation != self._incarnation:  # It has come back in a step.
+        if incarnation != self._incarnation:  # It has joined again in a step.
             self._incarnation = incarnation
             self._visits = 0
         return {"place": {"incarnation": incarnation}, "visit": self._visits}
@@ -500,14 +501,14 @@ class VariableEngine(Engine):
             except tf.errors.DeadlineExceededError:
                 continue  # No round has closed.
             except Exception as error:
-                # If all have left, nobody is there to hear it.
+                # If all have left, nobody is there to take the step.
                 if is_over.is_set():
                     return
                 is_of_tensorflow = isinstance(error, tf.errors.OpError)
                 why = plain_message(error) if is_of_tensorflow else repr(error)
                 request = {"call": "FAIL_APPLYING", "applier": applier}
-                # If the session is closed, or its servers have gone, all hear
-                # of it by the end of the lease.
+                # If the session is closed, or its servers are gone, the others
+                # notice by the end of the lease.
                 with contextlib.suppress(ConnectionError, RuntimeError):
                     self._call({**request, "why": why})
                 return
@@ -520,7 +521,7 @@ def _run_on(device: str, op: Callable[..., Any], **arguments: Any) -> Any:
 
 
 def _server_of(variable: Any) -> str:
-    """The host of the device that a variable is on."""
+    """Returns the host of the device that a variable is on."""
     place = tf.DeviceSpec.from_string(variable.device)
     return place.replace(device_type="CPU", device_index=0).to_string()
 
@@ -534,7 +535,7 @@ def _first_task(device: str) -> str:
 
 
 def _tensors_of(gradient: Any) -> list[tf.Tensor]:
-    """The tensors that are staged of a gradient."""
+    """Returns the tensors of a gradient that are staged."""
     if isinstance(gradient, tf.IndexedSlices):
         return [tf.cast(gradient.indices, tf.int64), gradient.values]
     return [tf.convert_to_tensor(gradient)]
@@ -556,7 +557,7 @@ def _gradient_of(
 
 
 def plain_message(error: tf.errors.OpError) -> str:
-    """An operation's message, without its places in code and on devices."""
+    """Returns an operation's message, without places in code and on devices."""
     # Sessions wrap errors of the runtime.
     raw = error.__context__
     text = raw.message if isinstance(raw, tf.errors.OpError) else error.message

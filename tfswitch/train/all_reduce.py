@@ -1,9 +1,9 @@
-"""All-reduce: of any arrays, and to train with different amounts of data.
+"""All-reduce of any arrays, and training with different amounts of data by it.
 
-As a way to train it needs every worker in every step. So one whose data is used
-up goes on with batches of no rows, and each brings the number of its samples
-along in the same all-reduce: gradients are summed as they weigh and divided by
-the sum of the weights, which is 0 when all data has been used.
+Training by all-reduce needs every worker in every step. So a worker whose data
+is used up continues with batches of no rows. Each worker sends the number of
+its samples in the same all-reduce: the weighted gradients are summed and
+divided by the sum of the weights, which is 0 when all data has been used.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,32 +28,33 @@ def all_reduce(
     worker: Worker | None = None,
     timeout_secs: float | None = None,
 ) -> list[np.ndarray]:
-    """Reduces arrays over the workers of a group, by way of the servers.
+    """Reduces arrays over the workers of a group, through the servers.
 
-    All workers call it, and each waits until all have come; nobody waits for
-    one that has left or has died. The values are summed in the order of the
-    workers, so all have the same result to the last bit. It is for counts,
-    metrics and decisions that all take alike, once in many steps: a call takes
-    some ten messages to the servers. A worker that repeats steps, as after
-    `Worker(first_step=...)`, waits for nobody and has its own arrays back.
+    All workers call it, and each waits for all others, except workers that have
+    left or died. The values are summed in the order of the workers, so all get
+    the same result to the last bit. Use it for counts, metrics and common
+    decisions, once in many steps: a call takes some ten messages to the
+    servers. A worker that repeats steps, as after `Worker(first_step=...)`,
+    does not wait and gets its own arrays back.
 
     Args:
-        arrays: Numbers, arrays or eager tensors; on all workers as many, of the
-            same dtypes and shapes.
+        arrays: Numbers, arrays or eager tensors; on all workers the same
+            number, with the same dtypes and shapes.
         op: "sum", "mean" (all workers count alike), "max" or "min".
-        worker: This process's place in the group; by default the one
-            `tfswitch.train.Worker` that it is.
+        worker: This process's worker; by default the one
+            `tfswitch.train.Worker` of the process.
         timeout_secs: Longest wait for the others; by default the worker's
             `wait_secs`.
 
     Returns:
-        An array for each, of its dtype; sums of booleans are int64, and means
-        of integers are float64.
+        The reduced arrays, of the same dtypes; but sums of booleans are int64,
+        and means of integers are float64.
 
     Raises:
         ValueError: If an argument is none of these, or the workers' arrays
             differ.
-        TimeoutError: If others have not come by then. The message names them.
+        TimeoutError: If others have not arrived by then. The message names
+            them.
         RuntimeError: If this process is no worker or several, if it was given
             up meanwhile, or as `Worker.wait_at_barrier`.
         ConnectionError: If a server does not answer.
@@ -97,7 +98,7 @@ def uneven_batches(
     Args:
         batches: A `tf.data.Dataset`, or an iterable that yields nested
             structures of arrays or tensors whose first dimension is the batch.
-        like: A batch, or its structure of `tf.TensorSpec`, that tells the form
+        like: A batch, or its structure of `tf.TensorSpec`, that shows the form
             of an empty one. Needed for a worker that may have no batch at all,
             unless `batches` is a dataset.
 
@@ -106,7 +107,7 @@ def uneven_batches(
         of the others, but 0 for the first dimension.
 
     Raises:
-        ValueError: If there is no batch, and nothing tells its form.
+        ValueError: If there is no batch, and nothing shows its form.
 
     Example:
 
@@ -163,9 +164,9 @@ def weighted_all_reduce(
 ) -> tuple[list[Any], tf.Tensor]:
     """Averages gradients over workers, by weight.
 
-    To be called by all workers in each step, also by those that have no data
-    left: with weight 0. The weight goes along with the gradients, so this takes
-    no collective more than an average that is not weighted.
+    All workers call it in each step, also workers without further data, with
+    weight 0. The weight is sent with the gradients, so this takes no more
+    collectives than an average without weights.
 
     Source: the weighted mean of data-parallel SGD; the empty batches are those
     of PyTorch's `Join`, with a weight instead of a collective of their own.
@@ -182,10 +183,11 @@ def weighted_all_reduce(
 
     Returns:
         The averages `sum(weight * gradient) / sum(weight)`, and the float32
-        scalar `sum(weight)`. Where that is 0, all data is used up, and the
-        averages are 0: do not apply them, as optimizers with momentum would
-        move. The gradient of the rows of a `DynamicEmbedding` stays as it is,
-        or is 0 with a `weight` of 0: each worker applies its own.
+        scalar `sum(weight)`. If that is 0, all data is used up, and the
+        averages are 0: do not apply them, because optimizers with momentum
+        would still move. The gradient of the rows of a `DynamicEmbedding` is
+        not averaged, and is 0 with a `weight` of 0: each worker applies its
+        own.
 
     Raises:
         ValueError: If `backend` is none of these, or `weight` no scalar.
@@ -206,7 +208,7 @@ def weighted_all_reduce(
             f"{weight.shape}"
         )
     sum_over_workers = _backend_of(backend)
-    # Each worker pushes its own rows, and rounds of bsp weigh them.
+    # Each worker pushes its own rows, and bsp rounds weigh them.
     summed = [g for g in gradients if g is not None and not is_of_rows(g)]
     weighted = [_scaled(g, weight) for g in summed]
     *sums, total = sum_over_workers([*weighted, weight])
@@ -240,7 +242,7 @@ def _scaled(gradient: Any, factor: tf.Tensor) -> Any:
             gradient.indices,
             gradient.dense_shape,
         )
-    # The mean over no rows is NaN, and must not stay so for weight 0.
+    # The mean over no rows is NaN; for weight 0 it must become 0.
     return tf.math.multiply_no_nan(gradient, tf.cast(factor, gradient.dtype))
 
 
@@ -273,7 +275,7 @@ def _sum_by_horovod(values: list[Any]) -> Sequence[Any]:
 
     dense = [v for v in values if not isinstance(v, tf.IndexedSlices)]
     sums = iter(hvd.grouped_allreduce(dense, op=hvd.Sum))
-    # Summing slices is putting them one behind the other.
+    # The sum of slices is their concatenation.
     return [
         tf.IndexedSlices(
             hvd.allgather(v.values), hvd.allgather(v.indices), v.dense_shape

@@ -3,24 +3,24 @@
 from tfswitch._ranges import bad_argument
 from tfswitch.train.worker import Worker
 
-# At which epochs end, however the workers of a group train; kEndOfEpoch of
+# The barrier at which all kinds of training end epochs; kEndOfEpoch of
 # cc/sync/worker_group.h.
 END_OF_EPOCH = "end of epoch"
 
-# An epoch may take long, and leases tell of workers that have died.
+# An epoch may take long, and leases end the wait for dead workers.
 EPOCH_SECS = 24 * 3600.0
 
 
 class Barrier:
     """Opens when all workers of a group wait at it.
 
-    A worker that has left is not waited for, nor one that has died, once its
-    lease has ended. Workers that have not joined are waited for, for as long as
-    the worker's `join_secs`.
+    Nobody waits for a worker that has left, or for one that has died, once its
+    lease has ended. Workers that have not joined are waited for during the
+    worker's `join_secs`.
 
     Args:
-        name: All workers use the same, and come to the same barriers in the
-            same order.
+        name: The same name in all workers, which come to the same barriers in
+            the same order.
         worker: The `tfswitch.train.Worker` of this process.
         timeout_secs: Longest wait; by default the worker's `wait_secs`.
 
@@ -62,13 +62,12 @@ class Barrier:
         """Waits for all others; see `Worker.wait_at_barrier`.
 
         Args:
-            timeout_secs: Longest wait; by default the one that the barrier was
-                made with.
+            timeout_secs: Longest wait; by default that of the barrier.
 
         Raises:
-            TimeoutError: If not all have come by then; the message names those
-                that have not.
-            RuntimeError: If all wait, and not at the same barrier.
+            TimeoutError: If not all workers have arrived by then. The message
+                names the missing ones.
+            RuntimeError: If all wait, but at different barriers.
             ConnectionError: If the server does not answer.
         """
         if timeout_secs is None:

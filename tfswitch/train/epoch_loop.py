@@ -1,4 +1,4 @@
-"""Epochs of own data that end together."""
+"""Epochs of each worker's own data that end together."""
 
 from collections.abc import Iterator
 
@@ -17,16 +17,16 @@ def epochs(
 ) -> Iterator[int]:
     """Yields the numbers of epochs; each ends when it has ended for all.
 
-    Every worker trains its own data once in each, however much that is: no
-    number of steps is shared. One that has come to the end of its data waits
+    Every worker trains its own data once in each epoch, however much that is:
+    the workers share no number of steps. A worker at the end of its data waits
     for the others, which do not wait for it.
 
     Args:
-        num_epochs: How many; the same in all workers.
+        num_epochs: How many epochs; the same in all workers.
         worker: A `tfswitch.train.Worker`, or the hook of a
             `SyncReplicasOptimizer`, whose session is open in the loop.
-        timeout_secs: Longest wait of a `Worker` at the end of an epoch; a day
-            unless it is given.
+        timeout_secs: Longest wait of a `Worker` at the end of an epoch; by
+            default a day.
 
     Raises:
         ValueError: If an argument is out of range.

@@ -1,4 +1,4 @@
-"""Synchronous training in a loop of one's own."""
+"""Synchronous training in a loop of your own."""
 
 from collections.abc import Iterable, Sequence
 from types import TracebackType
@@ -24,11 +24,11 @@ class SyncGroup:
 
     In each step the gradients of all workers are averaged by their numbers of
     samples and applied once, as one process would with the union of the
-    batches. Workers may have different amounts of data: an epoch ends for all
-    of them when it has ended for each, so that a save is complete then.
+    batches. Workers may have different amounts of data: an epoch ends when all
+    workers have ended it, so a save is complete then.
 
-    The variables are kept in a `tfswitch.DenseTable`, where the optimizer takes
-    its steps; each worker has a copy, which follows.
+    The variables are kept in a `tfswitch.DenseTable`, where the servers take
+    the steps; each worker has a copy that is updated in each step.
 
     Args:
         variables: `tf.Variable` or Keras variables. The first worker's values
@@ -36,13 +36,13 @@ class SyncGroup:
             learn by the layer's own optimizer.
         optimizer: As for `tfswitch.DenseTable`.
         worker: A `tfswitch.train.Worker` with consistency `bsp`; by default one
-            is made, as TF_CONFIG says.
+            is made from TF_CONFIG.
         table: Name of the dense table. Models that share servers need
             different ones.
         non_trainable: Float variables that steps change without a gradient,
-            such as the moving averages of batch normalization. All have the
-            first worker's values at the start, and after each step those
-            values with the workers' changes, averaged by samples.
+            such as the moving averages of batch normalization. All workers
+            start with the first worker's values; each step adds the workers'
+            changes, averaged by samples.
 
     Raises:
         ValueError: If an argument is out of range, or the servers hold other
@@ -79,7 +79,7 @@ class SyncGroup:
             )
         self._worker = worker
         given = list(variables)
-        # For each the layer whose rows it stands for, or None.
+        # For each variable the layer whose rows it stands for, or None.
         self._owners = [getattr(v, "_tfswitch_owner", None) for v in given]
         self._variables = [
             v for v, owner in zip(given, self._owners, strict=True) if not owner
@@ -107,15 +107,15 @@ class SyncGroup:
             )
             self._table.initialize([v.numpy() for v in self._variables])
             self.pull()
-            # Schedules go on where the others are.
+            # So schedules continue from the step of the others.
             self._skip(worker.stats()["clock"])
         except BaseException:
-            worker.leave()  # Or the others would wait for it.
+            worker.leave()  # Else the others would wait for this worker.
             raise
 
     @property
     def worker(self) -> Worker:
-        """This process's place in the group."""
+        """This process's worker."""
         return self._worker
 
     @property
@@ -135,13 +135,12 @@ class SyncGroup:
         return self._table
 
     def epoch(self, *, timeout_secs: float = EPOCH_SECS) -> "Epoch":
-        """Begins an epoch: a context that ends when it has ended for all.
+        """Begins an epoch: a context that ends when all workers have ended it.
 
         An exception in it, or at its end, leaves the group.
 
         Args:
-            timeout_secs: Longest wait at its end for others; a day unless it is
-                given.
+            timeout_secs: Longest wait for others at its end; by default a day.
         """
         return Epoch(self, timeout_secs)
 
@@ -168,7 +167,7 @@ class SyncGroup:
             self._table._table._learning_rate.skip(steps)
 
     def leave(self) -> None:
-        """Tells the group that nobody has to wait for this worker."""
+        """Leaves the group, so that nobody waits for this worker."""
         self._worker.leave()
 
 
@@ -179,7 +178,7 @@ class Epoch:
         self._group = group
         self._timeout_secs = timeout_secs
         self._num_steps = 0
-        self._first_clock = 0  # When the first of them began.
+        self._first_clock = 0  # The clock when the first step began.
 
     def step(
         self,
@@ -226,7 +225,7 @@ class Epoch:
                 f"the group. Received: {len(gradients)}"
             )
         pairs = list(zip(gradients, group._owners, strict=True))
-        # A push cannot be taken back, so all is looked at first.
+        # A push cannot be undone, so all arguments are checked first.
         weight = to_weight(weight)
         table_gradients = [_checked(*each) for each in table_gradients]
         shared = group._shared
@@ -262,14 +261,15 @@ class Epoch:
         group = self._group
         group._is_in_epoch = False
         if exc is not None:
-            group._worker._part()  # Nobody waits for one that has failed.
+            # The others must not wait for a failed worker.
+            group._worker._part()
             return
         worker = group._worker
         try:
             if self._num_steps == 0:
                 self._first_clock = worker.stats()["clock"]
             group.barrier(END_OF_EPOCH, timeout_secs=self._timeout_secs)
-            group.pull()  # The others' steps after this one's last.
+            group.pull()  # Gets the others' steps after this worker's last one.
             steps_of_all = worker.stats()["clock"] - self._first_clock
             group._skip(steps_of_all - self._num_steps)
         except BaseException:

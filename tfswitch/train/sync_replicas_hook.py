@@ -1,4 +1,4 @@
-"""The tasks of a session of synchronous training besides its steps."""
+"""Joins and leaves the group around a session of synchronous training."""
 
 import inspect
 import sys
@@ -18,9 +18,9 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
     """Joins the workers, ends epochs with them, and leaves.
 
     Made by `SyncReplicasOptimizer.make_session_run_hook`. When the data of a
-    train operation ends, `session.run` raises `OutOfRangeError` as ever, but
-    only after all workers' data has ended, and with their last values. A loop
-    that ends otherwise, and not by leaving the session's context, calls
+    train operation ends, `session.run` raises `OutOfRangeError` as usual, but
+    only after all workers' data has ended, and with their last values. If a
+    loop ends otherwise, and does not leave the session's context, call
     `finish_epoch`.
     """
 
@@ -32,9 +32,10 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
         self._raises_on_evict = raises_on_evict
         self._has_session = False
         self._is_in_epoch = False
-        self._data_has_ended = False  # And with it the epoch.
-        self._num_evicted = 0  # When this worker joined.
-        self._last_stats: dict[str, Any] | None = None  # An ended session's.
+        self._data_has_ended = False  # The epoch has ended with it.
+        self._num_evicted = 0  # The value when this worker joined.
+        # The counts of an ended session.
+        self._last_stats: dict[str, Any] | None = None
 
     @property
     def engine(self) -> Engine:
@@ -43,12 +44,12 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
 
     @property
     def is_chief(self) -> bool:
-        """Whether all begin with this worker's values."""
+        """Whether all workers begin with this worker's values."""
         return self._is_chief
 
     @property
     def stats(self) -> dict[str, Any]:
-        """The counts of all workers' work since the group was made.
+        """The counts of all workers since the group was made.
 
         After the session these are the counts at its end.
 
@@ -84,13 +85,13 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
         self._data_has_ended = False
 
     def finish_epoch(self) -> None:
-        """Waits until all workers have ended their epoch, and catches up.
+        """Waits until all workers have ended the epoch, and gets their values.
 
-        All workers call it after each epoch, also one that had no data. After
-        an `OutOfRangeError` it does nothing: the epoch has ended then.
+        All workers call it after each epoch, also a worker without data. After
+        an `OutOfRangeError` it does nothing, because the epoch has ended.
 
         Raises:
-            TimeoutError: If they have not within a day.
+            TimeoutError: If they have not ended it within a day.
             RuntimeError: If there is no session yet.
             ConnectionError: If a server does not answer.
         """
@@ -105,7 +106,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
         self._engine.complete_graph()
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Joins the workers, and takes their values."""
+        """Joins the workers, and gets their values."""
         del coord
         try:
             self._engine.start(session, self._is_chief)
@@ -121,7 +122,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
         self._watch(session)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        """Ends the epoch when somebody has asked the loop to stop."""
+        """Ends the epoch if the loop was asked to stop."""
         del run_values
         if self._raises_on_evict:
             self._check_nobody_was_evicted()
@@ -154,7 +155,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
         self._is_in_epoch = False
 
     def _fail(self) -> None:
-        # Nobody waits for one that has failed.
+        # The others must not wait for a failed worker.
         self._is_in_epoch = False
         self._engine.part()
 
@@ -169,7 +170,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
             )
 
     def _watch(self, session: Any) -> None:
-        # Hooks do not hear of the end of data, nor of a session that is closed
+        # Hooks are not told of the end of data, nor of a session that is closed
         # after an exception.
         run, close = session.run, session.close
         is_open = True
@@ -191,13 +192,14 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
                 if not trains:
                     raise
                 self._fail()
-                # Or the session would be made anew, and train the same again.
+                # Else TensorFlow would make another session, and train the same
+                # data again.
                 raise ConnectionError(
                     f"{lost.message}. Start the worker again: what the step "
                     "has led to is on the servers, if they are there"
                 ) from lost
             except BaseException:
-                if trains:  # A loop may catch it, and go on.
+                if trains:  # A loop may catch it and continue.
                     engine.fail_step()
                 raise
 
@@ -227,27 +229,28 @@ def MonitoredTrainingSession(  # noqa: N802 - As TensorFlow's.
 ) -> Any:
     """TensorFlow's function of that name, for `SyncReplicasOptimizer`.
 
-    Epochs end, for all workers, before the last checkpoint is saved. Servers
-    and a chief that do not come are waited for as long as the optimizer's
-    `join_secs`. With tfswitch's servers each worker has a session of its own,
-    whose variables it initialises; the chief alone restores and saves
+    Epochs end, for all workers, before the last checkpoint is saved. The wait
+    for missing servers and for the chief is at most the optimizer's
+    `join_secs`. With tfswitch's servers each worker has its own session and
+    initialises its variables; only the chief restores and saves checkpoints and
+    writes summaries.
     checkpoints and writes summaries.
 
     Args:
-        master: See TensorFlow, as for the arguments that are not listed here.
+        master: As in TensorFlow; so are the arguments that are not listed here.
         is_chief: Whether this worker saves.
         checkpoint_dir: Where the chief saves and restores.
-        scaffold: See TensorFlow.
-        hooks: With that of `SyncReplicasOptimizer.make_session_run_hook`.
-        chief_only_hooks: See TensorFlow.
+        scaffold: As in TensorFlow.
+        hooks: Must include `SyncReplicasOptimizer.make_session_run_hook`'s.
+        chief_only_hooks: As in TensorFlow.
 
     Returns:
         A `tf.compat.v1.train.MonitoredSession`.
 
     Raises:
-        ValueError: If there is no such hook, or the chief's is no chief's.
+        ValueError: If there is no such hook, or it disagrees on who is chief.
         ConnectionError: If a parameter server does not answer.
-        TimeoutError: If the chief does not come.
+        TimeoutError: If the chief does not come in time.
     """
     hooks = list(hooks or ())
     sync = [hook for hook in hooks if isinstance(hook, SyncReplicasHook)]

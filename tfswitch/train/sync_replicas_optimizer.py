@@ -28,23 +28,23 @@ from tfswitch.train.worker import default_worker_id
 class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
     """Averages the gradients of all workers, and takes one step with them.
 
-    Takes the place of `tf.compat.v1.train.SyncReplicasOptimizer`: same
-    arguments, same hook, same loop. Workers may have different amounts of data:
-    one that has ended is not waited for, every sample is trained as often as
-    its worker says, and `MonitoredTrainingSession` closes when all have ended,
-    so that the last checkpoint is complete. `docs/sync_replicas_comparison.md`
-    compares both.
+    Replaces `tf.compat.v1.train.SyncReplicasOptimizer`, with the same
+    arguments, hook and loop. Workers may have different amounts of data: nobody
+    waits for a worker that has ended, every sample is trained as often as its
+    worker says, and `MonitoredTrainingSession` closes when all have ended, so
+    the last checkpoint is complete. `docs/sync_replicas_comparison.md` compares
+    both.
 
     The place of the variables decides which process takes the steps:
 
-    - On TensorFlow's parameter servers, as `replica_device_setter` places them:
-      these keep the gradients, and the chief sums them and takes the step, with
-      any optimizer. The servers' programs must import tfswitch.
-    - Not on servers: then they and their optimizer live on tfswitch's, those of
-      `cluster`. Each worker has a copy of the variables in a session of its
-      own, which follows; no `tf.distribute.Server` is needed. A chief that dies
-      is survived, and embedding tables are trained in the same steps. Needs
-      `tfswitch.train.MonitoredTrainingSession`.
+    - On TensorFlow's parameter servers, where `replica_device_setter` puts
+      them: the servers keep the gradients, and the chief sums them and takes
+      the step, with any optimizer. The servers' programs must import tfswitch.
+    - Elsewhere: the variables and their optimizer are kept on tfswitch's
+      servers, those of `cluster`. Each worker has its own session with a copy
+      of the variables; no `tf.distribute.Server` is needed. Training survives
+      a chief that dies, and embedding tables train in the same steps. This
+      needs `tfswitch.train.MonitoredTrainingSession`.
 
     Args:
         opt: The optimizer that takes the steps: with tfswitch's servers a
@@ -55,40 +55,42 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
             does not wait for them.
         total_num_replicas: How many workers there are; by default
             `replicas_to_aggregate`.
-        variable_averages: An `ExponentialMovingAverage` to keep; with
-            tfswitch's servers of each worker's copies, at its own steps.
+        variable_averages: An `ExponentialMovingAverage` to keep. With
+            tfswitch's servers each worker averages its copies, at its own
+            steps.
         variables_to_average: The averaged variables; with `variable_averages`.
-        use_locking: Accepted and not used.
+        use_locking: Accepted but not used.
         name: The name of the group of workers, and of its state on the servers.
             Jobs that share servers need different ones.
-        batch_weight: Scalar tensor: the number of samples of the batch. None: a
-            batch weighs as much as any other, however large it is.
-        normalize: The divisor of the sum of the gradients of a step. "step": by
-            the weights in it, so each sample of it counts alike. "replicas": by
-            the number of gradients in it, as the stock class does. "initial":
-            by `replicas_to_aggregate` times the weight of this worker's first
+        batch_weight: Scalar tensor: the number of samples of the batch. None:
+            all batches weigh the same, however large they are.
+        normalize: The divisor of the sum of the gradients of a step. "step":
+            the sum of their weights, so each sample of the step counts alike.
+            "replicas": their number, as in the stock class. "initial":
+            `replicas_to_aggregate` times the weight of this worker's first
             batch, so steps get smaller when workers have ended, and each sample
             of the whole run counts alike.
         sparse_average: "batch": gradients of rows are averaged as all others,
-            so that they are those of one large batch. "rows": each row is
-            averaged over the gradients that have it, as the stock class does,
-            so that rare rows take larger steps; not with tfswitch's servers.
+            as those of one large batch. "rows": each row is averaged over the
+            gradients that have it, as in the stock class, so rare rows take
+            larger steps; not with tfswitch's servers.
         late: The fate of gradients that come too late for their step, with
             fewer `replicas_to_aggregate` than workers. "drop": dropped and
-            counted; "carry": they are in the next step.
-        lease_secs: How long a worker is believed to live after it was last
-            heard of.
-        join_secs: How long workers are waited for at the start.
+            counted; "carry": added to the next step.
+        lease_secs: How long a silent worker counts as alive.
+        join_secs: Longest wait for workers at the start.
         on_evict: The reaction when a worker has died: "continue", or "raise" on
             all others.
         post_aggregate: A function from the list of averaged gradients and
-            variables to another, which is applied: clips by the global norm,
-            say. Not with tfswitch's servers, which take the steps themselves.
-        task_index: Which worker this is, from 0; each has its own. By default
-            from the device scope, else from TF_CONFIG. One worker alone is 0.
+            variables to another list, which is applied, for example to clip by
+            the global norm. Not with tfswitch's servers, which take the steps
+            themselves.
+        task_index: The number of this worker, from 0; each has its own. By
+            default from the device scope, else from TF_CONFIG. A single worker
+            is 0.
         wait_secs: Longest wait of a step for other workers.
-        cluster: tfswitch's servers, if they are used. By default that of
-            `tfswitch.connect`.
+        cluster: The cluster of tfswitch's servers, if they are used; by default
+            that of `tfswitch.connect`.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -196,7 +198,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
 
     @property
     def task_index(self) -> int:
-        """Which worker this is, from 0."""
+        """The number of this worker, from 0."""
         return self._options.task_index
 
     @property
@@ -205,7 +207,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
         return self._options.num_workers
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        """As the inner optimizer's."""
+        """Calls the inner optimizer's method."""
         return self._opt.compute_gradients(*args, **kwargs)
 
     def minimize(
@@ -226,11 +228,11 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
         Args:
             loss: Scalar tensor: the mean over the batch.
             global_step: Counts the steps of all workers.
-            var_list: See `tf.compat.v1.train.Optimizer.minimize`, as for the
+            var_list: As in `tf.compat.v1.train.Optimizer.minimize`; so are the
                 arguments that are not listed here.
-            table_lookups: `(table, ids, embeddings)` for each lookup in the
-                model of a `tfswitch.EmbeddingTable`, of this optimizer's
-                `consistency`, that is to be trained.
+            table_lookups: `(table, ids, embeddings)` for each lookup of the
+                model in a `tfswitch.EmbeddingTable` that is to be trained. The
+                table needs this optimizer's `consistency`.
 
         Raises:
             ValueError: As `apply_gradients`.
@@ -276,16 +278,16 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
             grads_and_vars: Pairs of gradient and variable. A variable without a
                 gradient stays as it is.
             global_step: Counts the steps of all workers.
-            name: The operation's.
+            name: The name of the operation.
             table_gradients: `(table, ids, gradients)` for each
                 `tfswitch.EmbeddingTable` of this optimizer's `consistency` that
                 is trained in the same steps.
 
         Raises:
-            ValueError: If there is no gradient or no global step; some
-                variables are on servers and others are not; or where they are
-                they cannot be trained as was asked: the message names
-                the setting that tfswitch's servers have no counterpart of.
+            ValueError: If there is no gradient or no global step; if some
+                variables are on servers and others are not; or if a setting has
+                no counterpart on the servers of the variables. The message
+                names it.
             ConnectionError, TimeoutError: If a tfswitch server does not answer.
         """
         if global_step is None:
@@ -321,9 +323,9 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
         """Returns the hook that every worker gives to its session.
 
         Args:
-            is_chief: Whether all begin with this worker's variables and global
-                step.
-            num_tokens: Accepted and not used: there are no tokens.
+            is_chief: Whether all workers begin with this worker's variables and
+                global step.
+            num_tokens: Accepted but not used: there are no tokens.
 
         Raises:
             ValueError: If there is no train operation yet.
@@ -348,20 +350,20 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
         return _NoQueueRunner()
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        """As the inner optimizer's: None with tfswitch's servers."""
+        """Calls the inner optimizer's; None with tfswitch's servers."""
         return self._opt.get_slot(*args, **kwargs)
 
     def get_slot_names(self, *args: Any, **kwargs: Any) -> Sequence[str]:
-        """As the inner optimizer's."""
+        """Calls the inner optimizer's method."""
         return self._opt.get_slot_names(*args, **kwargs)
 
     def variables(self) -> Sequence[Any]:
-        """As the inner optimizer's."""
+        """Calls the inner optimizer's method."""
         return self._opt.variables()
 
 
 class _NoQueueRunner:
-    """A stub that a `tf.compat.v1.train.Supervisor` starts, and needs not."""
+    """A stub that a `tf.compat.v1.train.Supervisor` starts without need."""
 
     name = "no_queue_runner"
 
@@ -407,7 +409,7 @@ def _check_known_workers(num_workers: Any) -> None:
 
 
 def _task_index(num_workers: int) -> int:
-    """Which worker this is, from the device scope or TF_CONFIG."""
+    """Returns this worker's number, from the device scope or TF_CONFIG."""
     if not tf.executing_eagerly():
         place = tf.DeviceSpec.from_string(tf.no_op(name="task").device)
         is_worker = place.job in ("worker", "chief", "master")

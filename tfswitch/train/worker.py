@@ -1,4 +1,4 @@
-"""A process as one of the workers that train a model."""
+"""This process as one of the workers that train a model."""
 
 import atexit
 import contextlib
@@ -31,10 +31,10 @@ from tfswitch.train._checks import (
 # Longest part of a wait at a barrier.
 _WAIT_PART_SECS = 5.0
 
-# How often the thread of `on_event` looks whether its worker is over.
+# How often the thread of `on_event` checks whether its worker has ended.
 _EVENT_SECS = 1.0
 
-# How long leaving waits for a server when nobody has asked for it.
+# How long leaving waits for a server if the user gave no time.
 PARTING_SECS = 2.0
 
 
@@ -45,57 +45,57 @@ class Worker:
     workers. The process's pushes to tables with consistency `bsp` belong to its
     present step; `end_step` ends it, and waits for other workers as
     `consistency` says. A worker whose data ends leaves, and nobody waits for
-    it. One that dies is dropped when its lease ends. One that comes late joins
-    at the clock of the slowest.
+    it. A worker that dies is dropped when its lease ends. A worker that comes
+    late joins at the clock of the slowest.
 
-    A process is one worker per cluster: a new `Worker` takes the place of the
-    one before. `tfswitch.keras.ParameterServerOptimizer` makes and uses one by
-    itself.
+    A process is one worker per cluster: a new `Worker` replaces the last one.
+    `tfswitch.keras.ParameterServerOptimizer` makes and uses a worker by itself.
 
-    Thread-safe, but steps are ended by one thread at a time.
+    Thread-safe, but only one thread at a time may end steps.
 
     Args:
-        worker_id: From 0; each process has its own. By default from TF_CONFIG,
-            else 0. Those from `num_workers` on come late, for example when
-            machines are added.
-        num_workers: How many are waited for at the start. By default from
-            TF_CONFIG, else 1.
+        worker_id: A number from 0; each process has its own. By default from
+            TF_CONFIG, else 0. Numbers from `num_workers` on come late, for
+            example when machines are added.
+        num_workers: How many workers the group waits for at the start. By
+            default from TF_CONFIG, else 1.
         consistency: A `Consistency`, "asp" or "bsp"; None means `asp`. All
             workers of a group must have the same.
         group: Name of the group. Jobs that share servers need different ones.
-        cluster: By default that of `tfswitch.connect`.
-        lease_secs: How long a worker is believed to live after it was last
-            heard of. A background thread renews the lease.
-        join_secs: How long others are waited for at the start, after the first
-            has joined.
+        cluster: The cluster to use; by default that of `tfswitch.connect`.
+        lease_secs: How long a silent worker counts as alive. A background
+            thread renews the lease.
+        join_secs: Longest wait for others at the start, after the first has
+            joined.
         wait_secs: Longest wait of `end_step` for other workers.
         replicas_to_aggregate: With `bsp`: a round closes as soon as so many
             workers have contributed, at most `num_workers`; near the end of the
-            data, when all that are left have. None: always of all.
+            data, when all remaining workers have. None: all workers.
         late: With `replicas_to_aggregate`: the fate of gradients whose round
             has closed without them. "drop": they are dropped, and counted;
             "carry": they count in the open round.
         on_lost_worker: "continue": when another worker is given up, the others
-            go on without it; "fail": then steps, barriers and pushes of this
-            worker raise `RuntimeError`. It hears of a loss when a wait of 2 s
+            continue without it; "fail": then steps, barriers and pushes of this
+            worker raise `RuntimeError`. It learns of a loss when a wait of 2 s
             or more ends, else within a third of the lease.
-        on_event: A function that a thread of its own calls as
-            `on_event(kind, text)` with what stderr says of the group:
-            "waiting" and for whom, after 2 s of a wait and again each 30 s;
-            "lost" and who was given up; "report" at the end, if workers were
-            lost, steps do not count or items of a work queue are not done.
+        on_event: A function that a separate thread calls as
+            `on_event(kind, text)` with the group's messages, which also go to
+            stderr. The kinds are "waiting", with the missing workers, after 2 s
+            of a wait and again each 30 s; "lost", with the worker that was
+            given up; and "report" at the end, if workers were lost, steps do
+            not count or items of a work queue are not done.
         job: Name of the training, the same in all its workers; by default the
-            environment variable TFSWITCH_JOB. A process of a job that is
-            started again under Keras's `fit` goes on where its job is, and
-            ends if that has ended. Another name begins a new training, as
-            does none.
-        first_step: Of a process that goes on from a checkpoint of its own:
-            `stats()["num_steps"]` at that time. Steps from there on that a
-            former process of this worker has taken and that count are
-            repeated without effect: their pushes do not go out, `end_step`
-            and `wait_at_barrier` return at once. Not with a `WorkQueue`, which
-            goes on behind them by itself. None: the process goes on behind all
-            steps of this worker that count.
+            environment variable TFSWITCH_JOB. Under Keras's `fit` a restarted
+            process of a job continues where its job is, or ends if the job has
+            ended. Another name, or none, begins a new training.
+        first_step: For a process that continues from its own checkpoint: the
+            `stats()["num_steps"]` of that time. Later steps that a former
+            process of this worker has taken and that count are repeated without
+            effect: their pushes are not sent, `end_step` and `wait_at_barrier`
+            return at once. Not with a `WorkQueue`, which continues after them
+            by itself. None: the process continues after all steps of this
+            worker that count.
+
 
     Raises:
         ValueError: If an argument is out of range, or the group exists with
@@ -168,7 +168,8 @@ class Worker:
         self._group = group
         self._job = job
         self._mark = 0
-        self._num_loops = 0  # Over the epochs of work queues.
+        # The number of loops over the epochs of work queues.
+        self._num_loops = 0
         self._wait_secs = float(wait_secs)
         self._cluster = cluster if cluster is not None else default_cluster()
         self._native = self._cluster._native
@@ -190,13 +191,14 @@ class Worker:
             job=job,
             fail_on_loss=on_lost_worker == "fail",
         )
-        # The loops that have more to train after a `fit`, and whether one has
-        # ended meanwhile.
+        # The loops that train more after a `fit`, and whether one has ended
+        # meanwhile.
         self._loops: set[object] = set()
         self._leaves_after_loops = False
         self._process = os.getpid()
         _present[self._native.id] = self
-        # A process that ends by itself does not leave its lease to run out.
+        # A process that ends by itself leaves, so that its lease need not run
+        # out.
         self._cluster._before_close = weakref.WeakMethod(self._part)
         _part_at_exit(self)
         if on_event is not None:
@@ -209,12 +211,12 @@ class Worker:
 
     @property
     def worker_id(self) -> int:
-        """Which worker this is, from 0."""
+        """The number of this worker, from 0."""
         return self._worker_id
 
     @property
     def num_workers(self) -> int:
-        """How many were waited for at the start."""
+        """How many workers the group waited for at the start."""
         return self._num_workers
 
     @property
@@ -246,20 +248,20 @@ class Worker:
         """Ends a step and waits for other workers.
 
         With `asp` it returns at once; with `ssp` when no worker is further
-        behind than `staleness`; with `bsp` when the gradients of this step of
-        all workers have been applied.
+        behind than `staleness`; with `bsp` when the gradients of all workers
+        for this step have been applied.
 
-        A worker that was given up because it was not heard of for a lease joins
+        If this worker was given up because it was silent for a lease, it joins
         again, with a message; with `bsp` the step does not count then.
 
         Args:
             weight: Number of samples of the step, by which `bsp` averages. Not
-                negative; 0: the step's pushes to `bsp` tables count for
-                nothing.
+                negative; with 0 the step's pushes to `bsp` tables have no
+                effect.
 
         Raises:
             TimeoutError: If others are not there within `wait_secs`. The
-                message names them. Calling it again goes on waiting.
+                message names them. Another call continues to wait.
             RuntimeError: If another process has joined as this worker, or
                 another `Worker` of this process; with
                 `on_lost_worker="fail"` if another worker was given up.
@@ -278,22 +280,23 @@ class Worker:
     ) -> None:
         """Waits until all workers of the group wait at this barrier.
 
-        Nobody waits for this worker elsewhere meanwhile: rounds close without
-        it, and `ssp` does not count it. When the barrier opens, all steps that
-        workers have ended are applied on all servers, and they go on at one
-        clock. One that leaves or dies is not waited for; if this worker has
-        left the group before, at the end of `fit` say, see `leave`.
+        Others do not wait for this worker meanwhile: rounds close without it,
+        and `ssp` does not count it. When the barrier opens, all steps that
+        workers have ended are applied on all servers, and all workers have the
+        same clock. The barrier does not wait for workers that leave or die. If
+        this worker has left the group before, at the end of `fit` say, see
+        `leave`.
 
         Args:
             name: The name of the barrier. All workers come to the same barriers
-                in the same order; a name may come again.
+                in the same order; a name may be used again.
             timeout_secs: Longest wait; by default `wait_secs`.
 
         Raises:
-            TimeoutError: If not all have come by then. The message names those
-                that have not. Calling it again goes on waiting.
-            RuntimeError: If all wait, and not at the same barrier; if with
-                `bsp` something was pushed since the last end of a step.
+            TimeoutError: If not all have arrived by then. The message names the
+                missing ones. Another call continues to wait.
+            RuntimeError: If all wait, but at different barriers; with `bsp`, if
+                something was pushed since the last end of a step.
             ConnectionError: If the server does not answer.
 
         Example:
@@ -311,7 +314,7 @@ class Worker:
         self._check_is_present()
         give_up = time.monotonic() + timeout_secs
         while True:
-            # In parts, so that Ctrl-C is heard.
+            # In parts, so that Ctrl-C has an effect.
             left = max(give_up - time.monotonic(), 1e-3)
             try:
                 call(
@@ -331,24 +334,23 @@ class Worker:
                     ) from None
 
     def leave(self) -> None:
-        """Tells the group that nobody has to wait for this worker.
+        """Leaves the group, so that nobody waits for this worker.
 
-        To be called when its data ends, and after an exception, as the lease
-        is renewed as long as the process lives. The next step or barrier joins
-        again. If all others have left by then, or leave while it waits there,
-        it waits until they are back too, as at the start, but no longer than
-        `join_secs` since it has joined again. Idempotent, and over once the
-        cluster is closed.
+        Call it when the worker's data ends, and after an exception, because the
+        lease is renewed as long as the process lives. The next step or barrier
+        joins again. If all others have left by then, or leave while this worker
+        waits there, it waits until they are back too, as at the start, but at
+        most `join_secs` after it has joined again. Idempotent; closing the
+        cluster ends the wait.
         """
         if _present.get(self._native.id) is self and not self._cluster.closed:
             call(self._native, "LeaveGroup")
 
     def _leave_after_fit(self) -> None:
-        if (
-            self._mark and not self._num_loops
-        ):  # Of the next `fit`; see tfswitch/keras/_going_on.py.
+        # The mark of the next `fit`; see tfswitch/keras/_going_on.py.
+        if self._mark and not self._num_loops:
             self._set_mark(((self._mark >> 32) + 1) << 32)
-        # Those that come back wait for the others once more.
+        # Workers that come back wait for the others once more.
         if self._loops:
             self._leaves_after_loops = True
         else:
@@ -356,7 +358,7 @@ class Worker:
 
     @contextlib.contextmanager
     def _more_to_train(self) -> Iterator[Callable[[bool], None]]:
-        """A loop that may call `fit`; it says whether that is not the last."""
+        """Marks a loop that may call `fit` again, so that the worker stays."""
         loop = object()
         self._num_loops += 1
 
@@ -377,11 +379,11 @@ class Worker:
                     self._part()
 
     def _part(self) -> None:
-        # A fork is no worker, and its parent goes on.
+        # A forked child is no worker; its parent continues.
         if os.getpid() != self._process:
             return
-        # Nobody has to wait for one whose servers have gone, and for one whose
-        # token they do not take any more no longer than its lease.
+        # If the servers are gone, nobody waits for this worker. If they refuse
+        # its token, others wait no longer than its lease.
         with contextlib.suppress(
             ConnectionError, TimeoutError, PermissionError
         ):
@@ -393,21 +395,20 @@ class Worker:
 
         Returns:
             A dict: "clock": the worker's clock, which grows by 1 with each step
-            and begins at that of the slowest worker; "round": to which its next
-            step contributes; "dropped_steps": steps that did not count;
-            "num_steps": where the process is among the steps of this worker
-            that count, those of former processes included; "left":
-            whether it has left, and its next step joins again; "in_step":
-            whether something has been pushed since the last step ended;
-            "waits": how often and how long it has waited for others ("count",
-            "total_s", "longest_s"); "waiting_for": for whom it waits, after the
-            first 2 s of a wait, else ""; "workers": of
-            the group, "active", "waiting" (of these, at a barrier), "rounds",
+            and begins at that of the slowest worker; "round": the round of its
+            next step; "dropped_steps": steps that did not count; "num_steps":
+            how many steps of this worker count, those of former processes
+            included; "left": whether it has left, so that its next step joins
+            again; "in_step": whether something was pushed since the last step
+            ended; "waits": how often and how long it has waited for others
+            ("count", "total_s", "longest_s"); "waiting_for": the workers that
+            it waits for, after the first 2 s of a wait, else ""; "workers": the
+            group's "active", "waiting" (of these, at a barrier), "rounds",
             "contributions", "samples" (the sum of their weights), "dropped",
-            "carried", "expired", "rejoined", "staleness",
-            a list whose element s is how many steps ended s clocks ahead of the
-            slowest worker, and "lost", the workers that were given up and are
-            not back, each with the number of its steps that count.
+            "carried", "expired", "rejoined", "staleness" (a list whose element
+            s is how many steps ended s clocks ahead of the slowest worker), and
+            "lost" (the workers that were given up and are not back, each with
+            the number of its steps that count).
         """
         self._check_is_present()
         response = call(self._native, "GetWorker")
@@ -432,7 +433,7 @@ class Worker:
         }
 
     def _position(self) -> tuple[int, int]:
-        """Where a new process goes on: a mark, and the steps since it."""
+        """Returns where a new process continues: a mark, and later steps."""
         response = call(self._native, "GetWorker")
         return int(response["mark"]), int(response["steps_since_mark"])
 
@@ -460,7 +461,7 @@ class Worker:
         if exc is None:
             self.leave()
             return
-        # The first error is the one that the user has to hear of.
+        # The user sees the first error.
         with contextlib.suppress(Exception):
             self.leave()
 
@@ -471,20 +472,20 @@ class Worker:
         )
 
 
-# The worker that a process is in each cluster, by the cluster's id in the core,
-# as connections are shared.
+# The process's worker in each cluster, by the cluster's id in the core, because
+# connections are shared.
 _present: weakref.WeakValueDictionary[int, Worker] = (
     weakref.WeakValueDictionary()
 )
 
 
 def present_workers() -> list[Worker]:
-    """Returns the workers that this process is, one for each cluster."""
+    """Returns the workers of this process, one for each cluster."""
     return [w for w in _present.values() if not w._cluster.closed]
 
 
 def group_stats(response: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of GetGroupStatsResponse, as `stats` has them."""
+    """Returns the fields of GetGroupStatsResponse in the form of `stats`."""
     counts = ("rounds", "contributions", "dropped", "carried", "expired")
     staleness = [int(count) for count in response["staleness"]]
     while staleness and not staleness[-1]:
@@ -499,7 +500,7 @@ def group_stats(response: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lost_workers(response: Mapping[str, Any]) -> dict[int, int]:
-    """Returns the steps that count of workers that are lost, by worker."""
+    """Returns, for each lost worker, the number of its steps that count."""
     return {
         int(worker): int(loss["num_steps"])
         for worker, loss in sorted(response["losses"].items())
@@ -513,7 +514,7 @@ def _tell_events(
     on_event: Callable[[str, str], Any],
 ) -> None:
     number = 0
-    # A closed cluster, or one that has another worker, ends it.
+    # It ends if the cluster is closed or has another worker.
     with contextlib.suppress(RuntimeError):
         while worker() is not None and _present.get(native.id) is worker():
             event = call(
@@ -528,15 +529,15 @@ def _tell_events(
 
 
 def default_job() -> str | None:
-    """Returns the name of the training that the environment says."""
+    """Returns the name of the training in the environment."""
     return os.environ.get("TFSWITCH_JOB") or None
 
 
 def default_worker_id() -> int:
-    """Returns which worker TF_CONFIG says that this is; 0 if it says nothing.
+    """Returns this worker's number in TF_CONFIG; 0 without TF_CONFIG.
 
     Raises:
-        ValueError: If it says that this process is no worker.
+        ValueError: If this process is no worker in TF_CONFIG.
     """
     worker_id = _tf_config.worker_id()
     if worker_id is not None:
@@ -562,7 +563,7 @@ def _part_at_exit(worker: Worker) -> None:
 
 
 def to_weight(weight: Any) -> float:
-    """Returns a step's weight; ValueError unless it is one."""
+    """Returns a step's weight; ValueError if it is not valid."""
     value = math.nan
     if np.ndim(weight) == 0:
         with contextlib.suppress(TypeError, ValueError):

@@ -1,8 +1,8 @@
 // Each thread has a completion queue of its own, on which it sends its calls
 // and waits for them. UnaryCall::Wait() waits in slices of kInterruptInterval,
-// so that it notices an interrupt. gRPC may still use an attempt that nobody
-// waits for: it is cancelled and marked as abandoned, and Settle() deletes it
-// when it comes out of the queue.
+// so that it notices an interrupt. An attempt that nobody waits for is
+// cancelled and marked as abandoned, because gRPC may still use it. Settle()
+// deletes it when it comes out of the queue.
 //
 // A kOnce call waits for a connection and is sent once; others are sent again
 // while the server is away, after pauses that grow. may_have_arrived_ covers
@@ -35,13 +35,13 @@ namespace {
 
 constexpr absl::Duration kFirstPause = absl::Milliseconds(10);
 constexpr absl::Duration kLongestPause = absl::Seconds(1);
-// gRPC ends a call at its deadline, except while the socket does not take the
-// request: then only when the write ends, which on a dead connection takes
-// kKeepaliveTimeoutMs; or while its timers, which wait by the clock of the day,
-// are late, because that was set back. After this much more the call is left to
-// itself.
+// gRPC ends a call at its deadline, with two exceptions. If the socket does not
+// accept the request, the call ends when the write does, which takes
+// kKeepaliveTimeoutMs on a dead connection. If the clock of the day was set
+// back, gRPC's timers are late, because they use it. After this extra time the
+// caller no longer waits for the call.
 constexpr absl::Duration kDeadlineSlack = absl::Milliseconds(100);
-// A wait for a connection that is longer is said.
+// A longer wait for a connection is reported.
 constexpr absl::Duration kSilence = absl::Seconds(1);
 // How long one attempt to connect may take; a host that drops packets would
 // otherwise hold calls of the bulk kind for their whole timeout.
@@ -50,12 +50,12 @@ constexpr int kConnectTimeoutMs = 5'000;
 std::shared_ptr<grpc::Channel> MakeChannel(const GrpcClientOptions& options,
                                            const std::string& address) {
   grpc::ChannelArguments arguments;
-  // The server limits its messages; all of them are wanted.
+  // The server limits its messages; the client accepts all of them.
   arguments.SetMaxReceiveMessageSize(-1);
   arguments.SetMaxSendMessageSize(-1);
-  // A short answer must not become a long one. By the first setting gRPC
-  // refuses a compressed answer, but only after it has inflated it if the end
-  // of the call has come with it; by the second it never inflates one.
+  // A short answer must not inflate to a long one. With the first setting gRPC
+  // refuses a compressed answer, but inflates it before if the end of the call
+  // has arrived with it. With the second it never inflates one.
   arguments.SetInt(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET,
                    1 << GRPC_COMPRESS_NONE);
   arguments.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
@@ -65,14 +65,14 @@ std::shared_ptr<grpc::Channel> MakeChannel(const GrpcClientOptions& options,
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   // Two clients of one process do not share a connection.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  // A server that comes back is found again at once.
+  // A server that comes back is found at once.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1'000);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
-  // Retries are done here, where it is known which calls may be repeated.
+  // The client itself retries, because it knows which calls may be repeated.
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   arguments.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
-  // A proxy of the environment is for the web, not for the cluster.
+  // The environment's proxy is for the web, not for the cluster.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   const ClientTls& tls = options.tls;
   if (!tls.server_name.empty()) {
@@ -85,15 +85,15 @@ std::shared_ptr<grpc::Channel> MakeChannel(const GrpcClientOptions& options,
                                    arguments);
 }
 
-// Away, or going away. The server cancels running calls when it stops.
+// The server is away, or stops: then it cancels running calls.
 bool IsServerAway(const grpc::Status& status) {
   return status.error_code() == grpc::StatusCode::UNAVAILABLE ||
          status.error_code() == grpc::StatusCode::CANCELLED;
 }
 
 // True if the server may have got the call, and its answer is not known. gRPC
-// says in two ways that it had no connection to send the call on; all other
-// failures leave open how far the call has come.
+// has two errors for a call without a connection; all other failures leave open
+// how far the call has come.
 bool MayHaveArrived(const grpc::Status& status) {
   if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) return true;
   const std::string text = status.error_message();
@@ -102,7 +102,7 @@ bool MayHaveArrived(const grpc::Status& status) {
          !absl::StartsWith(text, "DNS resolution failed");
 }
 
-// The part of gRPC's text that a user can do something with.
+// The part of gRPC's text that helps a user.
 std::string Reason(const grpc::Status& status) {
   const std::string text = status.error_message();
   absl::string_view reason = text;
@@ -122,7 +122,7 @@ bool HasHungUp(absl::string_view reason) {
          absl::StrContains(reason, "Secure read failed");
 }
 
-// Why a connection of TLS has failed and the remedy; empty if it is not that.
+// Why a TLS connection has failed, and the remedy; empty for other errors.
 std::string TlsReason(absl::string_view reason) {
   constexpr std::pair<const char*, const char*> kCauses[] = {
       {"certificate verify failed",
@@ -143,7 +143,7 @@ std::string TlsReason(absl::string_view reason) {
       return absl::StrCat("the TLS handshake failed (", reason, "): ", text);
     }
   }
-  // The server looks at the client's certificate when the client has done its
+  // The server checks the client's certificate after the client has done its
   // part.
   return HasHungUp(reason)
              ? absl::StrCat(
@@ -163,8 +163,8 @@ bool IsTooBusy(const grpc::Status& status, const grpc::ClientContext& context) {
          context.GetServerTrailingMetadata().count(kRetryPushback) != 0;
 }
 
-// One try of a call. Its completion queue holds on to it until gRPC is done
-// with it, even if nobody else needs it.
+// One attempt of a call. Its completion queue keeps it until gRPC is done with
+// it, even if nobody else needs it.
 struct UnaryCall::Attempt {
   bool done = false;
   bool abandoned = false;
@@ -183,10 +183,10 @@ class UnaryCall::ThreadQueue {
     return queue;
   }
 
-  // Abandoned attempts end here at the latest.
+  // Ends the remaining abandoned attempts.
   ~ThreadQueue() {
     if (ForkGuard::IsTripped()) {
-      // gRPC would wait for threads that only the parent has.
+      // In a fork, gRPC would wait for threads that only the parent has.
       (void)queue_.release();
       return;
     }
@@ -198,7 +198,7 @@ class UnaryCall::ThreadQueue {
 
   grpc::CompletionQueue* get() { return queue_.get(); }
 
-  // Until an attempt has set `done`. Returns false if the time comes first.
+  // Waits until an attempt has set `done`; false if `time` comes first.
   bool WaitFor(const bool& done, absl::Time time) {
     const gpr_timespec deadline = ToDeadline(time);
     void* tag;
@@ -256,8 +256,8 @@ std::shared_ptr<Connection::Link> Connection::link() const {
   MutexLock lock(&mutex_);
   const ServerPlaces* const places = options_.places.get();
   if (places != nullptr && places->version() != places_version_) {
-    // Before the addresses: if they change in between, the next call looks
-    // again.
+    // Read before the addresses: if they change in between, the next call reads
+    // them again.
     places_version_ = places->version();
     const std::string address = places->addresses()[options_.shard_index];
     if (address != link_->address) {
@@ -279,7 +279,7 @@ absl::StatusOr<v1::HandshakeResponse> Connection::Handshake(
   v1::HandshakeResponse response;
   TFSWITCH_ASSIGN_OR_RETURN(const grpc::ByteBuffer message,
                             Encode("Handshake", request));
-  // Not owned by the call: this function outlives it.
+  // The call does not own it: this function outlives the call.
   const std::shared_ptr<Connection> unowned(std::shared_ptr<void>(), this);
   UnaryCall call(unowned, CallKind::kIdempotent, "Handshake", message,
                  v1::ParameterServer::service_full_name(),
@@ -349,7 +349,7 @@ bool Connection::HasOtherToken(const std::string& former) const {
 absl::Status Connection::NoteReturn() {
   if (instance_id_ == 0) return absl::OkStatus();
   const absl::Status status = Handshake().status();
-  // Of other errors the next calls will say more.
+  // The next calls report other errors in more detail.
   return absl::IsCancelled(status) ? status : absl::OkStatus();
 }
 
@@ -428,7 +428,7 @@ absl::Status Connection::Explain(const grpc::Status& status,
       return absl::UnimplementedError(absl::StrCat(
           name(), ": ", error.message(), "; is that a tfswitch server?"));
     case absl::StatusCode::kResourceExhausted:
-      // The code of HTTP/2 with which gRPC ends calls that have no room.
+      // HTTP/2's code with which gRPC ends calls that have no room.
       if (absl::StrContains(error.message(), "RST_STREAM with error code 11")) {
         return absl::ResourceExhaustedError(absl::StrCat(
             name(),
@@ -436,7 +436,7 @@ absl::Status Connection::Explain(const grpc::Status& status,
             "batches or start the server with a larger --max_buffer_bytes"));
       }
       break;
-    // These come from the shard, and read the same embedded.
+    // The shard makes these errors; embedded tables give the same text.
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kNotFound:
     case absl::StatusCode::kAlreadyExists:
@@ -524,8 +524,8 @@ absl::Status UnaryCall::ExplainWrite(const absl::Status& error,
 
 absl::Status UnaryCall::Wait(grpc::ByteBuffer* response) {
   ThreadQueue& queue = ThreadQueue::Get();
-  // From now on: of calls that are in flight together, one may have failed long
-  // before it is waited for, while a bulk call before it took its time.
+  // Starts now: of several calls in flight, one may have failed long before
+  // this thread waits for it, because a bulk call before it took its time.
   const absl::Time begin = SteadyNow();
   RetryClock clock(std::min(retry_timeout_, deadline() - begin));
   for (;;) {
@@ -537,7 +537,7 @@ absl::Status UnaryCall::Wait(grpc::ByteBuffer* response) {
           queue.WaitFor(attempt->done, std::min(end, now + kInterruptInterval));
       if (ended) break;
       TFSWITCH_RETURN_IF_ERROR(Watch(begin));
-      // Of a server that has moved nobody will hear more.
+      // Nobody will answer at the former address of a server that has moved.
       if (kind_ != CallKind::kOnce && attempt->link != connection_->link()) {
         attempt->context.TryCancel();
       }
@@ -564,7 +564,7 @@ absl::Status UnaryCall::Wait(grpc::ByteBuffer* response) {
       return connection_->ExplainLoss(status, timeout_);
     }
     if (!IsServerAway(status) && !is_too_busy) {
-      // "Connection refused" tells more than the deadline that ended the wait.
+      // "Connection refused" says more than the deadline that ended the wait.
       const bool was_away =
           status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED &&
           !last_failure_.ok();

@@ -30,9 +30,9 @@ enum class CallKind {
   // Waits for a connection, then is sent once: a repetition might be applied
   // twice.
   kOnce,
-  // Takes time that grows with the table, so it has the bulk timeout. Repeated
-  // while the server is away, but no longer than kIdempotent from when it is
-  // waited for.
+  // Takes time that grows with the table, so it has the bulk timeout. If the
+  // server is away, it is repeated for the timeout of kIdempotent, counted from
+  // the beginning of the wait.
   kBulk,
 };
 
@@ -48,44 +48,44 @@ class Connection {
 
   const GrpcClientOptions& options() const { return options_; }
 
-  // Asks for the identity of the server, until the deadline or the client's
-  // timeout, and checks that it is the one meant.
+  // Asks the server for its identity, until the deadline or the client's
+  // timeout, and checks that it is the expected one.
   absl::StatusOr<v1::HandshakeResponse> Handshake(
       absl::Time deadline = absl::InfiniteFuture());
 
-  // Shows the token to the server, if there is one. Returns it.
+  // Adds the token, if there is one, to the call. Returns it.
   std::string AddToken(grpc::ClientContext* context) const;
-  // Whether the token's file has another one by now.
+  // Whether the token's file has another token by now.
   bool HasOtherToken(const std::string& former) const;
 
-  // Longest message that the server takes and sends, as it said last.
+  // Longest message that the server accepts and sends, by its last handshake.
   uint64_t max_message_bytes() const {
     return max_message_bytes_.load(std::memory_order_relaxed);
   }
 
   // ResourceExhausted, with advice, if the message that `what` describes is
-  // longer than the server takes.
+  // longer than the server accepts.
   absl::Status CheckSize(uint64_t bytes, absl::string_view what) const;
 
-  // The bytes of a control call; the error of CheckSize if they are too many.
+  // The bytes of a control call; an error of CheckSize if they are too many.
   absl::StatusOr<grpc::ByteBuffer> Encode(
       const std::string& method,
       const google::protobuf::MessageLite& request) const;
-  // The message in an answer; Internal, naming the server, if it is none.
+  // Parses an answer; Internal, naming the server, if it is malformed.
   absl::Status Decode(const std::string& method, grpc::ByteBuffer* bytes,
                       google::protobuf::MessageLite* response) const;
 
-  // Turns a status of gRPC into an error that names the server.
+  // Converts a status of gRPC to an error that names the server.
   absl::Status Explain(const grpc::Status& status,
                        absl::Duration timeout) const;
 
-  // Says on stderr, once until a call succeeds, that there is no connection.
+  // Reports on stderr that there is no connection, once until a call succeeds.
   void SayThatItWaits();
   void NoteSuccess() {
     if (has_said_that_it_waits_) has_said_that_it_waits_ = false;
   }
 
-  // The way to one address of the server.
+  // The channel to one address of the server.
   struct Link {
     Link(const GrpcClientOptions& options, const std::string& to);
 
@@ -99,11 +99,11 @@ class Connection {
     grpc::GenericStub generic_stub;
     const std::unique_ptr<v1::ParameterServer::Stub> stub;
   };
-  // To where the server is now.
+  // The channel to the server's present address.
   std::shared_ptr<Link> link() const;
 
-  // To be called after a call that found no connection, or lost it: says on
-  // stderr if another run of the server has answered, with rows of a save. The
+  // Called after a call that found no connection, or lost it. If another run of
+  // the server has answered, with rows of a save, it says so on stderr. The
   // error is that of an interrupt.
   absl::Status NoteReturn();
 
@@ -111,11 +111,11 @@ class Connection {
   absl::Status ExplainLoss(const grpc::Status& status,
                            absl::Duration timeout) const;
 
-  // The error of a response that cannot be read: the server's fault.
+  // The error for a malformed response, which is the server's fault.
   absl::Status Blame(const absl::Status& malformed) const;
 
  private:
-  // "shard 1 (127.0.0.1:7078)"
+  // For example "shard 1 (127.0.0.1:7078)".
   std::string name() const;
 
   const GrpcClientOptions options_;
@@ -123,12 +123,12 @@ class Connection {
   mutable std::shared_ptr<Link> link_ ABSL_GUARDED_BY(mutex_);
   mutable uint64_t places_version_ ABSL_GUARDED_BY(mutex_) = 0;
 
-  std::atomic<uint64_t> max_message_bytes_;  // As of the last handshake.
-  std::atomic<uint64_t> instance_id_{0};     // 0: there was none.
+  std::atomic<uint64_t> max_message_bytes_;  // Set by the last handshake.
+  std::atomic<uint64_t> instance_id_{0};     // 0: no handshake yet.
   std::atomic<bool> has_said_that_it_waits_{false};
 };
 
-// When to try again after a failure, and until when.
+// The times of retries after a failure, and their end.
 //
 // Not thread-safe.
 class RetryClock {
@@ -137,9 +137,9 @@ class RetryClock {
 
   absl::Time start() const { return start_; }
 
-  // The time of the next try; nullopt if it would be past the timeout. Grows
-  // from 10 ms to 1 s, with some randomness so that clients do not come back in
-  // step.
+  // The time of the next attempt; nullopt if it would be after the timeout. The
+  // pause grows from 10 ms to 1 s, with some randomness so that clients do not
+  // return at the same time.
   std::optional<absl::Time> NextTry();
 
  private:
@@ -148,16 +148,16 @@ class RetryClock {
   absl::Duration pause_;
 };
 
-// One unary call with its retries. The thread that starts it must be the one
-// that waits: it polls for its own answer, which saves a hand-over.
+// One unary call with its retries. The thread that starts it must also wait for
+// it: it polls for its own answer, which saves a switch of threads.
 //
 // A call that is destroyed before Wait is cancelled.
 //
 // Not thread-safe.
 class UnaryCall {
  public:
-  // Sends the first attempt. Ends within `timeout` if that is less than the
-  // time of `kind`.
+  // Sends the first attempt. The call ends within `timeout` if that is less
+  // than the time of `kind`.
   UnaryCall(std::shared_ptr<Connection> connection, CallKind kind,
             const char* method, const grpc::ByteBuffer& request,
             const char* service = v1::ParameterServer::service_full_name(),
@@ -170,8 +170,8 @@ class UnaryCall {
   // CheckInterrupt() is.
   absl::Status Wait(grpc::ByteBuffer* response);
 
-  // `error` of Wait(). If there was no answer, it also says whether the write,
-  // such as "The push to table 'user'", may have been applied. Empty: none.
+  // The `error` of Wait(). If there was no answer, also says whether the write,
+  // such as "The push to table 'user'", may have been applied. Empty: no write.
   absl::Status ExplainWrite(const absl::Status& error,
                             absl::string_view write) const;
 
@@ -179,12 +179,12 @@ class UnaryCall {
   friend void PollUntil(absl::Time time);
   struct Attempt;
   class ThreadQueue;
-  // Cancels an attempt that has not ended, and leaves it to its queue.
+  // Cancels a running attempt, and leaves it to its queue.
   struct Abandon {
     void operator()(Attempt* attempt) const;
   };
 
-  // When it ends at the latest.
+  // The latest end of the call.
   absl::Time deadline() const { return start_ + timeout_; }
   void StartAttempt();
   // Does the periodic work of a wait that began at `begin`.
@@ -193,22 +193,24 @@ class UnaryCall {
   const std::shared_ptr<Connection> connection_;
   const absl::Time start_ = SteadyNow();
   const CallKind kind_;
-  const absl::Duration timeout_;        // For the call.
-  const absl::Duration retry_timeout_;  // For a server to come back.
+  const absl::Duration timeout_;  // For the call.
+  // How long to wait for a server to come back.
+  const absl::Duration retry_timeout_;
   const std::string method_;
   const grpc::ByteBuffer request_;
   std::unique_ptr<Attempt, Abandon> attempt_;
-  std::string token_;          // As the attempt has shown it.
+  std::string token_;          // The token that the attempt has shown.
   grpc::Status last_failure_;  // From an earlier attempt; OK if there was none.
   bool was_away_ = false;      // An attempt began without a connection.
-  bool may_have_arrived_ = false;  // At the server, without an answer.
+  // The server may have got it, and has not answered.
+  bool may_have_arrived_ = false;
 };
 
-// Others of this token's calls are under way; the server has not begun this
-// one.
+// Whether the server has not begun this call because others with its token are
+// running.
 bool IsTooBusy(const grpc::Status& status, const grpc::ClientContext& context);
 
-// Waits without using the CPU, while calls of this thread go on.
+// Waits without using the CPU; calls of this thread continue.
 void PollUntil(absl::Time time);
 
 }  // namespace tfswitch

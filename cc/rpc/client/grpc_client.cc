@@ -1,13 +1,13 @@
 // A pull or push of many keys is cut into pieces, so that the server works on
-// one while the next is on its way. PackPieces() puts short pieces together in
-// one message. A push is cut only if its gradients need not meet on the server.
-// All its messages are made before the first one goes, so that an error of
+// one while the next is on its way. PackPieces() packs short pieces into one
+// message. A push is cut only if its gradients need not meet on the server. All
+// its messages are made before the first one is sent, so that an error while
 // making one leaves nothing applied.
 //
-// Rows go from an answer to their places at once. Long gradients whose owner is
-// known are sent from where they lie; shorter ones and all keys are copied. The
-// control calls are messages of protobuf, because they are short or rare; the
-// name of a request's type says which method of which service it goes to.
+// Rows are copied from an answer to their places at once. Long gradients whose
+// owner is known are sent from where they lie; shorter ones and all keys are
+// copied. The control calls are protobuf messages, because they are short or
+// rare; the name of a request's type gives the method and its service.
 
 #include "cc/rpc/client/grpc_client.h"
 
@@ -48,7 +48,7 @@ absl::Status NoMemory(uint64_t bytes) {
       absl::StrCat("no memory for a request of ", bytes, " bytes"));
 }
 
-// "table 'a'", or "tables 'a', 'b', 'c' and 5 more".
+// For example "table 'a'", or "tables 'a', 'b', 'c' and 5 more".
 std::string NameTables(const std::vector<std::string>& tables) {
   constexpr size_t kMaxNamed = 3;
   const std::set<std::string> all(tables.begin(), tables.end());
@@ -63,7 +63,7 @@ std::string NameTables(const std::vector<std::string>& tables) {
   return text;
 }
 
-// "a pull of 3 keys from table 'a'", or "... from table 'a' and 2 more".
+// For example "a pull of 3 keys from table 'a'", or "... and 2 more".
 template <typename Request>
 std::string Describe(const char* call, const char* direction,
                      const Request& first, size_t num_tables) {
@@ -75,8 +75,8 @@ std::string Describe(const char* call, const char* direction,
 
 // The effect of a call on tables, for errors of calls without an answer.
 struct Write {
-  // Such as "The push to ", or a whole one if there are no tables; null: the
-  // call writes nothing that the user would miss.
+  // "The push to " or the like, or a whole text if there are no tables. Null:
+  // the call writes nothing that the user would miss.
   const char* effect = nullptr;
   std::vector<std::string> tables;
 };
@@ -109,14 +109,14 @@ class ServerCall final : public PendingCall {
   UnaryCall call_;
 };
 
-// Until this thread lists those of another message.
+// The pieces are valid until this thread lists those of another message.
 MessagePieces PiecesOf(grpc::ByteBuffer* response) {
   thread_local std::vector<absl::string_view> pieces;
   ListPieces(response, &pieces);
   return pieces;
 }
 
-// The calls whose time grows with the table.
+// Whether the time of a call grows with the table.
 bool IsBulk(absl::string_view method) {
   static constexpr absl::string_view kBulk[] = {
       "Shrink",           "CommitExport", "SaveShard",
@@ -168,20 +168,20 @@ class PushMessages final : public PendingCall {
   const std::unique_ptr<WriteResult[]> results_;
 
  public:
-  // Last: calls that nobody has waited for write no results once they are gone.
+  // Last, so that calls without a waiter end before the results do.
   std::vector<std::unique_ptr<PendingCall>> calls;
 };
 
 // How many keys each part of a call has. While one part is on its way, the
-// other end works on the part before, which is in its cache still.
+// other end works on the last one, which is still in its cache.
 size_t KeysPerPart(size_t num_keys, size_t row_bytes, size_t min_part_bytes) {
   const size_t num_parts = std::clamp<size_t>(
       num_keys * row_bytes / min_part_bytes, 1, kMaxPartsPerCall);
   return (num_keys + num_parts - 1) / num_parts;
 }
 
-// The size of a piece that goes to the server for one table: a part of a call,
-// or a piece of a long one. Bytes are those that it adds to a message of many.
+// The size of a piece: a part of a call for one table, or a piece of a long
+// call. Bytes are those that it adds to a message of several pieces.
 struct PieceSize {
   uint64_t request_bytes;
   uint64_t answer_bytes;
@@ -194,14 +194,14 @@ PieceSize SizeOfPull(const PullPart& pull, bool is_cut) {
 }
 
 PieceSize SizeOfPush(const PushArgs& push, bool is_cut) {
-  // Two numbers come back, which are fewer bytes than go out.
+  // The answer has two numbers, which are fewer bytes than the request.
   return {PartBytes(PushRequestBytes(push)), 0, is_cut};
 }
 
-// Which pieces go in one message: those of a long part each by itself, others
-// together until the message, or its answer, is as long as a part of a long
-// call, and no longer than the server takes. A piece that is too long by itself
-// is alone; the encoder reports that.
+// Groups pieces into messages. A piece of a long call is alone; others share a
+// message until it, or its answer, is as long as a part of a long call. No
+// message is longer than the server accepts. If a single piece is too long, the
+// encoder reports it.
 template <typename Piece>
 std::vector<absl::Span<const Piece>> PackPieces(
     const std::vector<Piece>& pieces, const std::vector<PieceSize>& sizes,
@@ -239,14 +239,14 @@ std::vector<absl::Span<const Piece>> PackPieces(
   return messages;
 }
 
-// The bytes of ReadUsageResponse per key, which are more than the key: a state
-// of one byte and five floats. Then its other bytes, or those of the request
-// besides the table's name.
+// The bytes per key of ReadUsageResponse, which are more than those of the key:
+// a state of one byte and five floats. Then its other bytes, or those of the
+// request besides the table's name.
 constexpr size_t kUsageBytes = 1 + 5 * sizeof(float);
 constexpr size_t kMaxUsageHeaders = 64;
 
-// How many keys each part of a ReadUsage has: as those of a pull, and no more
-// than the server takes.
+// How many keys each part of a ReadUsage has: as for a pull, and no more than
+// the server accepts.
 size_t KeysPerUsagePart(size_t num_keys, const std::string& table,
                         uint64_t max_message_bytes) {
   const uint64_t headers = kMaxUsageHeaders + table.size();
@@ -256,12 +256,12 @@ size_t KeysPerUsagePart(size_t num_keys, const std::string& table,
                           std::max<uint64_t>(1, room / kUsageBytes));
 }
 
-// Gradients shorter than this are copied into the message: a slice of their
-// own costs more.
+// Shorter gradients are copied into the message, because a slice of their own
+// would cost more.
 constexpr size_t kMinSharedBytes = 16 << 10;
 
-// To the server each part of a push is a push of its own. Other writes have one
-// part.
+// For the server each part of a push is a push of its own. Other writes have
+// one part.
 PushId IdOfPart(const PushId& id, size_t part) {
   return {id.client_id, id.sequence * kMaxPartsPerCall + part};
 }
@@ -310,8 +310,8 @@ class GrpcClient final : public ParameterClient {
       const std::function<absl::Status(const ChangeChunk&)>& visit) override;
 
  private:
-  // Reads the stream of messages that start(context) begins, to its end. Only
-  // its beginning is repeated, if the server is away.
+  // Reads the stream of messages that start(context) begins, to its end. If the
+  // server is away, only the start is repeated.
   template <typename Response, typename Start>
   absl::Status ReadStream(
       const Start& start,
@@ -322,8 +322,8 @@ class GrpcClient final : public ParameterClient {
       absl::Span<const PushArgs> pushes) const;
 
   const std::shared_ptr<Connection> connection_;
-  // Not that of pushes, which would drive other writes out of the server's
-  // window.
+  // Another one than for pushes, which would push other writes out of the
+  // server's window.
   const uint64_t client_id_ = DrawId();
   std::atomic<uint64_t> next_sequence_{1};
 };
@@ -446,8 +446,8 @@ std::unique_ptr<PendingCall> GrpcClient::StartPush(
   for (const PushPart& part : parts) {
     const PushArgs& args = part.args;
     const size_t width = static_cast<size_t>(args.dim);
-    // The gradients of one key must meet on the server, to be summed, and those
-    // of one step, where a round is applied or a step is one of all rows.
+    // The gradients of one key must meet on the server, to be summed. So must
+    // those of one step, if a round is applied or all rows take each step.
     const bool may_be_cut =
         args.keys_are_unique && args.step.group.empty() && !args.is_dense;
     const bool fits_whole =
@@ -484,7 +484,7 @@ std::unique_ptr<PendingCall> GrpcClient::StartPush(
   if (pieces.empty()) return Done(absl::OkStatus());
   const std::vector<absl::Span<const PushArgs>> messages =
       PackPieces(pieces, sizes, connection_->max_message_bytes());
-  // All messages must be there before the first one goes.
+  // All messages must be made before the first one is sent.
   std::vector<grpc::ByteBuffer> requests;
   for (const absl::Span<const PushArgs> message : messages) {
     absl::StatusOr<grpc::ByteBuffer> request = EncodePushes(message);

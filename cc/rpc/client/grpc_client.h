@@ -20,17 +20,17 @@ namespace tfswitch {
 struct GrpcClientOptions {
   // "host:port" or "unix:/path".
   std::string address;
-  // Where the cluster's servers are from now on; this one is number
-  // `shard_index`. Null: it stays at its address.
+  // The present addresses of the cluster's servers; this one is number
+  // `shard_index`. Null: the server stays at `address`.
   std::shared_ptr<const ServerPlaces> places;
-  // The place that the server must claim to have.
+  // The shard index that the server must have.
   uint32_t shard_index = 0;
   uint32_t num_shards = 1;
   // Longest time that any call may take, retries included.
   absl::Duration timeout = absl::Seconds(30);
   // The same for calls that take time in proportion to a table: Export,
-  // SaveShard, CommitCheckpoint, StageRestore, CommitRestore. A server that is
-  // away still gives an error within `timeout`.
+  // SaveShard, CommitCheckpoint, StageRestore, CommitRestore. If the server is
+  // away, they still fail within `timeout`.
   absl::Duration bulk_timeout = absl::Hours(1);
   // How long to wait for the server at first, if that is less.
   absl::Duration connect_timeout = absl::InfiniteDuration();
@@ -40,13 +40,13 @@ struct GrpcClientOptions {
   uint32_t protocol_version = kProtocolVersion;
 };
 
-// Connects and shakes hands. Unavailable or DeadlineExceeded if the server does
-// not answer within the timeout, FailedPrecondition if it speaks another
-// protocol version or has another place in the cluster.
+// Connects and makes a handshake. Unavailable or DeadlineExceeded if the server
+// does not answer within the timeout, FailedPrecondition if it has another
+// protocol version or another place in the cluster.
 //
-// The client retries calls that fail with UNAVAILABLE until its timeout: a
+// The client retries calls that fail with UNAVAILABLE until its timeout. So a
 // server that comes back is used again without a new client, also at another
-// address, if `places` has that. A call to the former address is given up then.
+// address, if `places` has it. Calls to the former address are then given up.
 absl::StatusOr<std::unique_ptr<ParameterClient>> NewGrpcClient(
     const GrpcClientOptions& options);
 

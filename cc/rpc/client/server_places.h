@@ -1,4 +1,4 @@
-// Where the servers of a cluster are, if they may move to other addresses.
+// The addresses of a cluster's servers, which may change.
 
 #ifndef TFSWITCH_CC_RPC_CLIENT_SERVER_PLACES_H_
 #define TFSWITCH_CC_RPC_CLIENT_SERVER_PLACES_H_
@@ -28,10 +28,10 @@ class ServerPlaces {
     return addresses_;
   }
 
-  // Grows with each move.
+  // Incremented with each move.
   uint64_t version() const { return version_.load(std::memory_order_acquire); }
 
-  // REQUIRES: as many as there are.
+  // REQUIRES: as many addresses as before.
   void Move(std::vector<std::string> addresses) {
     MutexLock lock(&mutex_);
     if (addresses == addresses_) return;

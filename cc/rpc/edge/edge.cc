@@ -1,6 +1,6 @@
-// OpenSSL's objects of gRPC know no descriptor, since gRPC moves the bytes. The
-// random of the ClientHello, which both sides of gRPC see, says which belong
-// together.
+// gRPC moves the bytes of TLS connections itself, so OpenSSL's objects have no
+// descriptor. The random of the ClientHello, which is seen on both sides of
+// gRPC, shows which object belongs to which descriptor.
 
 #include "cc/rpc/edge/edge.h"
 
@@ -23,13 +23,14 @@ namespace tfswitch {
 namespace {
 
 constexpr absl::Duration kTrimInterval = absl::Seconds(2);
-// gRPC frees what a connection had in the next moments.
+// gRPC frees the memory of a connection in the next moments.
 constexpr int kNumTrims = 4;
-// Expired ones are dropped from then on.
+// From this number on, expired ones are dropped.
 constexpr size_t kManyRefusals = 1024;
 constexpr size_t kMaxRefusals = 65536;
 
-// What is refused together: an address, or a network of IPv6. Empty: nothing.
+// The addresses that are refused together: one, or a network of IPv6. Empty:
+// none.
 std::string AddressKey(const sockaddr_storage& address) {
   if (address.ss_family == AF_INET) {
     const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);
@@ -162,9 +163,9 @@ void Edge::End(int fd, const FrameGuard* guard, const char* why, bool refuses) {
   MutexLock lock(&part.mutex);
   const auto found = part.connections.find(fd);
   if (found == part.connections.end() || found->second.guard.get() != guard) {
-    return;  // It has ended meanwhile.
+    return;  // The connection has ended meanwhile.
   }
-  // First the address, or the peer would come again at once.
+  // Refuses the address first, or the peer would reconnect at once.
   Blame(found->second.address, why, refuses);
   part.connections.erase(found);
   shutdown(fd, SHUT_RDWR);
@@ -223,7 +224,8 @@ void Edge::Tidy() {
     --num_trims_left_;
     next_trim_ = SteadyNow() + kTrimInterval;
   }
-  // The trim threshold keeps what a flood has taken: see malloc_tuning.h.
+  // By its trim threshold malloc keeps the memory of a flood: see
+  // malloc_tuning.h.
   malloc_trim(0);
 }
 

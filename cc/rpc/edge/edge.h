@@ -1,10 +1,9 @@
 // Guards the connections of the servers of this process against floods that
 // gRPC does not bound: see frame_guard.h.
 //
-// edge_calls.cc puts functions of its own before those that gRPC reads and
-// writes with. They tell the edge what comes and goes, and fail before gRPC
-// sees the bytes that break a bound. A program whose functions are not replaced
-// has no guard.
+// edge_calls.cc defines the functions by which gRPC reads and writes. They tell
+// the edge what is read and written, and fail before gRPC sees bytes that break
+// a bound. In a program whose functions are not replaced, nothing is guarded.
 
 #ifndef TFSWITCH_CC_RPC_EDGE_EDGE_H_
 #define TFSWITCH_CC_RPC_EDGE_EDGE_H_
@@ -31,8 +30,9 @@ namespace tfswitch {
 
 enum class Direction : uint8_t { kReceived, kSent };
 
-// A ClientHello as far as its random: headers of record and message (5 and 4
-// bytes), version (2), random (32). See RFC 8446, 4.1.2 and 5.1.
+// The beginning of a ClientHello up to its random: headers of record and
+// message (5 and 4 bytes), version (2), random (32). See RFC 8446, 4.1.2 and
+// 5.1.
 struct ClientHello {
   static constexpr size_t kRandomAt = 11;
 
@@ -43,21 +43,21 @@ struct ClientHello {
 // Thread-safe.
 class Edge {
  public:
-  // An address whose connection was ended is refused for so long.
+  // How long the address of an ended connection is refused.
   static constexpr absl::Duration kRefusal = absl::Seconds(10);
 
-  // That of the process. Never deleted.
+  // The one of the process. Never deleted.
   static Edge& Get();
 
-  // Watches a connection from now on. `address` may be of any family; that of
-  // a Unix socket is never refused.
+  // Starts watching a connection. `address` may be of any family; a Unix socket
+  // is never refused.
   void Watch(int fd, const sockaddr_storage& address, bool has_tls,
              uint64_t max_streams);
   // The descriptor is about to be closed.
   void Forget(int fd);
 
-  // Whether the connection may go on after `size` bytes of the parts. False
-  // once for each that may not; then it has been shut down.
+  // Whether the connection may continue after `size` bytes of the parts.
+  // Returns false once for each that may not, after shutting it down.
   bool Pass(Direction direction, int fd, const iovec* parts, size_t size);
 
   // A connection with TLS, whose bytes Pass() cannot read.
@@ -68,17 +68,17 @@ class Edge {
 
   // Whether connections are watched in this process.
   bool is_used() const { return is_used_; }
-  // The connection whose ClientHello had this random, once. Its guard is null
-  // if there is none.
+  // The connection whose ClientHello had this random; each is found once.
+  // Without one the guard is null.
   TlsConnection FindTls(absl::Span<const uint8_t> client_random);
-  // As Pass(), for decrypted bytes. A connection without a guard may not go on.
+  // Pass() for decrypted bytes. A connection without a guard must end.
   bool PassTls(Direction direction, const TlsConnection& connection,
                const void* data, size_t size);
 
   bool Refuses(const sockaddr_storage& address) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Ends connections whose time is over, and gives memory back after a flood.
-  // To be called each second.
+  // Ends connections whose time is over, and releases memory after a flood.
+  // Call it each second.
   void Tidy() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Connections ended so far.
@@ -88,7 +88,7 @@ class Edge {
   struct Connection {
     sockaddr_storage address = {};
     uint64_t max_streams = 0;
-    std::shared_ptr<FrameGuard> guard;  // With TLS: of FindTls().
+    std::shared_ptr<FrameGuard> guard;  // With TLS: set by FindTls().
     // With TLS: the first bytes received.
     std::optional<ClientHello> hello;
   };
@@ -102,7 +102,7 @@ class Edge {
   Edge() = default;
 
   Part& PartOf(int fd) { return parts_[static_cast<size_t>(fd) % kNumParts]; }
-  // Shuts the connection down if it has this guard, says why, and may refuse
+  // If the connection has this guard, shuts it down, logs why, and may refuse
   // its address for a while.
   void End(int fd, const FrameGuard* guard, const char* why, bool refuses);
   void Blame(const sockaddr_storage& address, const char* why, bool refuses)
@@ -115,7 +115,7 @@ class Edge {
   std::atomic<int64_t> num_ended_{0};
 
   Mutex mutex_;
-  // By AddressKey() of edge.cc.
+  // The key is AddressKey() of edge.cc.
   std::unordered_map<std::string, absl::Time> refused_until_
       ABSL_GUARDED_BY(mutex_);
   int num_trims_left_ ABSL_GUARDED_BY(mutex_) = 0;

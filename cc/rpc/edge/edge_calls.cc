@@ -1,8 +1,8 @@
 // The functions that gRPC calls to read, write and close connections. Each does
-// what it replaces, and tells the edge. They stand in programs and libraries
-// that link gRPC, before libc and OpenSSL in the order in which symbols are
-// looked up; a library that is opened with RTLD_DEEPBIND leaves those of the
-// process alone.
+// the work of the function that it replaces, and tells the edge. The linker
+// finds them in programs and libraries that link gRPC, before those of libc and
+// OpenSSL; a library that is opened with RTLD_DEEPBIND leaves the functions of
+// the process alone.
 
 #include <openssl/ssl.h>
 #include <sys/socket.h>

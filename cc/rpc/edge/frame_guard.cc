@@ -16,7 +16,7 @@ enum FrameType : uint8_t {
   kContinuation = 9,
 };
 
-// The first is also that a stream ends.
+// The first bit also means that a stream ends.
 constexpr uint8_t kAcknowledges = 0x1;
 constexpr uint8_t kEndStream = 0x1;
 constexpr uint8_t kEndHeaders = 0x4;
@@ -24,7 +24,7 @@ constexpr uint8_t kEndHeaders = 0x4;
 constexpr size_t kSettingSize = 6;
 constexpr uint32_t kInitialWindowSize = 0x4;
 
-// A number of `count` bytes, the highest first.
+// A big-endian number of `count` bytes.
 uint32_t NumberAt(const uint8_t* bytes, int count) {
   uint32_t number = 0;
   for (int i = 0; i < count; ++i) number = number << 8 | bytes[i];
@@ -86,7 +86,7 @@ std::optional<FrameReader::Frame> FrameReader::Next(const uint8_t** data,
 }
 
 void FrameGuard::Window::Add(int64_t bytes, absl::Time (*now)()) {
-  // A peer that takes little is not stuck.
+  // A peer that reads slowly is not stuck.
   const bool has_moved = bytes > 0 || left > 0;
   left += bytes;
   if (left > 0) {
@@ -176,7 +176,8 @@ const char* FrameGuard::TakeReceived(const FrameReader::Frame& frame) {
 const char* FrameGuard::TakeHeaders(const FrameReader::Frame& frame) {
   if (frame.type == kHeaders) {
     header_block_ = 0;
-    // A lower number is that of a stream that was there, with its last headers.
+    // A lower number belongs to an earlier stream, whose last headers these
+    // are.
     if (frame.stream > last_stream_) {
       last_stream_ = frame.stream;
       Window& window = streams_[frame.stream];
@@ -224,7 +225,7 @@ const char* FrameGuard::TakeSent(const FrameReader::Frame& frame) {
                     (frame.flags & kEndStream) != 0;
   if (!ends && frame.type != kResetStream) return nullptr;
   const bool was_open = streams_.erase(frame.stream) > 0;
-  // A reset behind an answer only tells the peer to stop sending.
+  // A reset after an answer only tells the peer to stop sending.
   return ends || !was_open || server_resets_.Take(now_)
              ? nullptr
              : "it made the server reset more than 200 streams a second";

@@ -1,10 +1,10 @@
 // Watches the HTTP/2 frames of one connection of a server.
 //
-// gRPC 1.51 takes memory without a bound for some frames, applies its limit of
-// streams only after the peer has acknowledged its SETTINGS, and keeps an
-// answer for as long as the peer leaves it no window. The guard reads the
-// headers of frames, and the few bytes of those that set windows (RFC 9113, 4.1
-// and 6). It says when the connection has to end.
+// gRPC 1.51 uses unbounded memory for some frames, applies its limit of streams
+// only after the peer has acknowledged its SETTINGS, and keeps an answer for as
+// long as the peer opens no window for it. The guard reads the headers of
+// frames, and the few bytes of frames that set windows (RFC 9113, 4.1 and 6).
+// It says when the connection has to end.
 
 #ifndef TFSWITCH_CC_RPC_EDGE_FRAME_GUARD_H_
 #define TFSWITCH_CC_RPC_EDGE_FRAME_GUARD_H_
@@ -22,7 +22,7 @@
 
 namespace tfswitch {
 
-// Passes on so many at once, and then so many a second.
+// Allows a burst, and then a number per second.
 //
 // Thread-compatible.
 class FrameBudget {
@@ -38,12 +38,12 @@ class FrameBudget {
   absl::Time since_ = absl::InfinitePast();
 };
 
-// Finds the frames in bytes that come in pieces.
+// Finds frames in bytes that arrive in pieces.
 //
 // Thread-compatible.
 class FrameReader {
  public:
-  // More settings than there are.
+  // There are fewer settings than this.
   static constexpr size_t kMaxPayload = 128;
 
   struct Frame {
@@ -51,15 +51,15 @@ class FrameReader {
     uint8_t type = 0;
     uint8_t flags = 0;
     uint32_t stream = 0;
-    // Of SETTINGS and WINDOW_UPDATE, if they are not longer than kMaxPayload.
+    // Only for SETTINGS and WINDOW_UPDATE of at most kMaxPayload.
     absl::Span<const uint8_t> payload;
   };
 
   // Skips `preface` bytes first.
   explicit FrameReader(size_t preface) : skip_(preface) {}
 
-  // The next frame, and moves `*data` behind what it has read; nothing at the
-  // end. The payload lives until the next call.
+  // Returns the next frame, and moves `*data` behind the bytes that it has
+  // read; nothing at the end. The payload is valid until the next call.
   std::optional<Frame> Next(const uint8_t** data, const uint8_t* end);
 
  private:
@@ -74,32 +74,32 @@ class FrameReader {
 // Thread-safe.
 class FrameGuard {
  public:
-  // A peer may open so many before it has acknowledged SETTINGS.
+  // How many streams a peer may open before it has acknowledged SETTINGS.
   static constexpr int kMaxEarlyStreams = 100;
-  // Beyond the streams that gRPC lets in, whose resets may be on their way.
+  // Allowed beyond gRPC's limit, because resets may be on their way.
   static constexpr uint64_t kSpareStreams = 100;
   static constexpr size_t kMaxHeaderBlock = 64 << 10;
   static constexpr absl::Duration kHeaderBlockTime = absl::Seconds(10);
-  // A peer may send so much besides messages before a call of it is answered
-  // with one. Refused calls are answered with headers alone.
+  // How much a peer may send, besides messages, before a call of it is answered
+  // with a message. Refused calls are answered with headers only.
   static constexpr uint64_t kMaxUnansweredBytes = 1 << 20;
-  // As long as a peer has that answers no keepalive.
+  // The same time as for a peer that does not answer keepalives.
   static constexpr absl::Duration kStuckTime = absl::Seconds(40);
 
   explicit FrameGuard(uint64_t max_streams, absl::Time (*now)() = &SteadyNow)
       : max_streams_(max_streams + kSpareStreams), now_(now) {}
 
-  // Takes what the server has read, or will write. Returns why the connection
-  // has to end, or null.
+  // Checks bytes that the server has read, or will write. Returns why the
+  // connection has to end, or null.
   const char* Received(const void* data, size_t size)
       ABSL_LOCKS_EXCLUDED(mutex_);
   const char* Sent(const void* data, size_t size) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // The same for limits after which other connections of the address may go on.
+  // The same for limits that do not concern other connections of the address.
   const char* Waited() const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  // What the peer still takes. It is stuck while that is nothing.
+  // How much the peer still accepts. It is stuck while that is nothing.
   struct Window {
     void Add(int64_t bytes, absl::Time (*now)());
 
@@ -130,11 +130,11 @@ class FrameGuard {
   bool has_acknowledged_ ABSL_GUARDED_BY(mutex_) = false;
   int num_early_streams_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t last_stream_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Those that neither side has ended, as far as it has been sent.
+  // The streams that neither side has ended, as far as was sent.
   absl::flat_hash_map<uint32_t, Window> streams_ ABSL_GUARDED_BY(mutex_);
   Window connection_ ABSL_GUARDED_BY(mutex_);
   int64_t initial_window_ ABSL_GUARDED_BY(mutex_) = 65535;
-  // Bytes of the header block that has not ended.
+  // Bytes of the present header block.
   size_t header_block_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Time header_block_since_ ABSL_GUARDED_BY(mutex_);
   FrameBudget control_frames_ ABSL_GUARDED_BY(mutex_);

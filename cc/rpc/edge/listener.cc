@@ -1,11 +1,11 @@
 // One thread polls the listening sockets and a pipe, into which Stop() writes a
-// byte. The listener does not hear when gRPC closes a connection. So it keeps
-// the descriptor of each with its inode, and MakeRoom() looks which of them are
-// still the same sockets, but only when the limit is reached.
+// byte. The listener is not told when gRPC closes a connection. So it keeps the
+// descriptor of each with its inode. When the limit is reached, MakeRoom()
+// checks which of them are still the same sockets.
 //
-// Where the process has no descriptor left, the thread waits and the connection
+// If the process has no descriptor left, the thread waits and the connection
 // stays in the kernel's queue. Stop() removes the path of a Unix socket before
-// it closes the socket, because afterwards the path may be a successor's.
+// it closes the socket, because afterwards the path may belong to a successor.
 
 #include "cc/rpc/edge/listener.h"
 
@@ -34,16 +34,16 @@
 namespace tfswitch {
 namespace {
 
-// While no file can be opened.
+// The pause while no file can be opened.
 constexpr int kRetryMs = 100;
 constexpr int kTidyMs = 1000;
-// A host that vanishes without a word while no call is under way is noticed by
-// the kernel after the first plus kKeepaliveTimeoutMs.
+// If a host vanishes between calls, the kernel notices it after this time plus
+// kKeepaliveTimeoutMs.
 constexpr int kIdleProbeSeconds = 60;
 constexpr int kProbeIntervalSeconds = 5;
 
 void SetOption(int fd, int level, int name, int value) {
-  // Without it a connection works, too.
+  // A connection also works without the option.
   (void)setsockopt(fd, level, name, &value, sizeof(value));
 }
 
@@ -55,7 +55,7 @@ void SetConnectionOptions(int fd) {
   SetOption(fd, IPPROTO_TCP, TCP_KEEPINTVL, kProbeIntervalSeconds);
 }
 
-// Whether the descriptor is still that of the socket.
+// Whether the descriptor still belongs to the socket.
 bool IsSocket(int fd, const std::pair<dev_t, ino_t>& socket) {
   struct stat now = {};
   return fstat(fd, &now) == 0 && socket == std::pair(now.st_dev, now.st_ino);
@@ -75,8 +75,8 @@ bool IsLoopback(const sockaddr* address) {
   return address->sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr);
 }
 
-// A socket at the path is in the way only if it answers: a server that was
-// killed leaves its socket behind.
+// A socket at the path is in use only if it answers: a server that was killed
+// leaves its socket behind.
 bool SomeoneAnswersOn(const sockaddr_un& address) {
   const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return false;
@@ -99,7 +99,7 @@ absl::Status CannotListen(const Address& address, absl::string_view why) {
 }
 
 int PortOf(int fd) {
-  sockaddr_in6 bound = {};  // The port of IPv4 has the same place.
+  sockaddr_in6 bound = {};  // The port of an IPv4 address has the same place.
   socklen_t size = sizeof(bound);
   if (getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &size) != 0) {
     return 0;
@@ -169,14 +169,13 @@ absl::Status Listener::OpenPort(Address* address) {
     if (failure != 0) return CannotListen(*address, gai_strerror(failure));
     int error = 0;
     for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
-      // "localhost" is what the machine's files say.
+      // "localhost" is whatever the machine's files say.
       if (IsLocal(*address) && !IsLoopback(at->ai_addr)) {
         error = EADDRNOTAVAIL;
         continue;
       }
       if (!listening_.empty()) {
-        // All addresses of a host have one port; this place is that of IPv4's,
-        // too.
+        // All addresses of a host get the same port; IPv4's has the same place.
         reinterpret_cast<sockaddr_in6*>(at->ai_addr)->sin6_port =
             htons(static_cast<uint16_t>(PortOf(listening_[0])));
       }
@@ -203,7 +202,8 @@ void Listener::Start(std::unique_ptr<Acceptor> acceptor) {
 }
 
 void Listener::Stop() {
-  // A byte, and a shutdown: a fork that lives keeps the descriptors open.
+  // A shutdown besides the byte, because a living fork keeps the descriptors
+  // open.
   if (thread_.joinable()) {
     while (write(stop_pipe_[1], "", 1) < 0 && errno == EINTR) {
     }
@@ -213,7 +213,7 @@ void Listener::Stop() {
     if (fd >= 0) close(fd);
     fd = -1;
   }
-  // Before it is closed: afterwards the socket may be a successor's.
+  // Removed before it is closed: afterwards the path may be a successor's.
   if (!unix_path_.empty()) RemoveSocket(unix_path_);
   unix_path_.clear();
   for (const int fd : listening_) {
@@ -226,7 +226,7 @@ void Listener::Stop() {
 void Listener::CutConnections() {
   for (const auto& [fd, socket] : connections_) {
     if (!IsSocket(fd, socket)) continue;
-    // A copy stays what it is while gRPC closes the original.
+    // A copy stays the same socket when gRPC closes the original.
     const int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     if (copy >= 0 && IsSocket(copy, socket)) shutdown(copy, SHUT_RDWR);
     if (copy >= 0) close(copy);
@@ -270,7 +270,7 @@ void Listener::Accept(int listening) {
     return;  // Or the peer has gone.
   }
   if (Edge::Get().Refuses(peer)) {
-    // Without a state of the kernel that outlives it.
+    // Resets the connection, so that the kernel keeps no state of it.
     const linger at_once = {1, 0};
     (void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
     close(fd);

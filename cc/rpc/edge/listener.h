@@ -1,8 +1,7 @@
-// Accepts connections for a gRPC server, as many as it may have.
+// Accepts connections for a gRPC server, up to a limit.
 //
-// gRPC 1.51 could listen by itself, but it takes every connection there is, and
-// when the process has no file descriptor left for one, it stops listening for
-// good.
+// gRPC 1.51 could listen by itself, but it accepts every connection, and when
+// the process has no file descriptor left for one, it stops listening for good.
 
 #ifndef TFSWITCH_CC_RPC_EDGE_LISTENER_H_
 #define TFSWITCH_CC_RPC_EDGE_LISTENER_H_
@@ -24,21 +23,21 @@
 
 namespace tfswitch {
 
-// What a listener lets in.
+// The limits of a listener.
 struct ListenerOptions {
   uint64_t max_connections = 0;  // More are closed at once.
-  // gRPC lets a connection have so many.
+  // gRPC's limit for a connection.
   uint64_t max_streams = 0;
   bool has_tls = false;
 };
 
 // Connections over `max_connections`, or over three quarters of the files that
-// the process may open, are closed as soon as they are accepted, and a warning
-// on stderr says so, at most once a minute. So are those of addresses that the
-// edge refuses, which guards the others: see edge.h.
+// the process may open, are closed as soon as they are accepted. A warning on
+// stderr says so, at most once a minute. Connections from addresses that the
+// edge refuses are closed, too. The edge guards all others: see edge.h.
 //
-// Open() and Start() are called once, by one thread, in this order; Stop() by
-// one thread at a time; CutConnections() after it.
+// Call Open() and Start() once, from one thread, in this order; Stop() from one
+// thread at a time; CutConnections() after it.
 class Listener {
  public:
   using Acceptor = grpc::experimental::ExternalConnectionAcceptor;
@@ -48,12 +47,12 @@ class Listener {
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
 
-  // Listens on all addresses of the host that can be had; port 0 becomes the
-  // one that was bound. The wildcard of IPv4 takes IPv6, too, where there is
-  // any. Unavailable, saying why, if none can be had.
+  // Listens on all addresses of the host that can be bound; port 0 becomes the
+  // bound one. The wildcard of IPv4 also accepts IPv6, if the machine has it.
+  // Unavailable, with the reason, if none can be bound.
   absl::Status Open(Address* address);
 
-  // Hands connections over from now on.
+  // From now on hands connections over.
   //
   // REQUIRES: the server has been built.
   void Start(std::unique_ptr<Acceptor> acceptor);
@@ -61,7 +60,7 @@ class Listener {
   // Closes the address. Connections stay. Idempotent.
   void Stop();
 
-  // Ends all connections, with what is on its way in them.
+  // Ends all connections, and drops data that is on its way in them.
   //
   // REQUIRES: Stop() has returned.
   void CutConnections();
@@ -69,14 +68,14 @@ class Listener {
  private:
   absl::Status OpenUnix(const std::string& path);
   absl::Status OpenPort(Address* address);
-  // 0, or why this one cannot be had (errno).
+  // Returns 0, or the errno if the address cannot be bound.
   int OpenOne(int family, const void* address, size_t size);
 
   void Run();
-  // So as not to spin; ends with the listener.
+  // Avoids spinning; ends with the listener.
   void WaitToRetry() const;
   void Accept(int listening);
-  // False if there are as many as there may be.
+  // False if the limit is reached.
   bool MakeRoom();
   void Warn(absl::string_view text);
 
@@ -87,9 +86,9 @@ class Listener {
   std::unique_ptr<Acceptor> acceptor_;
   std::thread thread_;
 
-  // Used by the thread only; once it has ended, by CutConnections().
-  // The socket that was handed over under each descriptor. gRPC closes it some
-  // time; then the descriptor is free, or something else.
+  // Used by the thread only; after its end, by CutConnections(). The socket
+  // that was handed over under each descriptor. When gRPC has closed it, the
+  // descriptor is free, or something else.
   std::unordered_map<int, std::pair<dev_t, ino_t>> connections_;
 };
 

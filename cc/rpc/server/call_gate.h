@@ -1,12 +1,13 @@
-// Lets calls in from when it is opened until it is closed, and knows when the
-// last one has left.
-// Control calls hold a thread each: only so many of them are let in at a time,
-// and three quarters of these may wait for other workers: the rest are for
-// calls that somebody is waiting for.
+// Accepts calls between Open() and Close(), and waits for the last one to
+// leave.
+//
+// Each control call holds a thread, so their number is limited. Only three
+// quarters of them may wait for other workers; the rest are for calls that
+// somebody is waiting for.
 //
 // gRPC's own graceful shutdown waits for connections, and an idle client that
-// nobody polls keeps its connection open for the whole grace. Only calls have
-// to end.
+// nobody polls keeps its connection open for the whole grace. Here only calls
+// have to end.
 
 #ifndef TFSWITCH_CC_RPC_SERVER_CALL_GATE_H_
 #define TFSWITCH_CC_RPC_SERVER_CALL_GATE_H_
@@ -35,14 +36,14 @@ class CallGate {
         max_waits_(max_control_calls - max_control_calls / 4),
         opened_(is_open) {}
 
-  // From now on calls are let in, unless it was closed before.
+  // From now on accepts calls, unless the gate was closed before.
   void Open() {
     MutexLock lock(&mutex_);
     opened_ = true;
   }
 
   // Unavailable if the gate is not open, ResourceExhausted if there are too
-  // many of this kind. After OK the caller must Leave().
+  // many calls of this kind. After OK the caller must Leave().
   absl::Status Enter(Kind kind = Kind::kData) {
     MutexLock lock(&mutex_);
     if (closed_) return absl::UnavailableError("the server is stopping");
@@ -64,7 +65,7 @@ class CallGate {
     return absl::OkStatus();
   }
 
-  // A control call whose message is on its way holds a thread, too.
+  // A control call also holds a thread while its message is on its way.
   // ResourceExhausted if there are too many; after OK the caller must
   // EndReading().
   absl::Status BeginReading() {
@@ -86,8 +87,7 @@ class CallGate {
     if (inside_ == 0 && closed_) emptied_.NotifyAll();
   }
 
-  // Lets nobody in any more, and waits until all have left, for at most
-  // `grace`.
+  // Accepts no more calls, and waits until all have left, for at most `grace`.
   void Close(absl::Duration grace) {
     const absl::Time deadline = SteadyNow() + grace;
     MutexLock lock(&mutex_);
@@ -99,7 +99,7 @@ class CallGate {
     }
   }
 
-  // Whether the calls inside should come to an end.
+  // Whether the calls inside should end.
   bool is_closed() {
     MutexLock lock(&mutex_);
     return closed_;
@@ -127,7 +127,7 @@ class CallGate {
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-// A control call's. Leaves at the end of its scope, if it was let in.
+// For a control call. Leaves at the end of its scope, if it was accepted.
 //
 // Not thread-safe.
 class GatePass {

@@ -1,4 +1,4 @@
-// The rules for calls that depend on what the server has.
+// The rules for calls that depend on the state of the server.
 
 #ifndef TFSWITCH_CC_RPC_SERVER_CALL_RULES_H_
 #define TFSWITCH_CC_RPC_SERVER_CALL_RULES_H_
@@ -15,30 +15,30 @@
 
 namespace tfswitch {
 
-// Keys that a call makes rows for, where they have none.
+// Keys for which a call makes rows, if they have none.
 struct Insertion {
   const EmbeddingTable* table;
   absl::Span<const Key> keys;
 };
 
-// ResourceExhausted if the tables of this server that the caller may use would
-// have more rows, with the ids that wait for admission, than its token allows
-// after all `insertions` of a call. Calls at the same moment may add some more.
+// ResourceExhausted if all `insertions` of a call would give the tables that
+// the caller may use more rows than its token allows, ids that wait for
+// admission included. Calls at the same moment may add some more.
 absl::Status CheckRowQuota(const Visit& visit, const Shard& shard,
                            absl::Span<const Insertion> insertions);
 
-// ResourceExhausted if there are as many tables as the caller's token allows.
+// ResourceExhausted if the caller's token allows no more tables.
 absl::Status CheckTableQuota(const Visit& visit, const Shard& shard);
 
-// For what the role of a method does not say.
+// For calls for which the role of the method is enough.
 inline absl::Status CheckCall(const Visit&, const Shard&,
                               const google::protobuf::Message&) {
   return absl::OkStatus();
 }
-// Who reads opens a table that is there.
+// A caller of role read may open a table only if it is there.
 absl::Status CheckCall(const Visit& visit, const Shard& shard,
                        const v1::CreateTableRequest& request);
-// Who trains opens a work queue that is there.
+// A caller of role train may open a work queue only if it is there.
 absl::Status CheckCall(const Visit& visit, const Shard& shard,
                        const v1::CreateWorkQueueRequest& request);
 

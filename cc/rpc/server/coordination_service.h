@@ -1,4 +1,4 @@
-// The methods of the Coordination service, over the coordinator of shard 0.
+// The methods of the Coordination service, on the coordinator of shard 0.
 
 #ifndef TFSWITCH_CC_RPC_SERVER_COORDINATION_SERVICE_H_
 #define TFSWITCH_CC_RPC_SERVER_COORDINATION_SERVICE_H_
@@ -14,8 +14,8 @@
 
 namespace tfswitch {
 
-// Synchronous methods that read their requests themselves: each worker that
-// waits holds one of gRPC's threads, of which the gate keeps some free.
+// Synchronous methods that read their requests themselves. Each waiting worker
+// holds one of gRPC's threads, of which the gate keeps some free.
 //
 // Thread-safe.
 class CoordinationService final : public v1::Coordination::Service {

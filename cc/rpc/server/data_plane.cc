@@ -1,14 +1,13 @@
 // A Call is the tag of one event at a time: first of a new call, then of the
-// end of its answer; then it is idle, and is used for a new call again. The
-// thread of its queue does the work between them, so that the calls and buffers
-// of a queue need no lock.
-// Buffers stay from call to call, and Trim() frees those that are unusually
-// large.
+// end of its answer. Then it is idle, until it is used for another call. The
+// thread of its queue does the work between the events, so the calls and
+// buffers of a queue need no lock. Buffers stay from call to call; Trim() frees
+// unusually large ones.
 //
-// The length of a pull's answer is known before its rows. Its header is
-// therefore written first, and the shard writes rows behind it, into the memory
-// that gRPC sends. ReserveAnswer() counts that memory before, until the answer
-// has gone out. An error, also of memory, becomes the answer of its call alone.
+// The length of a pull's answer is known before its rows. So its header is
+// written first, and the shard writes the rows behind it, into the memory that
+// gRPC sends. ReserveAnswer() counts that memory before, until the answer was
+// sent. An error, also of memory, becomes the answer of its call alone.
 
 #include "cc/rpc/server/data_plane.h"
 
@@ -34,17 +33,17 @@
 namespace tfswitch {
 namespace {
 
-// A queue keeps the objects of so many calls.
+// How many idle calls a queue keeps.
 constexpr size_t kMaxIdle = 256;
-// The answers of a queue that peers have not read; each takes some 20 KiB
-// besides its rows.
+// How many answers of a queue may be unread; each takes some 20 KiB besides its
+// rows.
 constexpr size_t kMaxUnread = 8192;
 // How long a peer may take to read when the memory of answers is used up.
 constexpr absl::Duration kTimeToRead = absl::Seconds(10);
 
 }  // namespace
 
-// How calls of a method are asked for, and answered.
+// How calls of a method are requested from gRPC, and answered.
 struct DataPlane::Method {
   void (Service::*ask)(grpc::ServerContext*, grpc::ByteBuffer*,
                        grpc::ServerAsyncResponseWriter<grpc::ByteBuffer>*,
@@ -55,20 +54,21 @@ struct DataPlane::Method {
   const MethodRule& rule;
 };
 
-// One call from the time it is asked for to the time its answer has gone out;
-// then the object is used again. Belongs to the thread of its queue.
+// One call, from its request to the end of its answer; then the object is used
+// again. Belongs to the thread of its queue.
 class DataPlane::Call {
  public:
   const Method* method = nullptr;
   bool answered = false;  // The next event is the end of the answer.
   absl::Time answered_at;
-  std::list<Call*>::iterator unread;  // Its place there while it is answered.
-  bool inside = false;  // Counted by the gate until the answer has gone out.
+  // Its place in Queue::unread while it is answered.
+  std::list<Call*>::iterator unread;
+  bool inside = false;          // The gate counts it until its answer was sent.
   uint64_t reserved_bytes = 0;  // For its answer.
-  Visit visit;                  // Until the answer has gone out.
+  Visit visit;                  // Until the answer was sent.
   grpc::ByteBuffer request;
   grpc::ByteBuffer response;
-  // Made anew for each call.
+  // Made for each call.
   std::optional<grpc::ServerContext> context;
   std::optional<grpc::ServerAsyncResponseWriter<grpc::ByteBuffer>> writer;
 };
@@ -79,7 +79,7 @@ struct DataPlane::Queue {
 
   // Used by the queue's thread only.
   std::vector<std::unique_ptr<Call>> idle;
-  std::list<Call*> unread;  // Answered and not gone out, the oldest first.
+  std::list<Call*> unread;  // Answered but not sent yet, the oldest first.
   std::vector<absl::string_view> pieces;
   DecodeScratch scratch;
   AssignRequest assign;
@@ -87,8 +87,8 @@ struct DataPlane::Queue {
   std::vector<PullRequest> pulls;
   std::vector<PushRequest> pushes;
 
-  // Trims after a call: the values read point into a request that goes now, and
-  // memory that an unusually large message has left must not stay.
+  // Trims after a call: the values point into a request that is freed now, and
+  // the memory of an unusually large message must not stay.
   void Trim() {
     assign = AssignRequest();
     pulls.clear();
@@ -97,10 +97,10 @@ struct DataPlane::Queue {
     part_scratch.Trim();
   }
 
-  // gRPC does not allow to begin anything on a queue that is shut down.
+  // gRPC allows no new operation on a queue that is shut down.
   Mutex mutex;
   bool open ABSL_GUARDED_BY(mutex) = true;
-  bool asks ABSL_GUARDED_BY(mutex) = true;  // Never again, once false.
+  bool asks ABSL_GUARDED_BY(mutex) = true;  // Stays false once it is false.
 
   void AskForCall(Service* service, const Method& method) {
     if (idle.empty()) idle.push_back(std::make_unique<Call>());
@@ -111,14 +111,14 @@ struct DataPlane::Queue {
     grpc::ServerCompletionQueue* const queue = completions.get();
     MutexLock lock(&mutex);
     if (!asks) return;
-    Call* const tag = idle.back().release();  // Its event has it now.
+    Call* const tag = idle.back().release();  // The event owns it now.
     idle.pop_back();
     (service->*method.ask)(&*call.context, &call.request, &*call.writer, queue,
                            queue, tag);
   }
 
-  // Sends the answer to a call, whose event has it then. False if it is too
-  // late: the call has been cancelled with the server.
+  // Sends the answer to a call, which its event then owns. False if it is too
+  // late, because the call was cancelled with the server.
   bool Finish(Call* call, const absl::Status& status) {
     MutexLock lock(&mutex);
     if (!open) return false;
@@ -131,7 +131,7 @@ struct DataPlane::Queue {
     return true;
   }
 
-  // Takes a call whose answer has gone out, or cannot any more.
+  // Gets back a call whose answer was sent, or cannot be sent.
   void Recycle(std::unique_ptr<Call> call) {
     call->answered = false;
     call->visit = Visit();
@@ -142,9 +142,8 @@ struct DataPlane::Queue {
     if (idle.size() < kMaxIdle) idle.push_back(std::move(call));
   }
 
-  // Ends the oldest calls whose answers the peers do not read: those over the
-  // number that a queue may have, and, if `bytes` are to be freed, those that
-  // have had time.
+  // Cancels the oldest calls whose answers are unread: those over the limit of
+  // the queue, and, if `bytes` have to be freed, those that have had time.
   void CancelUnread(uint64_t bytes) {
     const absl::Time slow = SteadyNow() - kTimeToRead;
     uint64_t freed = 0;
@@ -220,7 +219,7 @@ void DataPlane::Shutdown() {
     if (queue->thread.joinable()) {
       queue->thread.join();
     } else {
-      // Never started. A queue must be empty before it goes.
+      // It was never started. A queue must be empty before it is deleted.
       void* tag;
       bool ok;
       while (queue->completions->Next(&tag, &ok)) {
@@ -245,7 +244,7 @@ void DataPlane::Run(Queue* queue) {
       continue;
     }
     if (!ok) continue;  // The server is shutting down; there is no call.
-    // Others need not wait until a peer has read the answer to this one.
+    // Other calls need not wait until a peer has read this answer.
     queue->AskForCall(service_, *call->method);
     absl::Status status = door_.gate->Enter();
     call->inside = status.ok();
@@ -272,7 +271,7 @@ void DataPlane::Run(Queue* queue) {
 }
 
 absl::Status DataPlane::Answer(Call* call, Queue* queue) {
-  // A call that has waited past its deadline has nobody to answer.
+  // Nobody waits for the answer to a call past its deadline.
   if (TimeLeft(*call->context) < absl::ZeroDuration()) {
     return absl::DeadlineExceededError(
         "the deadline passed before the server came to the call");
@@ -348,7 +347,7 @@ absl::Status DataPlane::AnswerPull(Call* call, Queue* queue) {
   }
   TFSWITCH_RETURN_IF_ERROR(ReserveAnswer(call, queue, size));
   TFSWITCH_RETURN_IF_ERROR(CheckRowQuota(call->visit, *shard_, insertions));
-  // A slice for each, so that the floats of each are aligned.
+  // One slice for each, so that the floats of each are aligned.
   std::vector<grpc::Slice> slices(pulls.size());
   std::vector<absl::Status> statuses(pulls.size());
   RunRanges(helpers_, pulls.size(), 1, [&](size_t begin, size_t end) {
@@ -367,7 +366,7 @@ absl::Status DataPlane::AnswerPull(Call* call, Queue* queue) {
 absl::Status DataPlane::AnswerPart(const Call& call, const PullRequest& pull,
                                    EmbeddingTable& table, bool has_header,
                                    grpc::Slice* answer) const {
-  // A caller that may only read does not say which day it is.
+  // A caller that may only read must not set the day.
   if (call.visit.May(v1::ROLE_TRAIN)) {
     TFSWITCH_RETURN_IF_ERROR(Shard::NoteDay(table, pull.day));
   }
@@ -411,7 +410,7 @@ absl::Status DataPlane::AnswerPush(Call* call, Queue* queue) {
     TFSWITCH_ASSIGN_OR_RETURN(
         auto table, FindFor(*call, {request.table, request.table_incarnation},
                             /*changes=*/true));
-    // The policy decides in place of the caller.
+    // The policy decides, not the caller.
     if (request.insert_missing || !table->config().admission.is_always()) {
       insertions.push_back({table.get(), request.keys});
     }

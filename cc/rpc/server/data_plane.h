@@ -27,9 +27,9 @@ namespace tfswitch {
 //   new call -> ask for the next one -> read bytes -> Shard -> answer in one
 //   slice -> wait for it to go out
 //
-// A queue asks for kCallsPerQueue calls of each method; more than that wait in
-// gRPC, where its quota bounds them. Answers that peers do not read are bounded
-// in number, and by `max_answer_bytes`: the oldest ones end with CANCELLED.
+// A queue requests kCallsPerQueue calls of each method. More calls wait in
+// gRPC, where its quota bounds them. Unread answers are bounded in number, and
+// by `max_answer_bytes`: the oldest ones end with CANCELLED.
 //
 // Start, StopAsking and Shutdown are called once, by one thread, in this order.
 class DataPlane {
@@ -37,8 +37,7 @@ class DataPlane {
   static constexpr int kCallsPerQueue = 16;
 
   // Adds `num_threads` queues to the builder. `helpers` work on a large request
-  // together with the thread that has it. `door` and `helpers` must outlive
-  // this.
+  // together with its thread. `door` and `helpers` must outlive this object.
   DataPlane(int num_threads, uint64_t max_message_bytes,
             uint64_t max_answer_bytes, Service* service,
             std::shared_ptr<Shard> shard, const Door& door,
@@ -52,13 +51,13 @@ class DataPlane {
   // REQUIRES: the server has been built.
   void Start();
 
-  // Takes no calls from now on. gRPC forgets a call that is asked for in the
-  // moment of its shutdown, and this would wait for it.
+  // Requests no more calls. If a call is requested at the moment of its
+  // shutdown, gRPC forgets it, and this object would wait for it.
   //
   // REQUIRES: Start has returned.
   void StopAsking();
 
-  // Ends the threads. Also needed if Start was never called.
+  // Ends the threads. Needed also if Start was never called.
   //
   // REQUIRES: the server, if built, has been shut down, after StopAsking.
   void Shutdown();
@@ -73,15 +72,15 @@ class DataPlane {
   absl::Status AnswerPull(Call* call, Queue* queue);
   absl::Status AnswerPush(Call* call, Queue* queue);
   absl::Status AnswerAssign(Call* call, Queue* queue);
-  // The table, if the caller of `call` may use it. PermissionDenied if it would
-  // change rows and may only read.
+  // The table, if the caller of `call` may use it. PermissionDenied if the call
+  // changes rows and the caller may only read.
   absl::StatusOr<std::shared_ptr<EmbeddingTable>> FindFor(const Call& call,
                                                           const TableRef& table,
                                                           bool changes) const;
-  // Counts an answer to a pull until it has gone out. ResourceExhausted if that
-  // is too much; answers that peers are slow to read make room then.
+  // Counts an answer to a pull until it was sent. ResourceExhausted if that is
+  // too much; unread answers are then cancelled to make room.
   absl::Status ReserveAnswer(Call* call, Queue* queue, uint64_t bytes);
-  // One part of the answer to a PullMany with its header, or one without.
+  // One part of the answer to a PullMany, with its header if it has one.
   absl::Status AnswerPart(const Call& call, const PullRequest& pull,
                           EmbeddingTable& table, bool has_header,
                           grpc::Slice* answer) const;
@@ -95,7 +94,8 @@ class DataPlane {
   const LentThreads* const helpers_;
   std::vector<std::unique_ptr<Queue>> queues_;
 
-  std::atomic<uint64_t> answer_bytes_{0};  // All answers not sent yet.
+  // All answers that are not sent yet.
+  std::atomic<uint64_t> answer_bytes_{0};
 };
 
 }  // namespace tfswitch

@@ -1,5 +1,5 @@
-// Gated runs a control call of the server for a caller that may make it,
-// between the gate's two ends.
+// Runs a control call of the server, if its caller may make it, and counts it
+// in the gate.
 
 #ifndef TFSWITCH_CC_RPC_SERVER_GATED_H_
 #define TFSWITCH_CC_RPC_SERVER_GATED_H_
@@ -22,7 +22,7 @@
 
 namespace tfswitch {
 
-// Where calls come in. All must outlive the services.
+// The entrance for calls. All members must outlive the services.
 struct Door {
   CallGate* gate;
   AccessControl* access;
@@ -39,9 +39,9 @@ bool Waits(const Request&, long) {
   return false;
 }
 
-// Runs work(visit, request) if the caller may make this call, for the tables
-// that it names. The request is read when the caller is known, and parsed when
-// its length is.
+// Runs work(visit, request) if the caller may make this call for the tables
+// that it names. Authenticates the caller, reads the bytes, checks the length,
+// then parses.
 template <typename Request, typename Stream, typename Work>
 grpc::Status Gated(const Door& door, grpc::ServerContext* context,
                    Stream* stream, const Work& work) {

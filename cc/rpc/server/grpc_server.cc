@@ -1,14 +1,14 @@
-// Listen() takes the address before it builds the server, so that an address in
-// use is an error of ours, and hands over connections last, when the data plane
-// runs.
+// Listen() binds the address before it builds the server, so that tfswitch
+// reports an address in use. It hands connections over last, when the data
+// plane runs.
 //
 // Stop() first ends calls that wait for other workers, because they would last
 // as long as the grace. Then it closes the gate and waits for the calls inside.
-// It shuts down gRPC after that, with a moment for the last answers, because
-// gRPC itself would wait for connections and not for calls. It closes none in
-// which it has something to write, so ShutDownGrpc() cuts those of peers that
-// read slowly, or nothing. The data plane goes last, because its queues carry
-// these answers.
+// Then it shuts down gRPC, with a moment for the last answers, because gRPC
+// itself would wait for connections and not for calls. gRPC does not close a
+// connection to which it still writes, so ShutDownGrpc() cuts those of peers
+// that read slowly, or not at all. The data plane ends last, because its queues
+// carry these answers.
 
 #include "cc/rpc/server/grpc_server.h"
 
@@ -44,10 +44,10 @@ namespace tfswitch {
 namespace {
 
 constexpr int kMaxThreads = 1024;
-// Beside those of control calls: that poll, and of health and reflection.
+// Threads besides those of control calls: for polling, health and reflection.
 constexpr uint64_t kOtherThreads = 64;
 constexpr absl::Duration kFlushTime = absl::Milliseconds(100);
-// After which the peers' connections are cut.
+// After this time the peers' connections are cut.
 constexpr absl::Duration kTimeToClose = absl::Seconds(1);
 
 uint64_t LeastBufferBytes(const GrpcServerOptions& options) {
@@ -129,10 +129,10 @@ class RunningServer final : public GrpcServer {
     stopped_ = true;
     if (server_ != nullptr) {
       health_.StopServing();
-      // A grace of hours would overflow the clock's arithmetic if infinite.
+      // An infinite grace would overflow the clock's arithmetic.
       const absl::Duration bounded =
           std::clamp(grace, absl::ZeroDuration(), absl::Hours(24));
-      // A worker that waits for others would wait until the grace is over.
+      // A worker that waits for others would wait for the whole grace.
       shard_->EndWaits();
       gate_.Close(bounded);
       listener_.Stop();
@@ -143,7 +143,7 @@ class RunningServer final : public GrpcServer {
   }
 
  private:
-  // For the last answers there is `time`.
+  // Leaves `time` for the last answers.
   void ShutDownGrpc(absl::Duration time) {
     Mutex mutex;
     CondVar ended;
@@ -160,7 +160,7 @@ class RunningServer final : public GrpcServer {
     try {
       cutter = std::thread(cut);
     } catch (const std::system_error&) {
-      // Without a thread, peers may hold the server.
+      // Without a thread, peers may delay the end.
     }
     server_->Shutdown(ToDeadline(SteadyNow() + time));
     {
@@ -188,8 +188,9 @@ class RunningServer final : public GrpcServer {
   CoordinationService coordination_;
   HealthService health_{v1::ParameterServer::service_full_name()};
   std::unique_ptr<DataPlane> data_plane_;
-  std::unique_ptr<grpc::Server> server_;  // Goes before the members it uses.
-  Listener listener_;                     // Stop() stops it, too.
+  // Deleted before the members that it uses.
+  std::unique_ptr<grpc::Server> server_;
+  Listener listener_;  // Stop() also stops it.
 
   Mutex stop_mutex_;
   bool stopped_ ABSL_GUARDED_BY(stop_mutex_) = false;
@@ -222,7 +223,7 @@ absl::Status RunningServer::Listen(const GrpcServerOptions& options) {
   builder.AddChannelArgument(
       GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
       kMinPingIntervalMs);
-  // The polling is done by the data plane; these only run control methods.
+  // The data plane does the polling; these only run control methods.
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS,
                               1);
   builder.SetSyncServerOption(

@@ -22,21 +22,21 @@ struct GrpcServerOptions {
   int num_threads = 0;
   // Longest message in either direction.
   uint64_t max_message_bytes = uint64_t{1} << 30;
-  // Memory for requests that arrive, over all connections, of which gRPC counts
-  // each as 1 MiB; and as much for answers that wait until peers read them. 0:
-  // half of the machine's memory, but at least two of the longest messages.
+  // Memory for arriving requests of all connections; gRPC counts each
+  // connection as 1 MiB. As much again is for answers that peers have not read.
+  // 0: half of the machine's memory, but at least two of the longest messages.
   uint64_t max_buffer_bytes = 0;
   uint64_t max_connections = 10'000;  // More are closed at once.
-  // Calls of one connection; more wait in the client.
+  // For each connection; more wait in the client.
   uint64_t max_calls_per_connection = 1024;
-  // All but those that move rows. Each holds a thread; three quarters of them
-  // may wait for other workers.
+  // All calls but those that move rows. Each holds a thread; three quarters of
+  // them may wait for other workers.
   uint64_t max_control_calls = 4096;
   SecurityOptions security;
-  bool has_reflection = false;    // Tells callers which services there are.
+  bool has_reflection = false;    // Lists the services to callers.
   uint32_t protocol_version = 1;  // Another value is for tests.
-  // Until Open() it is NOT_SERVING, and answers calls with UNAVAILABLE, after
-  // which clients try again.
+  // Until Open() its health is NOT_SERVING, and it answers calls with
+  // UNAVAILABLE, after which clients try again.
   bool starts_closed = false;
 };
 
@@ -46,15 +46,15 @@ struct GrpcServerOptions {
 class GrpcServer {
  public:
   // Starts to listen. InvalidArgument for a bad address, option or file, and
-  // for what AccessControl::Open() refuses, Unavailable if the address cannot
-  // be bound. A shard serves once: when its server stops, waits in its groups
-  // of workers end for good.
+  // for an error of AccessControl::Open(); Unavailable if the address cannot be
+  // bound. A shard serves once: when its server stops, waits in its groups of
+  // workers end for good.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(
       const GrpcServerOptions& options, std::shared_ptr<Shard> shard);
 
   virtual ~GrpcServer() = default;  // Stops, with a grace of 0.
 
-  // The address bound, with the real port: "127.0.0.1:40123".
+  // The bound address, with the real port, such as "127.0.0.1:40123".
   virtual const std::string& address() const = 0;
 
   // Begins to serve, if it was started closed.

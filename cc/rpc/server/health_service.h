@@ -1,11 +1,12 @@
 // gRPC's standard health service.
 //
-// gRPC has one built in, but on its callback API, whose threads then poll the
-// sockets of the whole server and hand each event over to ours: 40 us per small
-// pull and a third more CPU per exchange.
+// gRPC has one built in, but on its callback API. The threads of that API would
+// poll the sockets of the whole server and hand each event over to the data
+// plane: 40 us per small pull and a third more CPU per exchange.
 //
-// Whoever reaches the port may ask, so a request is parsed when its length is
-// known: parsed, a message of unknown fields takes forty times as much memory.
+// Every caller that reaches the port may ask. So the length of a request is
+// checked before it is parsed: a parsed message of unknown fields takes forty
+// times as much memory.
 
 #ifndef TFSWITCH_CC_RPC_SERVER_HEALTH_SERVICE_H_
 #define TFSWITCH_CC_RPC_SERVER_HEALTH_SERVICE_H_
@@ -20,13 +21,13 @@
 
 namespace tfswitch {
 
-// Knows two services: the empty name, and the one given. Both serve from
+// Knows two services: the empty name, and the given one. Both are SERVING from
 // StartServing() to StopServing().
 //
 // Thread-safe.
 class HealthService final : public grpc::Service {
  public:
-  // A watcher holds a thread, so there is a limit; one more gets
+  // A watcher holds a thread, so their number is limited; one more gets
   // RESOURCE_EXHAUSTED.
   static constexpr int kMaxWatchers = 16;
 
@@ -45,7 +46,7 @@ class HealthService final : public grpc::Service {
   grpc::Status Watch(const grpc::ServerContext& context, const Request& request,
                      grpc::ServerWriter<Response>* writer);
 
-  // SERVICE_UNKNOWN for a service that is not here.
+  // SERVICE_UNKNOWN for an unknown service.
   Status StatusOf(const std::string& service) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

@@ -1,5 +1,5 @@
-// Names the limits of a server: for flags, and for programs that run a server
-// inside.
+// The limits of a server by name, for flags, and for programs that contain a
+// server.
 
 #ifndef TFSWITCH_CC_RPC_SERVER_SERVER_LIMITS_H_
 #define TFSWITCH_CC_RPC_SERVER_SERVER_LIMITS_H_
@@ -20,15 +20,15 @@ struct ServerLimit {
   const char* help;
   uint64_t least;
   uint64_t most;
-  uint64_t* value;  // In the options; the default until it is set.
+  uint64_t* value;  // In the options; it has the default until it is set.
 };
 
-// All that there are. They point into `server` and `shard`.
+// Lists all limits. They point into `server` and `shard`.
 std::vector<ServerLimit> ListServerLimits(GrpcServerOptions* server,
                                           ShardOptions* shard);
 
-// InvalidArgument naming the limit and the value: there is no such limit, or
-// the value is no number of its range.
+// InvalidArgument, naming the limit and the value, if there is no such limit,
+// or the value is no number in its range.
 absl::Status SetServerLimit(absl::string_view name, absl::string_view value,
                             GrpcServerOptions* server, ShardOptions* shard);
 

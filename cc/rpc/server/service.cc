@@ -1,6 +1,5 @@
-// Control calls run inside Gated() by the functions of
-// cc/shard/control_calls.h. Streams send one message for each chunk and end
-// when the client has gone.
+// Gated() runs control calls by the functions of cc/shard/control_calls.h.
+// Streams send one message for each chunk and end when the client has gone.
 
 #include "cc/rpc/server/service.h"
 
@@ -17,7 +16,7 @@ namespace {
 // Large enough to stream at full speed, small enough for any peer's limit.
 constexpr int64_t kExportChunkBytes = 1 << 20;
 
-// Cancelled if nobody reads it any more.
+// Cancelled if nobody reads the stream any more.
 template <typename Response>
 absl::Status Send(
     const grpc::ServerContext& context, const Response& response,

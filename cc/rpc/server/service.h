@@ -16,7 +16,7 @@
 
 namespace tfswitch {
 
-// The service's description of itself.
+// The identity that the service reports.
 struct ServiceIdentity {
   uint32_t protocol_version = kProtocolVersion;
   uint64_t max_message_bytes = 0;
@@ -32,7 +32,7 @@ using ServiceWithRawMethods = v1::ParameterServer::WithRawMethod_Pull<
                 v1::ParameterServer::WithRawMethod_Assign<
                     v1::ParameterServer::Service>>>>>;
 
-// Control methods are synchronous ones that read their requests themselves.
+// Control methods are synchronous, and read their requests themselves.
 class Service final : public ServiceWithRawMethods {
  public:
   // `helpers` work on a round together with the thread that commits it, and
@@ -46,7 +46,7 @@ class Service final : public ServiceWithRawMethods {
       const grpc::ServerContext& context, const Request& request,
       grpc::ServerSplitStreamer<grpc::ByteBuffer, Response>* stream) const;
 
-  // Makes a control call, or a stream, one that Gated() reads.
+  // Registers a control call, or a stream, that Gated() reads.
   template <typename Request, typename Response>
   void Add(const char* method);
   template <typename Request, typename Response>

@@ -13,8 +13,8 @@
 
 namespace tfswitch {
 
-// The list of a feature; monostate if it has none, which is an empty list of
-// any type.
+// The list of a feature; monostate for a feature without a list, which counts
+// as an empty list of any type.
 using Feature = std::variant<std::monostate, Integers, Floats, Strings>;
 using Features = std::map<std::string, Feature>;
 
@@ -26,7 +26,7 @@ class TFSWITCH_EXPORTED ExampleReader {
   ~ExampleReader();
 
   // OutOfRange at the end of the file. DataLoss for a record that is damaged or
-  // no tf.train.Example.
+  // is no tf.train.Example.
   Result<Features> Read();
 
  private:

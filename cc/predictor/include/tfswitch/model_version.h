@@ -17,7 +17,7 @@ namespace tfswitch {
 
 struct Request {
   NamedTensors inputs;
-  std::vector<std::string> outputs;  // Those wanted; empty: all.
+  std::vector<std::string> outputs;  // The wanted ones; empty: all.
   std::string signature;             // Empty: that of the options.
   int64_t version = -1;              // Refused by another version; -1: any.
   std::chrono::milliseconds timeout = std::chrono::milliseconds::max();
@@ -32,40 +32,40 @@ struct Response {
 struct ModelOptions {
   std::string signature = "serving_default";
   std::vector<std::string> tags = {"serve"};
-  // Threads of sessions. They are made for the first one of the process, and
-  // the others share them. 0: one per core. Without threads for ops, at -1, a
-  // request runs in the thread that asks: small models answer sooner so.
+  // Threads of sessions. The first model of the process makes them, and the
+  // others share them. 0: one per core. -1: no threads for ops; a request then
+  // runs in the calling thread, which is faster for small models.
   int32_t intra_op_threads = 0;
   int32_t inter_op_threads = 0;
-  // Run when a version is loaded, after those that lie with it in
-  // assets.extra/tf_serving_warmup_requests. A version that fails one of them
-  // is refused.
+  // Requests to run when a version is loaded, after those in its
+  // assets.extra/tf_serving_warmup_requests. If one fails, the version is
+  // refused.
   std::vector<Request> warm_up;
 };
 
 // Constant after it is loaded. Thread-safe.
 class TFSWITCH_EXPORTED ModelVersion {
  public:
-  // Loads a SavedModel and warms it up. An error names the folder and says what
-  // to do: also for a model of another TensorFlow, and one with ops that the
-  // process does not have.
+  // Loads a SavedModel and warms it up. An error names the folder and the
+  // remedy, also for a model of another TensorFlow, or with ops that the
+  // process lacks.
   static Result<std::unique_ptr<ModelVersion>> Load(const ModelOptions& options,
                                                     int64_t version,
                                                     const std::string& folder);
   ~ModelVersion();
 
-  // Runs the signature. The inputs are checked before: InvalidArgument names
-  // the input, what came and what is expected. NotFound for an unknown
+  // Runs the signature. Checks the inputs first: InvalidArgument names the
+  // input, the received value and the expected one. NotFound for an unknown
   // signature or version.
   Result<Response> Predict(const Request& request) const;
 
-  // The same with plain values, for the signature of the options. No outputs:
-  // all.
+  // The same with plain values, for the signature of the options. Without
+  // outputs: all of them.
   Result<NamedValues> Predict(
       const NamedValues& inputs,
       const std::vector<std::string>& outputs = {}) const;
 
-  // NotFound names the signatures that there are. Empty: that of the options.
+  // NotFound names the present signatures. Empty: that of the options.
   Result<const Signature*> FindSignature(const std::string& name) const;
 
   // NotFound for the number of another version; -1 is any.
@@ -85,7 +85,7 @@ class TFSWITCH_EXPORTED ModelVersion {
 
   Status LoadGraph();
   Status WarmUp() const;
-  // Whether the graph has what the signature names, whatever the values.
+  // Whether the graph has all that the signature names.
   Status CheckGraph(const Signature& signature) const;
 
   const ModelOptions options_;

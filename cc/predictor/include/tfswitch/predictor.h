@@ -30,10 +30,10 @@ TFSWITCH_EXPORTED std::string OpLibraryPath();
 
 struct PredictorOptions {
   // A SavedModel, which is version 0, or a folder of SavedModels whose names
-  // are their versions, as TensorFlow Serving has it. Other names are passed
-  // over: copy a version under such a name, then rename it.
+  // are their versions, as for TensorFlow Serving. Other names are ignored:
+  // copy a version under such a name, then rename it.
   std::string model_dir;
-  // For models with ops of their own; empty: none. Loaded for the process.
+  // For models with custom ops; empty: none. Loaded once for the process.
   std::string op_library;
   // Serve this version and no other, until Unpin. -1: the newest.
   int64_t version = -1;
@@ -43,60 +43,62 @@ struct PredictorOptions {
   // WatchRows. Zero: as TFSWITCH_SERVING_WATCH_SECONDS says, else never.
   Seconds watch_rows_interval{1};
   // Handle SIGBUS in the whole process, so that a row file that somebody makes
-  // shorter ends requests with an error, and not the process. For programs that
-  // have no handler of their own for it.
+  // shorter ends requests with an error, and not the process. For programs
+  // without a handler of their own for it.
   bool catch_bus_errors = false;
   ModelOptions model;
 };
 
 // The rows that a model serves.
 struct ServedState {
-  int64_t number = 0;       // The export that its rows are of.
-  int64_t base_number = 0;  // The base that this goes back to.
-  // What had been learned by then is served.
+  int64_t number = 0;       // The export whose rows are served.
+  int64_t base_number = 0;  // The base that this export builds on.
+  // The rows contain what was learnt until then.
   std::chrono::system_clock::time_point created;
-  bool is_held = false;     // By RollBackRows.
-  int64_t num_refused = 0;  // How often something newer could not be served.
-  std::string error;        // Why, if that is so now; else empty.
-  // The addresses of the servers, if lookups ask those. Then there are no
-  // exports, num_refused counts lookups that failed, and error is that of the
-  // last one.
+  bool is_held = false;     // RollBackRows holds this export.
+  int64_t num_refused = 0;  // How often a newer export was refused.
+  // The reason, while a newer export is refused; else empty.
+  std::string error;
+  // The addresses of the servers, if lookups ask servers. Then there are no
+  // exports, num_refused counts failed lookups, and error is that of the last
+  // one.
   std::string addresses;
 };
 
-// "rows as of export 3, base 1" or "rows at grpc://...", and what is wrong.
+// "rows as of export 3, base 1" or "rows at grpc://...", with any error.
 TFSWITCH_EXPORTED std::string Describe(const ServedState& state);
 
-// A version is taken when it has been the same for two looks, so one that is
-// being copied is left alone. It is loaded and warmed up beside the one that
-// serves, so both need memory for a while. Requests under way end on the old
-// one, which goes after the last of them.
+// Serves the newest version. It takes a version that was the same for two
+// looks, so a version that is still being copied is left alone. It loads the
+// version and warms it up beside the serving one, so both need memory for a
+// while. Running requests end on the old version, which is freed after the last
+// of them.
 //
-// A version that cannot be loaded is refused: the running one keeps serving.
-// The refused one is tried again when its files change. If the running
-// version's folder is gone, the newest of the others is taken, even if it is
-// older; if there is none, it keeps serving.
+// If a version cannot be loaded, it is refused and the running one keeps
+// serving. A refused version is tried again when its files change. If the
+// running version's folder is gone, the newest of the others is taken, even if
+// it is older; if there is none, the running version keeps serving.
 //
 // Rows of a model of tfswitch.saved_model.save change without a new version:
-// tfswitch.export puts bases and deltas into its folder, and they are exchanged
-// beside requests, each of which sees the rows of one moment.
+// tfswitch.export adds bases and deltas to its folder, and they are exchanged
+// while requests run. Each request sees the rows of one moment.
 //
 // Thread-safe.
 class TFSWITCH_EXPORTED Predictor {
  public:
   struct State {
-    int64_t version = -1;               // That serves.
+    int64_t version = -1;               // The serving version.
     int64_t loading = -1;               // -1: none.
-    std::map<int64_t, Status> refused;  // And why.
-    Status folder;                      // Of the last look at the folder.
-    // The rows that the version serves, as of the last look; an error if it has
+    std::map<int64_t, Status> refused;  // With the reasons.
+    Status folder;  // The result of the last look at the folder.
+    // The rows of the serving version, as of the last look; an error if it has
     // no rows of its own.
     Result<ServedState> rows =
         Status(StatusCode::kUnknown, "not looked at yet");
   };
 
   // Loads the newest version that can be loaded, or the one of the options. If
-  // there is none, the error is that of the newest.
+  // none can be loaded, returns the error of the newest.
   static Result<std::unique_ptr<Predictor>> Load(
       const PredictorOptions& options);
 
@@ -104,8 +106,8 @@ class TFSWITCH_EXPORTED Predictor {
   // running.
   ~Predictor();
 
-  // See ModelVersion for both. They run on the version that serves when they
-  // begin.
+  // See ModelVersion for both. They run on the version that serves at their
+  // beginning.
   Result<Response> Predict(const Request& request) const {
     return current()->Predict(request);
   }
@@ -115,11 +117,11 @@ class TFSWITCH_EXPORTED Predictor {
     return current()->Predict(inputs, outputs);
   }
 
-  // The version that serves now. It is freed when the last holder lets it go.
+  // The serving version. It is freed when its last holder lets it go.
   std::shared_ptr<const ModelVersion> current() const;
 
-  // Serves this version, an older one too, until Unpin. On an error the version
-  // that serves stays, pinned or not as it was.
+  // Serves this version, also an older one, until Unpin. On an error the
+  // serving version stays, pinned or not as before.
   Status Pin(int64_t version);
 
   // From the next look on, the newest version is served again.
@@ -128,19 +130,19 @@ class TFSWITCH_EXPORTED Predictor {
   // Never waits for a version that is being loaded.
   State state() const;
 
-  // The rows of the version that serves; the next version begins with its own
-  // newest ones. An error leaves what is served. All five give
-  // FailedPrecondition for a model that has no rows of its own, and no call
+  // The rows of the serving version; the next version begins with its own
+  // newest ones. After an error the rows stay as they are. All five functions
+  // return FailedPrecondition for a model without rows of its own, and none
   // makes a request wait.
   Result<ServedState> RowsState() const;
-  // Looks for newer exports now and serves them. An error says why something
-  // newer is refused.
+  // Looks for newer exports now and serves them. The error says why a newer one
+  // is refused.
   Status RefreshRows();
   // Serves the rows as of an earlier export, and stays there until ResumeRows.
   Status RollBackRows(int64_t number);
   Status ResumeRows();
-  // Looks for newer exports every so often from now on; zero: never. Holds for
-  // later versions too, even if the one that serves has no rows.
+  // From now on looks for newer exports at this interval; zero: never. Holds
+  // for later versions too, even if the serving one has no rows.
   Status WatchRows(Seconds interval);
 
  private:

@@ -1,4 +1,4 @@
-// What has gone wrong, and a value or that.
+// Errors, and values that may be errors instead.
 
 #ifndef TFSWITCH_STATUS_H_
 #define TFSWITCH_STATUS_H_
@@ -9,12 +9,12 @@
 #include <type_traits>
 #include <utility>
 
-// On what libtfswitch_predictor.so exports.
+// Marks the names that libtfswitch_predictor.so exports.
 #define TFSWITCH_EXPORTED __attribute__((visibility("default")))
 
 namespace tfswitch {
 
-// Those of gRPC, by the same numbers.
+// The codes of gRPC, with the same numbers.
 enum class StatusCode : int32_t {
   kOk = 0,
   kCancelled = 1,
@@ -56,14 +56,14 @@ class [[nodiscard]] Status {
   std::string message_;
 };
 
-// A value, or why there is none.
+// A value, or the error because of which there is none.
 template <typename T>
 class [[nodiscard]] Result {
  public:
   // REQUIRES: an error.
   Result(Status status)  // NOLINT(google-explicit-constructor)
       : status_(std::move(status)) {}
-  // Of anything that a T is made of.
+  // Made from anything that converts to a T.
   template <typename U = T,
             std::enable_if_t<std::is_convertible_v<U&&, T> &&
                                  !std::is_convertible_v<U&&, Status>,
@@ -74,7 +74,7 @@ class [[nodiscard]] Result {
   bool ok() const { return status_.ok(); }
   const Status& status() const { return status_; }
 
-  // REQUIRES: ok(), for all that follow.
+  // REQUIRES: ok(), for all functions below.
   const T& value() const& { return *value_; }
   T&& value() && { return *std::move(value_); }
   const T& operator*() const& { return *value_; }

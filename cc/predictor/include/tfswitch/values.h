@@ -1,4 +1,4 @@
-// Inputs and outputs of a model, and what a signature says of them.
+// Inputs and outputs of a model, and their descriptions in a signature.
 
 #ifndef TFSWITCH_VALUES_H_
 #define TFSWITCH_VALUES_H_
@@ -19,8 +19,7 @@ struct TF_Tensor;
 
 namespace tfswitch {
 
-// The numbers of tensorflow.DataType; there are more types than have a name
-// here.
+// The numbers of tensorflow.DataType. Other types have no name here.
 enum class DataType : int32_t {
   kFloat = 1,
   kDouble = 2,
@@ -56,22 +55,22 @@ struct Values {
 // Thread-safe as long as nobody writes to it.
 class TFSWITCH_EXPORTED Tensor {
  public:
-  Tensor() = default;  // To be assigned to.
+  Tensor() = default;  // Only to be assigned to.
 
-  // Numbers are not set, strings are empty. InvalidArgument for a shape that no
-  // tensor has, and a type that is neither of numbers nor strings.
+  // Numbers are not set, strings are empty. InvalidArgument for an impossible
+  // shape, and for a type that is neither numeric nor strings.
   static Result<Tensor> Make(DataType dtype, const std::vector<int64_t>& shape);
 
   DataType dtype() const;
   std::vector<int64_t> shape() const;
   int64_t num_values() const;
 
-  // Of numbers.
+  // For numeric types.
   void* data();
   const void* data() const;
   size_t num_bytes() const;
 
-  // Of strings. REQUIRES: 0 <= index < num_values().
+  // For strings. REQUIRES: 0 <= index < num_values().
   std::string_view string(int64_t index) const;
   void SetString(int64_t index, std::string_view text);
 
@@ -87,24 +86,24 @@ class TFSWITCH_EXPORTED Tensor {
 using NamedValues = std::map<std::string, Values>;
 using NamedTensors = std::map<std::string, Tensor>;
 
-// What a signature says of an input or output.
+// The description of an input or output in a signature.
 struct TensorSpec {
   DataType dtype{};
-  // -1: of any size. None: of any rank.
+  // -1: any size. nullopt: any rank.
   std::optional<std::vector<int64_t>> shape;
-  // In the graph. Empty if it is not one dense tensor.
+  // The name in the graph. Empty if it is not one dense tensor.
   std::string graph_name;
 };
 
 struct Signature {
   std::map<std::string, TensorSpec> inputs;
   std::map<std::string, TensorSpec> outputs;
-  std::string def;  // A serialized tensorflow.SignatureDef, with all of it.
+  std::string def;  // The whole, as a serialized tensorflow.SignatureDef.
 };
 
-// The alternative of Values::data that a type of tensor takes and gives:
-// integers and booleans are integers, float and double are floats.
-// Unimplemented for other types, which only a tensor can hold.
+// The alternative of Values::data for a type of tensor: integers for integers
+// and booleans, floats for float and double. Unimplemented for other types,
+// which only a Tensor can hold.
 TFSWITCH_EXPORTED Result<decltype(Values::data)> EmptyDataFor(DataType dtype);
 
 // InvalidArgument if the values are of another kind than `dtype`, beyond its
@@ -114,11 +113,11 @@ TFSWITCH_EXPORTED Result<Tensor> ToTensor(const Values& values, DataType dtype);
 // A double becomes a float.
 TFSWITCH_EXPORTED Result<Values> ToValues(const Tensor& tensor);
 
-// "int64 [?,2]"
+// For example "int64 [?,2]".
 TFSWITCH_EXPORTED std::string Describe(const TensorSpec& spec);
 TFSWITCH_EXPORTED std::string Describe(const Tensor& tensor);
 
-// "'dense': float [?,3], 'ids': int64 [?,2]"
+// For example "'dense': float [?,3], 'ids': int64 [?,2]".
 TFSWITCH_EXPORTED std::string Describe(
     const std::map<std::string, TensorSpec>& specs);
 
