@@ -40,7 +40,7 @@ def load_ops() -> ModuleType:
     it, so it does not matter what else was imported before or is after.
 
     Returns:
-        The module of the ops: `tfswitch_lookup` and its like.
+        The module of the ops: `tfswitch_push_many` and its like.
 
     Raises:
         ImportError: If there is no library for this TensorFlow, or its binary

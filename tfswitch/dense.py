@@ -68,7 +68,7 @@ def push_many(pushes: Sequence[DensePush]) -> list[tf.Tensor]:
                     each.table._find_handle(),
                     tf.constant(each.table._part(each.arrays).keys),
                     each.table._to_blocks(each.gradients, each.arrays),
-                    tf.cast(each.learning_rate, tf.float32),
+                    each.learning_rate,
                     global_step=each.global_step,
                 )
                 for each in pushes

@@ -151,7 +151,7 @@ def pack(slot: Any, ids: Any, slot_bits: int = 12) -> Any:
         return np.bitwise_or(np.left_shift(slot, shift), keys & mask)
 
     def pack_tensor(tensor: Any) -> tf.Tensor:
-        keys = tf.cast(to_id_tensor(tensor, "pack"), tf.int64)
+        keys = to_id_tensor(tensor, "pack")
         high = tf.bitwise.left_shift(
             tf.convert_to_tensor(slot), tf.constant(shift, tf.int64)
         )
@@ -403,7 +403,7 @@ def _fingerprints_of(inputs: Any) -> Any:
         return hash_strings(inputs, salt=_FINGERPRINT_SALT)
     if inputs.dtype == tf.string:
         return hash_strings(inputs, salt=_FINGERPRINT_SALT)
-    return tf.cast(to_id_tensor(inputs, "HashCollisions"), tf.int64)
+    return to_id_tensor(inputs, "HashCollisions")
 
 
 def _starts_of_runs(values: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -30,7 +30,7 @@ from tfswitch._reports import ShrinkReport, TableStats
 from tfswitch._table_spec import TableSpec
 from tfswitch._tracked_table import TrackedTable
 from tfswitch.cluster import Cluster, default_cluster, num_restores
-from tfswitch.ops import embedding_ops, serving_ops
+from tfswitch.ops import TablePush, embedding_ops, serving_ops
 from tfswitch.ops.ids import to_array, to_id_array, to_id_tensor
 from tfswitch.ops.resources import (
     HOST,
@@ -556,7 +556,7 @@ class EmbeddingTable(TrackedTable):
             )
             return push_many([push], of_lookups=True)[0]
 
-    def _step_of(self, optimizer: Any, learning_rate: Any) -> "TablePush":
+    def _step_of(self, optimizer: Any, learning_rate: Any) -> TablePush:
         """A push of `weight` by a Keras optimizer: by the table's own rule."""
         return TablePush(self, tf.zeros([0], tf.int64), tf.zeros([0]))
 
@@ -1010,28 +1010,6 @@ class EmbeddingTable(TrackedTable):
         return tf.cast(gradients, tf.float32)
 
 
-class TablePush(NamedTuple):
-    """One of the pushes of `push_many`.
-
-    Attributes:
-        table: The table.
-        ids: int32 or int64 of any shape.
-        gradients: float32, `ids.shape + [dim]`.
-        learning_rate: A scalar; None: that of the table's optimizer.
-        shows: float32, one number per id, or None.
-        clicks: float32, one number per id, or None.
-        rule: As for `tfswitch.ops.TablePush`.
-    """
-
-    table: EmbeddingTable
-    ids: tf.Tensor
-    gradients: tf.Tensor
-    learning_rate: Any = None
-    shows: tf.Tensor | None = None
-    clicks: tf.Tensor | None = None
-    rule: int = 0
-
-
 def push_many(
     pushes: Sequence[TablePush],
     *,
@@ -1053,20 +1031,12 @@ def push_many(
         each.table._choose_optimizer()
     result = embedding_ops.push_many(
         [
-            embedding_ops.TablePush(
-                each.table._find_handle(),
-                each.ids,
-                each.gradients,
-                tf.cast(
-                    each.table._learning_rate.read()
-                    if each.learning_rate is None
-                    else each.learning_rate,
-                    tf.float32,
-                ),
-                each.shows,
-                each.clicks,
-                each.table._learning_rate.number(),
-                each.rule,
+            each._replace(
+                table=each.table._find_handle(),
+                learning_rate=each.table._learning_rate.read()
+                if each.learning_rate is None
+                else each.learning_rate,
+                global_step=each.table._learning_rate.number(),
             )
             for each in pushes
         ],
@@ -1108,16 +1078,11 @@ def look_up_many(
                 "`lookup` in what it calls."
             )
         return served.lookup(tables, ids)
-    handles = [table._find_handle() for table in tables]
-    dims = [table.dim for table in tables]
-    if len(tables) == 1:
-        return [
-            embedding_ops.lookup(
-                handles[0], ids[0], dim=dims[0], insert_missing=insert_missing
-            )
-        ]
     return embedding_ops.lookup_many(
-        handles, ids, dims=dims, insert_missing=insert_missing
+        [table._find_handle() for table in tables],
+        ids,
+        dims=[table.dim for table in tables],
+        insert_missing=insert_missing,
     )
 
 

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <exception>
 #include <memory>
+#include <vector>
 
 #include "cc/base/spin_wait.h"
 
@@ -71,6 +72,18 @@ void RunRanges(const LentThreads* threads, size_t size, size_t min_size,
     wait.Pause();
   }
   if (job->error != nullptr) std::rethrow_exception(job->error);
+}
+
+absl::Status RunEach(const LentThreads* threads, size_t size,
+                     absl::FunctionRef<absl::Status(size_t i)> work) {
+  if (size == 1) return work(0);
+  std::vector<absl::Status> statuses(size);
+  RunRanges(threads, size, 1, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) statuses[i] = work(i);
+  });
+  absl::Status first;
+  for (const absl::Status& status : statuses) first.Update(status);
+  return first;
 }
 
 }  // namespace tfswitch

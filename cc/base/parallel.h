@@ -8,6 +8,7 @@
 #include <functional>
 
 #include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
 
 namespace tfswitch {
 
@@ -31,6 +32,10 @@ class LentThreads {
 // of `work` is thrown here, after all calls have ended.
 void RunRanges(const LentThreads* threads, size_t size, size_t min_size,
                absl::FunctionRef<void(size_t begin, size_t end)> work);
+
+// Likewise work(i) for each i below `size`; the first error in their order.
+absl::Status RunEach(const LentThreads* threads, size_t size,
+                     absl::FunctionRef<absl::Status(size_t i)> work);
 
 }  // namespace tfswitch
 

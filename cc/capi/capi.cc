@@ -16,27 +16,22 @@
 #include <utility>
 #include <vector>
 
-#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "cc/base/files.h"
 #include "cc/base/fork_guard.h"
 #include "cc/base/interrupt.h"
-#include "cc/base/key_batch.h"
-#include "cc/base/key_observations.h"
 #include "cc/base/parallel.h"
 #include "cc/base/progress.h"
 #include "cc/base/status_macros.h"
 #include "cc/base/steady_clock.h"
+#include "cc/capi/batching.h"
 #include "cc/capi/cluster.h"
 #include "cc/capi/control.h"
 #include "cc/capi/replicas.h"
 #include "cc/capi/tfswitch.h"
-#include "cc/client/batching.h"
-#include "cc/client/check_args.h"
 #include "cc/client/dense_keys.h"
-#include "cc/client/joined_calls.h"
 #include "cc/client/worker_session.h"
 #include "cc/rpc/server/grpc_server.h"
 #include "cc/rpc/server/server_limits.h"
@@ -44,15 +39,11 @@
 #include "cc/serving/served_model.h"
 #include "cc/shard/shard.h"
 #include "cc/table/table_config.h"
+#include "cc/wire/row_calls.h"
 #include "cc/wire/table_config_conversion.h"
 
 struct Tfswitch_Cluster {
   std::shared_ptr<tfswitch::Cluster> cluster;
-};
-
-struct Tfswitch_Table : tfswitch::OpenTable {
-  std::shared_ptr<const void> hold;  // Keeps a table of this process.
-  int slot_floats = 0;
 };
 
 struct Tfswitch_ServedModel {
@@ -321,12 +312,12 @@ absl::Status ExportRows(Tfswitch_Table* table, int32_t with_slots,
         TFSWITCH_RETURN_IF_ERROR(CheckInterrupt());
         progress.Add(static_cast<int64_t>(chunk.keys.size()));
         // The visitor relies on these sizes, which a server has sent.
-        TFSWITCH_RETURN_IF_ERROR(CheckSize(table->config.name,
+        TFSWITCH_RETURN_IF_ERROR(CheckSize(table->config.name, "embedding",
                                            chunk.keys.size(), table->config.dim,
                                            chunk.embeddings.size()));
         if (with_slots != 0) {
           TFSWITCH_RETURN_IF_ERROR(
-              CheckSize(table->config.name, chunk.keys.size(),
+              CheckSize(table->config.name, "slot", chunk.keys.size(),
                         table->slot_floats, chunk.slots.size()));
         }
         const float* slots = with_slots != 0 ? chunk.slots.data() : nullptr;
@@ -463,41 +454,14 @@ absl::Status ReadUsage(Tfswitch_Table* table, const int64_t* keys,
 absl::Status Pull(const Tfswitch_PullPart* parts, size_t num_parts,
                   int32_t insert_missing, const Tfswitch_Threads* threads) {
   const ThreadsOfCaller lent(threads);
-  absl::InlinedVector<BatchPull, 1> pulls;
-  pulls.reserve(num_parts);
-  for (const Tfswitch_PullPart& part : absl::MakeConstSpan(parts, num_parts)) {
-    pulls.push_back(
-        {part.table, Keys(part.keys, part.num_keys), part.embeddings});
-  }
-  return PullBatch(pulls, insert_missing != 0, &lent);
+  return PullBatch(absl::MakeConstSpan(parts, num_parts), insert_missing != 0,
+                   &lent);
 }
 
 absl::Status Push(Tfswitch_PushPart* parts, size_t num_parts,
                   const Tfswitch_Threads* threads) {
   const ThreadsOfCaller lent(threads);
-  absl::InlinedVector<BatchPush, 1> pushes(num_parts);
-  for (size_t i = 0; i < num_parts; ++i) {
-    const Tfswitch_PushPart& part = parts[i];
-    BatchPush& push = pushes[i];
-    push.table = part.table;
-    push.keys = Keys(part.keys, part.num_keys);
-    push.gradients = absl::MakeConstSpan(
-        part.gradients, part.num_keys * part.table->config.dim);
-    const Tfswitch_PushOptions& options = part.options;
-    const auto each = [&](const float* values) {
-      return absl::MakeConstSpan(values, values == nullptr ? 0 : part.num_keys);
-    };
-    push.observations = {{}, each(options.shows), each(options.clicks)};
-    push.learning_rate = options.learning_rate;
-    push.insert_missing = options.insert_missing != 0;
-    push.global_step = options.global_step;
-    push.skips_non_finite = options.skip_non_finite != 0;
-  }
-  absl::Status status = PushBatch(absl::MakeSpan(pushes), &lent);
-  for (size_t i = 0; i < num_parts; ++i) {
-    parts[i].result = {pushes[i].updated_rows, pushes[i].is_skipped ? 1 : 0};
-  }
-  return status;
+  return PushBatch(absl::MakeSpan(parts, num_parts), &lent);
 }
 
 absl::Status OpenServedModelC(const char* model_file,

@@ -1,8 +1,8 @@
 // A call goes to the shard on the caller's thread, and a call that is started
 // has ended when it returns. A pull writes rows to the caller's memory; only
 // where places are given, it reads them into a buffer and copies them. All
-// pushes of a call go to PushMany() together, so that all are checked before
-// one is applied.
+// pushes of a call go to PushChecked() together, which looks for what only the
+// shard knows before it applies one.
 //
 // Control calls are messages here too, which the functions of a server run.
 // Saves and restores ask CheckInterrupt() between their steps, so that the user
@@ -59,20 +59,12 @@ class LocalClient : public ParameterClient {
 
   std::unique_ptr<PendingCall> StartPull(
       absl::Span<const PullPart> parts) override {
-    if (parts.size() == 1) return Done(PullNow(parts[0]));
-    std::vector<absl::Status> statuses(parts.size());
-    RunRanges(parts.empty() ? nullptr : parts[0].args.threads, parts.size(), 1,
-              [&](size_t begin, size_t end) {
-                for (size_t i = begin; i < end; ++i) {
-                  statuses[i] = PullNow(parts[i]);
-                }
-              });
-    absl::Status first;
-    for (const absl::Status& status : statuses) first.Update(status);
-    return Done(std::move(first));
+    return Done(RunEach(parts.empty() ? nullptr : parts[0].args.threads,
+                        parts.size(),
+                        [&](size_t i) { return PullNow(parts[i]); }));
   }
 
-  std::unique_ptr<PendingCall> StartPush(
+  std::unique_ptr<PendingCall> StartCheckedPush(
       absl::Span<const PushPart> parts) override {
     return Done(PushNow(parts));
   }
@@ -158,8 +150,8 @@ class LocalClient : public ParameterClient {
     }
     absl::InlinedVector<WriteResult, 1> results(parts.size());
     TFSWITCH_RETURN_IF_ERROR(
-        shard_->PushMany(pushes, absl::MakeSpan(results),
-                         parts.empty() ? nullptr : parts[0].args.threads));
+        shard_->PushChecked(pushes, absl::MakeSpan(results),
+                            parts.empty() ? nullptr : parts[0].args.threads));
     for (size_t i = 0; i < parts.size(); ++i) *parts[i].result = results[i];
     return absl::OkStatus();
   }

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cc/base/status_macros.h"
+#include "cc/client/done_call.h"
 #include "cc/shard/gradient_accumulator.h"
 #include "cc/wire/codec.h"
 #include "cc/wire/coordination_conversion.h"
@@ -90,6 +91,15 @@ absl::StatusOr<std::vector<TableInfo>> ParameterClient::ListTables(
     tables.push_back(FromProto(info));
   }
   return tables;
+}
+
+std::unique_ptr<PendingCall> ParameterClient::StartPush(
+    absl::Span<const PushPart> parts) {
+  for (const PushPart& part : parts) {
+    absl::Status status = CheckPush(part.args, part.args.dim);
+    if (!status.ok()) return Done(std::move(status));
+  }
+  return StartCheckedPush(parts);
 }
 
 absl::StatusOr<WriteResult> ParameterClient::Push(const PushArgs& args) {

@@ -58,7 +58,6 @@ struct PushArgs : PushRequest {
   // If set, it keeps `gradients` alive and unchanged, beyond the call if need
   // be: a client over the network then sends them from where they lie.
   std::shared_ptr<const void> gradients_owner;
-  bool is_checked = false;  // CheckPush() was OK for it, or for more.
   // Filled in on the way: it is a step of all rows, so that it stays whole.
   bool is_dense = false;
   const LentThreads* threads = nullptr;  // As for a pull.
@@ -189,7 +188,9 @@ class ParameterClient {
   // the key). Errors that only a server finds (no such table, out of memory, a
   // bsp step that is over) and a server that is away may end a call after some
   // have been applied; those with an id may be repeated.
-  virtual std::unique_ptr<PendingCall> StartPush(
+  std::unique_ptr<PendingCall> StartPush(absl::Span<const PushPart> parts);
+  // The same without the checks. REQUIRES: CheckPush() is OK for each part.
+  virtual std::unique_ptr<PendingCall> StartCheckedPush(
       absl::Span<const PushPart> parts) = 0;
 
   virtual std::unique_ptr<PendingCall> StartAssign(const AssignArgs& args,

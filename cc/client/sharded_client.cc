@@ -26,7 +26,6 @@
 #include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
 #include "cc/base/steady_clock.h"
-#include "cc/client/check_args.h"
 #include "cc/client/cluster_tables.h"
 #include "cc/client/done_call.h"
 #include "cc/client/joined_calls.h"
@@ -79,7 +78,6 @@ std::shared_ptr<float[]> GatherRows(const std::vector<size_t>& places,
 }
 
 // The push of a part; it points to values and observations that the part keeps.
-// REQUIRES: CheckPush(args) is OK.
 PushArgs PushOfPart(const PushArgs& args, Part* part) {
   part->values = GatherRows(part->places, args.dim, args.gradients.data());
   part->observations = OwnedObservations(args.observations, part->places);
@@ -89,7 +87,6 @@ PushArgs PushOfPart(const PushArgs& args, Part* part) {
       absl::MakeConstSpan(part->values.get(), part->keys.size() * args.dim);
   part_args.gradients_owner = part->values;
   part_args.observations = part->observations.view();
-  part_args.is_checked = true;
   return part_args;
 }
 
@@ -101,8 +98,8 @@ std::vector<T> ToVector(absl::Span<const T> span) {
 }
 
 absl::Status CheckAssign(const AssignArgs& args) {
-  TFSWITCH_RETURN_IF_ERROR(CheckSize(args.table, args.keys.size(), args.dim,
-                                     args.embeddings.size()));
+  TFSWITCH_RETURN_IF_ERROR(CheckSize(args.table, "embedding", args.keys.size(),
+                                     args.dim, args.embeddings.size()));
   if (args.keys.empty()) return absl::OkStatus();
   TFSWITCH_RETURN_IF_ERROR(
       CheckFinite(args.table, "embedding", args.keys, args.embeddings));
@@ -251,7 +248,7 @@ class ShardedClient : public ParameterClient {
     return Begin([this, own = ToVector(pulls)] { return StartPulls(own); });
   }
 
-  std::unique_ptr<PendingCall> StartPush(
+  std::unique_ptr<PendingCall> StartCheckedPush(
       absl::Span<const PushPart> pushes) override {
     std::vector<PushPart> own = ToVector(pushes);
     for (PushPart& push : own) Identify(&push.args.id);
@@ -520,8 +517,9 @@ class ShardedClient : public ParameterClient {
     std::vector<uint32_t> cuts;  // The numbers of virtual shards.
     for (PullPart& pull : pulls) {
       PullArgs& args = pull.args;
-      if (absl::Status status = CheckSize(args.table, args.keys.size(),
-                                          args.dim, pull.embeddings.size());
+      if (absl::Status status =
+              CheckSize(args.table, "embedding", args.keys.size(), args.dim,
+                        pull.embeddings.size());
           !status.ok()) {
         return Done(std::move(status));
       }
@@ -553,21 +551,15 @@ class ShardedClient : public ParameterClient {
   }
 
   std::unique_ptr<PendingCall> StartPushes(std::vector<PushPart> pushes) {
-    const bool is_split = shards_.size() > 1;
-    if (is_split) {
-      absl::Status status = CheckPushes(pushes);
-      if (!status.ok()) return Done(std::move(status));
-    }
     std::vector<uint32_t> cuts;
     for (PushPart& push : pushes) {
       const absl::StatusOr<Facts> facts = tables_.FactsOf(push.args.table);
       if (!facts.ok()) return Done(facts.status());
       push.args.table_incarnation = facts->incarnation;
-      push.args.is_checked = push.args.is_checked || is_split;
       push.args.is_dense = facts->is_dense;
       cuts.push_back(facts->num_virtual_shards);
     }
-    if (!is_split) return shards_[0]->StartPush(pushes);
+    if (shards_.size() == 1) return shards_[0]->StartCheckedPush(pushes);
     const auto split = std::make_shared<Split>(pushes.size());
     std::vector<std::vector<PushPart>> by_shard(shards_.size());
     for (size_t i = 0; i < pushes.size(); ++i) {
@@ -583,7 +575,7 @@ class ShardedClient : public ParameterClient {
     std::vector<std::unique_ptr<PendingCall>> calls;
     for (size_t shard = 0; shard < shards_.size(); ++shard) {
       if (by_shard[shard].empty()) continue;
-      calls.push_back(shards_[shard]->StartPush(by_shard[shard]));
+      calls.push_back(shards_[shard]->StartCheckedPush(by_shard[shard]));
     }
     return std::make_unique<JoinedCalls>(
         std::move(calls), [split, pushes = std::move(pushes)] {

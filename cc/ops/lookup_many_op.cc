@@ -56,14 +56,16 @@ REGISTER_OP("Tfswitch>LookupMany")
     .SetIsDistributedCommunication()
     .SetShapeFn(EmbeddingsShapes)
     .Doc(R"doc(
-`Tfswitch>Lookup` for N tables at once, with one message to each server unless
-the batches are long. A table may come more than once.
+Reads one embedding per id of each table, with one message to each server unless
+the batches are long.
 
-tables: The tables.
-ids: For each table, of any shape.
+tables: The tables; one may come more than once.
+ids: For each table, of any shape, also a scalar. Repeated ids are sent once where
+  that pays.
 embeddings: For each table, shape `ids.shape + [dim]`.
 dims: The dim of each table.
-insert_missing: As for `Tfswitch>Lookup`.
+insert_missing: If true, an id without a row gets one, unless its table has an
+  admission policy; if false, the tables stay as they are.
 )doc");
 
 class LookupManyOp : public AsyncOpKernel {

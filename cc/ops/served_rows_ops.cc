@@ -77,10 +77,9 @@ rows: For `Tfswitch>ServedLookup`.
 
 REGISTER_OP("Tfswitch>ServedLookup")
     .Input("rows: variant")
-    .Input("ids: N * Tids")
+    .Input("ids: N * int64")
     .Output("embeddings: N * float")
     .Attr("N: int >= 1")
-    .Attr("Tids: {int32, int64}")
     .Attr("tables: list(string) >= 1")
     .Attr("dims: list(int) >= 1")
     .SetIsDistributedCommunication()
@@ -272,7 +271,6 @@ class ServedLookupOp : public AsyncOpKernel {
   struct Call {
     PinnedRows pinned;
     std::vector<Tfswitch_ServedPart> parts;
-    std::vector<Tensor> widened;  // Ids that were int32.
   };
 
   absl::Status Prepare(OpKernelContext* context, Call* call) {
@@ -284,16 +282,14 @@ class ServedLookupOp : public AsyncOpKernel {
     }
     call->pinned = *pinned;
     call->parts.resize(dims_.size());
-    call->widened.resize(dims_.size());
     for (int i = 0; i < static_cast<int>(dims_.size()); ++i) {
       const Tensor& ids = context->input(1 + i);
-      absl::Span<const int64_t> keys;
-      TF_RETURN_IF_ERROR(KeysOf(context, ids, &call->widened[i], &keys));
       float* embeddings = nullptr;
       TF_RETURN_IF_ERROR(
           AllocateEmbeddings(context, i, ids, dims_[i], &embeddings));
-      call->parts[i] = {tables_[i].c_str(), dims_[i], keys.data(), keys.size(),
-                        embeddings};
+      call->parts[i] = {tables_[i].c_str(), dims_[i],
+                        ids.flat<int64_t>().data(),
+                        static_cast<size_t>(ids.NumElements()), embeddings};
     }
     return absl::OkStatus();
   }

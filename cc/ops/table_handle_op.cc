@@ -162,12 +162,14 @@ class SizeOp : public AsyncOpKernel {
     OP_REQUIRES_OK_ASYNC(context, context->allocate_output(0, {}, &num_rows),
                          done);
     int64_t* value = &num_rows->scalar<int64_t>()();
-    RunAsync(
-        context, std::move(table),
-        [value](const TableResource& t) {
-          return CallCore(&Tfswitch_Api::table_size, t.get(), value);
-        },
-        std::move(done));
+    const bool is_remote = table->is_remote();
+    RunAsync(context, is_remote,
+             Holding(std::move(table),
+                     [value](const TableResource& t) {
+                       return CallCore(&Tfswitch_Api::table_size, t.get(),
+                                       value);
+                     }),
+             std::move(done));
   }
 };
 

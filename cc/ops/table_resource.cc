@@ -5,8 +5,7 @@
 // close the cluster next.
 //
 // Open() closes its handle of the cluster at once, because the table keeps the
-// cluster open. KeysOf() uses int64 ids where they lie and widens int32 ids
-// into a temporary tensor.
+// cluster open.
 
 #include "cc/ops/table_resource.h"
 
@@ -167,14 +166,6 @@ bool TableList::IsAnyRemote() const {
                      });
 }
 
-void RunAsync(OpKernelContext* context, RefCountPtr<TableResource> table,
-              std::function<absl::Status(const TableResource&)> call,
-              tensorflow::AsyncOpKernel::DoneCallback done) {
-  const bool is_remote = table->is_remote();
-  RunAsync(context, is_remote, Holding(std::move(table), std::move(call)),
-           std::move(done));
-}
-
 void RunAsync(OpKernelContext* context, bool is_remote,
               std::function<absl::Status()> call,
               tensorflow::AsyncOpKernel::DoneCallback done) {
@@ -200,22 +191,6 @@ Tfswitch_Threads DeviceThreads(OpKernelContext* context) {
         [task, task_context] { task(task_context); });
   };
   return threads;
-}
-
-absl::Status KeysOf(OpKernelContext* context, const Tensor& ids,
-                    Tensor* storage, absl::Span<const int64_t>* keys) {
-  const int64_t num_keys = ids.NumElements();
-  if (ids.dtype() == tensorflow::DT_INT64) {
-    *keys = absl::MakeConstSpan(ids.flat<int64_t>().data(), num_keys);
-    return absl::OkStatus();
-  }
-  TF_RETURN_IF_ERROR(context->allocate_temp(
-      tensorflow::DT_INT64, tensorflow::TensorShape({num_keys}), storage));
-  const int32_t* narrow = ids.flat<int32_t>().data();
-  int64_t* wide = storage->flat<int64_t>().data();
-  std::copy(narrow, narrow + num_keys, wide);
-  *keys = absl::MakeConstSpan(wide, num_keys);
-  return absl::OkStatus();
 }
 
 absl::Status ObservationInputs(OpKernelContext* context,

@@ -122,31 +122,20 @@ class TableList {
   std::vector<tensorflow::core::RefCountPtr<TableResource>> tables_;
 };
 
-// Calls `call` on the table, sets its status, and ends the op with `done`.
+// Runs `call`, which lets go of its tables before it returns, sets its status,
+// and ends the op with `done`.
 //
-// A call on an embedded table runs at once, like other kernels, and may use the
+// A call on embedded tables runs at once, like other kernels, and may use the
 // device's intra-op threads. One call at a time that waits for a network runs
 // at once, too, because waking another thread takes as long as a small call;
 // the others wait on threads of tfswitch, so that ops of many tables hold one
 // of TensorFlow's threads and no more.
-void RunAsync(tensorflow::OpKernelContext* context,
-              tensorflow::core::RefCountPtr<TableResource> table,
-              std::function<absl::Status(const TableResource&)> call,
-              tensorflow::AsyncOpKernel::DoneCallback done);
-
-// The same for calls of many tables. `call` lets go of them before it returns.
 void RunAsync(tensorflow::OpKernelContext* context, bool is_remote,
               std::function<absl::Status()> call,
               tensorflow::AsyncOpKernel::DoneCallback done);
 
 // The intra-op threads of the device that the op runs on.
 Tfswitch_Threads DeviceThreads(tensorflow::OpKernelContext* context);
-
-// The ids of an int32 or int64 tensor as keys. `storage` holds them if they had
-// to be widened and must live as long as `keys`.
-absl::Status KeysOf(tensorflow::OpKernelContext* context,
-                    const tensorflow::Tensor& ids, tensorflow::Tensor* storage,
-                    absl::Span<const int64_t>* keys);
 
 // Two inputs: shows and clicks of `num_ids` ids, each empty or with one number
 // per id. InvalidArgument naming the input and the shape that came. The options

@@ -29,7 +29,9 @@
 #ifndef TFSWITCH_CC_OPTIMIZER_OPTIMIZER_H_
 #define TFSWITCH_CC_OPTIMIZER_OPTIMIZER_H_
 
+#include <algorithm>
 #include <cstdint>
+#include <tuple>
 #include <vector>
 
 #include "cc/base/cpu_features.h"
@@ -39,15 +41,33 @@
 
 namespace tfswitch {
 
-// A push's input for one row, besides its gradient.
-struct StepInput {
+// What a push says of its step.
+struct StepSettings {
   float learning_rate = 0.0f;
+  // Which step of the training it is, from 1, for adagrad_decay; 0: not known.
+  int64_t global_step = 0;
+
+  // How many periods of so many steps have passed.
+  int64_t PeriodsOf(int64_t length) const { return global_step / length; }
+  uint64_t StepOr(uint64_t number) const {
+    return global_step > 0 ? static_cast<uint64_t>(global_step) : number;
+  }
+  // The step of a round is the last one of its pushes.
+  void JoinRound(const StepSettings& other) {
+    global_step = std::max(global_step, other.global_step);
+  }
+  bool operator<(const StepSettings& other) const {
+    return std::tie(learning_rate, global_step) <
+           std::tie(other.learning_rate, other.global_step);
+  }
+};
+
+// A push's input for one row, besides its gradient.
+struct StepInput : StepSettings {
   // How often the key is in the batch, for CowClip.
   float count = 1.0f;
   // How often it was shown, for Paddle's rules; values up to 0 count as 1.
   float shows = 1.0f;
-  // The number of the training step, from 1, for adagrad_decay; 0: not known.
-  int64_t global_step = 0;
   // For a dense table: the earlier steps, and whether this is one.
   const StepHistory* history = nullptr;
   bool is_gradient_step = true;

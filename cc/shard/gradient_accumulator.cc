@@ -37,10 +37,12 @@ bool ContentLess(const StagedPush& a, const StagedPush& b) {
   if (order != 0) return order < 0;
   const KeyObservations& of_a = a.observations;
   const KeyObservations& of_b = b.observations;
-  return std::tie(a.learning_rate, a.insert_missing, of_a.counts, of_a.shows,
-                  of_a.clicks, a.global_step, a.day) <
-         std::tie(b.learning_rate, b.insert_missing, of_b.counts, of_b.shows,
-                  of_b.clicks, b.global_step, b.day);
+  const StepSettings& step_of_a = a;
+  const StepSettings& step_of_b = b;
+  return std::tie(step_of_a, a.insert_missing, of_a.counts, of_a.shows,
+                  of_a.clicks, a.day) < std::tie(step_of_b, b.insert_missing,
+                                                 of_b.counts, of_b.shows,
+                                                 of_b.clicks, b.day);
 }
 
 constexpr char kAppliedRound[] = "tfswitch/applied_round";

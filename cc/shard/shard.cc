@@ -4,7 +4,7 @@
 // its own while it calls ApplyRound(), which takes mutex_; so stage_ is never
 // called under mutex_.
 //
-// CheckPush() checks a push and sums its repeated keys before ApplyPush() asks
+// Prepare() checks a push and sums its repeated keys before ApplyPush() asks
 // the ledger, so that a push that is refused leaves no trace. Saves and
 // restores move their files without mutex_. They take it again at the end and
 // look once more whether somebody has given them up.
@@ -90,26 +90,6 @@ double BloomBytes(const TableConfig& config, const ShardOptions& options) {
   if (bloom == nullptr) return 0.0;
   return CountingBloom::SizeBytes(*bloom, config.num_virtual_shards) /
          options.num_shards;
-}
-
-absl::Status CheckSize(const EmbeddingTable& table, const char* what,
-                       size_t num_keys, int width, size_t got) {
-  if (got == num_keys * static_cast<size_t>(width)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "table '", table.config().name, "': expected ", num_keys * width, " ",
-      what, " floats (", num_keys, " keys x ", width, "), got ", got));
-}
-
-absl::Status CheckFinite(const EmbeddingTable& table, const char* what,
-                         absl::Span<const Key> keys, int width,
-                         absl::Span<const float> values) {
-  const int64_t place = FindNonFinite(values);
-  if (place < 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "table '", table.config().name, "': ", what, " of id ",
-      keys[place / width], " is ", std::isnan(values[place]) ? "NaN" : "Inf",
-      " (element ", place % width,
-      "); nothing was applied. Check the loss and the learning rate"));
 }
 
 // Calls work(begin, size) for ranges of keys, on several threads if they are
@@ -505,8 +485,9 @@ absl::Status Shard::NoteDay(EmbeddingTable& table, float day) {
 absl::Status Shard::Pull(EmbeddingTable& table, absl::Span<const Key> keys,
                          bool insert_missing, absl::Span<float> embeddings,
                          const LentThreads* threads) const {
-  TFSWITCH_RETURN_IF_ERROR(CheckSize(table, "embedding", keys.size(),
-                                     table.dim(), embeddings.size()));
+  TFSWITCH_RETURN_IF_ERROR(CheckSize(table.config().name, "embedding",
+                                     keys.size(), table.dim(),
+                                     embeddings.size()));
   TFSWITCH_RETURN_IF_ERROR(CheckOwnership(table, keys));
   const size_t dim = static_cast<size_t>(table.dim());
   std::atomic<int64_t> num_found{0};
@@ -560,32 +541,28 @@ absl::Status Shard::Pull(EmbeddingTable& table, absl::Span<const Key> keys,
 absl::StatusOr<WriteResult> Shard::Push(EmbeddingTable& table,
                                         const PushRequest& push,
                                         const LentThreads* threads) {
-  CheckedPush checked;
-  TFSWITCH_RETURN_IF_ERROR(CheckPush(table, push, &checked));
-  return ApplyPush(table, push, checked.batch, threads);
+  TFSWITCH_RETURN_IF_ERROR(CheckPush(push, table.dim()));
+  PreparedPush prepared;
+  TFSWITCH_RETURN_IF_ERROR(Prepare(table, push, &prepared));
+  return ApplyPush(table, push, prepared.batch, threads);
 }
 
 absl::Status Shard::PushMany(absl::Span<const TablePush> pushes,
                              absl::Span<WriteResult> results,
                              const LentThreads* threads) {
-  if (pushes.size() == 1) {
-    TFSWITCH_ASSIGN_OR_RETURN(results[0],
-                              Push(*pushes[0].table, *pushes[0].push, threads));
-    return absl::OkStatus();
-  }
-  std::vector<CheckedPush> checked(pushes.size());
-  std::vector<absl::Status> statuses(pushes.size());
-  const auto first_error = [&] {
-    absl::Status first;
-    for (const absl::Status& status : statuses) first.Update(status);
-    return first;
-  };
-  RunRanges(threads, pushes.size(), 1, [&](size_t begin, size_t end) {
-    for (size_t i = begin; i < end; ++i) {
-      statuses[i] = CheckPush(*pushes[i].table, *pushes[i].push, &checked[i]);
-    }
-  });
-  TFSWITCH_RETURN_IF_ERROR(first_error());
+  TFSWITCH_RETURN_IF_ERROR(RunEach(threads, pushes.size(), [&](size_t i) {
+    return CheckPush(*pushes[i].push, pushes[i].table->dim());
+  }));
+  return PushChecked(pushes, results, threads);
+}
+
+absl::Status Shard::PushChecked(absl::Span<const TablePush> pushes,
+                                absl::Span<WriteResult> results,
+                                const LentThreads* threads) {
+  std::vector<PreparedPush> prepared(pushes.size());
+  TFSWITCH_RETURN_IF_ERROR(RunEach(threads, pushes.size(), [&](size_t i) {
+    return Prepare(*pushes[i].table, *pushes[i].push, &prepared[i]);
+  }));
   std::map<const EmbeddingTable*, std::vector<size_t>> places;
   for (size_t i = 0; i < pushes.size(); ++i) {
     places[pushes[i].table.get()].push_back(i);
@@ -593,52 +570,49 @@ absl::Status Shard::PushMany(absl::Span<const TablePush> pushes,
   std::vector<const std::vector<size_t>*> by_table;
   by_table.reserve(places.size());
   for (const auto& [table, of_table] : places) by_table.push_back(&of_table);
+  std::vector<absl::Status> statuses(pushes.size());
   RunRanges(threads, by_table.size(), 1, [&](size_t begin, size_t end) {
     for (size_t t = begin; t < end; ++t) {
       for (const size_t i : *by_table[t]) {
         absl::StatusOr<WriteResult> result = ApplyPush(
-            *pushes[i].table, *pushes[i].push, checked[i].batch, threads);
+            *pushes[i].table, *pushes[i].push, prepared[i].batch, threads);
         statuses[i] = result.status();
         if (result.ok()) results[i] = *result;
       }
     }
   });
-  return first_error();
+  absl::Status first;
+  for (const absl::Status& status : statuses) first.Update(status);
+  return first;
 }
 
-absl::Status Shard::CheckPush(const EmbeddingTable& table,
-                              const PushRequest& push,
-                              CheckedPush* checked) const {
+absl::Status Shard::Prepare(const EmbeddingTable& table,
+                            const PushRequest& push,
+                            PreparedPush* prepared) const {
+  const std::string& name = table.config().name;
   const int dim = table.dim();
   if (table.config().optimizer.is_open) {
     return absl::FailedPreconditionError(
-        absl::StrCat("table '", table.config().name, "'", ShardPrefix(options_),
+        absl::StrCat("table '", name, "'", ShardPrefix(options_),
                      " has no optimizer yet. Make it with one before the first "
                      "push"));
   }
-  TFSWITCH_RETURN_IF_ERROR(CheckSize(table, "gradient", push.keys.size(), dim,
+  // Also of one that was checked: the table may be another by now.
+  TFSWITCH_RETURN_IF_ERROR(CheckSize(name, "gradient", push.keys.size(), dim,
                                      push.gradients.size()));
-  if (!std::isfinite(push.learning_rate) || push.learning_rate < 0.0f) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "table '", table.config().name,
-        "': learning_rate must be finite and not negative. Received: ",
-        push.learning_rate));
-  }
-  TFSWITCH_RETURN_IF_ERROR(CheckDay(table.config().name, push.day));
-  TFSWITCH_RETURN_IF_ERROR(
-      CheckObservations(table.config().name, push.keys, push.observations));
+  TFSWITCH_RETURN_IF_ERROR(CheckDay(name, push.day));
   TFSWITCH_RETURN_IF_ERROR(CheckOwnership(table, push.keys));
 
-  GradientBatch& batch = checked->batch;
+  GradientBatch& batch = prepared->batch;
   batch = push;
-  std::vector<Key>& unique = checked->unique;
-  std::vector<float>& sums = checked->sums;
+  std::vector<Key>& unique = prepared->unique;
+  std::vector<float>& sums = prepared->sums;
   const size_t num_keys = push.keys.size();
   if (!push.keys_are_unique && num_keys > 1) {
     if (num_keys > size_t{INT32_MAX}) {
       return absl::InvalidArgumentError(
-          absl::StrCat("table '", table.config().name, "': a push of ",
-                       num_keys, " keys is too large; split the batch"));
+          absl::StrCat("table '", name, "': a push of ", num_keys,
+                       " keys is too large; split the batch"));
     }
     unique.resize(num_keys);
     std::vector<int32_t> inverse(num_keys);
@@ -647,24 +621,23 @@ absl::Status Shard::CheckPush(const EmbeddingTable& table,
     if (unique.size() < num_keys) {
       sums.resize(unique.size() * dim);
       SumByInverse(inverse, dim, push.gradients, absl::MakeSpan(sums));
-      checked->summed =
+      prepared->summed =
           OwnedObservations(inverse, unique.size(), push.observations,
                             table.config().NeedsCounts());
       batch.keys = unique;
       batch.gradients = sums;
-      batch.observations = checked->summed.view();
-      TFSWITCH_RETURN_IF_ERROR(CheckObservations(
-          table.config().name, batch.keys, batch.observations));
+      batch.observations = prepared->summed.view();
+      // The sum of finite numbers may be infinite.
+      TFSWITCH_RETURN_IF_ERROR(
+          CheckObservations(name, batch.keys, batch.observations));
+      TFSWITCH_RETURN_IF_ERROR(
+          CheckFinite(name, "gradient", batch.keys, batch.gradients));
     }
   }
-  TFSWITCH_RETURN_IF_ERROR(
-      CheckFinite(table, "gradient", batch.keys, dim, batch.gradients));
-
-  const bool is_staged =
-      table.config().consistency.kind == ConsistencyKind::kBsp;
-  if (is_staged && push.step.group.empty()) {
+  if (table.config().consistency.kind == ConsistencyKind::kBsp &&
+      push.step.group.empty()) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "table '", table.config().name, "' has consistency ",
+        "table '", name, "' has consistency ",
         table.config().consistency.ToString(),
         ", so it is trained by a group of workers, and this push is of none. "
         "Join one first, with tfswitch.train.Worker"));
@@ -804,6 +777,8 @@ absl::Status Shard::ApplyRound(const std::string& name,
     return is_mean ? static_cast<float>(each.weight / total_weight) : 1.0f;
   };
   const size_t dim = static_cast<size_t>(table->dim());
+  // Workers that follow one schedule have one learning rate; where they have
+  // not, that of the first counts.
   const StagedPush& first = *pushes[0].push;
   const bool have_same_keys =
       std::all_of(pushes.begin(), pushes.end(), [&](const WeightedPush& each) {
@@ -811,10 +786,11 @@ absl::Status Shard::ApplyRound(const std::string& name,
                each.push->gradients.size() == each.push->keys.size() * dim;
       });
   GradientBatch batch;
+  static_cast<StepSettings&>(batch) = first;
   for (const WeightedPush& each : pushes) {
     const StagedPush& push = *each.push;
     batch.insert_missing = batch.insert_missing || push.insert_missing;
-    batch.global_step = std::max(batch.global_step, push.global_step);
+    batch.JoinRound(push);
     batch.day = std::max(batch.day, push.day);
   }
   std::vector<Key> keys;
@@ -836,7 +812,7 @@ absl::Status Shard::ApplyRound(const std::string& name,
     for (const WeightedPush& each : pushes) {
       const StagedPush& push = *each.push;
       // The table was replaced by one of another shape meanwhile.
-      TFSWITCH_RETURN_IF_ERROR(CheckSize(*table, "gradient", push.keys.size(),
+      TFSWITCH_RETURN_IF_ERROR(CheckSize(name, "gradient", push.keys.size(),
                                          table->dim(), push.gradients.size()));
       all.insert(all.end(), push.keys.begin(), push.keys.end());
       const size_t begin = scaled.size();
@@ -860,14 +836,11 @@ absl::Status Shard::ApplyRound(const std::string& name,
                                needs_counts);
   }
   TFSWITCH_RETURN_IF_ERROR(
-      CheckFinite(*table, "the round's gradient", keys, table->dim(), sums));
+      CheckFinite(name, "the round's gradient", keys, sums));
   batch.keys = keys;
   batch.gradients = sums;
   batch.observations = summed.view();
   TFSWITCH_RETURN_IF_ERROR(CheckObservations(name, keys, batch.observations));
-  // Workers that follow one schedule have one learning rate; where they have
-  // not, that of the first counts.
-  batch.learning_rate = first.learning_rate;
   batch.number = number;
   return Apply(*table, batch, threads).status();
 }
@@ -877,17 +850,18 @@ absl::StatusOr<int64_t> Shard::Assign(EmbeddingTable& table,
                                       absl::Span<const float> embeddings,
                                       absl::Span<const float> slots,
                                       bool only_missing) const {
-  TFSWITCH_RETURN_IF_ERROR(CheckSize(table, "embedding", keys.size(),
-                                     table.dim(), embeddings.size()));
+  TFSWITCH_RETURN_IF_ERROR(CheckSize(table.config().name, "embedding",
+                                     keys.size(), table.dim(),
+                                     embeddings.size()));
   if (!slots.empty()) {
-    TFSWITCH_RETURN_IF_ERROR(CheckSize(table, "slot", keys.size(),
+    TFSWITCH_RETURN_IF_ERROR(CheckSize(table.config().name, "slot", keys.size(),
                                        table.slot_floats(), slots.size()));
   }
   TFSWITCH_RETURN_IF_ERROR(CheckOwnership(table, keys));
   TFSWITCH_RETURN_IF_ERROR(
-      CheckFinite(table, "embedding", keys, table.dim(), embeddings));
+      CheckFinite(table.config().name, "embedding", keys, embeddings));
   TFSWITCH_RETURN_IF_ERROR(
-      CheckFinite(table, "slot", keys, table.slot_floats(), slots));
+      CheckFinite(table.config().name, "slot", keys, slots));
   return table.AssignRows(
       keys, embeddings, slots,
       only_missing ? AssignMode::kNowIfMissing : AssignMode::kNow);

@@ -216,6 +216,10 @@ class Shard {
   absl::Status PushMany(absl::Span<const TablePush> pushes,
                         absl::Span<WriteResult> results,
                         const LentThreads* threads = nullptr);
+  // The same for pushes of this process. REQUIRES: CheckPush() is OK for each.
+  absl::Status PushChecked(absl::Span<const TablePush> pushes,
+                           absl::Span<WriteResult> results,
+                           const LentThreads* threads);
 
   // Saves and restores, and waits for a save, end early with the error of
   // `interrupt`, which they ask between chunks and while they wait.
@@ -554,18 +558,18 @@ class Shard {
   absl::Status NotHeld(const std::string& save_id) const;
   absl::Status CheckOwnership(const EmbeddingTable& table,
                               absl::Span<const Key> keys) const;
-  // A push that has been checked, and the sums of its repeated keys.
-  struct CheckedPush {
+  // A push that may be applied, and the sums of its repeated keys.
+  struct PreparedPush {
     GradientBatch batch;
     std::vector<Key> unique;
     std::vector<float> sums;
     OwnedObservations summed;
   };
 
-  // All that can be wrong with a push by itself. `checked` points into itself
-  // and must not move.
-  absl::Status CheckPush(const EmbeddingTable& table, const PushRequest& push,
-                         CheckedPush* checked) const;
+  // Checks the push against the table. `prepared` points into itself and must
+  // not move. REQUIRES: CheckPush() is OK.
+  absl::Status Prepare(const EmbeddingTable& table, const PushRequest& push,
+                       PreparedPush* prepared) const;
   absl::StatusOr<WriteResult> ApplyPush(EmbeddingTable& table,
                                         const PushRequest& push,
                                         const GradientBatch& batch,

@@ -135,10 +135,11 @@ absl::Status Shard::StageAgain(const checkpoint::StagedMessage& message) {
   }
   const auto table = FindTable(push.table);
   if (!table.ok()) return absl::OkStatus();  // Dropped.
-  CheckedPush checked;
-  TFSWITCH_RETURN_IF_ERROR(CheckPush(**table, push, &checked));
-  checked.batch.number = message.number;
-  return stage_.Add(push.step, push.table, StagedPush(checked.batch));
+  TFSWITCH_RETURN_IF_ERROR(CheckPush(push, (*table)->dim()));
+  PreparedPush prepared;
+  TFSWITCH_RETURN_IF_ERROR(Prepare(**table, push, &prepared));
+  prepared.batch.number = message.number;
+  return stage_.Add(push.step, push.table, StagedPush(prepared.batch));
 }
 
 absl::Status Shard::Replay(uint64_t number, uint32_t type,

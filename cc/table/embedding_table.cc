@@ -357,7 +357,7 @@ RowRounding EmbeddingTable::Impl::RoundingOf(const GradientBatch& batch,
                                              uint64_t number) const {
   if (config_.storage_dtype.rounding == Rounding::kNearest) return {};
   // Numbered steps are rounded the same way whatever threads they run on.
-  if (batch.global_step > 0) number = static_cast<uint64_t>(batch.global_step);
+  number = batch.StepOr(number);
   const uint64_t seed = HashKey(
       static_cast<Key>(HashKey(static_cast<Key>(config_.seed)) + number));
   return {true, static_cast<uint32_t>(seed >> 32)};
@@ -385,8 +385,7 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
   const bool admits = !config_.admission.is_always();
   StepBatch steps;
   steps.optimizer = &optimizer_;
-  steps.input.learning_rate = batch.learning_rate;
-  steps.input.global_step = batch.global_step;
+  static_cast<StepSettings&>(steps.input) = batch;
   steps.input.history = batch.history;
   if (statistics_.num_floats() > 0) steps.statistics = &statistics_;
   // Also of a table that counts nothing: its checkpoint may be restored into

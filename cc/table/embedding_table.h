@@ -34,6 +34,7 @@
 #include "cc/base/keyed_hash.h"
 #include "cc/base/mutex.h"
 #include "cc/base/random_id.h"
+#include "cc/optimizer/optimizer.h"
 #include "cc/table/change_log.h"
 #include "cc/table/counting_bloom.h"
 #include "cc/table/row_statistics.h"
@@ -59,12 +60,10 @@ struct TableStats {
 };
 
 // A push, in the form that the table takes.
-struct GradientBatch {
+struct GradientBatch : StepSettings {
   absl::Span<const Key> keys;         // Unique.
   absl::Span<const float> gradients;  // keys.size() x dim.
   KeyObservations observations;
-  float learning_rate = 0.0f;
-  int64_t global_step = 0;  // The training's step; 0: not known.
   float day = kServersDay;  // See row_statistics.h.
   bool insert_missing = false;
   // The push's number in the log, for random draws; 0: the table numbers it.

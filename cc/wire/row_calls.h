@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <string>
 
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "cc/base/hash.h"
 #include "cc/base/key_observations.h"
@@ -85,6 +87,21 @@ struct AssignRequest {
   // CreateTable, DropTable and Erase.
   PushId id;
 };
+
+// InvalidArgument, naming the table, if `got` is not `num_keys` x `width`.
+absl::Status CheckSize(absl::string_view table, absl::string_view what,
+                       size_t num_keys, int width, size_t got);
+
+// InvalidArgument, naming the id, if one of its `what` is NaN or Inf.
+absl::Status CheckFinite(absl::string_view table, absl::string_view what,
+                         absl::Span<const Key> keys,
+                         absl::Span<const float> values);
+
+// All that can be wrong with a push to a table of `dim` by itself:
+// CheckSettings() looks at its size, rate and observations, CheckPush() at its
+// gradients as well, which takes a pass over them.
+absl::Status CheckSettings(const PushRequest& push, int dim);
+absl::Status CheckPush(const PushRequest& push, int dim);
 
 }  // namespace tfswitch
 

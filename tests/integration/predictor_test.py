@@ -1142,7 +1142,7 @@ def test_rows_on_a_server_are_read_by_both_programs(
                     config=json.dumps({"name": "user", "dim": 4}),
                     shared_name="user",
                 )
-                read = ops.tfswitch_lookup(handle, ids, dim=4)
+                (read,) = ops.tfswitch_lookup_many([handle], [ids], dims=[4])
                 return {"score": tf.reduce_sum(read, [1, 2]) + dense[:, 0]}
 
         save(1, tmp_path, Served())

@@ -108,7 +108,7 @@ STEPS = {
             table.assign(ids, rows)
             handle = ops.tfswitch_table_handle(
                 cluster=address, config=config, shared_name=address)
-            read = ops.tfswitch_lookup(handle, ids, dim=4)
+            read = ops.tfswitch_lookup_many([handle], [ids], dims=[4])[0]
             np.testing.assert_array_equal(read, rows)
             ops.tfswitch_push_many(
                 [handle], [ids], [tf.ones([10, 4])], [0.5], [[]], [[]], [0], [0]
@@ -600,8 +600,8 @@ class Model(tf.Module):
             cluster=address, config=config, shared_name="t")
         if where == "strings":
             ids = ops.tfswitch_hash_strings(tf.strings.as_string(ids), salt=1)
-        return {"embeddings": ops.tfswitch_lookup(
-            table, ids, dim=4, insert_missing=True)}
+        return {"embeddings": ops.tfswitch_lookup_many(
+            [table], [ids], dims=[4], insert_missing=True)[0]}
 
 
 model = Model()

@@ -24,7 +24,9 @@ def make_weight():
 
 
 def training_lookup(table, ids, weight, **more):
-    rows = ops.lookup(table.handle, ids, dim=DIM, insert_missing=True)
+    (rows,) = ops.lookup_many(
+        [table.handle], [ids], dims=[DIM], insert_missing=True
+    )
     return ops.tie_to_weight(table.handle, ids, rows, weight, **more)
 
 
@@ -512,9 +514,9 @@ def test_a_dataset_outlives_the_table_object(embedded):
     table = make_table()
     table.assign([1], [[1.0, 2.0]])
     dataset = tf.data.Dataset.from_tensors([1]).map(
-        lambda ids, handle=table.handle: ops.lookup(
-            handle, ids, dim=DIM, insert_missing=False
-        )
+        lambda ids, handle=table.handle: ops.lookup_many(
+            [handle], [ids], dims=[DIM], insert_missing=False
+        )[0]
     )
 
     del table
@@ -561,12 +563,14 @@ def test_lookups_and_pushes_of_a_function_run_in_order(servers):
 @pytest.mark.parametrize(
     "op",
     [
-        lambda t, ids: ops.lookup(t, ids, dim=DIM, insert_missing=True),
+        lambda t, ids: ops.lookup_many(
+            [t], [ids], dims=[DIM], insert_missing=True
+        ),
         lambda t, ids: ops.push_many(
             [ops.TablePush(t, ids, tf.ones([1, DIM]), tf.constant(1.0))]
         ),
     ],
-    ids=["lookup", "push_many"],
+    ids=["lookup_many", "push_many"],
 )
 def test_xla_is_refused_with_what_to_do(embedded, op):
     table = make_table()

@@ -1,9 +1,8 @@
 """Files of earlier versions are read.
 
 `tests/data/recorded` was written by version 0.1.0 before its messages and
-configs were described once: a checkpoint of three tables, and a SavedModel with
-a base and a delta. They stay as they are; what a later version writes goes
-beside them.
+configs were described once: a checkpoint of three tables. They stay as they
+are; what a later version writes goes beside them.
 """
 
 import shutil
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import tfswitch as tsw
 
@@ -60,21 +58,6 @@ def test_a_checkpoint_restores_and_its_configs_are_those_of_today(
         )
         np.testing.assert_array_equal(table.lookup(ids).numpy(), values)
         table.push(ids, np.ones_like(values))
-
-
-def test_a_model_serves_its_base_and_delta(tmp_path: Path) -> None:
-    shutil.copytree(RECORDED / "model", tmp_path / "model")
-    served = tf.saved_model.load(tmp_path / "model")
-
-    rows = served.signatures["serving_default"](
-        tf.constant([[1, 2], [77, 5]], tf.int64)
-    )
-
-    np.testing.assert_array_equal(
-        next(iter(rows.values())), np.load(RECORDED / "served.npy")
-    )
-    state = tsw.saved_model.state(tmp_path / "model")
-    assert (state.number, state.base_number) == (2, 1)
 
 
 @pytest.fixture

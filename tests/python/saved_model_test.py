@@ -631,7 +631,9 @@ class TestBadInput:
         traced(tf.constant([1], tf.int64))
         spec = tf.TensorSpec([None], tf.int64)
         concrete = traced.get_concrete_function(spec)
-        with pytest.raises(ValueError, match=r"Tfswitch>Lookup.*traced before"):
+        with pytest.raises(
+            ValueError, match=r"Tfswitch>LookupMany.*traced before"
+        ):
             save(model=lambda ids: {"score": concrete(ids)})
 
     def test_a_model_that_is_not_loaded_has_no_state(self, save):

@@ -24,7 +24,8 @@ from tfswitch.table import (
 )
 
 if TYPE_CHECKING:
-    from tfswitch.keras.dynamic_embedding import DynamicEmbedding, TableLookup
+    from tfswitch.keras.dynamic_embedding import DynamicEmbedding
+    from tfswitch.keras.id_inputs import IdBatch
 
 # The most tables of one op; see TFSWITCH_MAX_PARTS of cc/capi/tfswitch.h.
 MAX_TABLES = 256
@@ -89,38 +90,38 @@ def row_gradient(variable: Any, gradient: Any) -> RowGradient:
 
 
 def look_up(
-    lookups: Sequence[tuple["DynamicEmbedding", "TableLookup"]],
+    batches: Sequence[tuple["DynamicEmbedding", "IdBatch"]],
 ) -> list[tf.Tensor]:
     """Looks up ids of layers for training, in one op.
 
     Ids of layers that share a table are looked up together.
 
     Returns:
-        For each layer the float32 embeddings. They give the layer's weight a
+        For each layer the float32 rows. They give the layer's weight a
         gradient.
     """
     by_table: dict[EmbeddingTable, list[int]] = {}
-    for place, (layer, _) in enumerate(lookups):
+    for place, (layer, _) in enumerate(batches):
         by_table.setdefault(layer.table, []).append(place)
-    ids = [
-        _joined([lookups[place][1].ids for place in places])
-        for places in by_table.values()
-    ]
-    together = look_up_many(list(by_table), ids, insert_missing=True)
-    embeddings: dict[int, tf.Tensor] = {}
+    together = look_up_many(
+        list(by_table),
+        [
+            _joined([batches[place][1].ids for place in places])
+            for places in by_table.values()
+        ],
+        insert_missing=True,
+    )
+    tied: dict[int, tf.Tensor] = {}
     for (table, places), rows in zip(by_table.items(), together, strict=True):
-        parts = _apart(rows, [lookups[place][1].ids for place in places])
+        sizes = [tf.size(batches[place][1].ids) for place in places]
+        parts = tf.split(rows, sizes) if len(sizes) > 1 else [rows]
         for place, part in zip(places, parts, strict=True):
-            layer, lookup = lookups[place]
-            embeddings[place] = tie_to_weight(
-                table,
-                lookup.ids,
-                part,
-                tf.convert_to_tensor(layer._rows_weight),
-                lookup.shows,
-                lookup.clicks,
+            layer, batch = batches[place]
+            weight = tf.convert_to_tensor(layer._rows_weight)
+            tied[place] = tie_to_weight(
+                table, batch.ids, part, weight, batch.shows, batch.clicks
             )
-    return [embeddings[place] for place in range(len(lookups))]
+    return [tied[place] for place in range(len(batches))]
 
 
 def push(
@@ -193,9 +194,9 @@ def _push(
         note_step(*key, (v for v in together if not is_rows(v)))
     pushes = [
         steps[0][0]._replace(
-            ids=_joined([gradient.ids for _, gradient in steps]),
+            ids=_joined([tf.cast(each.ids, tf.int64) for _, each in steps]),
             gradients=_joined(
-                [tf.cast(gradient.values, tf.float32) for _, gradient in steps]
+                [tf.cast(each.values, tf.float32) for _, each in steps]
             ),
         )
         for steps in by_table.values()
@@ -212,28 +213,7 @@ def _push(
 
 def _joined(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """Joins the ids, or values, of one table to one tensor."""
-    if len(tensors) == 1:
-        return tensors[0]
-    if tensors[0].dtype.is_integer:
-        tensors = [tf.reshape(tf.cast(x, tf.int64), [-1]) for x in tensors]
-    return tf.concat(tensors, axis=0)
-
-
-def _apart(rows: tf.Tensor, ids: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns the rows of each of the tensors that `_joined` joined."""
-    if len(ids) == 1:
-        return [rows]
-    dim = rows.shape[-1]
-    parts = tf.split(
-        rows, tf.stack([tf.size(each) for each in ids]), num=len(ids)
-    )
-    result = []
-    for part, each in zip(parts, ids, strict=True):
-        shape = tf.concat([tf.shape(each), [dim]], axis=0)
-        part = tf.reshape(part, shape)
-        part.set_shape(each.shape.concatenate(dim))
-        result.append(part)
-    return result
+    return tensors[0] if len(tensors) == 1 else tf.concat(tensors, axis=0)
 
 
 __all__ = [

@@ -5,7 +5,7 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -28,9 +28,7 @@ from tfswitch.keras import (
     _weights,
     batch_size,
     id_inputs,
-    pooling,
 )
-from tfswitch.ops.ids import to_id_tensor, values_of
 from tfswitch.table import (
     EmbeddingTable,
     TablePush,
@@ -41,9 +39,6 @@ from tfswitch.table import (
 
 _optimizer_hooks.install()
 _weights.refuse_hdf5()
-
-# Makes a layer's output of the float32 embeddings of its ids.
-_Finish = Callable[[tf.Tensor], Any]
 
 
 class _Count(int):
@@ -73,22 +68,6 @@ class _Count(int):
 _AUTOMATIC_NAME = re.compile(r"dynamic_embedding(s(_\d+)?_.*|(_\d+)?$)")
 
 
-class TableLookup(NamedTuple):
-    """A layer's request to its table, and its use of the answer.
-
-    Attributes:
-        ids: int32 or int64 of any shape.
-        shows: float32 of each id, or None.
-        clicks: float32 of each id, or None.
-        finish: Takes float32, `ids.shape + [output_dim]`.
-    """
-
-    ids: tf.Tensor
-    shows: tf.Tensor | None
-    clicks: tf.Tensor | None
-    finish: _Finish
-
-
 def is_training(training: Any) -> bool | tf.Tensor:
     """`training` as a bool, or as a tensor if it is not known yet."""
     if not tf.is_tensor(training):
@@ -97,12 +76,12 @@ def is_training(training: Any) -> bool | tf.Tensor:
     return tf.cast(training, tf.bool) if known is None else bool(known)
 
 
-def train_or_read(layer: Any, training: Any, lookups: Any) -> Any:
+def train_or_read(layer: Any, training: Any, batches: Any) -> Any:
     """Embeddings for a training that is True, or a tensor."""
     if training is True:
-        return layer._train(lookups)
+        return layer._train(batches)
     return tf.cond(
-        training, lambda: layer._train(lookups), lambda: layer._read(lookups)
+        training, lambda: layer._train(batches), lambda: layer._read(batches)
     )
 
 
@@ -290,7 +269,7 @@ class DynamicEmbedding(_backend.Layer):
             input_dim,
             output_dim,
         )
-        if combiner is not None and combiner not in pooling.COMBINERS:
+        if combiner is not None and combiner not in id_inputs.COMBINERS:
             raise bad_argument(
                 "combiner", combiner, 'None, "sum", "mean" or "sqrtn"'
             )
@@ -574,153 +553,19 @@ class DynamicEmbedding(_backend.Layer):
         clicks: Any = None,
     ) -> Any:
         batch_size.record(inputs, training if self.trainable else False)
-        lookup = self._prepare(inputs, weights, shows, clicks)
-        return lookup.finish(self._look_up(lookup, training))
+        batch = id_inputs.to_batch(self, inputs, weights, shows, clicks)
+        return batch.finish(self._look_up(batch, training))
 
-    def _prepare(
-        self, inputs: Any, weights: Any, shows: Any, clicks: Any
-    ) -> TableLookup:
-        """Does everything that comes before the lookup."""
-        if weights is not None and self.combiner is None:
-            raise ValueError(
-                f"layer '{self.name}': `weights` need a combiner. Pass "
-                'combiner="sum", "mean" or "sqrtn" to the layer.'
-            )
-        inputs = id_inputs.to_integers(
-            inputs, padding=self.mask_zero, owner=f"layer '{self.name}'"
-        )
-        if isinstance(inputs, tf.SparseTensor) and self.combiner is None:
-            self._refuse_sparse()
-        ids = to_id_tensor(values_of(inputs), f"layer '{self.name}'")
-        if not isinstance(inputs, (tf.RaggedTensor, tf.SparseTensor)):
-            inputs = ids
-        self._check_rank(inputs.shape.rank)
-        shows = self._values_of("shows", shows, inputs)
-        clicks = self._values_of("clicks", clicks, inputs)
-        weights = self._values_of("weights", weights, inputs)
-        if self.combiner is not None and self.mask_zero:
-            mask = tf.cast(tf.not_equal(ids, 0), tf.float32)
-            weights = mask if weights is None else mask * weights
-
-        def finish(embeddings: tf.Tensor) -> Any:
-            pooled = self._pool(inputs, embeddings, weights)
-            return tf.cast(pooled, self.compute_dtype)
-
-        lookup = TableLookup(ids, shows, clicks, finish)
-        return self._without_padding(lookup) if self.mask_zero else lookup
-
-    def _values_of(self, what: str, numbers: Any, ids: Any) -> Any:
-        """The numbers of each id, as a float32 tensor of the ids' values."""
-        if numbers is None:
-            return None
-        values = self._of_kind(what, numbers, ids)
-        if isinstance(ids, tf.RaggedTensor):
-            if numbers.ragged_rank != ids.ragged_rank:
-                self._refuse_kind(what, numbers, ids)
-            splits = (numbers.nested_row_splits, ids.nested_row_splits)
-            equal = [
-                (tf.cast(a, tf.int64), tf.cast(b, tf.int64))
-                for a, b in zip(*splits, strict=True)
-            ]
-        elif isinstance(ids, tf.SparseTensor):
-            equal = [(numbers.indices, ids.indices)]
-        else:
-            equal = [(tf.shape(values), tf.shape(ids))]
-        message = (
-            f"layer '{self.name}': `{what}` must have the shape of the ids"
-        )
-        checks = [tf.debugging.assert_equal(a, b, message) for a, b in equal]
-        # In eager mode they have been made.
-        with tf.control_dependencies([c for c in checks if c is not None]):
-            return tf.cast(tf.identity(values), tf.float32)
-
-    def _pool(self, ids: Any, embeddings: tf.Tensor, weights: Any) -> Any:
-        """The layer's output for the embeddings of the ids' values."""
-        if isinstance(ids, tf.SparseTensor):
-            return self._pool_sparse(ids, embeddings, weights)
-        is_ragged = isinstance(ids, tf.RaggedTensor)
-        if self.combiner is not None:
-            # Else the last axis is a uniform one.
-            if is_ragged and ids.flat_values.shape.rank == 1:
-                return self._pool_ragged(ids, embeddings, weights)
-            embeddings = pooling.pool_axis(embeddings, weights, self.combiner)
-        return ids.with_flat_values(embeddings) if is_ragged else embeddings
-
-    def _pool_ragged(
-        self, ids: tf.RaggedTensor, embeddings: tf.Tensor, weights: Any
-    ) -> Any:
-        assert self.combiner is not None
-        innermost = ids
-        while innermost.ragged_rank > 1:
-            innermost = innermost.values
-        pooled = pooling.pool_segments(
-            embeddings,
-            innermost.value_rowids(),
-            innermost.nrows(),
-            weights,
-            self.combiner,
-        )
-        if innermost is ids:
-            pooled.set_shape([ids.shape[0], self.output_dim])
-            return pooled
-        return _with_innermost(ids, pooled)
-
-    def _pool_sparse(
-        self, ids: tf.SparseTensor, embeddings: tf.Tensor, weights: Any
-    ) -> tf.Tensor:
-        assert self.combiner is not None
-        outer = ids.dense_shape[:-1]
-        # Row-major place of each value's outer indices.
-        strides = tf.math.cumprod(outer, exclusive=True, reverse=True)
-        segment_ids = tf.reduce_sum(ids.indices[:, :-1] * strides, axis=1)
-        pooled = pooling.pool_segments(
-            embeddings,
-            segment_ids,
-            tf.reduce_prod(outer),
-            weights,
-            self.combiner,
-        )
-        dim = tf.constant([self.output_dim], tf.int64)
-        pooled = tf.reshape(pooled, tf.concat([outer, dim], axis=0))
-        pooled.set_shape(ids.shape[:-1].concatenate(self.output_dim))
-        return pooled
-
-    def _without_padding(self, lookup: TableLookup) -> TableLookup:
-        """Leaves out the ids that are 0, whose embeddings are zeros."""
-        ids = lookup.ids
-        places = tf.where(tf.not_equal(ids, 0))
-
-        def of_places(numbers: Any) -> Any:
-            return None if numbers is None else tf.gather_nd(numbers, places)
-
-        def finish(rows: tf.Tensor) -> Any:
-            shape = tf.concat(
-                [tf.shape(ids, out_type=tf.int64), [self.output_dim]], axis=0
-            )
-            embeddings = tf.scatter_nd(places, rows, shape)
-            embeddings.set_shape(ids.shape.concatenate(self.output_dim))
-            return lookup.finish(embeddings)
-
-        return TableLookup(
-            of_places(ids),
-            of_places(lookup.shows),
-            of_places(lookup.clicks),
-            finish,
-        )
-
-    def _look_up(self, lookup: TableLookup, training: Any) -> tf.Tensor:
-        """Returns the float32 embedding of each id."""
+    def _look_up(self, batch: id_inputs.IdBatch, training: Any) -> tf.Tensor:
+        """Returns the float32 row of each id."""
         if _backend.is_building():
             # Keras asks for shapes, maybe before the model is compiled.
-            shape = tf.concat([tf.shape(lookup.ids), [self.output_dim]], axis=0)
-            embeddings = tf.zeros(shape)
-            embeddings.set_shape(lookup.ids.shape.concatenate(self.output_dim))
-            return embeddings
+            return tf.zeros([tf.size(batch.ids), self.output_dim])
         training = self._is_training(training)
         if training is False:
             self._check_reader()
-            return self._read(lookup)
-        return train_or_read(self, training, lookup)
+            return self._read(batch)
+        return train_or_read(self, training, batch)
 
     def _is_training(self, training: Any) -> bool | tf.Tensor:
         """Whether to train, as a tensor if it is not known yet.
@@ -760,11 +605,11 @@ class DynamicEmbedding(_backend.Layer):
                 stacklevel=2,
             )
 
-    def _read(self, lookup: TableLookup) -> tf.Tensor:
-        return look_up_many([self.table], [lookup.ids])[0]
+    def _read(self, batch: id_inputs.IdBatch) -> tf.Tensor:
+        return look_up_many([self.table], [batch.ids])[0]
 
-    def _train(self, lookup: TableLookup) -> tf.Tensor:
-        return _row_weights.look_up([(self, lookup)])[0]
+    def _train(self, batch: id_inputs.IdBatch) -> tf.Tensor:
+        return _row_weights.look_up([(self, batch)])[0]
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         if (
@@ -779,7 +624,8 @@ class DynamicEmbedding(_backend.Layer):
     def compute_output_shape(self, input_shape: Any) -> Any:
         outer = tuple(input_shape)
         if self.combiner is not None:
-            self._check_rank(len(outer))
+            owner = f"layer '{self.name}'"
+            id_inputs.check_rank(len(outer), self.combiner, owner)
             outer = outer[:-1]
         return (*outer, self.output_dim)
 
@@ -792,9 +638,10 @@ class DynamicEmbedding(_backend.Layer):
         clicks: Any = None,
     ) -> Any:
         """Keras 3 asks this instead of `call` for a model's placeholders."""
-        id_inputs.check_dtype(inputs.dtype, f"layer '{self.name}'")
-        if getattr(inputs, "sparse", False) and self.combiner is None:
-            self._refuse_sparse()
+        owner = f"layer '{self.name}'"
+        id_inputs.check_dtype(inputs.dtype, owner)
+        if getattr(inputs, "sparse", False):
+            id_inputs.check_sparse(self.combiner, owner)
         ragged = bool(getattr(inputs, "ragged", False))
         return _backend.spec(
             self.compute_output_shape(inputs.shape),
@@ -881,47 +728,8 @@ class DynamicEmbedding(_backend.Layer):
         """Loads the rows that `save_own_variables` stored, replacing all."""
         _saved_rows.load(self, store)
 
-    def _check_rank(self, rank: int | None) -> None:
-        if self.combiner is not None and rank == 0:
-            raise ValueError(
-                f"layer '{self.name}': combiner {self.combiner!r} pools the "
-                "last axis of the ids, got a scalar id"
-            )
-
-    def _refuse_sparse(self) -> NoReturn:
-        raise ValueError(
-            f"layer '{self.name}': sparse ids need a combiner. Pass "
-            'combiner="sum", "mean" or "sqrtn" to the layer.'
-        )
-
-    def _of_kind(self, what: str, numbers: Any, ids: Any) -> tf.Tensor:
-        """The values of numbers, which must be of the kind of the ids."""
-        for kind in (tf.RaggedTensor, tf.SparseTensor):
-            if isinstance(numbers, kind) != isinstance(ids, kind):
-                self._refuse_kind(what, numbers, ids)
-        if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
-            return values_of(numbers)
-        numbers = tf.convert_to_tensor(numbers)
-        if not numbers.shape.is_compatible_with(ids.shape):
-            self._refuse_kind(what, numbers, ids)
-        return numbers
-
-    def _refuse_kind(self, what: str, numbers: Any, ids: Any) -> NoReturn:
-        raise ValueError(
-            f"layer '{self.name}': `{what}` must be of the kind and shape of "
-            f"the ids, a {type(ids).__name__} of shape {ids.shape}, got a "
-            f"{type(numbers).__name__} of shape {numbers.shape}"
-        )
-
 
 _weights.warn_of_projector(DynamicEmbedding)
-
-
-def _with_innermost(ragged: tf.RaggedTensor, values: Any) -> tf.RaggedTensor:
-    """Puts `values` in place of the innermost rows of ragged ids."""
-    if ragged.ragged_rank == 1:
-        return values
-    return ragged.with_values(_with_innermost(ragged.values, values))
 
 
 def _serialize(given: Any) -> Any:

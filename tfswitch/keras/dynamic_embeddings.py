@@ -12,10 +12,10 @@ from tfswitch.cluster import Cluster
 from tfswitch.keras import _backend, _row_weights, batch_size
 from tfswitch.keras.dynamic_embedding import (
     DynamicEmbedding,
-    TableLookup,
     _Count,
     train_or_read,
 )
+from tfswitch.keras.id_inputs import IdBatch, to_batch
 from tfswitch.table import EmbeddingTable, look_up_many
 
 
@@ -216,8 +216,9 @@ class DynamicEmbeddings(_backend.Layer):
         ]
         first = inputs[trained[0] if trained else self._feature_names[0]]
         batch_size.record(first, training if trained else False)
-        lookups = {
-            name: layer._prepare(
+        batches = {
+            name: to_batch(
+                layer,
                 inputs[name],
                 **{
                     what: (given or {}).get(name)
@@ -226,20 +227,19 @@ class DynamicEmbeddings(_backend.Layer):
             )
             for name, layer in features.items()
         }
-        embeddings = self._look_up(lookups, trained, training)
+        rows = self._look_up(batches, trained, training)
         return {
-            name: lookup.finish(embeddings[name])
-            for name, lookup in lookups.items()
+            name: batch.finish(rows[name]) for name, batch in batches.items()
         }
 
     def _look_up(
-        self, lookups: dict[str, TableLookup], trained: list[str], training: Any
+        self, batches: dict[str, IdBatch], trained: list[str], training: Any
     ) -> dict[str, tf.Tensor]:
-        """Returns the float32 embeddings of each feature's ids."""
+        """Returns the float32 rows of each feature's ids."""
         if _backend.is_building():
             return {
-                name: self.features[name]._look_up(lookup, training)
-                for name, lookup in lookups.items()
+                name: self.features[name]._look_up(batch, training)
+                for name, batch in batches.items()
             }
         training = (
             self.features[trained[0]]._is_training(training)
@@ -249,32 +249,32 @@ class DynamicEmbeddings(_backend.Layer):
         if training is False:
             for layer in self.features.values():
                 layer._check_reader()
-            return self._read(lookups)
-        read = self._read({n: lookups[n] for n in lookups if n not in trained})
-        to_train = {name: lookups[name] for name in trained}
+            return self._read(batches)
+        read = self._read({n: batches[n] for n in batches if n not in trained})
+        to_train = {name: batches[name] for name in trained}
         return train_or_read(self, training, to_train) | read
 
-    def _read(self, lookups: dict[str, TableLookup]) -> dict[str, tf.Tensor]:
-        if not lookups:
+    def _read(self, batches: dict[str, IdBatch]) -> dict[str, tf.Tensor]:
+        if not batches:
             return {}
         self._share_tables()
-        layers = [self.features[name] for name in lookups]
-        embeddings = look_up_many(
+        layers = [self.features[name] for name in batches]
+        rows = look_up_many(
             [layer.table for layer in layers],
-            [lookup.ids for lookup in lookups.values()],
+            [batch.ids for batch in batches.values()],
         )
-        return dict(zip(lookups, embeddings, strict=True))
+        return dict(zip(batches, rows, strict=True))
 
-    def _train(self, lookups: dict[str, TableLookup]) -> dict[str, tf.Tensor]:
+    def _train(self, batches: dict[str, IdBatch]) -> dict[str, tf.Tensor]:
         if self._tables_are_shared is False:
             # Each finds its rule before tables are compared.
             for layer in self.features.values():
                 _ = layer.table
         self._share_tables()
-        embeddings = _row_weights.look_up(
-            [(self.features[name], lookups[name]) for name in lookups]
+        rows = _row_weights.look_up(
+            [(self.features[name], batches[name]) for name in batches]
         )
-        return dict(zip(lookups, embeddings, strict=True))
+        return dict(zip(batches, rows, strict=True))
 
     def apply_gradients(self, gradients: Sequence[Any]) -> list[tf.Tensor]:
         """Takes a step of the rows, for loops without a Keras optimizer.

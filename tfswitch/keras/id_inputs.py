@@ -1,11 +1,19 @@
-"""The ids that a layer is called with, as the integers that its table knows."""
+"""The ids that a layer is called with: from its inputs to its output."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfswitch.ops.ids import check_id_dtype, map_values
+from tfswitch.ops.ids import (
+    check_id_dtype,
+    map_values,
+    to_id_tensor,
+    values_of,
+)
 from tfswitch.ops.string_ops import hash_strings
+
+COMBINERS = ("sum", "mean", "sqrtn")
 
 # Up to which each dtype has all integers.
 _EXACT_UP_TO = {
@@ -83,3 +91,208 @@ def padding_of(inputs: Any) -> Any:
     dtype = getattr(inputs, "dtype", None)
     is_string = dtype is not None and tf.as_dtype(dtype) == tf.string
     return "" if is_string else 0
+
+
+def check_rank(rank: int | None, combiner: str | None, owner: str) -> None:
+    """Raises ValueError if ids of this rank cannot be pooled."""
+    if combiner is not None and rank == 0:
+        raise ValueError(
+            f"{owner}: combiner {combiner!r} pools the last axis of the ids, "
+            "got a scalar id"
+        )
+
+
+def check_sparse(combiner: str | None, owner: str) -> None:
+    """Raises ValueError if sparse ids cannot be pooled."""
+    if combiner is None:
+        raise ValueError(
+            f"{owner}: sparse ids need a combiner. Pass "
+            'combiner="sum", "mean" or "sqrtn" to the layer.'
+        )
+
+
+class IdBatch(NamedTuple):
+    """The ids of one call of a layer, and how their rows become its output.
+
+    Attributes:
+        ids: int64, `[num_ids]`, without padding.
+        shows: float32, `[num_ids]`, or None.
+        clicks: Likewise.
+        given: All ids in the structure of the inputs.
+        weights: float32 of the shape of the values of `given`, or None.
+        places: Where `ids` are among these values, int64 `[num_ids, rank]`;
+            None: they are all, in order.
+        layer: The `DynamicEmbedding`.
+    """
+
+    ids: tf.Tensor
+    shows: tf.Tensor | None
+    clicks: tf.Tensor | None
+    given: Any
+    weights: tf.Tensor | None
+    places: tf.Tensor | None
+    layer: Any
+
+    def finish(self, rows: tf.Tensor) -> Any:
+        """Returns the layer's output for float32 rows, `[num_ids, dim]`."""
+        return tf.cast(self._finish(rows), self.layer.compute_dtype)
+
+    def _finish(self, rows: tf.Tensor) -> Any:
+        given, values = self.given, values_of(self.given)
+        dim = self.layer.output_dim
+        shape = tf.concat([tf.shape(values), [dim]], axis=0)
+        if self.places is None:
+            rows = tf.reshape(rows, shape)
+        else:
+            rows = tf.scatter_nd(self.places, rows, tf.cast(shape, tf.int64))
+        rows.set_shape(values.shape.concatenate(dim))
+        if isinstance(given, tf.SparseTensor):
+            return self._pool_sparse(given, rows)
+        if not isinstance(given, tf.RaggedTensor):
+            return self._pool(rows, _over_axis)
+        # Else the last axis is a uniform one.
+        if self.layer.combiner is not None and values.shape.rank == 1:
+            return self._pool_ragged(given, rows)
+        return given.with_flat_values(self._pool(rows, _over_axis))
+
+    def _pool(
+        self, rows: tf.Tensor, add_up: Callable[[tf.Tensor], tf.Tensor]
+    ) -> tf.Tensor:
+        """Combines rows; zeros where there are none, or all weights are 0."""
+        combiner, weights = self.layer.combiner, self.weights
+        if combiner is None:
+            return rows
+        if weights is None:
+            weights = tf.ones(tf.shape(rows)[:-1], rows.dtype)
+        weights = weights[..., tf.newaxis]
+        total = add_up(rows * weights)
+        if combiner == "sum":
+            return total
+        if combiner == "mean":
+            return tf.math.divide_no_nan(total, add_up(weights))
+        norm = tf.sqrt(add_up(tf.square(weights)))
+        return tf.math.divide_no_nan(total, norm)
+
+    def _pool_ragged(self, ids: tf.RaggedTensor, rows: tf.Tensor) -> Any:
+        if ids.ragged_rank > 1:
+            return ids.with_values(self._pool_ragged(ids.values, rows))
+        pooled = self._pool(
+            rows, _over_segments(ids.value_rowids(), ids.nrows())
+        )
+        pooled.set_shape([ids.shape[0], self.layer.output_dim])
+        return pooled
+
+    def _pool_sparse(self, ids: tf.SparseTensor, rows: tf.Tensor) -> tf.Tensor:
+        outer = ids.dense_shape[:-1]
+        # Row-major place of each value's outer indices.
+        strides = tf.math.cumprod(outer, exclusive=True, reverse=True)
+        segments = tf.reduce_sum(ids.indices[:, :-1] * strides, axis=1)
+        pooled = self._pool(
+            rows, _over_segments(segments, tf.reduce_prod(outer))
+        )
+        dim = self.layer.output_dim
+        pooled = tf.reshape(pooled, tf.concat([outer, [dim]], axis=0))
+        pooled.set_shape(ids.shape[:-1].concatenate(dim))
+        return pooled
+
+
+def to_batch(
+    layer: Any, inputs: Any, weights: Any, shows: Any, clicks: Any
+) -> IdBatch:
+    """Makes the batch of what a `DynamicEmbedding` was called with.
+
+    With `mask_zero`, 0 and the empty string are padding: they are left out of
+    the lookup and pool with weight 0.
+
+    Raises:
+        ValueError: If an argument does not fit the layer or the ids.
+        tf.errors.InvalidArgumentError: If floats are not exact, or numbers have
+            another shape than the ids; in a graph, when it runs.
+    """
+    owner, combiner = f"layer '{layer.name}'", layer.combiner
+    if weights is not None and combiner is None:
+        raise ValueError(
+            f"{owner}: `weights` need a combiner. Pass "
+            'combiner="sum", "mean" or "sqrtn" to the layer.'
+        )
+    given = to_integers(inputs, padding=layer.mask_zero, owner=owner)
+    if isinstance(given, tf.SparseTensor):
+        check_sparse(combiner, owner)
+    given = map_values(lambda values: to_id_tensor(values, owner), given)
+    check_rank(given.shape.rank, combiner, owner)
+    ids = values_of(given)
+    shows, clicks, weights = (
+        _numbers(what, numbers, given, owner)
+        for what, numbers in [
+            ("shows", shows),
+            ("clicks", clicks),
+            ("weights", weights),
+        ]
+    )
+    places = None
+    if layer.mask_zero:
+        is_id = tf.not_equal(ids, 0)
+        places = tf.where(is_id)
+        if combiner is not None:
+            mask = tf.cast(is_id, tf.float32)
+            weights = mask if weights is None else mask * weights
+    ids, shows, clicks = (
+        None
+        if values is None
+        else tf.reshape(values, [-1])
+        if places is None
+        else tf.gather_nd(values, places)
+        for values in (ids, shows, clicks)
+    )
+    return IdBatch(ids, shows, clicks, given, weights, places, layer)
+
+
+def _numbers(what: str, numbers: Any, ids: Any, owner: str) -> tf.Tensor | None:
+    """The float32 numbers of the values of `ids`, whose structure they have."""
+    if numbers is None:
+        return None
+    kinds = [
+        [isinstance(x, kind) for kind in (tf.RaggedTensor, tf.SparseTensor)]
+        for x in (numbers, ids)
+    ]
+    fits = kinds[0] == kinds[1]
+    if isinstance(ids, tf.RaggedTensor):
+        fits = fits and numbers.ragged_rank == ids.ragged_rank
+    elif fits and not isinstance(ids, tf.SparseTensor):
+        numbers = tf.convert_to_tensor(numbers)
+        fits = numbers.shape.is_compatible_with(ids.shape)
+    if not fits:
+        raise ValueError(
+            f"{owner}: `{what}` must be of the kind and shape of the ids, a "
+            f"{type(ids).__name__} of shape {ids.shape}, got a "
+            f"{type(numbers).__name__} of shape {numbers.shape}"
+        )
+    message = f"{owner}: `{what}` must have the shape of the ids"
+    checks = [
+        tf.debugging.assert_equal(a, b, message)
+        for a, b in zip(_structure(numbers), _structure(ids), strict=True)
+    ]
+    # In eager mode they have been made.
+    with tf.control_dependencies([c for c in checks if c is not None]):
+        return tf.cast(tf.identity(values_of(numbers)), tf.float32)
+
+
+def _structure(tensor: Any) -> list[tf.Tensor]:
+    """Tensors that say where each of the values is."""
+    if isinstance(tensor, tf.RaggedTensor):
+        return [tf.cast(x, tf.int64) for x in tensor.nested_row_splits]
+    if isinstance(tensor, tf.SparseTensor):
+        return [tensor.indices]
+    return [tf.shape(tensor)]
+
+
+def _over_axis(values: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_sum(values, axis=-2)
+
+
+def _over_segments(
+    segment_ids: tf.Tensor, num_segments: tf.Tensor
+) -> Callable[[tf.Tensor], tf.Tensor]:
+    return lambda values: tf.math.unsorted_segment_sum(
+        values, segment_ids, num_segments
+    )

@@ -166,7 +166,7 @@ def _sampled_loss(
                 labels, num_sampled, unique=True, seed=seed
             )
         sampled, true_count, sampled_count = sampled_values
-        sampled = tf.cast(to_id_tensor(sampled, name), tf.int64)
+        sampled = to_id_tensor(sampled, name)
         if not sampled.shape.is_compatible_with([num_sampled]):
             raise ValueError(
                 f"{name}: `num_sampled` must be the number of sampled ids. "
@@ -203,7 +203,7 @@ def _sampled_loss(
 
 def _checked_labels(labels: Any, name: str) -> tf.Tensor:
     """Returns int64 `[batch_size, num_true]`."""
-    labels = tf.cast(to_id_tensor(labels, name), tf.int64)
+    labels = to_id_tensor(labels, name)
     if labels.shape.rank == 1:
         labels = labels[:, tf.newaxis]
     if labels.shape.rank != 2 or labels.shape[1] is None:

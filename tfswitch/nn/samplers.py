@@ -96,7 +96,7 @@ class Sampler(abc.ABC):
                 `tf.errors.InvalidArgumentError`.
         """
         owner = type(self).__name__
-        labels = tf.cast(to_id_tensor(labels, owner), tf.int64)
+        labels = to_id_tensor(labels, owner)
         if labels.shape.rank != 2 or labels.shape[1] is None:
             raise ValueError(
                 f"{owner}: labels must have shape (batch_size, num_true), with "

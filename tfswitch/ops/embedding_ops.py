@@ -79,26 +79,6 @@ def table_handle(
     )
 
 
-def lookup(
-    table: tf.Tensor, ids: tf.Tensor, *, dim: int, insert_missing: bool
-) -> tf.Tensor:
-    """Reads embeddings; no gradient flows back.
-
-    Args:
-        table: Resource of the table.
-        ids: int32 or int64 of any shape.
-        dim: The table's dimension.
-        insert_missing: Whether an unknown id gets a row; else it reads zeros.
-
-    Returns:
-        float32, `ids.shape + [dim]`.
-    """
-    with _where_the_table_is():
-        return _library.tfswitch_lookup(
-            table=table, ids=ids, dim=dim, insert_missing=insert_missing
-        )
-
-
 def lookup_many(
     tables: Sequence[tf.Tensor],
     ids: Sequence[tf.Tensor],
@@ -106,13 +86,13 @@ def lookup_many(
     dims: Sequence[int],
     insert_missing: bool,
 ) -> list[tf.Tensor]:
-    """Does `lookup` for several tables in one op.
+    """Reads embeddings of each table in one op; no gradient flows back.
 
     Args:
         tables: Resources of the tables; one may come more than once.
         ids: For each table int32 or int64 of any shape.
         dims: For each table its dimension.
-        insert_missing: As for `lookup`.
+        insert_missing: Whether an unknown id gets a row; else it reads zeros.
 
     Returns:
         For each table float32, `ids.shape + [dim]`.
@@ -170,10 +150,12 @@ class TablePush(NamedTuple):
     """One of the pushes of `push_many`.
 
     Attributes:
-        table: Resource of the table.
+        table: Resource of the table; for `tfswitch.table.push_many` the
+            `EmbeddingTable`, which then fills in `global_step`, and
+            `learning_rate` if there is none.
         ids: int32 or int64 of any shape.
         gradients: float32, `ids.shape + [dim]`.
-        learning_rate: float32 scalar.
+        learning_rate: A scalar.
         shows: float32, one number per id, or None: once each.
         clicks: Likewise, or never.
         global_step: int64 scalar: the step of the training, counted from 1. By
@@ -182,10 +164,10 @@ class TablePush(NamedTuple):
             which they came to the table. 0 if there is one only.
     """
 
-    table: tf.Tensor
+    table: Any
     ids: tf.Tensor
     gradients: tf.Tensor
-    learning_rate: tf.Tensor
+    learning_rate: Any = None
     shows: tf.Tensor | None = None
     clicks: tf.Tensor | None = None
     global_step: tf.Tensor | None = None
@@ -230,7 +212,9 @@ def push_many(
             tables=[each.table for each in pushes],
             ids=[tf.cast(each.ids, tf.int64) for each in pushes],
             gradients=[each.gradients for each in pushes],
-            learning_rates=[each.learning_rate for each in pushes],
+            learning_rates=[
+                tf.cast(each.learning_rate, tf.float32) for each in pushes
+            ],
             shows=[_floats(each.shows) for each in pushes],
             clicks=[_floats(each.clicks) for each in pushes],
             global_steps=[
@@ -285,7 +269,6 @@ def _tie_to_weight_gradient(op: Any, gradient: Any) -> list[Any]:
 
 for _name in (
     "TableHandle",
-    "Lookup",
     "LookupMany",
     "PushMany",
     "EndStep",

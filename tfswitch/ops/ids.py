@@ -1,4 +1,4 @@
-"""Ids as users pass them, as the int32 or int64 tensors that the ops take."""
+"""Ids as users pass them, as the int64 tensors that the ops take."""
 
 from collections.abc import Callable
 from typing import Any
@@ -39,7 +39,7 @@ def check_id_dtype(dtype: tf.DType, owner: str) -> None:
 
 
 def to_id_tensor(ids: Any, owner: str) -> tf.Tensor:
-    """Converts ids to a tensor of int32 or int64; strings are hashed.
+    """Converts ids to a tensor of int64; strings are hashed.
 
     Args:
         ids: Integers or strings: a tensor, array, list or scalar of any shape.
@@ -61,9 +61,7 @@ def to_id_tensor(ids: Any, owner: str) -> tf.Tensor:
     check_id_dtype(ids.dtype, owner)
     if ids.dtype == tf.string:
         return hash_strings(ids)
-    if ids.dtype not in (tf.int32, tf.int64):
-        ids = tf.cast(ids, tf.int64)
-    return ids
+    return tf.cast(ids, tf.int64)
 
 
 def to_id_array(ids: Any, owner: str) -> np.ndarray:

@@ -48,12 +48,10 @@ class ServedRows:
                     f"{self.tables[table.name].cluster.address!r} and in "
                     f"{table.cluster.address!r}, and one cluster serves it"
                 )
-        if len({each.dtype for each in ids}) > 1:
-            ids = [tf.cast(each, tf.int64) for each in ids]
         with tf.device(None):
             return _library.tfswitch_served_lookup(
                 rows=self._rows,
-                ids=list(ids),
+                ids=[tf.cast(each, tf.int64) for each in ids],
                 tables=[table.name for table in tables],
                 dims=[table.dim for table in tables],
             )

@@ -27,7 +27,6 @@
 #include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
 #include "cc/base/steady_clock.h"
-#include "cc/client/check_args.h"
 #include "cc/client/done_call.h"
 #include "cc/client/joined_calls.h"
 #include "cc/rpc/address.h"
@@ -295,7 +294,7 @@ class GrpcClient final : public ParameterClient {
   }
   std::unique_ptr<PendingCall> StartPull(
       absl::Span<const PullPart> parts) override;
-  std::unique_ptr<PendingCall> StartPush(
+  std::unique_ptr<PendingCall> StartCheckedPush(
       absl::Span<const PushPart> parts) override;
   std::unique_ptr<PendingCall> StartAssign(const AssignArgs& args,
                                            WriteResult* result) override;
@@ -354,8 +353,9 @@ std::unique_ptr<PendingCall> GrpcClient::StartPull(
   std::vector<PieceSize> sizes;
   for (const PullPart& part : parts) {
     const PullArgs& args = part.args;
-    if (absl::Status status = CheckSize(args.table, args.keys.size(), args.dim,
-                                        part.target().num_floats());
+    if (absl::Status status =
+            CheckSize(args.table, "embedding", args.keys.size(), args.dim,
+                      part.target().num_floats());
         !status.ok()) {
       return Done(std::move(status));
     }
@@ -437,7 +437,7 @@ std::unique_ptr<PendingCall> GrpcClient::StartPullMessage(
                                       std::move(message).ToByteBuffer());
 }
 
-std::unique_ptr<PendingCall> GrpcClient::StartPush(
+std::unique_ptr<PendingCall> GrpcClient::StartCheckedPush(
     absl::Span<const PushPart> parts) {
   std::vector<PushArgs> pieces;
   std::vector<PieceSize> sizes;
@@ -457,11 +457,6 @@ std::unique_ptr<PendingCall> GrpcClient::StartPush(
                                  fits_whole ? kMinPushPartBytes : kMinPartBytes)
                    : args.keys.size();
     const bool is_split = keys_per_piece < args.keys.size();
-    if ((is_split || parts.size() > 1) && !args.is_checked) {
-      if (absl::Status status = CheckPush(args); !status.ok()) {
-        return Done(std::move(status));
-      }
-    }
     size_t begin = 0;
     size_t num_pieces = 0;
     do {

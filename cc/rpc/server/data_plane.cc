@@ -349,16 +349,9 @@ absl::Status DataPlane::AnswerPull(Call* call, Queue* queue) {
   TFSWITCH_RETURN_IF_ERROR(CheckRowQuota(call->visit, *shard_, insertions));
   // One slice for each, so that the floats of each are aligned.
   std::vector<grpc::Slice> slices(pulls.size());
-  std::vector<absl::Status> statuses(pulls.size());
-  RunRanges(helpers_, pulls.size(), 1, [&](size_t begin, size_t end) {
-    for (size_t i = begin; i < end; ++i) {
-      statuses[i] =
-          AnswerPart(*call, pulls[i], *tables[i], is_many, &slices[i]);
-    }
-  });
-  for (absl::Status& status : statuses) {
-    TFSWITCH_RETURN_IF_ERROR(std::move(status));
-  }
+  TFSWITCH_RETURN_IF_ERROR(RunEach(helpers_, pulls.size(), [&](size_t i) {
+    return AnswerPart(*call, pulls[i], *tables[i], is_many, &slices[i]);
+  }));
   call->response = grpc::ByteBuffer(slices.data(), slices.size());
   return absl::OkStatus();
 }

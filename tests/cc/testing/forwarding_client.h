@@ -44,9 +44,9 @@ class ForwardingClient : public ParameterClient {
       absl::Span<const PullPart> parts) override {
     return client_->StartPull(parts);
   }
-  std::unique_ptr<PendingCall> StartPush(
+  std::unique_ptr<PendingCall> StartCheckedPush(
       absl::Span<const PushPart> parts) override {
-    return client_->StartPush(parts);
+    return client_->StartCheckedPush(parts);
   }
   std::unique_ptr<PendingCall> StartAssign(const AssignArgs& args,
                                            WriteResult* result) override {

@@ -2,10 +2,9 @@
 // them is spread over the threads that the caller lends. A batch that repeats
 // no key is read to, or sent from, where it lies.
 
-#include "cc/client/batching.h"
+#include "cc/capi/batching.h"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <utility>
 #include <vector>
@@ -16,7 +15,6 @@
 #include "cc/base/key_observations.h"
 #include "cc/base/log_writer.h"
 #include "cc/base/status_macros.h"
-#include "cc/client/check_args.h"
 #include "cc/client/joined_calls.h"
 
 namespace tfswitch {
@@ -25,11 +23,22 @@ namespace {
 // Batches are numbered with 32 bits on the way back.
 constexpr size_t kMaxKeysPerCall = size_t{INT32_MAX};
 
-absl::Status CheckNumBatches(size_t num_batches) {
-  if (num_batches <= kMaxBatchesPerCall) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("at most ", kMaxBatchesPerCall, " tables in one call, got ",
-                   num_batches, "; split them over several calls"));
+template <typename Part>
+absl::Status CheckBatches(absl::Span<Part> parts) {
+  if (parts.size() > TFSWITCH_MAX_PARTS) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "at most ", TFSWITCH_MAX_PARTS, " tables in one call, got ",
+        parts.size(), "; split them over several calls"));
+  }
+  for (const Part& part : parts) {
+    TFSWITCH_RETURN_IF_ERROR(CheckBatch(*part.table, part.num_keys));
+  }
+  return absl::OkStatus();
+}
+
+template <typename Part>
+absl::Span<const Key> KeysOf(const Part& part) {
+  return absl::MakeConstSpan(part.keys, part.num_keys);
 }
 
 // A pull of distinct keys is cheaper; finding out costs a pass over the batch.
@@ -49,7 +58,7 @@ bool RepeatsOften(absl::Span<const Key> keys) {
 
 // The step that a push belongs to, for tables that more than one worker trains
 // in an order.
-absl::StatusOr<StepTag> StepOf(const OpenTable& table) {
+absl::StatusOr<StepTag> StepOf(const Tfswitch_Table& table) {
   const std::shared_ptr<WorkerSession> worker = table.cluster->worker();
   if (worker == nullptr) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -64,14 +73,6 @@ absl::StatusOr<StepTag> StepOf(const OpenTable& table) {
                                                              : "");
 }
 
-// Before they are summed, where one may hide behind another.
-absl::Status CheckEachObservation(const OpenTable& table,
-                                  absl::Span<const Key> keys,
-                                  const KeyObservations& each) {
-  if (each.shows.empty() && each.clicks.empty()) return absl::OkStatus();
-  return CheckObservations(table.config.name, keys, each);
-}
-
 // A push as it goes out, and the data that it points to.
 struct PreparedPush {
   PushArgs args;
@@ -81,13 +82,17 @@ struct PreparedPush {
   bool is_empty = false;
 };
 
-absl::Status Prepare(BatchPush* push, PreparedPush* prepared) {
-  const OpenTable& table = *push->table;
+// Checks the part, and sets part->result.skipped.
+absl::Status Prepare(Tfswitch_PushPart* part, PreparedPush* prepared) {
+  Tfswitch_Table& table = *part->table;
+  const Tfswitch_PushOptions& options = part->options;
+  const int dim = table.config.dim;
+  const absl::Span<const Key> keys = KeysOf(*part);
   std::vector<Key>& unique = prepared->unique;
   std::vector<int32_t>& inverse = prepared->inverse;
-  unique.resize(push->keys.size());
-  inverse.resize(push->keys.size());
-  unique.resize(ThreadUniqueKeys().Run(push->keys, absl::MakeSpan(unique),
+  unique.resize(keys.size());
+  inverse.resize(keys.size());
+  unique.resize(ThreadUniqueKeys().Run(keys, absl::MakeSpan(unique),
                                        absl::MakeSpan(inverse)));
   // One of a table with dense updates is a step nevertheless, and the optimizer
   // of a table that was open may have them now.
@@ -95,12 +100,16 @@ absl::Status Prepare(BatchPush* push, PreparedPush* prepared) {
   prepared->is_empty =
       unique.empty() && !optimizer.is_dense && !optimizer.is_open;
   PushArgs& args = prepared->args;
-  static_cast<GradientBatch&>(args) = *push;
+  args.table = table.config.name;
+  args.dim = dim;
   args.keys = unique;
-  args.observations = {};
-  if (unique.empty()) return absl::OkStatus();
-  const int dim = table.config.dim;
-  if (unique.size() != inverse.size()) {
+  args.keys_are_unique = true;
+  args.gradients = absl::MakeConstSpan(part->gradients, keys.size() * dim);
+  args.learning_rate = options.learning_rate;
+  args.global_step = options.global_step;
+  args.insert_missing = options.insert_missing != 0;
+  if (unique.empty()) return CheckSettings(args, dim);
+  if (unique.size() != keys.size()) {
     const size_t size = unique.size() * dim;
     const std::shared_ptr<float[]> buffer(new float[size]);
     const absl::Span<float> sums(buffer.get(), size);
@@ -108,40 +117,45 @@ absl::Status Prepare(BatchPush* push, PreparedPush* prepared) {
     args.gradients = sums;
     args.gradients_owner = buffer;
   }
-  if (push->skips_non_finite) {
-    const int64_t place = FindNonFinite(args.gradients);
-    push->is_skipped = place >= 0;
-    if (push->is_skipped && !table.has_warned.exchange(true)) {
-      LogWriter::Get().WriteInOrder(
-          {"gradients"},
-          absl::StrCat("tfswitch: warning: table '", table.config.name,
-                       "': the gradient of id ", unique[place / dim],
-                       " is NaN or Inf; the push is skipped, and the loss will "
-                       "be NaN. Check the labels, the loss and the learning "
-                       "rate."));
-    }
+  if (options.skip_non_finite == 0) {
+    TFSWITCH_RETURN_IF_ERROR(
+        CheckFinite(args.table, "gradient", args.keys, args.gradients));
+  } else if (const int64_t place = FindNonFinite(args.gradients); place >= 0) {
+    part->result.skipped = 1;
+    if (table.has_warned.exchange(true)) return absl::OkStatus();
+    LogWriter::Get().WriteInOrder(
+        {"gradients"},
+        absl::StrCat("tfswitch: warning: table '", args.table,
+                     "': the gradient of id ", unique[place / dim],
+                     " is NaN or Inf; the push is skipped, and the loss will "
+                     "be NaN. Check the labels, the loss and the learning "
+                     "rate."));
+    return absl::OkStatus();
   }
-  if (push->is_skipped) return absl::OkStatus();
-  TFSWITCH_RETURN_IF_ERROR(
-      CheckEachObservation(table, push->keys, push->observations));
-  prepared->observations = OwnedObservations(
-      inverse, unique.size(), push->observations, table.config.NeedsCounts());
+  const auto of_each = [&](const float* values) {
+    return absl::MakeConstSpan(values, values == nullptr ? 0 : keys.size());
+  };
+  const KeyObservations each = {
+      {}, of_each(options.shows), of_each(options.clicks)};
+  // Before they are summed, where one may hide behind another.
+  if (!each.shows.empty() || !each.clicks.empty()) {
+    TFSWITCH_RETURN_IF_ERROR(CheckObservations(args.table, keys, each));
+  }
+  prepared->observations = OwnedObservations(inverse, unique.size(), each,
+                                             table.config.NeedsCounts());
   args.observations = prepared->observations.view();
-  return absl::OkStatus();
+  return CheckSettings(args, dim);
 }
 
 // Whether the push is of a step that counts already.
-bool IsRepeated(const OpenTable& table) {
+bool IsRepeated(const Tfswitch_Table& table) {
   const std::shared_ptr<WorkerSession> worker = table.cluster->worker();
   return worker != nullptr && worker->is_repeating();
 }
 
 // Sets the arguments that are known once it is clear that the push goes out.
-absl::Status Address(const OpenTable& table, const LentThreads* threads,
-                     PushArgs* args) {
-  args->table = table.config.name;
-  args->dim = table.config.dim;
-  args->keys_are_unique = true;
+absl::Status Complete(const Tfswitch_Table& table, const LentThreads* threads,
+                      PushArgs* args) {
   args->day = table.cluster->day();
   args->id = table.cluster->NextPushId();
   args->threads = threads;
@@ -182,126 +196,105 @@ absl::Status CallClusters(absl::Span<const Part> parts, ClusterOf cluster_of,
 
 }  // namespace
 
-absl::Status CheckBatch(const OpenTable& table, size_t num_keys) {
+absl::Status CheckBatch(const Tfswitch_Table& table, size_t num_keys) {
   if (num_keys <= kMaxKeysPerCall) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("table '", table.config.name, "': a batch of ", num_keys,
                    " ids is too large; split it below ", kMaxKeysPerCall));
 }
 
-absl::Status PullBatch(absl::Span<const BatchPull> pulls, bool insert_missing,
-                       const LentThreads* threads) {
-  TFSWITCH_RETURN_IF_ERROR(CheckNumBatches(pulls.size()));
-  for (const BatchPull& pull : pulls) {
-    TFSWITCH_RETURN_IF_ERROR(CheckBatch(*pull.table, pull.keys.size()));
-  }
+absl::Status PullBatch(absl::Span<const Tfswitch_PullPart> parts,
+                       bool insert_missing, const LentThreads* threads) {
+  TFSWITCH_RETURN_IF_ERROR(CheckBatches(parts));
   // The distinct keys of each batch, read in place if it repeats no key.
   struct Distinct {
     std::vector<Key> unique;
     std::vector<int32_t> inverse;
     std::unique_ptr<float[]> rows;
   };
-  Batches<Distinct> distinct(pulls.size());
-  RunRanges(threads, pulls.size(), 1, [&](size_t begin, size_t end) {
+  Batches<Distinct> distinct(parts.size());
+  RunRanges(threads, parts.size(), 1, [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
-      const BatchPull& pull = pulls[i];
+      const absl::Span<const Key> keys = KeysOf(parts[i]);
+      const Tfswitch_Table& table = *parts[i].table;
       Distinct& found = distinct[i];
       // In this process a repeated row costs less than finding out.
-      if (!pull.table->cluster->is_remote() || !RepeatsOften(pull.keys)) {
-        continue;
-      }
-      found.unique.resize(pull.keys.size());
-      found.inverse.resize(pull.keys.size());
-      found.unique.resize(
-          ThreadUniqueKeys().Run(pull.keys, absl::MakeSpan(found.unique),
-                                 absl::MakeSpan(found.inverse)));
-      // Without repetition the order of first appearance is that of the batch.
-      if (found.unique.size() == pull.keys.size()) continue;
-      found.rows.reset(new float[found.unique.size() * pull.table->config.dim]);
+      if (!table.cluster->is_remote() || !RepeatsOften(keys)) continue;
+      found.unique.resize(keys.size());
+      found.inverse.resize(keys.size());
+      found.unique.resize(ThreadUniqueKeys().Run(
+          keys, absl::MakeSpan(found.unique), absl::MakeSpan(found.inverse)));
+      // The order of first appearance is that of the batch.
+      if (found.unique.size() == keys.size()) continue;
+      found.rows.reset(new float[found.unique.size() * table.config.dim]);
     }
   });
-  Batches<PullPart> parts;
+  Batches<PullPart> pulls;
   Batches<Cluster*> clusters;
-  for (size_t i = 0; i < pulls.size(); ++i) {
-    const BatchPull& pull = pulls[i];
-    if (pull.keys.empty()) continue;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const Tfswitch_PullPart& part = parts[i];
+    if (part.num_keys == 0) continue;
     const bool is_in_place = distinct[i].rows == nullptr;
     PullArgs args;
-    args.table = pull.table->config.name;
-    args.dim = pull.table->config.dim;
+    args.table = part.table->config.name;
+    args.dim = part.table->config.dim;
     args.keys =
-        is_in_place ? pull.keys : absl::MakeConstSpan(distinct[i].unique);
+        is_in_place ? KeysOf(part) : absl::MakeConstSpan(distinct[i].unique);
     args.insert_missing = insert_missing;
-    if (insert_missing) args.day = pull.table->cluster->day();
+    if (insert_missing) args.day = part.table->cluster->day();
     args.threads = threads;
-    float* const rows = is_in_place ? pull.embeddings : distinct[i].rows.get();
+    float* const rows = is_in_place ? part.embeddings : distinct[i].rows.get();
     const size_t size = args.keys.size() * args.dim;
-    parts.push_back({std::move(args), absl::MakeSpan(rows, size)});
-    clusters.push_back(pull.table->cluster.get());
+    pulls.push_back({std::move(args), absl::MakeSpan(rows, size)});
+    clusters.push_back(part.table->cluster.get());
   }
   TFSWITCH_RETURN_IF_ERROR(CallClusters<PullPart>(
-      parts, [&](size_t i) { return clusters[i]; },
+      pulls, [&](size_t i) { return clusters[i]; },
       [](ParameterClient& client, absl::Span<const PullPart> group) {
         return client.StartPull(group);
       }));
-  RunRanges(threads, pulls.size(), 1, [&](size_t begin, size_t end) {
+  RunRanges(threads, parts.size(), 1, [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
       if (distinct[i].rows == nullptr) continue;
-      const BatchPull& pull = pulls[i];
-      ScatterRows(distinct[i].inverse, pull.table->config.dim,
-                  distinct[i].rows.get(), pull.embeddings, threads);
+      ScatterRows(distinct[i].inverse, parts[i].table->config.dim,
+                  distinct[i].rows.get(), parts[i].embeddings, threads);
     }
   });
   return absl::OkStatus();
 }
 
-absl::Status PushBatch(absl::Span<BatchPush> pushes,
+absl::Status PushBatch(absl::Span<Tfswitch_PushPart> parts,
                        const LentThreads* threads) {
-  TFSWITCH_RETURN_IF_ERROR(CheckNumBatches(pushes.size()));
-  for (BatchPush& push : pushes) {
-    push.updated_rows = 0;
-    push.is_skipped = false;
-    TFSWITCH_RETURN_IF_ERROR(CheckBatch(*push.table, push.keys.size()));
-  }
-  Batches<PreparedPush> prepared(pushes.size());
-  Batches<absl::Status> statuses(pushes.size());
-  RunRanges(threads, pushes.size(), 1, [&](size_t begin, size_t end) {
-    for (size_t i = begin; i < end; ++i) {
-      statuses[i] = Prepare(&pushes[i], &prepared[i]);
-    }
-  });
-  for (absl::Status& status : statuses) {
-    TFSWITCH_RETURN_IF_ERROR(std::move(status));
-  }
-  const bool is_skipped =
-      std::any_of(pushes.begin(), pushes.end(),
-                  [](const BatchPush& push) { return push.is_skipped; });
+  for (Tfswitch_PushPart& part : parts) part.result = {};
+  TFSWITCH_RETURN_IF_ERROR(CheckBatches(parts));
+  Batches<PreparedPush> prepared(parts.size());
+  TFSWITCH_RETURN_IF_ERROR(RunEach(threads, parts.size(), [&](size_t i) {
+    return Prepare(&parts[i], &prepared[i]);
+  }));
+  const bool is_skipped = std::any_of(
+      parts.begin(), parts.end(),
+      [](const Tfswitch_PushPart& part) { return part.result.skipped != 0; });
   if (is_skipped) {
-    for (BatchPush& push : pushes) push.is_skipped = true;
+    for (Tfswitch_PushPart& part : parts) part.result.skipped = 1;
     return absl::OkStatus();
   }
-  Batches<PushPart> parts;
-  Batches<size_t> places;  // The places of `parts` in `pushes`.
-  Batches<WriteResult> results(pushes.size());
-  for (size_t i = 0; i < pushes.size(); ++i) {
-    if (prepared[i].is_empty || IsRepeated(*pushes[i].table)) continue;
+  Batches<PushPart> pushes;
+  Batches<size_t> places;  // The places of `pushes` in `parts`.
+  Batches<WriteResult> results(parts.size());
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (prepared[i].is_empty || IsRepeated(*parts[i].table)) continue;
     TFSWITCH_RETURN_IF_ERROR(
-        Address(*pushes[i].table, threads, &prepared[i].args));
-    parts.push_back({std::move(prepared[i].args), &results[i]});
+        Complete(*parts[i].table, threads, &prepared[i].args));
+    pushes.push_back({std::move(prepared[i].args), &results[i]});
     places.push_back(i);
   }
-  // Before the first one goes. One alone is checked where it arrives.
-  if (parts.size() > 1) {
-    TFSWITCH_RETURN_IF_ERROR(CheckPushes(parts));
-    for (PushPart& part : parts) part.args.is_checked = true;
-  }
   TFSWITCH_RETURN_IF_ERROR(CallClusters<PushPart>(
-      parts, [&](size_t i) { return pushes[places[i]].table->cluster.get(); },
+      pushes, [&](size_t i) { return parts[places[i]].table->cluster.get(); },
       [](ParameterClient& client, absl::Span<const PushPart> group) {
-        return client.StartPush(group);
+        return client.StartCheckedPush(group);
       }));
   for (const size_t i : places) {
-    pushes[i].updated_rows = results[i].num_rows;
+    parts[i].result.updated_rows = results[i].num_rows;
   }
   return absl::OkStatus();
 }

@@ -1,0 +1,44 @@
+// Batches of ids as they come from a model, and the calls that they become:
+// each id once, gradients summed, all tables of one cluster in one call.
+
+#ifndef TFSWITCH_CC_CAPI_BATCHING_H_
+#define TFSWITCH_CC_CAPI_BATCHING_H_
+
+#include <atomic>
+#include <cstddef>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "cc/base/parallel.h"
+#include "cc/capi/tfswitch.h"
+#include "cc/client/cluster.h"
+#include "cc/table/table_config.h"
+
+// A table as this process uses it. Thread-safe.
+struct Tfswitch_Table {
+  // Constant once it is open.
+  std::shared_ptr<tfswitch::Cluster> cluster;
+  tfswitch::TableConfig config;
+  std::shared_ptr<const void> hold;  // Keeps a table of this process.
+  int slot_floats = 0;
+  // Warns once: a gradient with NaN is followed by more of them.
+  std::atomic<bool> has_warned{false};
+};
+
+namespace tfswitch {
+
+// InvalidArgument for a batch of more keys than one call can have.
+absl::Status CheckBatch(const Tfswitch_Table& table, size_t num_keys);
+
+// See `pull` of Tfswitch_Api. Repeated keys are sent once where that pays.
+absl::Status PullBatch(absl::Span<const Tfswitch_PullPart> parts,
+                       bool insert_missing, const LentThreads* threads);
+
+// See `push` of Tfswitch_Api. Sets the results of the parts.
+absl::Status PushBatch(absl::Span<Tfswitch_PushPart> parts,
+                       const LentThreads* threads);
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_CAPI_BATCHING_H_
