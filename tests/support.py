@@ -11,6 +11,7 @@ import socket
 import subprocess
 from collections.abc import Iterator, Mapping
 from types import TracebackType
+from typing import Any
 
 import tfswitch as tsw
 from tests.programs import environment
@@ -54,6 +55,15 @@ def running_servers(num_servers: int) -> Iterator[str]:
             for i in range(num_servers)
         ]
         yield "grpc://" + ",".join(s.address for s in servers)
+
+
+def make_table(
+    name: str = "t", dim: int = 2, **kwargs: Any
+) -> tsw.EmbeddingTable:
+    """A table of rows of zeros, of which a step takes the gradient away."""
+    kwargs.setdefault("initializer", "zeros")
+    kwargs.setdefault("optimizer", tsw.optimizers.SGD(1.0))
+    return tsw.EmbeddingTable(name, dim, **kwargs)
 
 
 _claims: list[socket.socket] = []

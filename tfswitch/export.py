@@ -457,7 +457,7 @@ def _last_base_seconds(rows: str) -> float | None:
         with open(
             os.path.join(rows, last, "manifest.json"), encoding="utf-8"
         ) as file:
-            return json.load(file)["content"]["created_ms"] / 1000
+            return int(json.load(file)["content"]["created_ms"]) / 1000
     except (OSError, ValueError, LookupError, TypeError):
         return None  # Damaged: nothing can follow it.
 
@@ -512,13 +512,15 @@ def _folder_of(path: str | os.PathLike[str]) -> _Folder:
                 f"{os.path.join(os.fspath(path), str(versions[-1]))!r}"
             ) from None
         return _Folder(folder, folder, None)
-    if "rows" not in model:
+    if "embedded" not in model:
         raise ValueError(
             f"the model in {folder!r} looks rows up on servers, and has no "
             'exports. Save one with mode="embedded", or export to another '
             "folder."
         )
-    rows = os.path.join(folder, os.path.dirname(MODEL_FILE), model["rows"])
+    rows = os.path.join(
+        folder, os.path.dirname(MODEL_FILE), model["embedded"]["rows"]
+    )
     return _Folder(folder, os.path.normpath(rows), sorted(model["tables"]))
 
 

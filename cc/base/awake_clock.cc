@@ -12,8 +12,8 @@
 namespace tfswitch {
 namespace {
 
-// Often enough that a busy machine seldom misses kLongestStep. If it does, a
-// lease lasts longer.
+// So short that a busy machine seldom takes more than kLongestStep between two
+// ticks. If it does, a lease lasts longer.
 constexpr std::chrono::milliseconds kTickInterval{100};
 
 // Thread-safe.
@@ -37,7 +37,7 @@ class TickingClock {
       std::thread(&TickingClock::Run, this).detach();
       is_ticking_ = true;
     } catch (const std::system_error&) {
-      // No thread can be had: then pauses count.
+      // Without a thread, pauses count.
     }
   }
 

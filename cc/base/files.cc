@@ -148,14 +148,14 @@ absl::StatusOr<std::string> ResolveBelow(const std::string& root,
                .first == base.end();
   };
   if (!is_below(found)) return outside("");
-  // Its entries, such as the folders of a checkpoint's tables.
+  // The folder's entries, such as the folders of a checkpoint's tables.
   fs::recursive_directory_iterator entry(found, error);
   for (; !error && entry != fs::recursive_directory_iterator();
        entry.increment(error)) {
     if (entry.depth() > 0) entry.disable_recursion_pending();
     std::error_code unknown;
     if (!entry->is_symlink(unknown)) {
-      // One that is gone again was a temporary file.
+      // An entry that is gone was a temporary file.
       if (!unknown || unknown.value() == ENOENT) continue;
       return ErrnoStatus("examine", entry->path().string(), unknown.value());
     }
@@ -226,11 +226,11 @@ absl::Status SyncFolder(const std::string& folder) {
 
 namespace {
 
-constexpr size_t kPageBytes = 4096;  // And of all blocks of disks.
+constexpr size_t kPageBytes = 4096;  // A multiple of disks' block sizes.
 constexpr size_t kDirectBytes = size_t{4} << 20;
 
-// Whether the file goes past the system's memory from now on; not every file
-// system can do that.
+// Makes reads and writes bypass the page cache, or not. Returns false if the
+// file system cannot.
 bool SetDirect(int fd, bool is_direct) {
   const int flags = fcntl(fd, F_GETFL);
   return flags >= 0 &&
@@ -238,7 +238,7 @@ bool SetDirect(int fd, bool is_direct) {
              0;
 }
 
-// Goes through `buffer`, in whole pages but for the last.
+// Writes by way of `buffer`, in whole pages except the last.
 absl::Status WriteDirectly(int fd, const std::string& path,
                            absl::Span<const absl::Span<const char>> pieces,
                            const PageBuffer& buffer) {
@@ -254,7 +254,7 @@ absl::Status WriteDirectly(int fd, const std::string& path,
       const ssize_t written = write(fd, buffer.data() + done, size - done);
       if (written >= 0) done += static_cast<size_t>(written);
       if (written >= 0 || errno == EINTR) continue;
-      // It may be refused only now.
+      // A file system may refuse O_DIRECT only now.
       if (errno != EINVAL) return ErrnoStatus("write", path, errno);
       is_direct = false;
     }
@@ -290,8 +290,8 @@ absl::Status ReadFromStart(int fd, const std::string& path, size_t size,
                            const PageBuffer& buffer) {
   bool is_direct = size >= kDirectBytes && SetDirect(fd, true);
   for (size_t done = 0; done < size;) {
-    // The rest of a page cannot be asked for by itself, and a file system may
-    // refuse only now.
+    // O_DIRECT cannot read the rest of a page, and a file system may refuse it
+    // only now.
     if (is_direct && done % kPageBytes != 0) is_direct = !SetDirect(fd, false);
     const size_t wanted = std::min(kDirectBytes, buffer.capacity() - done);
     const ssize_t got =
@@ -351,7 +351,7 @@ absl::Status WriteFileAtomically(const std::string& path,
 }
 
 absl::StatusOr<int> OpenRegularFile(const std::string& path) {
-  // To open a pipe would wait for its writer.
+  // Without O_NONBLOCK, opening a pipe would wait for its writer.
   const int fd = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   if (fd < 0) return ErrnoStatus("open", path, errno);
   auto close_file = absl::MakeCleanup([fd] { close(fd); });
@@ -392,8 +392,8 @@ absl::StatusOr<std::unique_ptr<FolderLock>> FolderLock::Take(
   const int fd =
       open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
   if (fd < 0) return ErrnoStatus("create", path, errno);
-  // The folder itself, too: its lock stays when somebody removes the file. NFS
-  // locks no folders.
+  // Locks the folder too, because its lock stays when somebody removes the
+  // file. NFS locks no folders.
   const int folder_fd =
       open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   auto lock = absl::WrapUnique(new FolderLock(fd, folder_fd));
@@ -434,7 +434,7 @@ absl::StatusOr<std::unique_ptr<FolderLock>> FolderLock::Take(
 }
 
 FolderLock::~FolderLock() {
-  // Also for children of a fork, which have the descriptor still.
+  // This unlocks for children of a fork too, which still have the descriptor.
   for (const int fd : {folder_fd_, fd_}) {
     if (fd < 0) continue;
     flock(fd, LOCK_UN);

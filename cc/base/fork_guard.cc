@@ -10,15 +10,15 @@
 namespace tfswitch {
 namespace {
 
-// The first use, which is never freed. Null: the guard is not armed.
+// The text of the first use, never freed. Null before that use.
 std::atomic<const std::string*> first_use{nullptr};
 
 }  // namespace
 
 std::atomic<bool> ForkGuard::is_tripped_{false};
 
-// While the library is being loaded: later another thread might fork while this
-// one registers, and the child would wait for it.
+// Registers while the library is being loaded. Later another thread might fork
+// while this one registers, and the child would wait for it.
 const int ForkGuard::registration_error_ =
     pthread_atfork(nullptr, nullptr, AfterForkInChild);
 

@@ -8,8 +8,8 @@
 namespace tfswitch {
 namespace {
 
-// How many objects and lists are open at once, at most. For a text that is no
-// JSON it is some number; that is noticed later.
+// Returns how deep objects and lists are nested. If the text is not JSON the
+// number has no meaning; the parser refuses such a text later.
 int DepthOf(absl::string_view text) {
   int depth = 0;
   int deepest = 0;
@@ -56,7 +56,7 @@ void CheckIntegers(const Json& json) {
 }
 
 std::string DumpJson(const Json& json) {
-  // The default would throw.
+  // The default handler would throw.
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 

@@ -17,7 +17,7 @@
 namespace tfswitch {
 namespace {
 
-// Copying as many floats takes a few microseconds.
+// Copying this many floats takes a few microseconds.
 constexpr size_t kMinFloatsPerRange = 16 * 1024;
 
 constexpr uint32_t kExponentMask = 0x7f800000u;
@@ -33,8 +33,8 @@ bool HasNonFinite(const float* values, size_t count) {
   return found != 0;
 }
 
-// Calls body(std::integral_constant<size_t, d>) with d = dim if it is a common
-// one, so that its loops have a fixed length, else with 0.
+// Calls body(std::integral_constant<size_t, d>). d is `dim` if that is a common
+// dim, so that loops have a fixed length, and 0 otherwise.
 template <typename Body>
 auto WithDim(int dim, const Body& body) {
   switch (dim) {
@@ -87,8 +87,8 @@ void UniqueKeys::Rebuild(size_t capacity, absl::Span<const Key> unique) {
 
 size_t UniqueKeys::Run(absl::Span<const Key> keys, absl::Span<Key> unique,
                        absl::Span<int32_t> inverse) {
-  // Batches resemble each other, and slots for the keys of the last one, not
-  // for as many as there may be, stay in the cache.
+  // Batches resemble each other. Slots for as many keys as the last batch had
+  // stay in the cache; slots for the largest possible number would not.
   const size_t expected = std::min(
       keys.size(), std::max(last_count_ + last_count_ / 8, keys.size() / 8));
   size_t capacity = 64;
@@ -98,8 +98,8 @@ size_t UniqueKeys::Run(absl::Span<const Key> keys, absl::Span<Key> unique,
   Key* const unique_data = unique.data();
   int32_t* const inverse_data = inverse.data();
   size_t count = 0;
-  // In blocks: first, without a branch to mispredict, the keys that are found
-  // where they belong; then the others, one by one.
+  // Works in blocks. A loop without branches finds the keys that lie at their
+  // home; then a second loop searches for the others one by one.
   constexpr size_t kBlock = 64;
   uint32_t homes[2][kBlock];
   uint16_t others[kBlock];

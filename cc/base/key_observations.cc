@@ -72,7 +72,7 @@ OwnedObservations::OwnedObservations(absl::Span<const int32_t> inverse,
           values.empty() ? 1.0f : values[i];
     }
   };
-  // Shows that are not given stand for the counts.
+  // If no shows are given, the counts stand for them.
   if (counts_needed || !each.counts.empty()) sum(each.counts, &counts_);
   if (!each.shows.empty()) sum(each.shows, &shows_);
   if (!each.clicks.empty()) sum(each.clicks, &clicks_);
@@ -85,7 +85,7 @@ OwnedObservations::OwnedObservations(const KeyObservations& all,
       clicks_(Gather(all.clicks, places)) {}
 
 void OwnedObservations::Append(const KeyObservations& more, size_t num_keys) {
-  // Shows first: while empty they stand for the counts so far.
+  // Shows come first: while they are empty, the counts so far stand for them.
   const auto append = [&](absl::Span<const float> values,
                           absl::Span<const float> instead, float otherwise,
                           std::vector<float>* to,

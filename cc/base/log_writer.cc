@@ -42,7 +42,7 @@ void FlushAtExit() {
   if (LogWriter* const writer = of_process) writer->Flush(kPatience);
 }
 
-// Its value is the process, so that children do not show events.
+// Its value is the process id, so that children do not show events.
 constexpr char kEventsOf[] = "TFSWITCH_SERVER_EVENTS_OF";
 
 std::atomic<bool> shows_server_events{false};
@@ -64,11 +64,11 @@ std::string MessageLine(LogLevel level, absl::string_view event,
                             message);
 }
 
-// While the library is being loaded, before another thread can fork.
+// Registers while the library is being loaded, before another thread can fork.
 const int registered =
     pthread_atfork(nullptr, nullptr, ForgetInChild) + std::atexit(FlushAtExit);
 
-// As one line, with its end.
+// Returns the text as one line that ends with a newline.
 std::string LineOf(absl::string_view text) {
   constexpr absl::string_view kCut = "...";
   std::string line;
@@ -91,7 +91,7 @@ bool WriteAll(int fd, absl::string_view line) {
     const ssize_t written = write(fd, line.data(), line.size());
     if (written > 0) {
       line.remove_prefix(static_cast<size_t>(written));
-    } else if (written < 0 && errno == EAGAIN) {  // Others have made it so.
+    } else if (written < 0 && errno == EAGAIN) {  // stderr may not block.
       pollfd polled = {fd, POLLOUT, 0};
       poll(&polled, 1, /*timeout=*/1000);
     } else if (written == 0 || errno != EINTR) {
@@ -154,7 +154,7 @@ bool LogWriter::WaitUntilWritten(absl::Duration patience) {
 }
 
 bool LogWriter::IsWithinLimits(const LogKind& kind, absl::string_view peer) {
-  // New peers by the hundred take minutes; then the limits of all start again.
+  // Hundreds of new peers take minutes to come. Then all limits start again.
   if (buckets_.size() >= kMaxBuckets) buckets_.clear();
   const absl::Time now = SteadyNow();
   const auto refill = [&](const std::string& name, double share)
@@ -192,7 +192,7 @@ void LogWriter::SayWhatWasLeftOut() {
 }
 
 void LogWriter::StartThread() {
-  // None of the host's handlers runs in it, and it gets no SIGPIPE.
+  // The thread runs no signal handler of the host, and gets no SIGPIPE.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -256,7 +256,7 @@ std::string EventLine(LogLevel level, absl::string_view event,
     if (is_plain) {
       absl::StrAppend(&line, value);
     } else {
-      // Not in UTF-8, some of which a terminal obeys.
+      // Escapes UTF-8 too, because a terminal obeys some of its characters.
       std::string escaped = absl::CEscape(value);
       absl::StrReplaceAll({{"\\'", "'"}}, &escaped);
       absl::StrAppend(&line, "\"", escaped, "\"");
@@ -271,7 +271,7 @@ void LogServerEvent(LogLevel level, absl::string_view event,
   if (!ShowsServerEvents()) return;
   LogKind kind = {event};
   if (peer.empty()) {
-    // A server may make or recover so many tables at once.
+    // A server may make or recover this many tables at once.
     kind.burst = 2000;
     kind.per_second = 10;
   }

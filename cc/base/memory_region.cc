@@ -27,12 +27,12 @@
 namespace tfswitch {
 namespace {
 
-// Few mprotect() calls, and little memory that counts as committed where the
-// system does not overcommit.
+// A step this large needs few mprotect() calls, and counts little memory as
+// committed where the system does not overcommit.
 constexpr size_t kMinUsableStep = 2 * kHugePageBytes;
 constexpr size_t kMaxUsableStep = 128 * kHugePageBytes;
 
-// Whether memory that could be used counts as used.
+// Whether the system counts memory as used as soon as it is usable.
 bool OvercommitIsForbidden() {
   std::ifstream file("/proc/sys/vm/overcommit_memory");
   int mode = 0;
@@ -42,7 +42,7 @@ bool OvercommitIsForbidden() {
 // The bytes that a process can address without asking for more.
 constexpr size_t kAddressSpace = size_t{1} << 47;
 
-// The part of it in reservations.
+// How many of them are reserved.
 std::atomic<size_t> reserved_bytes{0};
 
 bool IsBeyondAddressSpace(const void* map) {
@@ -54,11 +54,12 @@ void* Map(void* hint, size_t bytes, int protection) {
               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 }
 
-// Asks for addresses that only processors with five levels of page tables have,
-// and only for callers that name one. MAP_FAILED without.
+// Maps memory at addresses that only processors with five levels of page tables
+// have. The kernel gives these only to callers that name one. Returns
+// MAP_FAILED on other processors.
 void* MapBeyondAddressSpace(size_t bytes, int protection) {
 #if TFSWITCH_THREAD_SANITIZER || defined(__SANITIZE_ADDRESS__)
-  return MAP_FAILED;  // They do not know such addresses.
+  return MAP_FAILED;  // Other processors have no such addresses.
 #else
   void* const map =
       Map(reinterpret_cast<void*>(2 * kAddressSpace), bytes, protection);
@@ -71,7 +72,7 @@ void* MapBeyondAddressSpace(size_t bytes, int protection) {
 // Kept free for everything else: stacks, messages, files.
 constexpr size_t kRoomForOthers = size_t{64} << 30;
 
-// Whether that room is there. A user who has set a limit knows the room.
+// Whether that room is left. If the user has set a limit, it always is.
 bool LeavesRoom() {
   rlimit limit = {};
   if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
@@ -92,7 +93,7 @@ absl::StatusOr<MemoryReservation> MemoryReservation::Create(size_t bytes,
   const size_t wish = RoundUpTo(bytes, kHugePageBytes);
   const size_t left =
       kAddressSpace - std::min(kAddressSpace, reserved_bytes.load());
-  // One huge page more than asked, to align within.
+  // One huge page more than asked, so that the beginning can be aligned.
   size_t size = std::min(
       wish, RoundUpTo(std::max(left / kShare, min_bytes), kHugePageBytes));
   void* map = size < wish
@@ -160,10 +161,10 @@ void MemorySpan::Release(size_t begin, size_t end) {
 void MemorySpan::Reset() {
   if (usable_ == 0) return;
 #if TFSWITCH_THREAD_SANITIZER
-  // It takes mapping memory for writing to it.
+  // The sanitizer regards mapping memory as writing to it.
   Release(0, usable_);
 #else
-  // In one step: an access from another thread waits for it and finds zeros.
+  // One step, so that an access from another thread waits and finds zeros.
   void* const map =
       mmap(data_, usable_, PROT_READ | PROT_WRITE,
            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);

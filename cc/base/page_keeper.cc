@@ -28,7 +28,7 @@ namespace {
 
 constexpr size_t kSmallPagesPerHugePage = kHugePageBytes / kSmallPageBytes;
 
-// True if someone has been there before us.
+// Whether a table has used a part of the page already.
 bool IsPartlyUsed(char* page) {
   unsigned char resident[kSmallPagesPerHugePage];
   return mincore(page, kHugePageBytes, resident) == 0 &&
@@ -36,10 +36,9 @@ bool IsPartlyUsed(char* page) {
                      [](unsigned char r) { return (r & 1) != 0; });
 }
 
-// Adds nothing, atomically, which loses no write of another thread. Not with
-// madvise(MADV_POPULATE_WRITE), because that keeps the whole address space
-// locked for as long as it takes, and a request that grows an array would wait
-// for it.
+// Adds 0 atomically, which loses no write of another thread.
+// madvise(MADV_POPULATE_WRITE) would lock the whole address space meanwhile,
+// and a request that grows an array would wait for it.
 void TouchPage(char* page) {
   for (size_t at = 0; at < kHugePageBytes; at += kSmallPageBytes) {
     __atomic_fetch_or(page + at, 0, __ATOMIC_RELAXED);
@@ -75,7 +74,7 @@ bool PageKeeper::IsBusy(const MemorySpan& span) {
   const auto overlaps = [&span](const Request& request) {
     return request.Overlaps(span);
   };
-  // It may not have started yet, for want of a thread.
+  // The thread may not have started yet, if the system had none.
   if (!pending_.empty()) StartThread();
   return overlaps(current_) ||
          std::any_of(pending_.begin(), pending_.end(), overlaps);
@@ -85,7 +84,7 @@ void PageKeeper::Cancel(const MemorySpan& span) {
   MutexLock lock(&mutex_);
   Forget(span);
   while (current_.Overlaps(span)) changed_.Wait(&mutex_);
-  // Again: the request in progress may have left pages to join.
+  // Once more, because the request in progress may have left pages to join.
   Forget(span);
 }
 
@@ -100,7 +99,7 @@ void PageKeeper::Add(const Request& request) {
   if (request.bytes == 0) return;
   MutexLock lock(&mutex_);
   if (request.kind == Kind::kReset) {
-    // A table may be waiting for it, and it takes less than touching.
+    // A table may be waiting for this request, which takes less than touching.
     pending_.push_front(request);
   } else {
     pending_.push_back(request);
@@ -125,7 +124,8 @@ void PageKeeper::StartThread() {
     std::thread([this] { Run(); }).detach();
     is_started_ = true;
   } catch (const std::system_error&) {
-    // No thread to be had. The next request tries again, and tables do without.
+    // The system has no thread. The next request tries again; until then tables
+    // go without.
   }
 }
 
@@ -161,7 +161,7 @@ void PageKeeper::Serve(const Request& request) {
       span.Reset();
       break;
     case Kind::kJoin:
-      // Where the kernel cannot, the pages stay small.
+      // If the kernel cannot do this, the pages stay small.
       madvise(request.begin, request.bytes, MADV_COLLAPSE);
       break;
   }
@@ -171,7 +171,7 @@ void PageKeeper::TouchPages(char* begin, size_t bytes) {
   for (size_t at = 0; at < bytes; at += kHugePageBytes) {
     char* const page = begin + at;
     const bool is_late = IsPartlyUsed(page);
-    // A refusal costs speed, nothing else.
+    // A refusal costs only speed.
     madvise(page, kHugePageBytes, MADV_HUGEPAGE);
     TouchPage(page);
     if (!is_late) continue;

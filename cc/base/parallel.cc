@@ -11,17 +11,17 @@
 namespace tfswitch {
 namespace {
 
-// Ranges per thread: small enough that threads that begin late or are held up
-// leave the others little to wait for.
+// Several ranges per thread, so that the others wait little for a thread that
+// begins late or is held up.
 constexpr size_t kRangesPerThread = 4;
 
-// Shared with tasks that may begin when everything is done.
+// Shared with the tasks, because one may begin when everything is done.
 struct Job {
   Job(absl::FunctionRef<void(size_t, size_t)> work_of_caller, size_t all,
       size_t ranges)
       : work(work_of_caller), size(all), num_ranges(ranges) {}
 
-  // Works on ranges until there are none left to begin with.
+  // Works on ranges until all have been taken.
   void Help() {
     for (;;) {
       const size_t range = next.fetch_add(1, std::memory_order_relaxed);
@@ -30,7 +30,7 @@ struct Job {
       try {
         work(size * range / num_ranges, size * (range + 1) / num_ranges);
       } catch (...) {
-        // Out of memory, most likely. For the caller, once all have ended.
+        // Most likely out of memory. The caller gets it once all have ended.
         if (!has_failed.exchange(true)) error = std::current_exception();
       }
       num_done.fetch_add(1, std::memory_order_release);
@@ -63,7 +63,7 @@ void RunRanges(const LentThreads* threads, size_t size, size_t min_size,
     try {
       threads->Schedule([job] { job->Help(); });
     } catch (...) {
-      break;  // With fewer helpers then: those that began must be waited for.
+      break;  // Goes on with fewer helpers, and waits for them.
     }
   }
   job->Help();

@@ -33,7 +33,8 @@ class LentThreads {
 void RunRanges(const LentThreads* threads, size_t size, size_t min_size,
                absl::FunctionRef<void(size_t begin, size_t end)> work);
 
-// Likewise work(i) for each i below `size`; the first error in their order.
+// Calls work(i) for each i below `size` in the same way; returns the first
+// error in their order.
 absl::Status RunEach(const LentThreads* threads, size_t size,
                      absl::FunctionRef<absl::Status(size_t i)> work);
 

@@ -23,7 +23,7 @@ Progress::Progress(std::string task, int64_t total_rows, Options options)
   try {
     thread_ = std::thread(&Progress::Run, this);
   } catch (const std::system_error&) {
-    // The call goes on, and says nothing.
+    // The call goes on without reports.
   }
 }
 
@@ -57,7 +57,7 @@ void Progress::Print(absl::Duration since_begin) const {
   std::string line = absl::StrFormat("%s: %.0f s so far", task_,
                                      absl::ToDoubleSeconds(since_begin));
   if (rows > 0 && total > 0) {
-    // Rows that come meanwhile are not in the total.
+    // The total does not have rows that came meanwhile.
     absl::StrAppendFormat(&line, ", %d of %d rows (%d%%)", rows, total,
                           100 * std::min(rows, total) / total);
   } else if (rows > 0 || total > 0) {

@@ -10,11 +10,12 @@ absl::StatusOr<std::optional<std::string>> WatchedFile::ReadIfChanged(
   const absl::Time time = SteadyNow();
   if (!now && time < next_look_) return std::nullopt;
   next_look_ = time + kInterval;
-  // The stamp comes first: a file that is exchanged meanwhile is read again.
+  // Takes the stamp first, so that a file that is exchanged meanwhile is read
+  // again.
   TFSWITCH_ASSIGN_OR_RETURN(const FileStamp stamp, StampOf(path_));
   if (stamp_ == stamp) return std::nullopt;
   TFSWITCH_ASSIGN_OR_RETURN(std::string text, ReadWholeFile(path_, max_bytes_));
-  // Not of a file that could not be read: it is tried again.
+  // A file that could not be read keeps no stamp, so that it is tried again.
   stamp_ = stamp;
   return text;
 }

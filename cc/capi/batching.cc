@@ -108,6 +108,7 @@ absl::Status Prepare(Tfswitch_PushPart* part, PreparedPush* prepared) {
   args.learning_rate = options.learning_rate;
   args.global_step = options.global_step;
   args.insert_missing = options.insert_missing != 0;
+  if (prepared->is_empty) return absl::OkStatus();
   if (unique.empty()) return CheckSettings(args, dim);
   if (unique.size() != keys.size()) {
     const size_t size = unique.size() * dim;

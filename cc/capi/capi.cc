@@ -384,11 +384,14 @@ void StopServer(Tfswitch_Server* server, double grace_s) {
 absl::Status ReplicasEndStep(const char* group, uint32_t worker, double weight,
                              double wait_s, Tfswitch_ReplicaPlace* place,
                              int32_t* has_arrived) {
-  ReplicaPlace present = {place->incarnation, place->clock, place->round};
+  ReplicaPlace present;
+  present.set_incarnation(place->incarnation);
+  present.set_clock(place->clock);
+  present.set_round(place->round);
   bool arrived = *has_arrived != 0;
   absl::Status status = ReplicasOf(group).EndStep(
       worker, weight, SteadyNow() + absl::Seconds(wait_s), &present, &arrived);
-  *place = {present.incarnation, present.clock, present.round};
+  *place = {present.incarnation(), present.clock(), present.round()};
   *has_arrived = arrived ? 1 : 0;
   return status;
 }
@@ -404,23 +407,24 @@ absl::Status ReplicasNextRound(const char* group, uint64_t applier,
                             ReplicasOf(group).NextRound(
                                 applier, SteadyNow() + absl::Seconds(wait_s)));
   auto owned = std::make_unique<OwningRound>();
-  for (const Contribution& each : next.contributions) {
+  for (const Contribution& each : next.contributions()) {
     owned->keys_storage.insert(
         owned->keys_storage.end(),
-        {each.worker, static_cast<int64_t>(each.incarnation), each.clock});
-    owned->weights_storage.push_back(each.weight);
+        {each.worker(), static_cast<int64_t>(each.incarnation()),
+         each.clock()});
+    owned->weights_storage.push_back(each.weight());
   }
-  for (const uint64_t incarnation : next.active) {
+  for (const uint64_t incarnation : next.active()) {
     owned->active_storage.push_back(static_cast<int64_t>(incarnation));
   }
-  owned->number = next.number;
-  owned->total_weight = next.total_weight;
-  owned->num_contributions = next.contributions.size();
+  owned->number = next.number();
+  owned->total_weight = next.total_weight();
+  owned->num_contributions = next.contributions().size();
   owned->keys = owned->keys_storage.data();
   owned->weights = owned->weights_storage.data();
-  owned->num_active = next.active.size();
+  owned->num_active = next.active().size();
   owned->active = owned->active_storage.data();
-  owned->next_incarnation = static_cast<int64_t>(next.next_incarnation);
+  owned->next_incarnation = static_cast<int64_t>(next.next_incarnation());
   *round = owned.release();
   return absl::OkStatus();
 }

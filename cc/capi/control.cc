@@ -22,7 +22,6 @@
 #include "cc/client/worker_session.h"
 #include "cc/serving/exporter.h"
 #include "cc/serving/served_model.h"
-#include "cc/wire/coordination_conversion.h"
 #include "cc/wire/json.h"
 #include "cc/wire/report_conversion.h"
 #include "cc/wire/table_config_conversion.h"
@@ -30,12 +29,6 @@
 
 namespace tfswitch {
 namespace {
-
-absl::StatusOr<int> ToInt(absl::string_view field, uint32_t count) {
-  if (count <= INT32_MAX) return static_cast<int>(count);
-  return absl::InvalidArgumentError(absl::StrCat(
-      field, ": expected a number up to ", INT32_MAX, ", got ", count));
-}
 
 template <typename Repeated>
 std::vector<std::string> ToStrings(const Repeated& repeated) {
@@ -90,36 +83,15 @@ absl::Status DropTable(Cluster& cluster, const v1::DropTableRequest& request,
 
 absl::Status Save(Cluster& cluster, const v1::SaveRequest& request,
                   v1::CheckpointReport* response) {
-  SaveOptions options;
-  options.path = request.path();
-  options.tables = ToStrings(request.tables());
-  options.dropped_tables = ToStrings(request.dropped_tables());
-  options.progress_id = request.progress_id();
-  if (request.keep() != 0) {
-    TFSWITCH_ASSIGN_OR_RETURN(options.keep, ToInt("keep", request.keep()));
-  }
   TFSWITCH_ASSIGN_OR_RETURN(*response,
-                            SaveCheckpoint(cluster.client(), options));
+                            SaveCheckpoint(cluster.client(), request));
   return absl::OkStatus();
 }
 
 absl::Status Restore(Cluster& cluster, const v1::RestoreRequest& request,
                      v1::CheckpointReport* response) {
-  if (request.save() < 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "save: expected the number of a save, or 0 for the newest, "
-        "got ",
-        request.save()));
-  }
-  RestoreOptions options;
-  options.path = request.path();
-  options.tables = ToStrings(request.tables());
-  options.save = request.save();
-  options.new_names = {request.new_names().begin(), request.new_names().end()};
-  options.state = request.state();
-  options.progress_id = request.progress_id();
   TFSWITCH_ASSIGN_OR_RETURN(*response,
-                            RestoreCheckpoint(cluster.client(), options));
+                            RestoreCheckpoint(cluster.client(), request));
   return absl::OkStatus();
 }
 
@@ -152,37 +124,8 @@ absl::Status Shrink(Cluster& cluster, const v1::ShrinkRequest& request,
 
 absl::Status Publish(Cluster& cluster, const v1::PublishExportRequest& request,
                      v1::PublishExportResponse* response) {
-  if (request.path().empty()) {
-    return absl::InvalidArgumentError("PublishExport: path: expected a folder");
-  }
-  ExportOptions options;
-  options.path = request.path();
-  options.is_delta = request.delta();
-  options.base_if_broken = request.base_if_broken();
-  options.tables = ToStrings(request.tables());
-  options.all_tables = request.all_tables();
-  if (!request.row_format().empty()) {
-    TFSWITCH_ASSIGN_OR_RETURN(options.format,
-                              RowFormatOf(request.row_format()));
-  }
-  if (request.has_rule()) {
-    options.rule = ScoreRule{request.rule().base_threshold(),
-                             request.rule().delta_threshold(),
-                             request.rule().delta_keep_days()};
-  }
-  options.all_rows = request.all_rows();
-  options.day = cluster.day();
-  TFSWITCH_ASSIGN_OR_RETURN(options.keep_bases,
-                            ToInt("keep_bases", request.keep_bases()));
-  TFSWITCH_ASSIGN_OR_RETURN(const ExportReport report,
-                            PublishExport(cluster.client(), options));
-  response->set_delta(report.is_delta);
-  response->set_number(report.number);
-  response->set_published(report.is_published);
-  response->set_num_rows(report.num_rows);
-  response->set_num_removed(report.num_removed);
-  response->set_bytes(report.bytes);
-  response->set_why_base(report.why_base);
+  TFSWITCH_ASSIGN_OR_RETURN(
+      *response, PublishExport(cluster.client(), request, cluster.day()));
   return absl::OkStatus();
 }
 
@@ -253,15 +196,15 @@ absl::Status GetGroupStats(Cluster& cluster,
 absl::Status CreateWorkQueue(WorkerSession& worker,
                              const v1::CreateWorkQueueRequest& request,
                              v1::CreateWorkQueueResponse*) {
-  return worker.CreateWorkQueue(request.queue(), FromProto(request.options()));
+  return worker.CreateWorkQueue(request.queue(), request.options());
 }
 
 absl::Status TakeWorkItem(WorkerSession& worker,
                           const v1::TakeWorkItemRequest& request,
                           v1::TakeWorkItemResponse* response) {
-  TFSWITCH_ASSIGN_OR_RETURN(const std::optional<WorkItem> item,
+  TFSWITCH_ASSIGN_OR_RETURN(std::optional<WorkItem> item,
                             worker.TakeWorkItem(request.queue()));
-  if (item.has_value()) *response->mutable_item() = ToProto(*item);
+  if (item.has_value()) *response->mutable_item() = *std::move(item);
   return absl::OkStatus();
 }
 

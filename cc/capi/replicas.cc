@@ -10,7 +10,6 @@
 #include "cc/base/mutex.h"
 #include "cc/base/status_macros.h"
 #include "cc/base/steady_clock.h"
-#include "cc/wire/coordination_conversion.h"
 
 namespace tfswitch {
 namespace {
@@ -21,13 +20,6 @@ struct GroupRegistry {
   std::map<std::string, std::unique_ptr<ReplicaCoordinator>> groups
       ABSL_GUARDED_BY(mutex);
 };
-
-void SetPlace(const ReplicaPlace& place, v1::ReplicasResponse* response) {
-  v1::ReplicaPlace& proto = *response->mutable_place();
-  proto.set_incarnation(place.incarnation);
-  proto.set_clock(place.clock);
-  proto.set_round(place.round);
-}
 
 absl::Status Answer(const absl::Status& status,
                     v1::ReplicasResponse* response) {
@@ -55,7 +47,7 @@ absl::Status CallReplicas(const v1::ReplicasRequest& request,
   const uint64_t incarnation = request.place().incarnation();
   switch (request.call()) {
     case v1::ReplicasRequest::STATS:
-      *response->mutable_stats() = ToProto(replicas.stats());
+      *response->mutable_stats() = replicas.stats();
       return absl::OkStatus();
     case v1::ReplicasRequest::BEGIN_APPLYING: {
       TFSWITCH_ASSIGN_OR_RETURN(
@@ -65,19 +57,18 @@ absl::Status CallReplicas(const v1::ReplicasRequest& request,
       return absl::OkStatus();
     }
     case v1::ReplicasRequest::JOIN: {
-      ReplicaPlace place = {incarnation, request.place().clock(),
-                            request.place().round()};
-      const absl::Status joined = replicas.Join(
-          FromProto(request.options()), request.worker(), request.previous(),
-          request.applier(), deadline, &place);
-      SetPlace(place, response);
-      return Answer(joined, response);
+      *response->mutable_place() = request.place();
+      return Answer(
+          replicas.Join(FromProto(request.options()), request.worker(),
+                        request.previous(), request.applier(), deadline,
+                        response->mutable_place()),
+          response);
     }
     case v1::ReplicasRequest::WAIT_AT_BARRIER: {
-      const auto place =
+      auto place =
           replicas.WaitAtBarrier(request.worker(), incarnation,
                                  request.barrier(), request.visit(), deadline);
-      if (place.ok()) SetPlace(*place, response);
+      if (place.ok()) *response->mutable_place() = *place;
       return Answer(place.status(), response);
     }
     case v1::ReplicasRequest::LEAVE_TOGETHER:

@@ -12,34 +12,38 @@
 #include <cerrno>
 #include <filesystem>
 #include <iterator>
-#include <limits>
 #include <random>
 #include <set>
 #include <system_error>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "cc/base/checked_math.h"
 #include "cc/base/files.h"
-#include "cc/base/json.h"
 #include "cc/base/log_writer.h"
 #include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
-#include "cc/checkpoint/parts.h"
 #include "cc/checkpoint/safetensors.h"
 #include "cc/optimizer/optimizer.h"
+#include "cc/table/counting_bloom.h"
+#include "cc/table/row_statistics.h"
+#include "cc/table/step_log.h"
+#include "cc/wire/json.h"
 #include "cc/wire/table_config_conversion.h"
+#include "google/protobuf/util/message_differencer.h"
 
 namespace tfswitch::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char kFormatName[] = "tfswitch-checkpoint";
+constexpr char kFormatName[] = "tfswitch-checkpoint";  // In files of rows.
 // Rows are gathered in memory up to this size before a file is written.
 constexpr int64_t kBytesPerFile = int64_t{128} << 20;
 // A manifest has about 200 bytes for each 128 MiB of rows. Only items of work
@@ -55,114 +59,15 @@ absl::Span<const char> BytesOf(const Values& values) {
                              values.size() * sizeof(values[0]));
 }
 
-const char* NameOf(FileKind kind) {
-  switch (kind) {
-    case FileKind::kRows:
-      return "rows";
-    case FileKind::kCandidates:
-      return "candidates";
-    case FileKind::kBloom:
-      return "bloom";
-    case FileKind::kRemoved:
-      return "removed";
-    case FileKind::kMarks:
-      return "marks";
-    case FileKind::kStaged:
-      return "staged";
-  }
-  return "";
-}
-
-Json FileToJson(const RowFile& file) {
-  Json json = {
-      {"name", file.name},
-      {"virtual_shards", {file.virtual_shards_begin, file.virtual_shards_end}},
-      {"num_rows", file.num_rows},
-      {"bytes", file.bytes},
-      {"crc32", absl::StrFormat("%08x", file.crc32)}};
-  if (file.kind != FileKind::kRows) json["kind"] = NameOf(file.kind);
-  return json;
-}
-
 int64_t RowBytes(const EmbeddingTable& table) {
   return static_cast<int64_t>(
       sizeof(Key) + sizeof(float) * (table.dim() + table.slot_floats()));
 }
 
 // Whether a file is taken over when only changes are saved.
-bool HasRows(const RowFile& file) {
-  return file.kind == FileKind::kRows || file.kind == FileKind::kRemoved;
-}
-
-uint64_t RowsOf(const SavedTable& table) {
-  if (table.num_rows.has_value()) return *table.num_rows;
-  uint64_t num_rows = 0;
-  for (const RowFile& file : table.files) {
-    if (file.kind == FileKind::kRows) {
-      num_rows += static_cast<uint64_t>(file.num_rows);
-    }
-  }
-  return num_rows;
-}
-
-Json FilesToJson(const std::vector<RowFile>& files) {
-  Json json = Json::array();
-  for (const RowFile& file : files) json.push_back(FileToJson(file));
-  return json;
-}
-
-Json TablesToJson(const std::map<std::string, SavedTable>& tables) {
-  Json json = Json::object();
-  for (const auto& [name, table] : tables) {
-    Json instances = Json::array();
-    for (const uint64_t instance : table.identity.shard_instances) {
-      instances.push_back(absl::StrFormat("%016x", instance));
-    }
-    json[name] = {
-        {"config", Json::parse(TableConfigToJson(table.config))},
-        {"incarnation", absl::StrFormat("%016x", table.identity.incarnation)},
-        {"shard_instances", std::move(instances)},
-        {"slot_floats", table.slot_floats},
-        {"num_rows", RowsOf(table)},
-        {"files", FilesToJson(table.files)}};
-    if (table.last_day >= 0.0f) json[name]["last_day"] = table.last_day;
-    if (table.config.optimizer.is_dense) {
-      Json runs = Json::array();
-      for (const StepRun& run : table.steps.runs) {
-        runs.push_back({run.first, run.learning_rate});
-      }
-      json[name]["steps"] = {{"last_step", table.steps.last_step},
-                             {"learning_rates", std::move(runs)}};
-    }
-  }
-  return json;
-}
-
-// False unless it is an integer from 0 to the largest T.
-template <typename T>
-bool GetNumber(const Json& json, T* value) {
-  if (!json.is_number_unsigned() ||
-      json.get<uint64_t>() > uint64_t{std::numeric_limits<T>::max()}) {
-    return false;
-  }
-  *value = json.get<T>();
-  return true;
-}
-
-// nlohmann's checked accessors throw; this reads one field without.
-template <typename T>
-bool Get(const Json& json, const char* field, T* value) {
-  if (!json.is_object() || !json.contains(field)) return false;
-  const Json& member = json[field];
-  if constexpr (std::is_same_v<T, std::string>) {
-    if (!member.is_string()) return false;
-  } else if constexpr (std::is_same_v<T, bool>) {
-    if (!member.is_boolean()) return false;
-  } else {
-    return GetNumber(member, value);
-  }
-  *value = member.get<T>();
-  return true;
+bool HasRows(const v1::CheckpointFile& file) {
+  return file.kind() == v1::CheckpointFile::ROWS ||
+         file.kind() == v1::CheckpointFile::REMOVED;
 }
 
 // Whether a name is one that PartWriter gives a file in `folder`.
@@ -174,191 +79,86 @@ bool IsFileNameIn(const std::string& folder, absl::string_view name) {
          });
 }
 
-absl::StatusOr<RowFile> FileFromJson(const Json& json,
-                                     const std::string& folder,
-                                     const std::string& what,
-                                     uint32_t num_virtual_shards) {
-  RowFile file;
-  std::string crc32;
-  if (!Get(json, "name", &file.name) ||
-      !Get(json, "num_rows", &file.num_rows) ||
-      !Get(json, "bytes", &file.bytes) || !Get(json, "crc32", &crc32) ||
-      !absl::SimpleHexAtoi(crc32, &file.crc32)) {
-    return Damaged(what, "entry of a file");
-  }
+// Checks what the rules of the fields cannot say. InvalidArgument that names
+// the field and the file.
+absl::Status CheckFile(const v1::CheckpointFile& file,
+                       const std::string& folder, uint32_t num_virtual_shards) {
+  const auto wrong = [&file](absl::string_view field, absl::string_view why) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(field, " of '", absl::CHexEscape(file.name()), "'", why));
+  };
   // Each row and candidate has a key of 8 bytes, all others have more.
-  if (file.num_rows > file.bytes / static_cast<int64_t>(sizeof(Key))) {
-    return Damaged(
-        what, absl::StrCat("num_rows of '", file.name, "': ", file.num_rows,
-                           " do not fit in its ", file.bytes, " bytes"));
+  if (file.num_rows() > file.bytes() / static_cast<int64_t>(sizeof(Key))) {
+    return wrong("num_rows",
+                 absl::StrCat(": ", file.num_rows(), " do not fit in its ",
+                              file.bytes(), " bytes"));
   }
-  // Any JSON type: a file taken for rows by mistake would be loaded as such.
-  if (const auto kind = json.find("kind"); kind != json.end()) {
-    for (const FileKind each :
-         {FileKind::kCandidates, FileKind::kBloom, FileKind::kRemoved,
-          FileKind::kMarks, FileKind::kStaged}) {
-      if (*kind == NameOf(each)) file.kind = each;
-    }
-    if (file.kind == FileKind::kRows) {
-      return Damaged(what, absl::StrCat("kind of '", file.name,
-                                        "': expected candidates, bloom, "
-                                        "removed, marks, staged or none, got ",
-                                        DumpJson(*kind)));
-    }
+  const bool is_of_server = file.kind() == v1::CheckpointFile::MARKS ||
+                            file.kind() == v1::CheckpointFile::STAGED;
+  if (is_of_server != (folder == kServerFolder)) return wrong("kind", "");
+  if (!IsFileNameIn(folder, file.name())) {
+    return wrong("name", absl::StrCat(": expected a file in '", folder, "/'"));
   }
-  const bool is_of_server =
-      file.kind == FileKind::kMarks || file.kind == FileKind::kStaged;
-  if (is_of_server != (folder == kServerFolder)) {
-    return Damaged(what, absl::StrCat("kind of '", file.name, "'"));
-  }
-  if (!IsFileNameIn(folder, file.name)) {
-    return Damaged(what, absl::StrCat("file name '", file.name, "'"));
-  }
-  if (!json.contains("virtual_shards") || !json["virtual_shards"].is_array() ||
-      json["virtual_shards"].size() != 2 ||
-      !GetNumber(json["virtual_shards"][0], &file.virtual_shards_begin) ||
-      !GetNumber(json["virtual_shards"][1], &file.virtual_shards_end) ||
-      file.virtual_shards_begin > file.virtual_shards_end ||
-      file.virtual_shards_end > num_virtual_shards) {
-    return Damaged(what, absl::StrCat("virtual_shards of '", file.name, "'"));
-  }
-  return file;
-}
-
-// The text of the field "work_queues", which need not be there.
-std::string WorkQueuesFromJson(const Json& json) {
-  const auto it = json.find("work_queues");
-  return it == json.end() ? "" : it->dump();
-}
-
-// Adds that field, if there is something in it.
-void AddWorkQueues(const std::string& work_queues, Json* json) {
-  if (work_queues.empty()) return;
-  (*json)["work_queues"] = ParseJson(work_queues).value();
-}
-
-absl::Status StepsFromJson(const Json& json, SavedSteps* steps) {
-  const auto runs = json.find("learning_rates");
-  if (!Get(json, "last_step", &steps->last_step) || runs == json.end() ||
-      !runs->is_array() || runs->size() > StepLog::kMaxRuns) {
-    return absl::InvalidArgumentError("expected last_step and learning_rates");
-  }
-  for (const Json& run : *runs) {
-    StepRun& to = steps->runs.emplace_back();
-    if (!run.is_array() || run.size() != 2 || !GetNumber(run[0], &to.first) ||
-        !run[1].is_number()) {
-      return absl::InvalidArgumentError(
-          "learning_rates: expected pairs of a step and a number");
-    }
-    to.learning_rate = static_cast<float>(run[1].get<double>());
-  }
-  return StepLog::Validate(*steps);
-}
-
-absl::Status FilesFromJson(const Json& json, const std::string& folder,
-                           const std::string& what, uint32_t num_virtual_shards,
-                           std::vector<RowFile>* files) {
-  for (const Json& file : json) {
-    TFSWITCH_ASSIGN_OR_RETURN(
-        RowFile row_file, FileFromJson(file, folder, what, num_virtual_shards));
-    files->push_back(std::move(row_file));
+  if (file.virtual_shards_begin() > file.virtual_shards_end() ||
+      file.virtual_shards_end() > num_virtual_shards) {
+    return wrong("virtual shards", "");
   }
   return absl::OkStatus();
 }
 
-// The field "server", which is only in a server's own state.
-absl::Status ServerFromJson(const Json& json, const std::string& what,
-                            std::optional<SavedServer>* server) {
-  const auto it = json.find("server");
-  if (it == json.end()) return absl::OkStatus();
-  server->emplace();
-  if (!Get(*it, "num_writes", &(*server)->num_writes) ||
-      !Get(*it, "saved_at_ms", &(*server)->saved_at_ms) ||
-      !Get(*it, "last_record", &(*server)->last_record) ||
-      !it->contains("rounds") || !it->contains("files") ||
-      !(*it)["files"].is_array()) {
-    return Damaged(what, "field 'server'");
+absl::Status CheckTable(const std::string& name,
+                        const v1::CheckpointTable& table) {
+  const auto wrong = [&name](absl::string_view field, absl::string_view why) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(field, " of table '", absl::CHexEscape(name), "': ", why));
+  };
+  const TableConfig config = FromProto(table.config());
+  if (const absl::Status status = config.Validate(); !status.ok()) {
+    return wrong("config", status.message());
   }
-  (*server)->rounds = DumpJson((*it)["rounds"]);
-  if (it->contains("groups")) (*server)->groups = DumpJson((*it)["groups"]);
-  return FilesFromJson((*it)["files"], kServerFolder, what,
-                       /*num_virtual_shards=*/0, &(*server)->files);
-}
-
-void AddServerTo(const std::optional<SavedServer>& server, Json* json) {
-  if (!server.has_value()) return;
-  (*json)["server"] = {{"num_writes", server->num_writes},
-                       {"saved_at_ms", server->saved_at_ms},
-                       {"last_record", server->last_record},
-                       {"rounds", ParseJson(server->rounds).value()},
-                       {"groups", ParseJson(server->groups).value()},
-                       {"files", FilesToJson(server->files)}};
-}
-
-absl::Status TablesFromJson(const Json& json, const std::string& what,
-                            std::map<std::string, SavedTable>* tables) {
-  if (!json.is_object()) return Damaged(what, "field 'tables'");
-  for (const auto& [name, entry] : json.items()) {
-    SavedTable table;
-    if (!Get(entry, "slot_floats", &table.slot_floats) ||
-        !entry.contains("config") || !entry.contains("files") ||
-        !entry["files"].is_array()) {
-      return Damaged(what, absl::StrCat("entry of table '", name, "'"));
+  if (config.name != name) {
+    return wrong("config", absl::StrCat("it is of '", config.name, "'"));
+  }
+  if (table.slot_floats() < RowStatistics(config.statistics).num_floats()) {
+    return wrong("slot_floats", absl::StrCat(table.slot_floats(),
+                                             ", which are less than its "
+                                             "statistics have"));
+  }
+  if (table.has_last_day()) {
+    if (const absl::Status status = CheckDay(name, table.last_day());
+        !status.ok()) {
+      return wrong("last_day", status.message());
     }
-    absl::Status status =
-        TableConfigFromJson(entry["config"].dump(), &table.config);
-    if (status.ok()) status = table.config.Validate();
-    if (!status.ok()) {
-      return Damaged(what, absl::StrCat("config of table '", name,
-                                        "': ", status.message()));
-    }
-    if (table.config.name != name) {
-      return Damaged(what, absl::StrCat("config of table '", name, "' is of '",
-                                        table.config.name, "'"));
-    }
-    TableIdentity& identity = table.identity;
-    std::string incarnation;
-    if (entry.contains("incarnation") &&
-        (!Get(entry, "incarnation", &incarnation) ||
-         !absl::SimpleHexAtoi(incarnation, &identity.incarnation))) {
-      return Damaged(what, absl::StrCat("incarnation of table '", name, "'"));
-    }
-    if (const auto instances = entry.find("shard_instances");
-        instances != entry.end()) {
-      for (const Json& instance : *instances) {
-        if (!instance.is_string() ||
-            !absl::SimpleHexAtoi(instance.get<std::string>(),
-                                 &identity.shard_instances.emplace_back())) {
-          return Damaged(what,
-                         absl::StrCat("shard_instances of table '", name, "'"));
-        }
-      }
-    }
-    if (const auto day = entry.find("last_day"); day != entry.end()) {
-      if (!day->is_number() ||
-          !CheckDay(name, static_cast<float>(day->get<double>())).ok()) {
-        return Damaged(what, absl::StrCat("last_day of table '", name, "'"));
-      }
-      table.last_day = static_cast<float>(day->get<double>());
-    }
-    if (table.config.optimizer.is_dense) {
-      const auto steps = entry.find("steps");
-      status = steps == entry.end() ? absl::NotFoundError("it has none")
-                                    : StepsFromJson(*steps, &table.steps);
-      if (!status.ok()) {
-        return Damaged(what, absl::StrCat("steps of table '", name,
-                                          "': ", status.message()));
-      }
-    }
+  }
+  if (config.optimizer.is_dense) {
+    const absl::Status status = table.has_steps()
+                                    ? StepLog::Validate(StepsOf(table))
+                                    : absl::NotFoundError("it has none");
+    if (!status.ok()) return wrong("steps", status.message());
+  }
+  uint64_t num_rows = 0;
+  for (const v1::CheckpointFile& file : table.files()) {
     TFSWITCH_RETURN_IF_ERROR(
-        FilesFromJson(entry["files"], FileNameOf(name), what,
-                      table.config.num_virtual_shards, &table.files));
-    // Files may have a row more than once.
-    uint64_t num_rows = 0;
-    if (Get(entry, "num_rows", &num_rows) && num_rows <= RowsOf(table)) {
-      table.num_rows = num_rows;
+        CheckFile(file, FileNameOf(name), config.num_virtual_shards));
+    if (file.kind() == v1::CheckpointFile::ROWS &&
+        !CheckedAdd(num_rows, static_cast<uint64_t>(file.num_rows()),
+                    &num_rows)) {
+      return wrong("num_rows", "its files have too many");
     }
-    tables->emplace(name, std::move(table));
+  }
+  // Files may have a row more than once.
+  if (table.num_rows() <= num_rows) return absl::OkStatus();
+  return wrong("num_rows", absl::StrCat(table.num_rows(),
+                                        ", and its files have ", num_rows));
+}
+
+absl::Status CheckManifest(const v1::CheckpointManifest& manifest) {
+  for (const auto& [name, table] : manifest.tables()) {
+    TFSWITCH_RETURN_IF_ERROR(CheckTable(name, table));
+  }
+  for (const v1::CheckpointFile& file : manifest.server().files()) {
+    TFSWITCH_RETURN_IF_ERROR(
+        CheckFile(file, kServerFolder, /*num_virtual_shards=*/0));
   }
   return absl::OkStatus();
 }
@@ -368,58 +168,26 @@ std::string ManifestPath(const std::string& path, int64_t number) {
                      : absl::StrFormat("%s/manifest-%06d.json", path, number);
 }
 
-// NotFound if there is no such file.
-absl::StatusOr<Manifest> ReadManifestFile(const std::string& file_name) {
-  const std::string what =
-      absl::StrCat("checkpoint manifest '", file_name, "'");
-  absl::StatusOr<std::string> contents =
-      ReadWholeFile(file_name, kMaxManifestBytes);
-  if (absl::IsResourceExhausted(contents.status())) {
-    return Damaged(what, contents.status().message());
+// The save of that number among the former ones; 0: the newest. NotFound if
+// there is no such file.
+absl::StatusOr<v1::CheckpointManifest> ReadSave(const std::string& path,
+                                                int64_t number) {
+  v1::CheckpointManifest save;
+  const std::string file = ManifestPath(path, number);
+  TFSWITCH_RETURN_IF_ERROR(ReadMessageFile(file, kMaxManifestBytes, &save));
+  if (const absl::Status status = CheckManifest(save); !status.ok()) {
+    return DamagedFile(save, file, status.message());
   }
-  TFSWITCH_RETURN_IF_ERROR(contents.status());
-  const absl::StatusOr<Json> parsed = ParseJson(*contents);
-  if (!parsed.ok()) return Damaged(what, parsed.status().message());
-  const Json& json = *parsed;
-  std::string format;
-  int version = 0;
-  if (!Get(json, "format", &format) || format != kFormatName ||
-      !Get(json, "version", &version)) {
-    return Damaged(what, "it is not JSON of a tfswitch checkpoint");
-  }
-  if (version != kFormatVersion) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        what, " has format version ", version, "; this tfswitch reads version ",
-        kFormatVersion, ". Use the tfswitch that wrote it"));
-  }
-  Manifest manifest;
-  if (!Get(json, "save_id", &manifest.save_id) || !json.contains("tables")) {
-    return Damaged(what, "fields 'save_id' and 'tables'");
-  }
-  if (json.contains("save") && (!Get(json, "save", &manifest.number) ||
-                                manifest.number > kMaxSaveNumber)) {
-    return Damaged(what, "field 'save'");
-  }
-  TFSWITCH_RETURN_IF_ERROR(
-      TablesFromJson(json["tables"], what, &manifest.tables));
-  manifest.work_queues = WorkQueuesFromJson(json);
-  TFSWITCH_RETURN_IF_ERROR(ServerFromJson(json, what, &manifest.server));
-  return manifest;
-}
-
-// The save of that number among the former ones; 0: the newest.
-absl::StatusOr<Manifest> ReadSave(const std::string& path, int64_t number) {
-  absl::StatusOr<Manifest> save = ReadManifestFile(ManifestPath(path, number));
-  if (save.ok() && number != 0) save->number = number;
+  if (number != 0) save.set_save(number);
   return save;
 }
 
-void AddFileNames(const Manifest& save, std::set<std::string>* names) {
-  for (const auto& [table, saved] : save.tables) {
-    for (const RowFile& file : saved.files) names->insert(file.name);
+void AddFileNames(const v1::CheckpointManifest& save,
+                  std::set<std::string>* names) {
+  for (const auto& [table, saved] : save.tables()) {
+    for (const auto& file : saved.files()) names->insert(file.name());
   }
-  if (!save.server.has_value()) return;
-  for (const RowFile& file : save.server->files) names->insert(file.name);
+  for (const auto& file : save.server().files()) names->insert(file.name());
 }
 
 // The numbers of the saves before the newest, newest first.
@@ -442,76 +210,86 @@ absl::StatusOr<std::vector<int64_t>> FormerSaves(const std::string& path) {
 
 // Whether `save` has rows of an incarnation of a table of `newest` that none of
 // the saves that are kept has.
-bool HasLastRowsOf(const Manifest& save, const Manifest& newest,
-                   const std::vector<Manifest>& kept) {
-  return std::any_of(save.tables.begin(), save.tables.end(),
-                     [&](const auto& entry) {
-                       if (newest.tables.count(entry.first) == 0) return false;
-                       return std::none_of(
-                           kept.begin(), kept.end(), [&](const Manifest& each) {
-                             const auto it = each.tables.find(entry.first);
-                             return it != each.tables.end() &&
-                                    it->second.identity.incarnation ==
-                                        entry.second.identity.incarnation;
-                           });
-                     });
+bool HasLastRowsOf(const v1::CheckpointManifest& save,
+                   const v1::CheckpointManifest& newest,
+                   const std::vector<v1::CheckpointManifest>& kept) {
+  const auto is_last = [&](const auto& entry) {
+    const auto has_it = [&entry](const v1::CheckpointManifest& each) {
+      const auto it = each.tables().find(entry.first);
+      return it != each.tables().end() &&
+             it->second.incarnation() == entry.second.incarnation();
+    };
+    return newest.tables().contains(entry.first) &&
+           std::none_of(kept.begin(), kept.end(), has_it);
+  };
+  return std::any_of(save.tables().begin(), save.tables().end(), is_last);
+}
+
+bool HaveCommonFiles(const v1::CheckpointManifest& a,
+                     const v1::CheckpointManifest& b) {
+  std::set<std::string> files;
+  AddFileNames(a, &files);
+  std::set<std::string> others;
+  AddFileNames(b, &others);
+  return std::any_of(others.begin(), others.end(),
+                     [&](const auto& file) { return files.count(file) > 0; });
+}
+
+// Moves those saves from `old` to `kept` that stay although they are more than
+// the caller wants. Both have the newest first.
+//
+// `is_own`: saves have files in common, of which one may be damaged one day. So
+// the newest save that has none of the newest one stays, too.
+void KeepSpecial(const v1::CheckpointManifest& newest, bool is_own,
+                 std::vector<v1::CheckpointManifest>* old,
+                 std::vector<v1::CheckpointManifest>* kept) {
+  // For rows that were lost, or belong to another training, two saves stay: the
+  // newest, and the one with most rows.
+  std::set<size_t> special;
+  size_t largest = old->size();
+  for (size_t i = 0; i < old->size(); ++i) {
+    if (!HasLastRowsOf((*old)[i], newest, *kept)) continue;
+    if (largest == old->size()) special.insert(i);
+    if (largest == old->size() || RowsOf((*old)[i]) > RowsOf((*old)[largest])) {
+      largest = i;
+    }
+  }
+  special.insert(largest);
+  const auto is_apart = [&newest](const v1::CheckpointManifest& save) {
+    return !HaveCommonFiles(newest, save);
+  };
+  if (is_own && std::none_of(kept->begin(), kept->end(), is_apart)) {
+    special.insert(static_cast<size_t>(
+        std::find_if(old->begin(), old->end(), is_apart) - old->begin()));
+  }
+  for (auto i = special.rbegin(); i != special.rend(); ++i) {
+    if (*i == old->size()) continue;
+    kept->push_back(std::move((*old)[*i]));
+    old->erase(old->begin() + static_cast<ptrdiff_t>(*i));
+  }
 }
 
 // Removes the saves that are not kept. The newest is published: a file that
 // cannot be removed stays, and is only garbage; the error is the first of those
 // that say why.
-//
-// `is_own`: saves have files in common, of which one may be damaged one day. So
-// the newest save that has none of the newest one stays, too.
-absl::Status RemoveOldSaves(const std::string& path, const Manifest& newest,
-                            int keep, bool is_own) {
+absl::Status RemoveOldSaves(const std::string& path,
+                            const v1::CheckpointManifest& newest, int keep,
+                            bool is_own) {
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<int64_t> numbers,
                             FormerSaves(path));
-  std::vector<Manifest> kept = {newest};
-  std::vector<Manifest> old;
+  std::vector<v1::CheckpointManifest> kept = {newest};
+  std::vector<v1::CheckpointManifest> old;
   for (const int64_t number : numbers) {
     // If it cannot be read, it is not known which files it needs.
-    TFSWITCH_ASSIGN_OR_RETURN(Manifest save, ReadSave(path, number));
-    if (number >= newest.number) continue;
-    if (kept.size() < static_cast<size_t>(keep)) {
-      kept.push_back(std::move(save));
-    } else {
-      old.push_back(std::move(save));
-    }
+    TFSWITCH_ASSIGN_OR_RETURN(v1::CheckpointManifest save,
+                              ReadSave(path, number));
+    if (number >= newest.save()) continue;
+    const bool is_kept = kept.size() < static_cast<size_t>(keep);
+    (is_kept ? kept : old).push_back(std::move(save));
   }
-  // For rows that were lost, or belong to another training, two saves stay: the
-  // newest, and the one with most rows.
-  size_t last = old.size();
-  size_t largest = old.size();
-  for (size_t i = 0; i < old.size(); ++i) {
-    if (!HasLastRowsOf(old[i], newest, kept)) continue;
-    if (last == old.size()) last = i;
-    if (largest == old.size() || RowsOf(old[i]) > RowsOf(old[largest])) {
-      largest = i;
-    }
-  }
-  size_t apart = old.size();
-  if (is_own) {
-    std::set<std::string> files;
-    AddFileNames(newest, &files);
-    const auto is_apart = [&files](const Manifest& save) {
-      std::set<std::string> its_files;
-      AddFileNames(save, &its_files);
-      return std::none_of(
-          its_files.begin(), its_files.end(),
-          [&](const std::string& file) { return files.count(file) > 0; });
-    };
-    // Newest first.
-    if (std::none_of(kept.begin(), kept.end(), is_apart)) {
-      apart = static_cast<size_t>(
-          std::find_if(old.begin(), old.end(), is_apart) - old.begin());
-    }
-  }
+  KeepSpecial(newest, is_own, &old, &kept);
   std::set<std::string> named;
-  for (const Manifest& save : kept) AddFileNames(save, &named);
-  for (const size_t i : {last, largest, apart}) {
-    if (i < old.size()) AddFileNames(old[i], &named);
-  }
+  for (const auto& save : kept) AddFileNames(save, &named);
   absl::Status status;
   const auto remove = [&status](const std::string& file) {
     std::error_code error;
@@ -519,15 +297,14 @@ absl::Status RemoveOldSaves(const std::string& path, const Manifest& newest,
     if (error) status.Update(ErrnoStatus("remove", file, error.value()));
     return !error;
   };
-  for (size_t i = 0; i < old.size(); ++i) {
-    if (i == last || i == largest || i == apart) continue;
+  for (const auto& save : old) {
     // First, so that no manifest names a file that is gone.
-    if (!remove(ManifestPath(path, old[i].number))) {
-      AddFileNames(old[i], &named);
+    if (!remove(ManifestPath(path, save.save()))) {
+      AddFileNames(save, &named);
       continue;
     }
     std::set<std::string> files;
-    AddFileNames(old[i], &files);
+    AddFileNames(save, &files);
     for (const std::string& file : files) {
       if (named.count(file) == 0) remove(fs::path(path) / file);
     }
@@ -537,11 +314,11 @@ absl::Status RemoveOldSaves(const std::string& path, const Manifest& newest,
 
 // The newest save, and whether it is manifest.json: if somebody has removed
 // that, it is the newest of the others. NotFound if there is none.
-absl::StatusOr<Manifest> NewestSave(const std::string& path,
-                                    const std::vector<int64_t>& former,
-                                    bool* is_current) {
+absl::StatusOr<v1::CheckpointManifest> NewestSave(
+    const std::string& path, const std::vector<int64_t>& former,
+    bool* is_current) {
   *is_current = true;
-  absl::StatusOr<Manifest> newest = ReadSave(path, 0);
+  absl::StatusOr<v1::CheckpointManifest> newest = ReadSave(path, 0);
   if (!absl::IsNotFound(newest.status()) || former.empty()) return newest;
   *is_current = false;
   return ReadSave(path, former.front());
@@ -551,59 +328,64 @@ absl::StatusOr<Manifest> NewestSave(const std::string& path,
 
 bool IsWorthExtending(const TableBase& base, const EmbeddingTable& table) {
   int64_t bytes = 0;
-  for (const RowFile& file : base.files) {
-    if (HasRows(file)) bytes += file.bytes;
+  for (const v1::CheckpointFile& file : base.files) {
+    if (HasRows(file)) bytes += file.bytes();
   }
   // Where there are few rows, headers count.
   constexpr int64_t kAnyway = int64_t{1} << 20;
   return bytes <= kAnyway + table.size() * RowBytes(table) * 3 / 2;
 }
 
-uint64_t RowsOf(const Manifest& save) {
+uint64_t RowsOf(const v1::CheckpointManifest& save) {
   uint64_t num_rows = 0;
-  for (const auto& [name, table] : save.tables) num_rows += RowsOf(table);
+  for (const auto& [name, table] : save.tables()) num_rows += table.num_rows();
   return num_rows;
+}
+
+SavedSteps StepsOf(const v1::CheckpointTable& table) {
+  SavedSteps steps;
+  steps.last_step = table.steps().last_step();
+  for (const auto& run : table.steps().runs()) {
+    steps.runs.push_back({run.first(), run.learning_rate()});
+  }
+  return steps;
 }
 
 struct PartWriter::Data {
   std::string path;
-  std::string save_id;
-  uint32_t shard_index = 0;
-  uint32_t num_shards = 1;
-  bool all_tables = false;
+  v1::CheckpointPart part;
   // A save that is repeated while the first is still writing must not share
   // its files.
   uint32_t attempt = std::random_device()();
-  std::map<std::string, SavedTable> tables;
-  std::string work_queues;
-  std::optional<SavedServer> server;
   Interrupt interrupt;
   std::vector<std::string> written;  // Relative to `path`.
   bool is_finished = false;
 
   // Writes `file`, of which the kind and the counts are set, into `folder` and
   // adds it to `files`, those that are there already.
-  absl::Status Write(const std::string& folder, RowFile file,
+  absl::Status Write(const std::string& folder, v1::CheckpointFile file,
                      const std::vector<TensorToWrite>& tensors,
                      std::map<std::string, std::string> metadata,
-                     std::vector<RowFile>* files) {
+                     Files* files) {
     TFSWITCH_RETURN_IF_ERROR(interrupt());
     if (files->empty()) {
       TFSWITCH_RETURN_IF_ERROR(CreateFolders(absl::StrCat(path, "/", folder)));
     }
-    file.name = absl::StrFormat("%s/%s-s%05d-%05d-%08x.safetensors", folder,
-                                save_id, shard_index, files->size(), attempt);
+    const std::string& save_id = part.manifest().save_id();
+    file.set_name(absl::StrFormat("%s/%s-s%05d-%05d-%08x.safetensors", folder,
+                                  save_id, part.shard_index(), files->size(),
+                                  attempt));
     metadata.insert({{"format", kFormatName},
-                     {"kind", NameOf(file.kind)},
+                     {"kind", v1::CheckpointFile::Kind_Name(file.kind())},
                      {"save_id", save_id}});
     TFSWITCH_ASSIGN_OR_RETURN(
         const WrittenFile on_disk,
-        WriteSafetensors(absl::StrCat(path, "/", file.name), tensors,
+        WriteSafetensors(absl::StrCat(path, "/", file.name()), tensors,
                          metadata));
-    written.push_back(file.name);
-    file.bytes = on_disk.bytes;
-    file.crc32 = on_disk.crc32;
-    files->push_back(std::move(file));
+    written.push_back(file.name());
+    file.set_bytes(on_disk.bytes);
+    file.set_crc32(on_disk.crc32);
+    *files->Add() = std::move(file);
     return absl::OkStatus();
   }
 };
@@ -613,10 +395,10 @@ PartWriter::PartWriter(std::string path, std::string save_id,
                        bool all_tables, Interrupt interrupt)
     : data_(std::make_unique<Data>()) {
   data_->path = std::move(path);
-  data_->save_id = std::move(save_id);
-  data_->shard_index = shard_index;
-  data_->num_shards = num_shards;
-  data_->all_tables = all_tables;
+  data_->part.set_shard_index(shard_index);
+  data_->part.set_num_shards(num_shards);
+  data_->part.set_all_tables(all_tables);
+  data_->part.mutable_manifest()->set_save_id(std::move(save_id));
   data_->interrupt = std::move(interrupt);
 }
 
@@ -628,60 +410,43 @@ PartWriter::~PartWriter() {
   }
 }
 
-absl::Status PartWriter::AddTable(TableSnapshot& snapshot,
-                                  absl::FunctionRef<void(int64_t)> report,
-                                  const TableBase& base) {
-  const EmbeddingTable& table = snapshot.table;
-  SavedTable& saved = data_->tables[table.config().name];
-  saved.config = table.config();
-  saved.identity = table.identity();
-  saved.slot_floats = table.slot_floats();
-  saved.last_day = snapshot.last_day;
-  saved.steps = snapshot.steps;
-  saved.num_rows = static_cast<uint64_t>(snapshot.num_rows);
-  if (!snapshot.is_whole) {
-    std::copy_if(base.files.begin(), base.files.end(),
-                 std::back_inserter(saved.files), HasRows);
+// Writes the files of one table, of the parts that a snapshot has.
+class PartWriter::TableWriter {
+ public:
+  TableWriter(Data* data, TableSnapshot* snapshot, v1::CheckpointTable* saved)
+      : data_(*data), snapshot_(*snapshot), saved_(*saved) {
+    const uint32_t num_virtual = snapshot->table.config().num_virtual_shards;
+    const uint32_t shard = data->part.shard_index();
+    const uint32_t num_shards = data->part.num_shards();
+    begin_ = FirstVirtualShardOf(shard, num_virtual, num_shards);
+    end_ = FirstVirtualShardOf(shard + 1, num_virtual, num_shards);
   }
-  const int dim = table.dim();
-  const int slot_floats = table.slot_floats();
-  const auto write = [&](FileKind kind, int64_t num_rows,
-                         const std::vector<TensorToWrite>& tensors) {
-    RowFile file;
-    file.kind = kind;
-    file.num_rows = num_rows;
-    file.virtual_shards_begin = FirstVirtualShardOf(
-        data_->shard_index, saved.config.num_virtual_shards, data_->num_shards);
-    file.virtual_shards_end =
-        FirstVirtualShardOf(data_->shard_index + 1,
-                            saved.config.num_virtual_shards, data_->num_shards);
-    return data_->Write(FileNameOf(saved.config.name), std::move(file), tensors,
-                        {{"table", saved.config.name},
-                         {"optimizer", OptimizerName(saved.config.optimizer)}},
-                        &saved.files);
-  };
 
-  const int64_t rows_per_file =
-      std::max<int64_t>(1, kBytesPerFile / RowBytes(table));
-  std::vector<Key> keys = std::move(snapshot.lost_rows);
-  std::sort(keys.begin(), keys.end());
-  keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
-  constexpr auto kKeysPerFile =
-      static_cast<size_t>(kBytesPerFile) / sizeof(Key);
-  for (size_t begin = 0; begin < keys.size(); begin += kKeysPerFile) {
-    const auto some = absl::MakeConstSpan(keys).subspan(begin, kKeysPerFile);
-    const auto num_keys = static_cast<int64_t>(some.size());
-    TFSWITCH_RETURN_IF_ERROR(
-        write(FileKind::kRemoved, num_keys,
-              {{"keys", "I64", {num_keys}, BytesOf(some)}}));
+  absl::Status WriteRemoved() {
+    std::vector<Key> keys = std::move(snapshot_.lost_rows);
+    std::sort(keys.begin(), keys.end());
+    keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+    constexpr auto kKeysPerFile =
+        static_cast<size_t>(kBytesPerFile) / sizeof(Key);
+    for (size_t begin = 0; begin < keys.size(); begin += kKeysPerFile) {
+      const auto some = absl::MakeConstSpan(keys).subspan(begin, kKeysPerFile);
+      const auto num_keys = static_cast<int64_t>(some.size());
+      TFSWITCH_RETURN_IF_ERROR(
+          Write(v1::CheckpointFile::REMOVED, num_keys,
+                {{"keys", "I64", {num_keys}, BytesOf(some)}}));
+    }
+    return absl::OkStatus();
   }
-  keys.clear();
-  if (const int width = table.candidate_floats(); width > 0) {
+
+  absl::Status WriteCandidates() {
+    const int width = snapshot_.table.candidate_floats();
+    if (width == 0) return absl::OkStatus();
+    std::vector<Key> keys;
     std::vector<float> records;
-    const auto flush_candidates = [&]() -> absl::Status {
+    const auto flush = [&]() -> absl::Status {
       const auto num_keys = static_cast<int64_t>(keys.size());
       TFSWITCH_RETURN_IF_ERROR(
-          write(FileKind::kCandidates, num_keys,
+          Write(v1::CheckpointFile::CANDIDATES, num_keys,
                 {{"keys", "I64", {num_keys}, BytesOf(keys)},
                  {"records", "F32", {num_keys, width}, BytesOf(records)}}));
       keys.clear();
@@ -691,74 +456,139 @@ absl::Status PartWriter::AddTable(TableSnapshot& snapshot,
     const int64_t keys_per_file =
         kBytesPerFile /
         static_cast<int64_t>(sizeof(Key) + sizeof(float) * width);
-    TFSWITCH_RETURN_IF_ERROR(snapshot.ForEachCandidate(
+    TFSWITCH_RETURN_IF_ERROR(snapshot_.ForEachCandidate(
         8192, [&](const CandidateChunk& chunk) -> absl::Status {
-          TFSWITCH_RETURN_IF_ERROR(data_->interrupt());
+          TFSWITCH_RETURN_IF_ERROR(data_.interrupt());
           keys.insert(keys.end(), chunk.keys.begin(), chunk.keys.end());
           records.insert(records.end(), chunk.records.begin(),
                          chunk.records.end());
           if (static_cast<int64_t>(keys.size()) < keys_per_file) {
             return absl::OkStatus();
           }
-          return flush_candidates();
+          return flush();
         }));
-    if (!keys.empty()) TFSWITCH_RETURN_IF_ERROR(flush_candidates());
+    return keys.empty() ? absl::OkStatus() : flush();
   }
-  if (const CountingBloom* bloom = snapshot.bloom.get(); bloom != nullptr) {
-    const size_t width = bloom->bytes_per_virtual_shard();
+
+  absl::Status WriteBloom() {
+    const CountingBloom* const bloom = snapshot_.bloom.get();
+    if (bloom == nullptr) return absl::OkStatus();
+    const auto width = static_cast<int64_t>(bloom->bytes_per_virtual_shard());
     std::vector<int64_t> shards;
     std::vector<char> cells;
-    const auto flush_bloom = [&]() -> absl::Status {
+    const auto flush = [&]() -> absl::Status {
       const auto num_shards = static_cast<int64_t>(shards.size());
       TFSWITCH_RETURN_IF_ERROR(
-          write(FileKind::kBloom, num_shards,
+          Write(v1::CheckpointFile::BLOOM, num_shards,
                 {{"virtual_shards", "I64", {num_shards}, BytesOf(shards)},
-                 {"cells",
-                  "U8",
-                  {num_shards, static_cast<int64_t>(width)},
-                  BytesOf(cells)}}));
+                 {"cells", "U8", {num_shards, width}, BytesOf(cells)}}));
       shards.clear();
       cells.clear();
       return absl::OkStatus();
     };
-    for (uint32_t shard = 0; shard < saved.config.num_virtual_shards; ++shard) {
+    const uint32_t num_virtual = snapshot_.table.config().num_virtual_shards;
+    for (uint32_t shard = 0; shard < num_virtual; ++shard) {
       if (!bloom->IsTouched(shard)) continue;
       shards.push_back(shard);
       const absl::Span<const char> some = bloom->Cells(shard);
       cells.insert(cells.end(), some.begin(), some.end());
-      if (static_cast<int64_t>(cells.size()) >= kBytesPerFile) {
-        TFSWITCH_RETURN_IF_ERROR(flush_bloom());
-      }
+      if (static_cast<int64_t>(cells.size()) < kBytesPerFile) continue;
+      TFSWITCH_RETURN_IF_ERROR(flush());
     }
-    if (!shards.empty()) TFSWITCH_RETURN_IF_ERROR(flush_bloom());
+    return shards.empty() ? absl::OkStatus() : flush();
   }
-  const auto write_rows = [&](const RowChunk& chunk) -> absl::Status {
-    const auto num_rows = static_cast<int64_t>(chunk.keys.size());
-    std::vector<TensorToWrite> tensors = {
-        {"keys", "I64", {num_rows}, BytesOf(chunk.keys)},
-        {"embeddings", "F32", {num_rows, dim}, BytesOf(chunk.embeddings)}};
-    if (slot_floats > 0) {
-      tensors.push_back(
-          {"slots", "F32", {num_rows, slot_floats}, BytesOf(chunk.slots)});
+
+  absl::Status WriteRows(absl::FunctionRef<void(int64_t)> report) {
+    const int dim = snapshot_.table.dim();
+    const int slot_floats = snapshot_.table.slot_floats();
+    const auto write = [&](const RowChunk& chunk) -> absl::Status {
+      const auto num_rows = static_cast<int64_t>(chunk.keys.size());
+      std::vector<TensorToWrite> tensors = {
+          {"keys", "I64", {num_rows}, BytesOf(chunk.keys)},
+          {"embeddings", "F32", {num_rows, dim}, BytesOf(chunk.embeddings)}};
+      if (slot_floats > 0) {
+        tensors.push_back(
+            {"slots", "F32", {num_rows, slot_floats}, BytesOf(chunk.slots)});
+      }
+      TFSWITCH_RETURN_IF_ERROR(
+          Write(v1::CheckpointFile::ROWS, num_rows, tensors));
+      report(num_rows);
+      return absl::OkStatus();
+    };
+    return snapshot_.ForEachRow(
+        std::max<int64_t>(1, kBytesPerFile / RowBytes(snapshot_.table)), write);
+  }
+
+ private:
+  absl::Status Write(v1::CheckpointFile::Kind kind, int64_t num_rows,
+                     const std::vector<TensorToWrite>& tensors) {
+    const TableConfig& config = snapshot_.table.config();
+    v1::CheckpointFile file;
+    file.set_kind(kind);
+    file.set_num_rows(num_rows);
+    file.set_virtual_shards_begin(begin_);
+    file.set_virtual_shards_end(end_);
+    return data_.Write(FileNameOf(config.name), std::move(file), tensors,
+                       {{"table", config.name},
+                        {"optimizer", OptimizerName(config.optimizer)}},
+                       saved_.mutable_files());
+  }
+
+  Data& data_;
+  TableSnapshot& snapshot_;
+  v1::CheckpointTable& saved_;
+  uint32_t begin_ = 0;
+  uint32_t end_ = 0;
+};
+
+absl::Status PartWriter::AddTable(TableSnapshot& snapshot,
+                                  absl::FunctionRef<void(int64_t)> report,
+                                  const TableBase& base) {
+  const EmbeddingTable& table = snapshot.table;
+  v1::CheckpointTable& saved =
+      (*data_->part.mutable_manifest()->mutable_tables())[table.config().name];
+  *saved.mutable_config() = ToProto(table.config());
+  const TableIdentity identity = table.identity();
+  saved.set_incarnation(identity.incarnation);
+  saved.mutable_shard_instances()->Assign(identity.shard_instances.begin(),
+                                          identity.shard_instances.end());
+  saved.set_slot_floats(table.slot_floats());
+  if (snapshot.last_day >= 0.0f) saved.set_last_day(snapshot.last_day);
+  if (table.config().optimizer.is_dense) {
+    saved.mutable_steps()->set_last_step(snapshot.steps.last_step);
+    for (const StepRun& run : snapshot.steps.runs) {
+      v1::CheckpointSteps::Run* const to = saved.mutable_steps()->add_runs();
+      to->set_first(run.first);
+      to->set_learning_rate(run.learning_rate);
     }
-    TFSWITCH_RETURN_IF_ERROR(write(FileKind::kRows, num_rows, tensors));
-    report(num_rows);
-    return absl::OkStatus();
-  };
-  return snapshot.ForEachRow(rows_per_file, write_rows);
+  }
+  saved.set_num_rows(static_cast<uint64_t>(snapshot.num_rows));
+  if (!snapshot.is_whole) {
+    std::copy_if(
+        base.files.begin(), base.files.end(),
+        google::protobuf::RepeatedPtrFieldBackInserter(saved.mutable_files()),
+        HasRows);
+  }
+  TableWriter writer(data_.get(), &snapshot, &saved);
+  TFSWITCH_RETURN_IF_ERROR(writer.WriteRemoved());
+  TFSWITCH_RETURN_IF_ERROR(writer.WriteCandidates());
+  TFSWITCH_RETURN_IF_ERROR(writer.WriteBloom());
+  return writer.WriteRows(report);
 }
 
-std::vector<RowFile> PartWriter::FilesOf(const EmbeddingTable& table) const {
-  return data_->tables.at(table.config().name).files;
+Files PartWriter::FilesOf(const EmbeddingTable& table) const {
+  return data_->part.manifest().tables().at(table.config().name).files();
 }
 
-void PartWriter::SetWorkQueues(std::string json) {
-  data_->work_queues = std::move(json);
+void PartWriter::SetWorkQueues(const v1::SavedWorkQueues& work_queues) {
+  *data_->part.mutable_manifest()->mutable_work_queues() = work_queues;
 }
 
-absl::Status PartWriter::AddServer(SavedServer server,
+absl::Status PartWriter::AddServer(v1::CheckpointServer server,
                                    const std::vector<WriteMark>& marks,
                                    const std::vector<StagedMessage>& staged) {
+  v1::CheckpointFile file;
+  file.set_kind(v1::CheckpointFile::MARKS);
   const auto marks_per_file =
       static_cast<size_t>(kBytesPerFile / (kMarkWidth * sizeof(int64_t)));
   for (size_t begin = 0; begin < marks.size(); begin += marks_per_file) {
@@ -770,14 +600,14 @@ absl::Status PartWriter::AddServer(SavedServer server,
       numbers.push_back(static_cast<int64_t>(mark.sequence));
       numbers.push_back(mark.count);
     }
-    RowFile file;
-    file.kind = FileKind::kMarks;
-    file.num_rows = static_cast<int64_t>(some.size());
-    TFSWITCH_RETURN_IF_ERROR(data_->Write(
-        kServerFolder, file,
-        {{"marks", "I64", {file.num_rows, kMarkWidth}, BytesOf(numbers)}}, {},
-        &server.files));
+    const auto count = static_cast<int64_t>(some.size());
+    file.set_num_rows(count);
+    TFSWITCH_RETURN_IF_ERROR(
+        data_->Write(kServerFolder, file,
+                     {{"marks", "I64", {count, kMarkWidth}, BytesOf(numbers)}},
+                     {}, server.mutable_files()));
   }
+  file.set_kind(v1::CheckpointFile::STAGED);
   for (size_t next = 0; next < staged.size();) {
     std::vector<int64_t> numbers;
     std::vector<int64_t> sizes;
@@ -791,18 +621,17 @@ absl::Status PartWriter::AddServer(SavedServer server,
       bytes.insert(bytes.end(), staged[next].bytes.begin(),
                    staged[next].bytes.end());
     }
-    RowFile file;
-    file.kind = FileKind::kStaged;
-    file.num_rows = static_cast<int64_t>(sizes.size());
+    const auto count = static_cast<int64_t>(sizes.size());
+    file.set_num_rows(count);
     const auto num_bytes = static_cast<int64_t>(bytes.size());
     TFSWITCH_RETURN_IF_ERROR(
         data_->Write(kServerFolder, file,
-                     {{"numbers", "I64", {file.num_rows}, BytesOf(numbers)},
-                      {"sizes", "I64", {file.num_rows}, BytesOf(sizes)},
+                     {{"numbers", "I64", {count}, BytesOf(numbers)},
+                      {"sizes", "I64", {count}, BytesOf(sizes)},
                       {"bytes", "U8", {num_bytes}, BytesOf(bytes)}},
-                     {}, &server.files));
+                     {}, server.mutable_files()));
   }
-  data_->server = std::move(server);
+  *data_->part.mutable_manifest()->mutable_server() = std::move(server);
   return absl::OkStatus();
 }
 
@@ -810,16 +639,9 @@ const std::vector<std::string>& PartWriter::files() const {
   return data_->written;
 }
 
-std::string PartWriter::Finish() {
+v1::CheckpointPart PartWriter::Finish() {
   data_->is_finished = true;
-  Json json = {{"save_id", data_->save_id},
-               {"shard_index", data_->shard_index},
-               {"num_shards", data_->num_shards},
-               {"all_tables", data_->all_tables},
-               {"tables", TablesToJson(data_->tables)}};
-  AddWorkQueues(data_->work_queues, &json);
-  AddServerTo(data_->server, &json);
-  return DumpJson(json);
+  return data_->part;
 }
 
 namespace {
@@ -827,112 +649,114 @@ namespace {
 // How long a commit waits for one of another process, which takes moments.
 constexpr absl::Duration kLockTimeout = absl::Seconds(30);
 
-absl::StatusOr<Manifest> JoinParts(
-    const std::string& save_id, const std::vector<std::string>& manifest_parts,
-    bool is_own, bool* all_tables) {
+// Adds the part of a table that another shard has to `joined`, that of the
+// shards before it.
+absl::Status JoinTable(const std::string& what, const std::string& name,
+                       const v1::CheckpointTable& table,
+                       v1::CheckpointTable* joined) {
+  const TableConfig before = FromProto(joined->config());
+  const TableConfig config = FromProto(table.config());
+  if (before != config) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        what, ": table '", name,
+        "' differs between shards: ", DescribeDifference(before, config)));
+  }
+  if (joined->incarnation() != table.incarnation()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        what, ": table '", name,
+        "' is not the same table on all shards: it was made again on some "
+        "of them while it was saved. Save again"));
+  }
+  if (table.has_last_day() && table.last_day() >= joined->last_day()) {
+    joined->set_last_day(table.last_day());
+  }
+  // A shard that a push had not reached yet has the first of these steps.
+  if (table.steps().last_step() > joined->steps().last_step()) {
+    *joined->mutable_steps() = table.steps();
+  }
+  joined->set_num_rows(joined->num_rows() + table.num_rows());
+  joined->mutable_files()->MergeFrom(table.files());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<v1::CheckpointManifest> JoinParts(
+    const std::string& save_id, const std::vector<v1::CheckpointPart>& parts,
+    bool is_own) {
   const std::string what = absl::StrCat("save '", save_id, "'");
-  Manifest manifest;
-  manifest.save_id = save_id;
-  *all_tables = true;
+  v1::CheckpointManifest joined;
+  joined.set_save_id(save_id);
   std::set<uint32_t> shards;
   std::map<std::string, size_t> num_parts;
-  for (const std::string& part : manifest_parts) {
-    const absl::StatusOr<Json> parsed = ParseJson(part);
-    if (!parsed.ok()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(what, ": a part of the manifest is malformed: ",
-                       parsed.status().message()));
+  for (const v1::CheckpointPart& part : parts) {
+    const v1::CheckpointManifest& manifest = part.manifest();
+    absl::Status status;
+    for (const auto& [name, table] : manifest.tables()) {
+      status.Update(CheckRanges(table));
     }
-    const Json& json = *parsed;
-    std::string part_save_id;
-    uint32_t shard_index = 0;
-    uint32_t num_shards = 0;
-    bool part_all_tables = false;
-    if (!Get(json, "save_id", &part_save_id) ||
-        !Get(json, "shard_index", &shard_index) ||
-        !Get(json, "num_shards", &num_shards) ||
-        !Get(json, "all_tables", &part_all_tables) ||
-        !json.contains("tables")) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(what, ": a part of the manifest is malformed"));
+    if (is_own) status.Update(CheckRanges(manifest.server()));
+    if (status.ok()) status = CheckManifest(manifest);
+    if (!status.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          what, ": a part of the manifest is malformed: ", status.message()));
     }
-    if (part_save_id != save_id ||
-        manifest_parts.size() != (is_own ? 1 : num_shards) ||
-        !shards.insert(shard_index).second || shard_index >= num_shards) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          what, ": got ", manifest_parts.size(), " parts; one is of shard ",
-          shard_index, " of ", num_shards, " and save '", part_save_id,
-          "'. Every shard must save once under the same save_id"));
+    const uint32_t num_shards = part.num_shards();
+    if (manifest.save_id() != save_id ||
+        parts.size() != (is_own ? 1 : num_shards) ||
+        part.shard_index() >= num_shards ||
+        !shards.insert(part.shard_index()).second) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(what, ": got ", parts.size(), " parts; one is of shard ",
+                       part.shard_index(), " of ", num_shards, " and save '",
+                       absl::CHexEscape(manifest.save_id()),
+                       "'. Every shard must save once under the same save_id"));
     }
-    *all_tables = *all_tables && part_all_tables;
-    if (manifest.work_queues.empty()) {
-      manifest.work_queues = WorkQueuesFromJson(json);
+    if (manifest.has_work_queues() && !joined.has_work_queues()) {
+      *joined.mutable_work_queues() = manifest.work_queues();
     }
-    std::map<std::string, SavedTable> tables;
-    absl::Status read = TablesFromJson(json["tables"], what, &tables);
     // A client that brings parts says nothing of the server.
-    if (is_own) read.Update(ServerFromJson(json, what, &manifest.server));
-    if (!read.ok()) return absl::InvalidArgumentError(read.message());
-    for (auto& [name, table] : tables) {
+    if (is_own) *joined.mutable_server() = manifest.server();
+    for (const auto& [name, table] : manifest.tables()) {
       ++num_parts[name];
-      const auto [it, is_new] = manifest.tables.emplace(name, table);
+      const auto [it, is_new] = joined.mutable_tables()->insert({name, table});
       if (is_new) continue;
-      if (it->second.config != table.config) {
-        return absl::FailedPreconditionError(
-            absl::StrCat(what, ": table '", name, "' differs between shards: ",
-                         DescribeDifference(it->second.config, table.config)));
-      }
-      if (it->second.identity.incarnation != table.identity.incarnation) {
-        return absl::FailedPreconditionError(absl::StrCat(
-            what, ": table '", name,
-            "' is not the same table on all shards: it was made again on some "
-            "of them while it was saved. Save again"));
-      }
-      it->second.last_day = std::max(it->second.last_day, table.last_day);
-      // A shard that a push had not reached yet has the first of these steps.
-      if (table.steps.last_step > it->second.steps.last_step) {
-        it->second.steps = table.steps;
-      }
-      it->second.num_rows = RowsOf(it->second) + RowsOf(table);
-      it->second.files.insert(it->second.files.end(), table.files.begin(),
-                              table.files.end());
+      TFSWITCH_RETURN_IF_ERROR(JoinTable(what, name, table, &it->second));
     }
   }
   for (const auto& [name, count] : num_parts) {
-    if (count == manifest_parts.size()) continue;
+    if (count == parts.size()) continue;
     return absl::FailedPreconditionError(absl::StrCat(
-        what, ": table '", name, "' is on ", count, " of ",
-        manifest_parts.size(),
+        what, ": table '", name, "' is on ", count, " of ", parts.size(),
         " shards: the others have lost it, or it was made or dropped while it "
         "was saved"));
   }
-  return manifest;
+  return joined;
 }
 
 // Checks that each file that the parts name is there, and that this save has
 // written it. The files that a manifest names are removed with it, one day.
 // Those of `former` are of a save before.
-absl::Status CheckFiles(const std::string& path, const Manifest& manifest,
+absl::Status CheckFiles(const std::string& path,
+                        const v1::CheckpointManifest& manifest,
                         const std::set<std::string>& former,
                         const Interrupt& interrupt) {
-  for (const auto& [name, table] : manifest.tables) {
-    for (const RowFile& file : table.files) {
+  for (const auto& [name, table] : manifest.tables()) {
+    for (const v1::CheckpointFile& file : table.files()) {
       TFSWITCH_RETURN_IF_ERROR(interrupt());
       auto metadata =
-          ReadMetadata((fs::path(path) / file.name).string(), file.bytes);
+          ReadMetadata((fs::path(path) / file.name()).string(), file.bytes());
       if (!metadata.ok()) {
         return absl::FailedPreconditionError(
-            absl::StrCat("save '", manifest.save_id, "': file '", file.name,
+            absl::StrCat("save '", manifest.save_id(), "': file '", file.name(),
                          "' is not visible in '", path,
                          "' from the server that writes the manifest (",
                          metadata.status().message(),
                          "); save to a folder that all servers share"));
       }
-      if (((*metadata)["save_id"] != manifest.save_id &&
-           former.count(file.name) == 0) ||
+      if (((*metadata)["save_id"] != manifest.save_id() &&
+           former.count(file.name()) == 0) ||
           (*metadata)["table"] != name) {
         return absl::InvalidArgumentError(
-            absl::StrCat("save '", manifest.save_id, "': file '", file.name,
+            absl::StrCat("save '", manifest.save_id(), "': file '", file.name(),
                          "' in '", path, "' was not written by it"));
       }
     }
@@ -940,15 +764,16 @@ absl::Status CheckFiles(const std::string& path, const Manifest& manifest,
   return absl::OkStatus();
 }
 
-absl::Status CheckDropped(const std::string& path, const Manifest& manifest,
-                          const Manifest& former,
+absl::Status CheckDropped(const std::string& path,
+                          const v1::CheckpointManifest& manifest,
+                          const v1::CheckpointManifest& former,
                           const std::vector<std::string>& dropped_tables) {
-  std::vector<std::string> missing;
-  for (const auto& [name, table] : former.tables) {
-    if (manifest.tables.count(name) == 0 &&
+  std::set<std::string> missing;
+  for (const auto& [name, table] : former.tables()) {
+    if (!manifest.tables().contains(name) &&
         std::find(dropped_tables.begin(), dropped_tables.end(), name) ==
             dropped_tables.end()) {
-      missing.push_back(absl::StrCat("'", name, "'"));
+      missing.insert(absl::StrCat("'", name, "'"));
     }
   }
   if (missing.empty()) return absl::OkStatus();
@@ -960,9 +785,10 @@ absl::Status CheckDropped(const std::string& path, const Manifest& manifest,
 }
 
 // Gives the newest save the name of a former one.
-absl::Status Retire(const std::string& path, const Manifest& former) {
+absl::Status Retire(const std::string& path,
+                    const v1::CheckpointManifest& former) {
   const std::string from = ManifestPath(path, 0);
-  const std::string to = ManifestPath(path, former.number);
+  const std::string to = ManifestPath(path, former.save());
   std::error_code error;
   fs::create_hard_link(from, to, error);
   if (!error || error.value() == EEXIST) return absl::OkStatus();
@@ -972,96 +798,129 @@ absl::Status Retire(const std::string& path, const Manifest& former) {
   return WriteFileAtomically(to, contents);
 }
 
+// The saves that a folder has before a commit.
+struct SavesBefore {
+  std::vector<int64_t> older;  // Newest first.
+  std::optional<v1::CheckpointManifest> newest;
+  bool is_current = true;  // The newest is manifest.json.
+
+  int64_t last_number() const {
+    return std::max(newest.has_value() ? newest->save() : 0,
+                    older.empty() ? 0 : older.front());
+  }
+};
+
+absl::StatusOr<SavesBefore> FindSavesBefore(const std::string& path) {
+  SavesBefore before;
+  TFSWITCH_ASSIGN_OR_RETURN(before.older, FormerSaves(path));
+  auto newest = NewestSave(path, before.older, &before.is_current);
+  if (newest.ok()) {
+    before.newest = *std::move(newest);
+  } else if (!absl::IsNotFound(newest.status())) {
+    // Overwriting would hide the damage.
+    return absl::Status(
+        newest.status().code(),
+        absl::StrCat(newest.status().message(),
+                     "; remove it to go on with the save before, or save to "
+                     "another path"));
+  }
+  return before;
+}
+
+// The number of the save if it is there: the answer to the first commit was
+// lost.
+std::optional<int64_t> FindSave(const std::string& path,
+                                const std::string& save_id,
+                                const SavesBefore& before) {
+  if (before.newest.has_value() && before.newest->save_id() == save_id) {
+    return before.newest->save();
+  }
+  for (const int64_t number : before.older) {
+    const auto save = ReadSave(path, number);
+    if (save.ok() && save->save_id() == save_id) return number;
+  }
+  return std::nullopt;
+}
+
+absl::Status CheckOwnPart(const std::string& path, const std::string& save_id,
+                          const std::vector<v1::CheckpointPart>& parts,
+                          const CommitOptions& options) {
+  const auto is_own = [&options](const v1::CheckpointPart& part) {
+    return google::protobuf::util::MessageDifferencer::Equals(
+        part, *options.own_part);
+  };
+  if (!options.own_part.has_value() ||
+      std::any_of(parts.begin(), parts.end(), is_own)) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("save '", save_id, "': none of the ", parts.size(),
+                   " parts is the one that this server has written to '", path,
+                   "'. If it was restarted meanwhile, save again"));
+}
+
+// Writes the manifest, and gives the one before the name of a former save.
+absl::Status Publish(const std::string& path, const SavesBefore& before,
+                     v1::CheckpointManifest* manifest) {
+  manifest->set_save(before.last_number() + 1);
+  if (manifest->save() > kMaxSaveNumber) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("there is no number after save ", before.last_number(),
+                     " in '", path, "'. Save to another path"));
+  }
+  // First, so that a save that cannot be written leaves all as it was: the
+  // newest may have two names.
+  if (before.newest.has_value() && before.is_current) {
+    TFSWITCH_RETURN_IF_ERROR(Retire(path, *before.newest));
+  }
+  const absl::Status status =
+      WriteMessageFile(ManifestPath(path, 0), kMaxManifestBytes, manifest);
+  if (!absl::IsResourceExhausted(status)) return status;
+  return absl::ResourceExhaustedError(
+      absl::StrCat("save '", manifest->save_id(), "': ", status.message(),
+                   "; give work queues fewer items"));
+}
+
 }  // namespace
 
 absl::StatusOr<int64_t> Commit(const std::string& path,
                                const std::string& save_id,
-                               const std::vector<std::string>& manifest_parts,
+                               const std::vector<v1::CheckpointPart>& parts,
                                const CommitOptions& options) {
   TFSWITCH_RETURN_IF_ERROR(CheckId("save_id", save_id));
   if (options.keep < 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("keep must be at least 1. Received: ", options.keep));
   }
-  bool all_tables = true;
-  TFSWITCH_ASSIGN_OR_RETURN(
-      Manifest manifest,
-      JoinParts(save_id, manifest_parts, options.is_own, &all_tables));
+  TFSWITCH_ASSIGN_OR_RETURN(v1::CheckpointManifest manifest,
+                            JoinParts(save_id, parts, options.is_own));
   TFSWITCH_RETURN_IF_ERROR(CreateFolders(path));
   TFSWITCH_ASSIGN_OR_RETURN(
       const std::unique_ptr<FolderLock> lock,
       FolderLock::Take(path, kLockTimeout, options.interrupt));
-  TFSWITCH_ASSIGN_OR_RETURN(const std::vector<int64_t> older,
-                            FormerSaves(path));
-  Manifest former;
-  bool is_current = true;
-  absl::StatusOr<Manifest> read = NewestSave(path, older, &is_current);
-  const bool is_first = absl::IsNotFound(read.status());
-  if (read.ok()) {
-    former = *std::move(read);
-  } else if (!is_first) {
-    // Overwriting would hide the damage.
-    return absl::Status(
-        read.status().code(),
-        absl::StrCat(read.status().message(),
-                     "; remove it to go on with the save before, or save to "
-                     "another path"));
-  }
-  // A repetition, because the first answer was lost.
-  if (former.save_id == save_id) return former.number;
-  for (const int64_t number : older) {
-    const auto save = ReadSave(path, number);
-    if (save.ok() && save->save_id == save_id) return number;
-  }
-  if (options.own_part.has_value() &&
-      std::find(manifest_parts.begin(), manifest_parts.end(),
-                *options.own_part) == manifest_parts.end()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "save '", save_id, "': none of the ", manifest_parts.size(),
-        " parts is the one that this server has written to '", path,
-        "'. If it was restarted meanwhile, save again"));
-  }
+  TFSWITCH_ASSIGN_OR_RETURN(const SavesBefore before, FindSavesBefore(path));
+  if (const auto number = FindSave(path, save_id, before)) return *number;
+  TFSWITCH_RETURN_IF_ERROR(CheckOwnPart(path, save_id, parts, options));
+  const v1::CheckpointManifest former =
+      before.newest.value_or(v1::CheckpointManifest());
   std::set<std::string> former_files;
   if (options.is_own) AddFileNames(former, &former_files);
   TFSWITCH_RETURN_IF_ERROR(
       CheckFiles(path, manifest, former_files, options.interrupt));
-  if (!all_tables) {
-    for (const auto& [name, table] : former.tables) {
-      manifest.tables.emplace(name, table);
+  if (std::any_of(parts.begin(), parts.end(),
+                  [](const auto& part) { return !part.all_tables(); })) {
+    manifest.mutable_tables()->insert(former.tables().begin(),
+                                      former.tables().end());
+    manifest.clear_work_queues();
+    if (former.has_work_queues()) {
+      *manifest.mutable_work_queues() = former.work_queues();
     }
-    manifest.work_queues = former.work_queues;
   }
   if (!options.is_own) {
     TFSWITCH_RETURN_IF_ERROR(
         CheckDropped(path, manifest, former, options.dropped_tables));
   }
-  const int64_t last_older = older.empty() ? 0 : older.front();
-  // A save without a number is of a version that had none.
-  if (!is_first && former.number == 0) former.number = last_older + 1;
-  manifest.number = std::max(former.number, last_older) + 1;
-  if (manifest.number > kMaxSaveNumber) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("there is no number after save ", manifest.number - 1,
-                     " in '", path, "'. Save to another path"));
-  }
-  Json json = {{"format", kFormatName},
-               {"version", kFormatVersion},
-               {"save", manifest.number},
-               {"save_id", save_id},
-               {"tables", TablesToJson(manifest.tables)}};
-  AddWorkQueues(manifest.work_queues, &json);
-  AddServerTo(manifest.server, &json);
-  const std::string text = json.dump(2) + "\n";
-  if (text.size() > kMaxManifestBytes) {  // ReadManifest() would refuse it.
-    return absl::ResourceExhaustedError(
-        absl::StrCat("save '", save_id, "': the manifest has ", text.size(),
-                     " bytes, and at most ", kMaxManifestBytes,
-                     " are read again; give work queues fewer items"));
-  }
-  if (!is_first && is_current) {
-    TFSWITCH_RETURN_IF_ERROR(Retire(path, former));
-  }
-  TFSWITCH_RETURN_IF_ERROR(WriteFileAtomically(ManifestPath(path, 0), text));
+  TFSWITCH_RETURN_IF_ERROR(Publish(path, before, &manifest));
   if (const absl::Status status =
           RemoveOldSaves(path, manifest, options.keep, options.is_own);
       !status.ok()) {
@@ -1069,7 +928,7 @@ absl::StatusOr<int64_t> Commit(const std::string& path,
         LogLevel::kWarning, {"files_left"},
         absl::StrCat("old saves stay in '", path, "': ", status.message()));
   }
-  return manifest.number;
+  return manifest.save();
 }
 
 absl::Status RemoveUnpublished(const std::string& path,
@@ -1081,7 +940,7 @@ absl::Status RemoveUnpublished(const std::string& path,
   TFSWITCH_RETURN_IF_ERROR(lock.status());
   std::set<std::string> named;
   const auto keep = [&](int64_t number) -> absl::Status {
-    const absl::StatusOr<Manifest> save = ReadSave(path, number);
+    const absl::StatusOr<v1::CheckpointManifest> save = ReadSave(path, number);
     if (absl::IsNotFound(save.status())) return absl::OkStatus();
     TFSWITCH_RETURN_IF_ERROR(save.status());
     AddFileNames(*save, &named);
@@ -1184,13 +1043,14 @@ absl::StatusOr<std::vector<std::string>> SetDamagedAside(
   return damaged;
 }
 
-absl::StatusOr<Manifest> ReadManifest(const std::string& path, int64_t number,
-                                      int newer_than) {
+absl::StatusOr<v1::CheckpointManifest> ReadManifest(const std::string& path,
+                                                    int64_t number,
+                                                    int newer_than) {
   const absl::StatusOr<std::vector<int64_t>> former = FormerSaves(path);
   bool is_current = true;
-  absl::StatusOr<Manifest> newest =
+  absl::StatusOr<v1::CheckpointManifest> newest =
       former.ok() ? NewestSave(path, *former, &is_current)
-                  : absl::StatusOr<Manifest>(former.status());
+                  : absl::StatusOr<v1::CheckpointManifest>(former.status());
   if (absl::IsNotFound(newest.status())) {
     return absl::NotFoundError(
         absl::StrCat("no checkpoint at '", path, "': there is no ",
@@ -1201,17 +1061,17 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& path, int64_t number,
   // A crash may have left the newest under both names.
   std::vector<int64_t> numbers;
   for (const int64_t each : *former) {
-    if (!newest.ok() || each != newest->number) numbers.push_back(each);
+    if (!newest.ok() || each != newest->save()) numbers.push_back(each);
   }
   if (number == 0) {
     if (static_cast<size_t>(newer_than) <= numbers.size()) {
       number = numbers[static_cast<size_t>(newer_than) - 1];
     }
-  } else if (newest.ok() && newest->number == number) {
+  } else if (newest.ok() && newest->save() == number) {
     return newest;
   } else if (std::find(numbers.begin(), numbers.end(), number) ==
              numbers.end()) {
-    if (newest.ok()) numbers.insert(numbers.begin(), newest->number);
+    if (newest.ok()) numbers.insert(numbers.begin(), newest->save());
     return absl::NotFoundError(
         absl::StrCat("checkpoint '", path, "' has no save ", number,
                      "; it has: ", absl::StrJoin(numbers, ", ")));

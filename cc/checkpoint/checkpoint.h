@@ -23,8 +23,8 @@
 // A file exists for readers once a manifest names it, and a manifest replaces
 // its predecessor in one atomic rename: a save that ends half-way leaves the
 // old checkpoint as it was. Each save that is kept is whole; saves of some
-// tables share the files of the others. docs/checkpoint_format.md describes
-// each field.
+// tables share the files of the others. Its fields are in
+// protos/tfswitch/v1/checkpoint.proto.
 //
 // Functions here are thread-safe, also with other processes that save to the
 // same path: manifests are published one after the other.
@@ -34,7 +34,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -45,37 +44,14 @@
 #include "absl/status/statusor.h"
 #include "cc/base/progress.h"
 #include "cc/table/embedding_table.h"
-#include "cc/table/table_config.h"
+#include "google/protobuf/repeated_field.h"
+#include "tfswitch/v1/checkpoint.pb.h"
 
 namespace tfswitch::checkpoint {
 
 inline constexpr char kManifestName[] = "manifest.json";
-inline constexpr int kFormatVersion = 1;
 
-// The contents of a file.
-enum class FileKind { kRows, kCandidates, kBloom, kRemoved, kMarks, kStaged };
-
-// One file of rows, or of records of keys without one.
-struct RowFile {
-  std::string name;  // Relative to the checkpoint.
-  FileKind kind = FileKind::kRows;
-  uint32_t virtual_shards_begin = 0;  // Keys are of [begin, end).
-  uint32_t virtual_shards_end = 0;
-  int64_t num_rows = 0;  // Or candidates, virtual shards, or marks.
-  int64_t bytes = 0;
-  uint32_t crc32 = 0;
-};
-
-struct SavedTable {
-  TableConfig config;
-  TableIdentity identity;  // 0 and none in files without.
-  int slot_floats = 0;
-  // Absent: all rows of its files count.
-  std::optional<uint64_t> num_rows;
-  float last_day = kServersDay;  // See EmbeddingTable::last_day.
-  SavedSteps steps;              // See EmbeddingTable::SaveSteps.
-  std::vector<RowFile> files;
-};
+using Files = google::protobuf::RepeatedPtrField<v1::CheckpointFile>;
 
 // A write that a server has applied, and knows again by this.
 struct WriteMark {
@@ -84,39 +60,20 @@ struct WriteMark {
   int64_t count = 0;  // That of its answer.
 };
 
+// Integers of a mark in a file: client, sequence and count.
+inline constexpr int64_t kMarkWidth = 3;
+
 // A push that waits for its round to close.
 struct StagedMessage {
   uint64_t number = 0;  // Of its record.
   std::string bytes;    // Of its PushRequest.
 };
 
-// The state of a server beside its tables.
-struct SavedServer {
-  uint64_t num_writes = 0;   // That it had applied when the save began.
-  int64_t saved_at_ms = 0;   // When that was, in milliseconds since 1970.
-  uint64_t last_record = 0;  // Of a push log, that it has.
-  // JSON, not looked into here: which rounds of workers have been committed.
-  std::string rounds = "{}";
-  // The same: the groups of workers, if the server has a log.
-  std::string groups = "[]";
-  std::vector<RowFile> files;  // Of marks and staged pushes.
-};
-
-struct Manifest {
-  int64_t number = 0;  // The save's number, from 1; 0 in files without.
-  std::string save_id;
-  std::map<std::string, SavedTable> tables;
-  // JSON, not looked into here: where work queues were. Empty if the save was
-  // by a version without.
-  std::string work_queues;
-  std::optional<SavedServer> server;  // In a server's own state.
-};
-
 // A table as a published save has it, to which the next one adds what has
 // changed.
 struct TableBase {
   ChangeCursor cursor;
-  std::vector<RowFile> files;
+  Files files;
 };
 
 // Whether its files are not much longer than those of all rows would be.
@@ -143,14 +100,14 @@ class PartWriter {
                         absl::FunctionRef<void(int64_t)> report,
                         const TableBase& base = TableBase());
   // The files of a table that has been written.
-  std::vector<RowFile> FilesOf(const EmbeddingTable& table) const;
+  Files FilesOf(const EmbeddingTable& table) const;
 
   // A JSON text that the manifest keeps; of one shard.
-  void SetWorkQueues(std::string json);
+  void SetWorkQueues(const v1::SavedWorkQueues& work_queues);
 
   // Makes it a save that this server can recover from: CommitOptions::is_own
   // must be set. `server` gets the files of marks and staged pushes.
-  absl::Status AddServer(SavedServer server,
+  absl::Status AddServer(v1::CheckpointServer server,
                          const std::vector<WriteMark>& marks,
                          const std::vector<StagedMessage>& staged);
 
@@ -158,10 +115,11 @@ class PartWriter {
   const std::vector<std::string>& files() const;
 
   // The part of the manifest for Commit().
-  std::string Finish();
+  v1::CheckpointPart Finish();
 
  private:
   struct Data;
+  class TableWriter;
   const std::unique_ptr<Data> data_;
 };
 
@@ -176,7 +134,7 @@ struct CommitOptions {
   Interrupt interrupt = [] { return absl::OkStatus(); };
   // If set, one of the parts must be this: the caller that brings the parts is
   // not believed about this shard.
-  std::optional<std::string> own_part = std::nullopt;
+  std::optional<v1::CheckpointPart> own_part = std::nullopt;
   // The save is a server's own state: its part is the only one, whatever the
   // number of shards.
   bool is_own = false;
@@ -194,7 +152,7 @@ struct CommitOptions {
 // has not written a file that a part names. Nothing has changed then.
 absl::StatusOr<int64_t> Commit(const std::string& path,
                                const std::string& save_id,
-                               const std::vector<std::string>& manifest_parts,
+                               const std::vector<v1::CheckpointPart>& parts,
                                const CommitOptions& options);
 
 // Removes those of a writer's files, relative to `path`, that no manifest
@@ -224,11 +182,14 @@ absl::StatusOr<std::vector<std::string>> SetDamagedAside(
 // them, whether or not these can be read. NotFound, naming the saves there are,
 // if there is none; DataLoss if its manifest is damaged, FailedPrecondition if
 // it is of a newer format.
-absl::StatusOr<Manifest> ReadManifest(const std::string& path,
-                                      int64_t number = 0, int newer_than = 0);
+absl::StatusOr<v1::CheckpointManifest> ReadManifest(const std::string& path,
+                                                    int64_t number = 0,
+                                                    int newer_than = 0);
 
 // The rows of all tables of a save.
-uint64_t RowsOf(const Manifest& save);
+uint64_t RowsOf(const v1::CheckpointManifest& save);
+
+SavedSteps StepsOf(const v1::CheckpointTable& table);
 
 // The state of loaded rows besides their embeddings.
 enum class LoadedState {
@@ -243,11 +204,11 @@ struct RowsToRead {
   int64_t num_rows = 0;
   int64_t bytes = 0;
 };
-RowsToRead FindRowsToRead(const SavedTable& saved, uint32_t shard_index,
-                          uint32_t num_shards);
+RowsToRead FindRowsToRead(const v1::CheckpointTable& saved,
+                          uint32_t shard_index, uint32_t num_shards);
 
 // Whether saved rows have the optimizer state of the table's.
-bool HasStateOf(const SavedTable& saved, const EmbeddingTable& table);
+bool HasStateOf(const v1::CheckpointTable& saved, const EmbeddingTable& table);
 
 // Reads into `table` the saved rows that shard `shard_index` of `num_shards`
 // owns, whatever the number of shards that saved them. Verifies every file it
@@ -255,18 +216,18 @@ bool HasStateOf(const SavedTable& saved, const EmbeddingTable& table);
 // Statistics that were not saved begin anew; so do the counts of admission
 // where statistics or the kind of policy are others, a Bloom filter has another
 // size, or records have optimizer state and that begins anew.
-absl::Status LoadTable(const std::string& path, const SavedTable& saved,
-                       uint32_t shard_index, uint32_t num_shards,
-                       const Interrupt& interrupt, EmbeddingTable& table,
-                       Progress* progress = nullptr,
+absl::Status LoadTable(const std::string& path,
+                       const v1::CheckpointTable& saved, uint32_t shard_index,
+                       uint32_t num_shards, const Interrupt& interrupt,
+                       EmbeddingTable& table, Progress* progress = nullptr,
                        LoadedState state = LoadedState::kSaved);
 
 // The marks of a server's own state. DataLoss as for LoadTable().
-absl::StatusOr<std::vector<WriteMark>> LoadMarks(const std::string& path,
-                                                 const SavedServer& server);
+absl::StatusOr<std::vector<WriteMark>> LoadMarks(
+    const std::string& path, const v1::CheckpointServer& server);
 // The same of its staged pushes.
 absl::StatusOr<std::vector<StagedMessage>> LoadStaged(
-    const std::string& path, const SavedServer& server);
+    const std::string& path, const v1::CheckpointServer& server);
 
 }  // namespace tfswitch::checkpoint
 

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <future>
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -16,18 +17,27 @@
 #include "absl/types/span.h"
 #include "cc/base/status_macros.h"
 #include "cc/checkpoint/checkpoint.h"
-#include "cc/checkpoint/parts.h"
 #include "cc/checkpoint/safetensors.h"
 #include "cc/optimizer/optimizer.h"
 #include "cc/table/counting_bloom.h"
 #include "cc/table/embedding_table.h"
 #include "cc/table/row_statistics.h"
+#include "cc/wire/table_config_conversion.h"
 
 namespace tfswitch::checkpoint {
 namespace {
 
-int StateFloats(const SavedTable& saved) {
-  return saved.slot_floats -
+// A saved table, with its config as the table has it.
+struct Saved {
+  explicit Saved(const v1::CheckpointTable& saved)
+      : table(saved), config(FromProto(saved.config())) {}
+
+  const v1::CheckpointTable& table;
+  const TableConfig config;
+};
+
+int StateFloats(const Saved& saved) {
+  return saved.table.slot_floats() -
          RowStatistics(saved.config.statistics).num_floats();
 }
 int StateFloats(const EmbeddingTable& table) {
@@ -40,16 +50,15 @@ int StateFloats(const EmbeddingTable& table) {
 class SlotConverter {
  public:
   // `day` is when rows count as seen whose saved statistics do not say it.
-  SlotConverter(const SavedTable& saved, const EmbeddingTable& table,
+  SlotConverter(const Saved& saved, const EmbeddingTable& table,
                 bool keeps_state, bool keeps_statistics, float day)
-      : from_(saved.slot_floats),
+      : from_(saved.table.slot_floats()),
         from_state_(StateFloats(saved)),
         state_(StateFloats(table)),
         kept_state_(keeps_state ? state_ : 0),
-        kept_statistics_(keeps_statistics
-                             ? std::min(table.statistics_floats(),
-                                        saved.slot_floats - from_state_)
-                             : 0),
+        kept_statistics_(keeps_statistics ? std::min(table.statistics_floats(),
+                                                     from_ - from_state_)
+                                          : 0),
         is_needed_(from_ != table.slot_floats() || !keeps_state ||
                    !keeps_statistics) {
     const TableConfig& config = table.config();
@@ -128,137 +137,165 @@ absl::Status LoadBloom(const SafetensorsFile& file, int64_t num_shards,
   return absl::OkStatus();
 }
 
-}  // namespace
+// Virtual shards [first, last) of a shard.
+struct VirtualShards {
+  VirtualShards(uint32_t shard, uint32_t num_shards, uint32_t num_virtual)
+      : first(FirstVirtualShardOf(shard, num_virtual, num_shards)),
+        last(FirstVirtualShardOf(shard + 1, num_virtual, num_shards)) {}
 
-RowsToRead FindRowsToRead(const SavedTable& saved, uint32_t shard_index,
-                          uint32_t num_shards) {
-  const uint32_t num_virtual = saved.config.num_virtual_shards;
-  RowsToRead to_read;
-  for (const RowFile& file : saved.files) {
-    if (file.kind == FileKind::kRows &&
-        file.virtual_shards_begin <
-            FirstVirtualShardOf(shard_index + 1, num_virtual, num_shards) &&
-        file.virtual_shards_end >
-            FirstVirtualShardOf(shard_index, num_virtual, num_shards)) {
-      to_read.num_rows += file.num_rows;
-      to_read.bytes += file.bytes;
-    }
+  bool HasSomeOf(const v1::CheckpointFile& file) const {
+    return file.virtual_shards_begin() < last &&
+           file.virtual_shards_end() > first;
   }
-  return to_read;
-}
+  bool HasAllOf(const v1::CheckpointFile& file) const {
+    return file.virtual_shards_begin() >= first &&
+           file.virtual_shards_end() <= last;
+  }
 
-bool HasStateOf(const SavedTable& saved, const EmbeddingTable& table) {
+  const uint32_t first;
+  const uint32_t last;
+};
+
+bool HasState(const Saved& saved, const EmbeddingTable& table) {
   const TableConfig& config = table.config();
   return StateFloats(saved) == StateFloats(table) &&
          HaveEqualState(saved.config.optimizer, config.optimizer, config.dim);
 }
 
-absl::Status LoadTable(const std::string& path, const SavedTable& saved,
-                       uint32_t shard_index, uint32_t num_shards,
-                       const Interrupt& interrupt, EmbeddingTable& table,
-                       Progress* progress, LoadedState state) {
-  const TableConfig& config = table.config();
-  if (saved.config.dim != config.dim) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("table '", saved.config.name, "' in checkpoint '", path,
-                     "' has dim ", saved.config.dim, "; the table '",
-                     config.name, "' that is there has dim ", config.dim,
-                     "; restore it under another name"));
+bool HasWeights(const TableConfig& config) {
+  return config.admission.not_admitted.kind == NotAdmittedKind::kWeight;
+}
+
+absl::StatusOr<SafetensorsFile> ReadFile(const std::string& path,
+                                         const v1::CheckpointFile& file,
+                                         SafetensorsFile former = {}) {
+  return ReadSafetensors(absl::StrCat(path, "/", file.name()), file.bytes(),
+                         file.crc32(), std::move(former));
+}
+
+// Brings the files of a saved table into one that is there.
+//
+// Not thread-safe.
+class TableLoader {
+ public:
+  TableLoader(const std::string& path, const Saved& saved, uint32_t shard_index,
+              uint32_t num_shards, LoadedState state, EmbeddingTable& table)
+      : path_(path),
+        saved_(saved),
+        state_(state),
+        table_(table),
+        config_(table.config()),
+        own_(shard_index, num_shards, config_.num_virtual_shards),
+        owns_all_(num_shards == 1),
+        same_cut_(saved_.config.num_virtual_shards ==
+                  config_.num_virtual_shards),
+        keeps_statistics_(state != LoadedState::kReset),
+        keeps_state_(keeps_statistics_ && HasState(saved_, table)) {}
+
+  // Brings over what is not in files. FailedPrecondition if rows do not fit.
+  absl::Status Begin() {
+    TFSWITCH_RETURN_IF_ERROR(CheckFits());
+    // All counts and decisions from now on go by the saved days.
+    if (keeps_statistics_ && saved_.table.has_last_day()) {
+      table_.NoteDay(saved_.table.last_day());
+    }
+    if (config_.optimizer.is_dense && keeps_state_) {
+      TFSWITCH_RETURN_IF_ERROR(table_.RestoreSteps(StepsOf(saved_.table)));
+    }
+    converter_.emplace(
+        saved_, table_, keeps_state_, keeps_statistics_,
+        table_.last_day() >= 0.0f ? table_.last_day() : DayOfWallClock());
+    return absl::OkStatus();
   }
-  const bool has_state = HasStateOf(saved, table);
-  if (!has_state && state == LoadedState::kSaved) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "table '", saved.config.name, "' in checkpoint '", path, "' has ",
-        StateFloats(saved), " floats of ",
-        OptimizerName(saved.config.optimizer), " state per row; the table '",
-        config.name, "' that is there has ", StateFloats(table), " of ",
-        OptimizerName(config.optimizer),
-        "; restore with state='reset_if_different' to begin that state anew"));
-  }
-  const bool keeps_statistics = state != LoadedState::kReset;
-  const bool keeps_state = has_state && keeps_statistics;
-  const uint32_t num_virtual = config.num_virtual_shards;
-  const bool same_cut = saved.config.num_virtual_shards == num_virtual;
-  const uint32_t first =
-      FirstVirtualShardOf(shard_index, num_virtual, num_shards);
-  const uint32_t last =
-      FirstVirtualShardOf(shard_index + 1, num_virtual, num_shards);
-  // Counts go on under another threshold. Weights have optimizer state.
-  const bool has_weights =
-      config.admission.not_admitted.kind == NotAdmittedKind::kWeight;
-  const bool takes_candidates =
-      keeps_statistics && table.candidate_floats() > 0 &&
-      saved.config.admission.has_candidates() &&
-      saved.config.statistics.kind == config.statistics.kind &&
-      (saved.config.admission.not_admitted.kind == NotAdmittedKind::kWeight) ==
-          has_weights &&
-      (keeps_state || !has_weights);
-  const auto* saved_bloom =
-      std::get_if<BloomMinCountAdmission>(&saved.config.admission.policy);
-  const bool takes_bloom = keeps_statistics && table.bloom() != nullptr &&
-                           same_cut && saved_bloom != nullptr &&
-                           table.bloom()->HasCellsOf(*saved_bloom);
-  // All counts and decisions from now on go by the saved days.
-  if (keeps_statistics) table.NoteDay(saved.last_day);
-  if (config.optimizer.is_dense && keeps_state) {
-    TFSWITCH_RETURN_IF_ERROR(table.RestoreSteps(saved.steps));
-  }
-  const SlotConverter converter(
-      saved, table, keeps_state, keeps_statistics,
-      table.last_day() >= 0.0f ? table.last_day() : DayOfWallClock());
+
   // In their order: later rows replace earlier ones, and rows come behind
   // candidates, because a key that has one is no candidate.
-  std::vector<const RowFile*> files;
-  for (const RowFile& row_file : saved.files) {
-    if (same_cut && (row_file.virtual_shards_begin >= last ||
-                     row_file.virtual_shards_end <= first)) {
-      continue;
+  std::vector<const v1::CheckpointFile*> FilesToRead() const {
+    std::vector<const v1::CheckpointFile*> files;
+    for (const v1::CheckpointFile& file : saved_.table.files()) {
+      if (same_cut_ && !own_.HasSomeOf(file)) continue;
+      if (file.kind() == v1::CheckpointFile::CANDIDATES && !TakesCandidates()) {
+        continue;
+      }
+      if (file.kind() == v1::CheckpointFile::BLOOM && !TakesBloom()) continue;
+      files.push_back(&file);
     }
-    if (row_file.kind == FileKind::kCandidates && !takes_candidates) continue;
-    if (row_file.kind == FileKind::kBloom && !takes_bloom) continue;
-    files.push_back(&row_file);
+    return files;
   }
-  // Each file is read while the rows of the one before are assigned.
-  std::future<absl::StatusOr<SafetensorsFile>> next;
-  const auto read_next = [&](size_t i, SafetensorsFile former) {
-    if (i == files.size()) return;
-    // Where there is no thread to be had, get() reads it.
-    next = std::async(
-        std::launch::async | std::launch::deferred,
-        [&path, row_file = files[i], spare = std::move(former)]() mutable {
-          return ReadSafetensors(absl::StrCat(path, "/", row_file->name),
-                                 row_file->bytes, row_file->crc32,
-                                 std::move(spare));
-        });
-  };
-  read_next(0, {});
-  SafetensorsFile file;
-  for (size_t f = 0; f < files.size(); ++f) {
-    const RowFile& row_file = *files[f];
-    TFSWITCH_RETURN_IF_ERROR(interrupt());
-    SafetensorsFile former = std::move(file);
-    TFSWITCH_ASSIGN_OR_RETURN(file, next.get());
-    read_next(f + 1, std::move(former));
-    const int64_t rows = row_file.num_rows;
-    if (row_file.kind == FileKind::kCandidates) {
-      TFSWITCH_RETURN_IF_ERROR(LoadCandidates(file, rows, first, last, table));
-      continue;
+
+  absl::Status Load(const v1::CheckpointFile& described,
+                    const SafetensorsFile& file) {
+    const int64_t rows = described.num_rows();
+    switch (described.kind()) {
+      case v1::CheckpointFile::CANDIDATES:
+        return LoadCandidates(file, rows, own_.first, own_.last, table_);
+      case v1::CheckpointFile::BLOOM:
+        return LoadBloom(file, rows, own_.first, own_.last, table_.bloom());
+      case v1::CheckpointFile::REMOVED: {
+        TFSWITCH_ASSIGN_OR_RETURN(const auto keys,
+                                  file.Get("keys", "I64", {rows}));
+        table_.Erase({reinterpret_cast<const Key*>(keys.data()),
+                      static_cast<size_t>(rows)});
+        return absl::OkStatus();
+      }
+      default:
+        return LoadRows(described, file);
     }
-    if (row_file.kind == FileKind::kBloom) {
-      TFSWITCH_RETURN_IF_ERROR(
-          LoadBloom(file, rows, first, last, table.bloom()));
-      continue;
+  }
+
+ private:
+  absl::Status CheckFits() const {
+    const TableConfig& saved = saved_.config;
+    if (saved.dim != config_.dim) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "table '", saved.name, "' in checkpoint '", path_, "' has dim ",
+          saved.dim, "; the table '", config_.name, "' that is there has dim ",
+          config_.dim, "; restore it under another name"));
     }
-    const int dim = config.dim;
-    const int slot_floats = saved.slot_floats;
+    if (state_ != LoadedState::kSaved || keeps_state_) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat(
+        "table '", saved.name, "' in checkpoint '", path_, "' has ",
+        StateFloats(saved_), " floats of ", OptimizerName(saved.optimizer),
+        " state per row; the table '", config_.name, "' that is there has ",
+        StateFloats(table_), " of ", OptimizerName(config_.optimizer),
+        "; restore with state='reset_if_different' to begin that state anew"));
+  }
+
+  // Counts go on under another threshold. Weights have optimizer state.
+  bool TakesCandidates() const {
+    const TableConfig& saved = saved_.config;
+    return keeps_statistics_ && table_.candidate_floats() > 0 &&
+           saved.admission.has_candidates() &&
+           saved.statistics.kind == config_.statistics.kind &&
+           HasWeights(saved) == HasWeights(config_) &&
+           (keeps_state_ || !HasWeights(config_));
+  }
+
+  bool TakesBloom() const {
+    const auto* const saved =
+        std::get_if<BloomMinCountAdmission>(&saved_.config.admission.policy);
+    return keeps_statistics_ && table_.bloom() != nullptr && same_cut_ &&
+           saved != nullptr && table_.bloom()->HasCellsOf(*saved);
+  }
+
+  absl::Status Assign(absl::Span<const Key> keys,
+                      absl::Span<const float> embeddings,
+                      absl::Span<const float> slots) {
+    if (!converter_->is_needed()) {
+      return table_.AssignRows(keys, embeddings, slots).status();
+    }
+    return table_
+        .AssignRows(keys, embeddings, converter_->Convert(slots, keys.size()))
+        .status();
+  }
+
+  absl::Status LoadRows(const v1::CheckpointFile& described,
+                        const SafetensorsFile& file) {
+    const int64_t rows = described.num_rows();
+    const int dim = config_.dim;
+    const int slot_floats = saved_.table.slot_floats();
     TFSWITCH_ASSIGN_OR_RETURN(const auto key_bytes,
                               file.Get("keys", "I64", {rows}));
-    if (row_file.kind == FileKind::kRemoved) {
-      table.Erase({reinterpret_cast<const Key*>(key_bytes.data()),
-                   static_cast<size_t>(rows)});
-      continue;
-    }
-    if (progress != nullptr) progress->Add(rows);
     TFSWITCH_ASSIGN_OR_RETURN(const auto embedding_bytes,
                               file.Get("embeddings", "F32", {rows, dim}));
     absl::Span<const char> slot_bytes;
@@ -266,66 +303,129 @@ absl::Status LoadTable(const std::string& path, const SavedTable& saved,
       TFSWITCH_ASSIGN_OR_RETURN(slot_bytes,
                                 file.Get("slots", "F32", {rows, slot_floats}));
     }
-    const auto* keys = reinterpret_cast<const Key*>(key_bytes.data());
-    const auto* embeddings =
-        reinterpret_cast<const float*>(embedding_bytes.data());
-    const auto* slots = reinterpret_cast<const float*>(slot_bytes.data());
-    const auto assign = [&](absl::Span<const Key> k, absl::Span<const float> e,
-                            absl::Span<const float> s) {
-      if (!converter.is_needed()) return table.AssignRows(k, e, s).status();
-      return table.AssignRows(k, e, converter.Convert(s, k.size())).status();
+    const auto floats = [](absl::Span<const char> bytes) {
+      return absl::MakeSpan(reinterpret_cast<const float*>(bytes.data()),
+                            bytes.size() / sizeof(float));
     };
-    if (num_shards == 1 ||
-        (same_cut && row_file.virtual_shards_begin >= first &&
-         row_file.virtual_shards_end <= last)) {
-      TFSWITCH_RETURN_IF_ERROR(assign(
-          absl::MakeSpan(keys, rows), absl::MakeSpan(embeddings, rows * dim),
-          absl::MakeSpan(slots, slots ? rows * slot_floats : 0)));
-      continue;
+    const absl::Span<const Key> keys =
+        absl::MakeSpan(reinterpret_cast<const Key*>(key_bytes.data()),
+                       static_cast<size_t>(rows));
+    if (owns_all_ || (same_cut_ && own_.HasAllOf(described))) {
+      return Assign(keys, floats(embedding_bytes), floats(slot_bytes));
     }
-    // Keep the rows this shard owns, in batches.
+    return AssignOwn(keys, floats(embedding_bytes), floats(slot_bytes));
+  }
+
+  // Assigns the rows that this shard owns, in batches.
+  absl::Status AssignOwn(absl::Span<const Key> keys,
+                         absl::Span<const float> embeddings,
+                         absl::Span<const float> slots) {
     constexpr size_t kBatch = 16384;
+    const auto dim = static_cast<size_t>(config_.dim);
+    const auto slot_floats = static_cast<size_t>(saved_.table.slot_floats());
     std::vector<Key> own_keys;
     std::vector<float> own_embeddings;
     std::vector<float> own_slots;
-    const auto flush = [&]() -> absl::Status {
-      TFSWITCH_RETURN_IF_ERROR(assign(own_keys, own_embeddings, own_slots));
+    const auto append = [](absl::Span<const float> row,
+                           std::vector<float>* to) {
+      to->insert(to->end(), row.begin(), row.end());
+    };
+    for (size_t i = 0; i < keys.size(); ++i) {
+      const uint32_t virtual_shard =
+          VirtualShardOf(keys[i], config_.num_virtual_shards);
+      if (virtual_shard < own_.first || virtual_shard >= own_.last) continue;
+      own_keys.push_back(keys[i]);
+      append(embeddings.subspan(i * dim, dim), &own_embeddings);
+      append(slots.subspan(i * slot_floats, slot_floats), &own_slots);
+      if (own_keys.size() < kBatch) continue;
+      TFSWITCH_RETURN_IF_ERROR(Assign(own_keys, own_embeddings, own_slots));
       own_keys.clear();
       own_embeddings.clear();
       own_slots.clear();
-      return absl::OkStatus();
-    };
-    for (int64_t i = 0; i < rows; ++i) {
-      const uint32_t virtual_shard = VirtualShardOf(keys[i], num_virtual);
-      if (virtual_shard < first || virtual_shard >= last) continue;
-      own_keys.push_back(keys[i]);
-      own_embeddings.insert(own_embeddings.end(), embeddings + i * dim,
-                            embeddings + (i + 1) * dim);
-      if (slots != nullptr) {
-        own_slots.insert(own_slots.end(), slots + i * slot_floats,
-                         slots + (i + 1) * slot_floats);
-      }
-      if (own_keys.size() == kBatch) TFSWITCH_RETURN_IF_ERROR(flush());
     }
-    TFSWITCH_RETURN_IF_ERROR(flush());
+    return Assign(own_keys, own_embeddings, own_slots);
+  }
+
+  const std::string& path_;
+  const Saved saved_;
+  const LoadedState state_;
+  EmbeddingTable& table_;
+  const TableConfig& config_;
+  const VirtualShards own_;
+  const bool owns_all_;
+  const bool same_cut_;
+  const bool keeps_statistics_;
+  const bool keeps_state_;
+  std::optional<SlotConverter> converter_;
+};
+
+}  // namespace
+
+RowsToRead FindRowsToRead(const v1::CheckpointTable& saved,
+                          uint32_t shard_index, uint32_t num_shards) {
+  const uint32_t num_virtual = FromProto(saved.config()).num_virtual_shards;
+  const VirtualShards own(shard_index, num_shards, num_virtual);
+  RowsToRead to_read;
+  for (const v1::CheckpointFile& file : saved.files()) {
+    if (file.kind() != v1::CheckpointFile::ROWS || !own.HasSomeOf(file)) {
+      continue;
+    }
+    to_read.num_rows += file.num_rows();
+    to_read.bytes += file.bytes();
+  }
+  return to_read;
+}
+
+bool HasStateOf(const v1::CheckpointTable& saved, const EmbeddingTable& table) {
+  return HasState(Saved(saved), table);
+}
+
+absl::Status LoadTable(const std::string& path,
+                       const v1::CheckpointTable& saved, uint32_t shard_index,
+                       uint32_t num_shards, const Interrupt& interrupt,
+                       EmbeddingTable& table, Progress* progress,
+                       LoadedState state) {
+  TableLoader loader(path, Saved(saved), shard_index, num_shards, state, table);
+  TFSWITCH_RETURN_IF_ERROR(loader.Begin());
+  const std::vector<const v1::CheckpointFile*> files = loader.FilesToRead();
+  // Each file is read while the rows of the one before are assigned.
+  std::future<absl::StatusOr<SafetensorsFile>> next;
+  const auto read_next = [&](size_t i, SafetensorsFile former) {
+    if (i == files.size()) return;
+    // Where there is no thread to be had, get() reads it.
+    next = std::async(
+        std::launch::async | std::launch::deferred,
+        [&path, file = files[i], spare = std::move(former)]() mutable {
+          return ReadFile(path, *file, std::move(spare));
+        });
+  };
+  read_next(0, {});
+  SafetensorsFile file;
+  for (size_t i = 0; i < files.size(); ++i) {
+    TFSWITCH_RETURN_IF_ERROR(interrupt());
+    SafetensorsFile former = std::move(file);
+    TFSWITCH_ASSIGN_OR_RETURN(file, next.get());
+    read_next(i + 1, std::move(former));
+    if (progress != nullptr && files[i]->kind() == v1::CheckpointFile::ROWS) {
+      progress->Add(files[i]->num_rows());
+    }
+    TFSWITCH_RETURN_IF_ERROR(loader.Load(*files[i], file));
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<WriteMark>> LoadMarks(const std::string& path,
-                                                 const SavedServer& server) {
+absl::StatusOr<std::vector<WriteMark>> LoadMarks(
+    const std::string& path, const v1::CheckpointServer& server) {
   std::vector<WriteMark> marks;
-  for (const RowFile& row_file : server.files) {
-    if (row_file.kind != FileKind::kMarks) continue;
-    TFSWITCH_ASSIGN_OR_RETURN(
-        const SafetensorsFile file,
-        ReadSafetensors(absl::StrCat(path, "/", row_file.name), row_file.bytes,
-                        row_file.crc32));
-    TFSWITCH_ASSIGN_OR_RETURN(
-        const auto bytes,
-        file.Get("marks", "I64", {row_file.num_rows, kMarkWidth}));
+  for (const v1::CheckpointFile& described : server.files()) {
+    if (described.kind() != v1::CheckpointFile::MARKS) continue;
+    TFSWITCH_ASSIGN_OR_RETURN(const SafetensorsFile file,
+                              ReadFile(path, described));
+    const int64_t count = described.num_rows();
+    TFSWITCH_ASSIGN_OR_RETURN(const auto bytes,
+                              file.Get("marks", "I64", {count, kMarkWidth}));
     const auto* numbers = reinterpret_cast<const int64_t*>(bytes.data());
-    for (int64_t i = 0; i < row_file.num_rows; ++i, numbers += kMarkWidth) {
+    for (int64_t i = 0; i < count; ++i, numbers += kMarkWidth) {
       marks.push_back({static_cast<uint64_t>(numbers[0]),
                        static_cast<uint64_t>(numbers[1]), numbers[2]});
     }
@@ -334,15 +434,13 @@ absl::StatusOr<std::vector<WriteMark>> LoadMarks(const std::string& path,
 }
 
 absl::StatusOr<std::vector<StagedMessage>> LoadStaged(
-    const std::string& path, const SavedServer& server) {
+    const std::string& path, const v1::CheckpointServer& server) {
   std::vector<StagedMessage> staged;
-  for (const RowFile& row_file : server.files) {
-    if (row_file.kind != FileKind::kStaged) continue;
-    const std::string file_path = absl::StrCat(path, "/", row_file.name);
-    TFSWITCH_ASSIGN_OR_RETURN(
-        const SafetensorsFile file,
-        ReadSafetensors(file_path, row_file.bytes, row_file.crc32));
-    const int64_t count = row_file.num_rows;
+  for (const v1::CheckpointFile& described : server.files()) {
+    if (described.kind() != v1::CheckpointFile::STAGED) continue;
+    TFSWITCH_ASSIGN_OR_RETURN(const SafetensorsFile file,
+                              ReadFile(path, described));
+    const int64_t count = described.num_rows();
     TFSWITCH_ASSIGN_OR_RETURN(const auto number_bytes,
                               file.Get("numbers", "I64", {count}));
     TFSWITCH_ASSIGN_OR_RETURN(const auto size_bytes,
@@ -351,8 +449,10 @@ absl::StatusOr<std::vector<StagedMessage>> LoadStaged(
     const auto* sizes = reinterpret_cast<const int64_t*>(size_bytes.data());
     int64_t total = 0;
     for (int64_t i = 0; i < count; ++i) {
-      if (sizes[i] < 0 || sizes[i] > row_file.bytes - total) {
-        return Damaged(absl::StrCat("file '", file_path, "'"), "its sizes");
+      if (sizes[i] < 0 || sizes[i] > described.bytes() - total) {
+        return absl::DataLossError(absl::StrCat("checkpoint file '", path, "/",
+                                                described.name(),
+                                                "' is damaged: its sizes"));
       }
       total += sizes[i];
     }

@@ -27,7 +27,6 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "cc/base/interrupt.h"
-#include "cc/base/log_writer.h"
 #include "cc/base/progress.h"
 #include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
@@ -50,7 +49,9 @@ std::string NewId() {
   return absl::StrFormat("%012x%08x", now, random());
 }
 
-std::vector<std::string> WithoutRepetition(std::vector<std::string> names) {
+std::vector<std::string> WithoutRepetition(
+    const google::protobuf::RepeatedPtrField<std::string>& given) {
+  std::vector<std::string> names(given.begin(), given.end());
   std::sort(names.begin(), names.end());
   names.erase(std::unique(names.begin(), names.end()), names.end());
   return names;
@@ -109,25 +110,10 @@ absl::Status HoldRounds(ParameterClient& client, const std::string& save_id,
   }
 }
 
-// Has all servers hold rounds, and sets the cut of a save. A server of before
-// it saves without.
+// Has all servers hold rounds, and sets the cut of a save.
 absl::Status TakeCut(ParameterClient& client, v1::SaveShardRequest* request) {
   v1::HoldRoundsResponse held;
-  const absl::Status status = HoldRounds(client, request->save_id(), &held);
-  if (absl::IsUnimplemented(status)) {
-    // Others hold rounds already.
-    v1::HoldRoundsRequest end;
-    end.set_save_id(request->save_id());
-    const absl::Status ended = client.Call(end, &held);
-    if (!absl::IsUnimplemented(ended)) TFSWITCH_RETURN_IF_ERROR(ended);
-    LogWriter::Get().WriteInOrder(
-        {"saves"},
-        absl::StrCat("tfswitch: warning: the rows of a save may be of "
-                     "different steps: ",
-                     status.message()));
-    return absl::OkStatus();
-  }
-  TFSWITCH_RETURN_IF_ERROR(status);
+  TFSWITCH_RETURN_IF_ERROR(HoldRounds(client, request->save_id(), &held));
   v1::TakeCutRequest take;
   take.set_save_id(request->save_id());
   *take.mutable_committed() = held.committed();
@@ -141,17 +127,17 @@ absl::Status TakeCut(ParameterClient& client, v1::SaveShardRequest* request) {
 }  // namespace
 
 absl::StatusOr<v1::CheckpointReport> SaveCheckpoint(
-    ParameterClient& client, const SaveOptions& options) {
-  TFSWITCH_RETURN_IF_ERROR(CheckPath(options.path));
-  const std::vector<std::string> names = WithoutRepetition(options.tables);
-  if (!names.empty() && !options.dropped_tables.empty()) {
+    ParameterClient& client, const v1::SaveRequest& asked) {
+  TFSWITCH_RETURN_IF_ERROR(CheckPath(asked.path()));
+  const std::vector<std::string> names = WithoutRepetition(asked.tables());
+  if (!names.empty() && !asked.dropped_tables().empty()) {
     return absl::InvalidArgumentError(
         "tables to drop can be named only if all others are saved");
   }
   v1::SaveShardRequest request;
-  request.set_path(options.path);
-  request.set_save_id(options.progress_id.empty() ? NewId()
-                                                  : options.progress_id);
+  request.set_path(asked.path());
+  request.set_save_id(asked.progress_id().empty() ? NewId()
+                                                  : asked.progress_id());
   request.set_all_tables(names.empty());
   v1::CheckpointReport report;
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<TableInfo> infos,
@@ -186,18 +172,17 @@ absl::StatusOr<v1::CheckpointReport> SaveCheckpoint(
         })));
   }
   v1::CommitCheckpointRequest commit;
-  commit.set_path(options.path);
+  commit.set_path(asked.path());
   commit.set_save_id(request.save_id());
-  commit.set_keep(static_cast<uint32_t>(options.keep));
-  commit.mutable_dropped_tables()->Add(options.dropped_tables.begin(),
-                                       options.dropped_tables.end());
-  Progress progress(absl::StrCat("saving to '", options.path, "'"),
-                    report.num_rows(), LinesOf(options.progress_id));
+  commit.set_keep(asked.keep());
+  *commit.mutable_dropped_tables() = asked.dropped_tables();
+  Progress progress(absl::StrCat("saving to '", asked.path(), "'"),
+                    report.num_rows(), LinesOf(asked.progress_id()));
   const auto save = [&]() -> absl::Status {
     TFSWITCH_RETURN_IF_ERROR(TakeCut(client, &request));
-    TFSWITCH_ASSIGN_OR_RETURN(const std::vector<std::string> parts,
+    TFSWITCH_ASSIGN_OR_RETURN(v1::SaveShardResponse saved,
                               client.SaveShard(request, &progress));
-    commit.mutable_manifest_parts()->Add(parts.begin(), parts.end());
+    commit.mutable_manifest_parts()->Swap(saved.mutable_manifest_parts());
     TFSWITCH_ASSIGN_OR_RETURN(const int64_t number,
                               client.CommitCheckpoint(commit));
     report.set_save(number);
@@ -205,23 +190,27 @@ absl::StatusOr<v1::CheckpointReport> SaveCheckpoint(
   };
   if (const absl::Status failed = save(); !failed.ok()) {
     return WithCleanUp(failed,
-                       client.AbortSave(options.path, request.save_id()),
+                       client.AbortSave(asked.path(), request.save_id()),
                        "files of this save stay in the folder");
   }
   return report;
 }
 
 absl::StatusOr<v1::CheckpointReport> RestoreCheckpoint(
-    ParameterClient& client, const RestoreOptions& options) {
-  TFSWITCH_RETURN_IF_ERROR(CheckPath(options.path));
+    ParameterClient& client, const v1::RestoreRequest& asked) {
+  TFSWITCH_RETURN_IF_ERROR(CheckPath(asked.path()));
+  if (asked.save() < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "save: expected the number of a save, or 0 for the newest, got ",
+        asked.save()));
+  }
   v1::StageRestoreRequest request;
-  request.set_path(options.path);
-  const std::vector<std::string> names = WithoutRepetition(options.tables);
+  request.set_path(asked.path());
+  const std::vector<std::string> names = WithoutRepetition(asked.tables());
   request.mutable_tables()->Add(names.begin(), names.end());
-  request.mutable_new_names()->insert(options.new_names.begin(),
-                                      options.new_names.end());
-  request.set_state(options.state);
-  request.set_save(options.save);
+  *request.mutable_new_names() = asked.new_names();
+  request.set_state(asked.state());
+  request.set_save(asked.save());
   request.set_new_incarnation(DrawId());
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<uint64_t> instances,
                             client.ShardInstances());
@@ -240,9 +229,9 @@ absl::StatusOr<v1::CheckpointReport> RestoreCheckpoint(
   absl::Status newest;
   for (;; request.set_newer_than(request.newer_than() + 1)) {
     // GetProgress() finds it by its beginning.
-    request.set_restore_id(absl::StrCat(options.progress_id, NewId()));
-    Progress progress(absl::StrCat("restoring from '", options.path, "'"),
-                      /*total_rows=*/0, LinesOf(options.progress_id));
+    request.set_restore_id(absl::StrCat(asked.progress_id(), NewId()));
+    Progress progress(absl::StrCat("restoring from '", asked.path(), "'"),
+                      /*total_rows=*/0, LinesOf(asked.progress_id()));
     staged = client.StageRestore(request, &progress);
     if (staged.ok()) break;
     // A further attempt drops them, too.
@@ -250,7 +239,7 @@ absl::StatusOr<v1::CheckpointReport> RestoreCheckpoint(
         client.CommitRestore(request.restore_id(), /*abort=*/true);
     // There is no save before it.
     if (!newest.ok() && absl::IsNotFound(staged.status())) return newest;
-    if (options.save != 0 || !absl::IsDataLoss(staged.status())) {
+    if (asked.save() != 0 || !absl::IsDataLoss(staged.status())) {
       return WithCleanUp(staged.status(), dropped,
                          "servers keep rows of this restore until the next");
     }

@@ -18,7 +18,6 @@
 #include "cc/base/status_macros.h"
 #include "cc/base/steady_clock.h"
 #include "cc/client/parameter_client.h"
-#include "cc/wire/coordination_conversion.h"
 #include "tfswitch/v1/coordination.pb.h"
 
 namespace tfswitch {
@@ -27,11 +26,7 @@ namespace {
 template <typename Request>
 Request RequestOf(const GroupMember& member) {
   Request request;
-  v1::Member& proto = *request.mutable_member();
-  proto.set_group(member.group);
-  proto.set_worker(member.worker);
-  proto.set_incarnation(member.incarnation);
-  proto.set_mark(member.mark);
+  *request.mutable_member() = member;
   return request;
 }
 
@@ -81,15 +76,7 @@ absl::StatusOr<WorkerGroup::Place> GroupClient::Join(
   request.set_newer_group_instance(newer_instance);
   request.set_first_step(first_step);
   request.set_job(job);
-  TFSWITCH_ASSIGN_OR_RETURN(const auto response,
-                            Call<v1::JoinResponse>(request));
-  return WorkerGroup::Place{response.incarnation(),
-                            response.clock(),
-                            response.round(),
-                            response.group_instance(),
-                            response.num_steps(),
-                            response.num_losses(),
-                            {response.mark(), response.steps_since_mark()}};
+  return Call<v1::JoinResponse>(request);
 }
 
 absl::Status GroupClient::Heartbeat(const GroupMember& member,
@@ -103,13 +90,13 @@ absl::StatusOr<int64_t> GroupClient::Arrive(
     const GroupMember& member, int64_t clock, int64_t round, double weight,
     const std::vector<WorkProgress>& progress) {
   TFSWITCH_ASSIGN_OR_RETURN(
-      const Arrival arrival,
+      const v1::ArriveResponse arrival,
       GroupClient::ArriveAndWait(member, clock, round, weight, progress,
                                  /*staleness=*/0, absl::InfinitePast()));
-  return arrival.open_round;
+  return arrival.open_round();
 }
 
-absl::StatusOr<Arrival> GroupClient::ArriveAndWait(
+absl::StatusOr<v1::ArriveResponse> GroupClient::ArriveAndWait(
     const GroupMember& member, int64_t clock, int64_t round, double weight,
     const std::vector<WorkProgress>& progress, int64_t staleness,
     absl::Time deadline) {
@@ -117,22 +104,10 @@ absl::StatusOr<Arrival> GroupClient::ArriveAndWait(
   request.set_clock(clock);
   request.set_round(round);
   request.set_weight(weight);
-  for (const WorkProgress& each : progress) {
-    v1::WorkProgress& proto = *request.add_progress();
-    proto.set_queue(each.queue);
-    proto.set_epoch(each.epoch);
-    proto.set_index(each.index);
-    proto.set_offset(each.offset);
-  }
+  request.mutable_progress()->Add(progress.begin(), progress.end());
   request.set_wait_ms(NextPollMs(deadline));
   request.set_staleness(staleness);
-  TFSWITCH_ASSIGN_OR_RETURN(const auto response,
-                            Call<v1::ArriveResponse>(request));
-  Arrival arrival;
-  arrival.open_round = response.open_round();
-  if (response.has_round()) arrival.round = FromProto(response.round());
-  arrival.may_proceed = response.may_proceed();
-  return arrival;
+  return Call<v1::ArriveResponse>(request);
 }
 
 absl::Status GroupClient::Leave(const GroupMember& member,
@@ -149,7 +124,7 @@ absl::StatusOr<Round> GroupClient::WaitForRound(const GroupMember& member,
   TFSWITCH_ASSIGN_OR_RETURN(
       const auto response,
       Poll(request, deadline, &v1::WaitForRoundResponse::has_round));
-  return FromProto(response.round());
+  return response.round();
 }
 
 absl::Status GroupClient::WaitForTurn(const GroupMember& member, int64_t clock,
@@ -170,8 +145,11 @@ absl::StatusOr<WorkerGroup::Place> GroupClient::WaitAtBarrier(
   TFSWITCH_ASSIGN_OR_RETURN(
       const auto response,
       Poll(request, deadline, &v1::WaitAtBarrierResponse::is_open));
-  return WorkerGroup::Place{member.incarnation, response.clock(),
-                            response.round()};
+  WorkerGroup::Place place;
+  place.set_incarnation(member.incarnation());
+  place.set_clock(response.clock());
+  place.set_round(response.round());
+  return place;
 }
 
 absl::StatusOr<v1::GetGroupStatsResponse> GroupClient::GroupStats(
@@ -187,7 +165,7 @@ absl::Status GroupClient::CreateWorkQueue(const std::string& group,
   v1::CreateWorkQueueRequest request;
   request.set_group(group);
   request.set_queue(queue);
-  *request.mutable_options() = ToProto(options);
+  *request.mutable_options() = options;
   return Call<v1::CreateWorkQueueResponse>(request).status();
 }
 
@@ -198,7 +176,7 @@ absl::StatusOr<std::optional<WorkItem>> GroupClient::TakeWorkItem(
   TFSWITCH_ASSIGN_OR_RETURN(const auto response,
                             Call<v1::TakeWorkItemResponse>(request));
   if (!response.has_item()) return std::nullopt;
-  return FromProto(response.item());
+  return response.item();
 }
 
 absl::Status GroupClient::FinishWorkItem(const GroupMember& member,

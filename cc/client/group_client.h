@@ -18,13 +18,6 @@
 
 namespace tfswitch {
 
-// The result of ArriveAndWait().
-struct Arrival {
-  int64_t open_round = 0;
-  std::optional<Round> round;  // The one waited for, if it has closed.
-  bool may_proceed = false;
-};
-
 class ParameterClient;
 
 // The calls of Coordinator, with its errors and, over a network, Unavailable
@@ -51,7 +44,7 @@ class GroupClient {
   // The same, and waits in the same call, for a while that the implementation
   // chooses: until the round has closed that a contribution went to, or without
   // one until the next step may begin with `staleness`.
-  virtual absl::StatusOr<Arrival> ArriveAndWait(
+  virtual absl::StatusOr<v1::ArriveResponse> ArriveAndWait(
       const GroupMember& member, int64_t clock, int64_t round, double weight,
       const std::vector<WorkProgress>& progress, int64_t staleness,
       absl::Time deadline);

@@ -65,8 +65,10 @@ GroupSession::GroupSession(std::shared_ptr<GroupClient> groups,
     : groups_(std::move(groups)),
       options_(options),
       job_(std::move(job)),
-      member_{std::move(group), worker, 0},
-      first_step_(first_step) {}
+      first_step_(first_step) {
+  member_.set_group(std::move(group));
+  member_.set_worker(worker);
+}
 
 GroupSession::~GroupSession() {
   {
@@ -106,7 +108,7 @@ void GroupSession::KeepAlive() {
       continue;
     }
     LogWriter::Get().WriteInOrder(
-        kLines, absl::StrCat("tfswitch: warning: worker ", member.worker,
+        kLines, absl::StrCat("tfswitch: warning: worker ", member.worker(),
                              " cannot renew its lease: ", renewed.message()));
   }
 }
@@ -175,19 +177,17 @@ absl::StatusOr<Round> GroupSession::EndStepAndWaitForRound(
   if (is_waiting()) return WaitForRound(timeout);
   const absl::Time start = SteadyNow();
   TFSWITCH_ASSIGN_OR_RETURN(
-      Arrival arrival,
+      const v1::ArriveResponse arrival,
       groups_->ArriveAndWait(member(), clock(), round(), weight, progress,
                              /*staleness=*/0,
                              std::min(start + timeout, NextLine(start))));
-  Advance(/*contributes=*/true, arrival.open_round,
-          /*must_wait=*/!arrival.round.has_value());
-  if (!arrival.round.has_value()) {
-    return WaitForRound(timeout, start);
-  }
+  Advance(/*contributes=*/true, arrival.open_round(),
+          /*must_wait=*/!arrival.has_round());
+  if (!arrival.has_round()) return WaitForRound(timeout, start);
   CountWait(start);
   MutexLock lock(&mutex_);
   ++round_;
-  return *std::move(arrival.round);
+  return arrival.round();
 }
 
 absl::Status GroupSession::EndStepAndWaitForTurn(
@@ -196,15 +196,13 @@ absl::Status GroupSession::EndStepAndWaitForTurn(
   if (is_waiting()) return WaitForTurn(staleness, timeout);
   const absl::Time start = SteadyNow();
   TFSWITCH_ASSIGN_OR_RETURN(
-      const Arrival arrival,
+      const v1::ArriveResponse arrival,
       groups_->ArriveAndWait(member(), clock(), WorkerGroup::kNoRound,
                              /*weight=*/0.0, progress, staleness,
                              std::min(start + timeout, NextLine(start))));
-  Advance(/*contributes=*/false, arrival.open_round,
-          /*must_wait=*/!arrival.may_proceed);
-  if (!arrival.may_proceed) {
-    return WaitForTurn(staleness, timeout, start);
-  }
+  Advance(/*contributes=*/false, arrival.open_round(),
+          /*must_wait=*/!arrival.may_proceed());
+  if (!arrival.may_proceed()) return WaitForTurn(staleness, timeout, start);
   CountWait(start);
   return absl::OkStatus();
 }
@@ -266,8 +264,8 @@ absl::Status GroupSession::WaitAtBarrier(const std::string& barrier,
   MutexLock lock(&mutex_);
   ++visits_;
   barrier_.clear();
-  clock_ = place->clock;
-  round_ = place->round;
+  clock_ = place->clock();
+  round_ = place->round();
   return absl::OkStatus();
 }
 
@@ -281,26 +279,24 @@ absl::Status GroupSession::Rejoin(uint64_t newer_instance) {
     first_step = first_step_.value_or(num_steps_);
     // Else it goes on behind all that count: it may have ended one of them
     // without hearing of that.
-    is_repeating = first_step_.has_value() || num_steps_ < num_counted_;
+    is_repeating = first_step_.has_value() || num_steps_ < place_.num_steps();
     // A worker that has left does not come back, but begins anew.
-    if (has_left_) before.incarnation = 0;
+    if (has_left_) before.clear_incarnation();
   }
   // A server that was started again has forgotten the group.
-  TFSWITCH_RETURN_IF_ERROR(groups_->CreateGroup(before.group, options_));
+  TFSWITCH_RETURN_IF_ERROR(groups_->CreateGroup(before.group(), options_));
   TFSWITCH_ASSIGN_OR_RETURN(const WorkerGroup::Place joined,
                             JoinGroup(before, newer_instance, first_step));
   MutexLock lock(&mutex_);
-  member_.incarnation = joined.incarnation;
-  if (group_instance_ != joined.group_instance) {
-    num_losses_ = losses_before_ = joined.num_losses;
+  member_.set_incarnation(joined.incarnation());
+  if (place_.group_instance() != joined.group_instance()) {
+    num_losses_ = losses_before_ = joined.num_losses();
   }
-  group_instance_ = joined.group_instance;
-  clock_ = joined.clock;
-  round_ = joined.round;
-  position_ = joined.position;
+  place_ = joined;
+  clock_ = joined.clock();
+  round_ = joined.round();
   first_step_.reset();
-  num_counted_ = joined.num_steps;
-  num_steps_ = is_repeating ? first_step : joined.num_steps;
+  num_steps_ = is_repeating ? first_step : joined.num_steps();
   visits_ = 0;
   barrier_.clear();
   is_waiting_ = false;
@@ -313,8 +309,9 @@ absl::StatusOr<WorkerGroup::Place> GroupSession::JoinGroup(
   constexpr absl::Duration kPause = absl::Milliseconds(100);
   const absl::Time end = SteadyNow() + options_.lease + kPartingTime;
   for (bool has_said = false;; absl::SleepFor(kPause)) {
-    auto joined = groups_->Join(before.group, before.worker, before.incarnation,
-                                newer_instance, first_step, job_);
+    auto joined =
+        groups_->Join(before.group(), before.worker(), before.incarnation(),
+                      newer_instance, first_step, job_);
     if (!absl::IsAlreadyExists(joined.status()) || SteadyNow() >= end) {
       return joined;
     }
@@ -349,7 +346,7 @@ void GroupSession::Say(const std::string& kind, const std::string& text) {
     events_.push_back({++num_events_, kind, text});
     if (events_.size() > kKeptEvents) events_.pop_front();
     changed_.NotifyAll();
-    line = absl::StrCat("tfswitch: group '", member_.group, "': ", text);
+    line = absl::StrCat("tfswitch: group '", member_.group(), "': ", text);
   }
   LogWriter::Get().WriteInOrder(kLines, line);
 }
@@ -370,7 +367,7 @@ GroupSession::Event GroupSession::NextEvent(int64_t after,
 
 void GroupSession::HearOfLosses(absl::Duration timeout) {
   const GroupMember own = member();
-  const auto stats = groups_->GroupStats(own.group, timeout);
+  const auto stats = groups_->GroupStats(own.group(), timeout);
   if (!stats.ok()) return;  // The next time.
   std::vector<uint32_t> given_up;
   std::vector<uint32_t> never_joined;
@@ -378,7 +375,7 @@ void GroupSession::HearOfLosses(absl::Duration timeout) {
   {
     MutexLock lock(&mutex_);
     for (const auto& [worker, loss] : stats->losses()) {
-      if (loss.number() <= num_losses_ || worker == own.worker) continue;
+      if (loss.number() <= num_losses_ || worker == own.worker()) continue;
       (loss.has_joined() ? given_up : never_joined).push_back(worker);
     }
     num_losses_ = std::max(num_losses_, stats->num_losses());
@@ -410,7 +407,7 @@ void GroupSession::Report(absl::Duration timeout,
                           const std::vector<int64_t>& dropped) {
   const GroupMember own = member();
   const auto stats =
-      groups_->GroupStats(own.group, std::min(timeout, kPartingTime));
+      groups_->GroupStats(own.group(), std::min(timeout, kPartingTime));
   std::vector<std::string> lost;
   std::vector<std::string> texts;
   if (stats.ok()) {
@@ -431,7 +428,7 @@ void GroupSession::Report(absl::Duration timeout,
   }
   if (!dropped.empty()) {
     texts.push_back(
-        absl::StrCat("steps of worker ", own.worker,
+        absl::StrCat("steps of worker ", own.worker(),
                      " that do not count: ", absl::StrJoin(dropped, ", ")));
   }
   if (stats.ok() && stats->num_active() == 0) {

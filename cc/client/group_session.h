@@ -103,12 +103,12 @@ class GroupSession {
   // Whether the present step counts already.
   bool is_repeating() const {
     MutexLock lock(&mutex_);
-    return num_steps_ < num_counted_;
+    return num_steps_ < place_.num_steps();
   }
   // So many steps from the present one on.
   int64_t num_to_repeat() const {
     MutexLock lock(&mutex_);
-    return std::clamp<int64_t>(num_counted_ - num_steps_, 0, clock_);
+    return std::clamp<int64_t>(place_.num_steps() - num_steps_, 0, clock_);
   }
   // Ends such a step, of which the group has to hear nothing.
   void EndRepeatedStep() {
@@ -116,15 +116,15 @@ class GroupSession {
     ++num_steps_;
   }
 
-  // Where a process of a job goes on, as the group has said when it joined.
-  WorkerGroup::Position position() const {
+  // Where it began, as the group has said when it joined last.
+  WorkerGroup::Place place() const {
     MutexLock lock(&mutex_);
-    return position_;
+    return place_;
   }
   // Said with each step that ends; see GroupMember.
   void SetMark(int64_t mark) {
     MutexLock lock(&mutex_);
-    member_.mark = mark;
+    member_.set_mark(mark);
   }
 
   // Ends a step, with a contribution of `weight` to round() or with none.
@@ -165,11 +165,6 @@ class GroupSession {
   // Comes back after the group has given this worker up, or it has left.
   // `newer_instance`: see Coordinator::Join.
   absl::Status Rejoin(uint64_t newer_instance = 0);
-  // The instance of the group that it has joined.
-  uint64_t group_instance() const {
-    MutexLock lock(&mutex_);
-    return group_instance_;
-  }
 
   // Nobody waits for this worker any more. Idempotent. `timeout`: for the
   // server, if that is less than the client's.
@@ -233,14 +228,13 @@ class GroupSession {
   mutable Mutex mutex_;
   CondVar changed_;
   GroupMember member_ ABSL_GUARDED_BY(mutex_);
-  uint64_t group_instance_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t clock_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t round_ ABSL_GUARDED_BY(mutex_) = 0;
   std::optional<int64_t> first_step_
       ABSL_GUARDED_BY(mutex_);  // Until it joins.
   int64_t num_steps_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t num_counted_ ABSL_GUARDED_BY(mutex_) = 0;  // When it joined.
-  WorkerGroup::Position position_ ABSL_GUARDED_BY(mutex_);
+  // When it joined.
+  WorkerGroup::Place place_ ABSL_GUARDED_BY(mutex_);
   int64_t visits_ ABSL_GUARDED_BY(mutex_) = 0;  // At barriers.
   std::string barrier_ ABSL_GUARDED_BY(mutex_);
   absl::Time at_barrier_since_ ABSL_GUARDED_BY(mutex_);

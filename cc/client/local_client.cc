@@ -105,11 +105,13 @@ class LocalClient : public ParameterClient {
   }
 
   // Not messages, because they say how far they are.
-  absl::StatusOr<std::vector<std::string>> SaveShard(
+  absl::StatusOr<v1::SaveShardResponse> SaveShard(
       const v1::SaveShardRequest& request, Progress* progress) override {
+    v1::SaveShardResponse response;
     TFSWITCH_ASSIGN_OR_RETURN(
-        std::string part, shard_->SaveShard(request, CheckInterrupt, progress));
-    return std::vector<std::string>{std::move(part)};
+        *response.add_manifest_parts(),
+        shard_->SaveShard(request, CheckInterrupt, progress));
+    return response;
   }
   absl::StatusOr<v1::StageRestoreResponse> StageRestore(
       const v1::StageRestoreRequest& request, Progress* progress) override {

@@ -12,7 +12,6 @@
 #include "cc/client/done_call.h"
 #include "cc/shard/gradient_accumulator.h"
 #include "cc/wire/codec.h"
-#include "cc/wire/coordination_conversion.h"
 #include "cc/wire/report_conversion.h"
 #include "cc/wire/table_config_conversion.h"
 #include "tfswitch/v1/parameter_server.pb.h"
@@ -119,7 +118,7 @@ std::unique_ptr<PendingCall> ParameterClient::StartCommitRound(
     const std::vector<TableRef>& staged) {
   v1::CommitRoundRequest request;
   request.set_group(group);
-  *request.mutable_round() = ToProto(round);
+  *request.mutable_round() = round;
   for (const TableRef& table : staged) {
     (*request.mutable_table_incarnations())[table.name] = table.incarnation;
   }
@@ -188,12 +187,11 @@ absl::Status ParameterClient::CommitExport(const TableRef& table,
   return Call(request, &response);
 }
 
-absl::StatusOr<std::vector<std::string>> ParameterClient::SaveShard(
+absl::StatusOr<v1::SaveShardResponse> ParameterClient::SaveShard(
     const v1::SaveShardRequest& request, Progress*) {
   v1::SaveShardResponse response;
   TFSWITCH_RETURN_IF_ERROR(Call(request, &response));
-  return std::vector<std::string>(response.manifest_parts().begin(),
-                                  response.manifest_parts().end());
+  return response;
 }
 
 absl::StatusOr<int64_t> ParameterClient::CommitCheckpoint(

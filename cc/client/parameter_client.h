@@ -244,7 +244,7 @@ class ParameterClient {
   // SaveShard returns this server's parts of the manifest: one per shard.
   // A client of this process tells `progress` how far it is; with null it says
   // so itself.
-  virtual absl::StatusOr<std::vector<std::string>> SaveShard(
+  virtual absl::StatusOr<v1::SaveShardResponse> SaveShard(
       const v1::SaveShardRequest& request, Progress* progress);
   // Returns the save's number.
   virtual absl::StatusOr<int64_t> CommitCheckpoint(

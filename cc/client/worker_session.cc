@@ -90,7 +90,7 @@ absl::StatusOr<StepTag> WorkerSession::CurrentStep(const std::string& table) {
     staged_tables_.insert(table);
   }
   const GroupMember member = session_->member();
-  return StepTag{member.group, member.worker, member.incarnation,
+  return StepTag{member.group(), member.worker(), member.incarnation(),
                  session_->clock()};
 }
 
@@ -142,8 +142,8 @@ absl::Status WorkerSession::BeginOnServers() {
   absl::Status begun;
   for (int i = 0; is_bsp() && i < kMaxDraws; ++i) {
     Round none;
-    none.number = WorkerGroup::kNoRound;
-    none.group_instance = session_->group_instance();
+    none.set_number(WorkerGroup::kNoRound);
+    none.set_group_instance(session_->place().group_instance());
     begun = Commit(none);
     const uint64_t newer = NewerInstanceOf(begun);
     if (newer == 0) break;
@@ -329,12 +329,12 @@ absl::Status WorkerSession::CheckLosses() const {
 
 bool WorkerSession::Counts(const Round& round) const {
   if (options_.group_options.carries_late_contributions) return true;
-  const uint64_t incarnation = session_->member().incarnation;
+  const uint64_t incarnation = session_->member().incarnation();
   const int64_t clock = session_->clock() - 1;
-  return std::any_of(round.contributions.begin(), round.contributions.end(),
+  return std::any_of(round.contributions().begin(), round.contributions().end(),
                      [&](const Contribution& each) {
-                       return each.incarnation == incarnation &&
-                              each.clock == clock;
+                       return each.incarnation() == incarnation &&
+                              each.clock() == clock;
                      });
 }
 
@@ -377,21 +377,21 @@ absl::Status WorkerSession::Commit(const Round& round) {
     applied.Update(status);
   };
   for (int shard = 0; shard < num_shards; ++shard) {
-    note(calls[shard]->Wait(), round.number, &committed[shard]);
+    note(calls[shard]->Wait(), round.number(), &committed[shard]);
   }
   TFSWITCH_RETURN_IF_ERROR(first);
   for (int shard = 0; shard < num_shards; ++shard) {
     // Nobody was left to commit the rounds before.
     int64_t& last = committed[shard];
-    while (last < round.number) {
+    while (last < round.number()) {
       const int64_t missing = last + 1;
       Round next = round;
-      if (missing < round.number) {
+      if (missing < round.number()) {
         absl::StatusOr<Round> fetched =
             session_->FetchRound(missing, options_.wait_timeout);
         if (absl::IsOutOfRange(fetched.status())) {
           // Forgotten meanwhile; the round as it is now says so to the shard.
-          fetched = session_->FetchRound(round.number, options_.wait_timeout);
+          fetched = session_->FetchRound(round.number(), options_.wait_timeout);
         }
         if (absl::IsNotFound(fetched.status())) {
           return absl::AbortedError(fetched.status().message());
@@ -399,7 +399,7 @@ absl::Status WorkerSession::Commit(const Round& round) {
         TFSWITCH_ASSIGN_OR_RETURN(next, std::move(fetched));
       }
       note(client_->StartCommitRound(shard, group, next, &last, staged)->Wait(),
-           next.number, &last);
+           next.number(), &last);
       TFSWITCH_RETURN_IF_ERROR(first);
       if (last < missing) {
         return absl::InternalError(absl::StrCat("group '", group, "': shard ",
@@ -414,25 +414,28 @@ absl::Status WorkerSession::Commit(const Round& round) {
 std::vector<WorkProgress> WorkerSession::Progress() const {
   std::vector<WorkProgress> progress;
   for (const auto& [queue, own] : own_items_) {
-    if (own.item.offset == own.counted) continue;
-    progress.push_back(
-        {queue, own.item.epoch, own.item.index, own.item.offset});
+    if (own.item.offset() == own.counted) continue;
+    WorkProgress& each = progress.emplace_back();
+    each.set_queue(queue);
+    each.set_epoch(own.item.epoch());
+    each.set_index(own.item.index());
+    each.set_offset(own.item.offset());
   }
   return progress;
 }
 
 void WorkerSession::CountProgress(const std::vector<WorkProgress>& progress) {
   for (const WorkProgress& each : progress) {
-    const auto own = FindWorkItem(each.queue, each.epoch, each.index);
-    if (own.ok()) (*own)->counted = each.offset;
+    const auto own = FindWorkItem(each.queue(), each.epoch(), each.index());
+    if (own.ok()) (*own)->counted = each.offset();
   }
 }
 
 absl::StatusOr<WorkerSession::OwnItem*> WorkerSession::FindWorkItem(
     const std::string& queue, int64_t epoch, int64_t index) {
   const auto it = own_items_.find(queue);
-  if (it != own_items_.end() && it->second.item.epoch == epoch &&
-      it->second.item.index == index) {
+  if (it != own_items_.end() && it->second.item.epoch() == epoch &&
+      it->second.item.index() == index) {
     return &it->second;
   }
   return absl::FailedPreconditionError(absl::StrCat(
@@ -460,7 +463,7 @@ absl::Status WorkerSession::CreateWorkQueue(const std::string& queue,
   // been pushed.
   const auto own = own_items_.find(queue);
   if (own != own_items_.end() && !has_pushed_ && !has_applied_) {
-    own->second.item.offset = own->second.counted;
+    own->second.item.set_offset(own->second.counted);
   }
   return CallAsMember([&] {
     return client_->groups().CreateWorkQueue(options_.group, queue, options);
@@ -479,10 +482,10 @@ absl::StatusOr<std::optional<WorkItem>> WorkerSession::TakeWorkItem(
     own_items_.erase(queue);
     return taken;
   }
-  const auto own = FindWorkItem(queue, taken->epoch, taken->index);
+  const auto own = FindWorkItem(queue, taken->epoch(), taken->index());
   // The same once more, of which the present step has trained some.
-  if (own.ok() && (*own)->counted == taken->offset) return (*own)->item;
-  own_items_[queue] = {*taken, taken->offset};
+  if (own.ok() && (*own)->counted == taken->offset()) return (*own)->item;
+  own_items_[queue] = {*taken, taken->offset()};
   return taken;
 }
 
@@ -499,12 +502,12 @@ absl::Status WorkerSession::AdvanceWorkItem(const std::string& queue,
   }
   const bool takes_back = offset == own->counted && !has_pushed_ &&
                           !has_applied_ && !unconfirmed_weight_.has_value();
-  if (offset < own->item.offset && !takes_back) {
+  if (offset < own->item.offset() && !takes_back) {
     return absl::FailedPreconditionError(absl::StrCat(
         "item ", index, " of epoch ", epoch, " of work queue '", queue,
-        "' has come to ", own->item.offset, " already. Received: ", offset));
+        "' has come to ", own->item.offset(), " already. Received: ", offset));
   }
-  own->item.offset = offset;
+  own->item.set_offset(offset);
   return absl::OkStatus();
 }
 
@@ -514,11 +517,11 @@ absl::Status WorkerSession::FinishWorkItem(const std::string& queue,
   TFSWITCH_RETURN_IF_ERROR(Prepare(""));
   TFSWITCH_ASSIGN_OR_RETURN(const OwnItem* own,
                             FindWorkItem(queue, epoch, index));
-  if (own->item.offset != own->counted) {
+  if (own->item.offset() != own->counted) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "item ", index, " ('", own->item.value, "') of epoch ", epoch,
+        "item ", index, " ('", own->item.value(), "') of epoch ", epoch,
         " of work queue '", queue, "' is finished in the midst of a step that ",
-        "has advanced it from ", own->counted, " to ", own->item.offset,
+        "has advanced it from ", own->counted, " to ", own->item.offset(),
         ": end the step first"));
   }
   absl::Status finished =
@@ -540,8 +543,8 @@ WorkerSession::ItemState WorkerSession::GetItemState(const std::string& queue,
   MutexLock lock(&mutex_);
   const auto own = FindWorkItem(queue, epoch, index);
   if (!own.ok()) return ItemState::kLost;
-  return (*own)->item.offset == (*own)->counted ? ItemState::kOwn
-                                                : ItemState::kInStep;
+  return (*own)->item.offset() == (*own)->counted ? ItemState::kOwn
+                                                  : ItemState::kInStep;
 }
 
 absl::StatusOr<v1::GetWorkQueueStatsResponse> WorkerSession::WorkQueueStats(
@@ -601,8 +604,8 @@ absl::StatusOr<WorkerSession::Report> WorkerSession::GetReport() {
   report.set_waited_secs(absl::ToDoubleSeconds(waits.total));
   report.set_longest_wait_secs(absl::ToDoubleSeconds(waits.longest));
   report.set_waiting_for(session_->waiting_for());
-  report.set_mark(session_->position().mark);
-  report.set_steps_since_mark(session_->position().steps);
+  report.set_mark(session_->place().mark());
+  report.set_steps_since_mark(session_->place().steps_since_mark());
   return report;
 }
 

@@ -7,8 +7,8 @@
 namespace tfswitch {
 namespace {
 
-// Steps between two looks at whether a row has come to rest. A look costs as
-// much as a step.
+// Steps between two checks whether a row still moves. A check costs as much as
+// a step.
 constexpr uint32_t kStepsPerLook = 16;
 
 const float kZeroGradient[kMaxSegmentDim] = {};
@@ -20,9 +20,9 @@ void TakeSteps(const SegmentStep& segment, float learning_rate, uint32_t count,
   const auto dim = static_cast<size_t>(p.dim);
   StepInput input;
   input.learning_rate = learning_rate * segment.learning_rate_scale;
-  // With L2 a row comes to rest where the pull is lost in rounding: a step that
-  // has changed no bit will change none later. Adam's steps differ by their
-  // number, so that this says nothing of them.
+  // With L2 a row stops moving where its pull is lost in rounding: a step that
+  // has changed no bit will change none later. This does not hold for Adam,
+  // whose steps differ by their number.
   const bool may_rest = p.num_corrections == 0;
   const auto num_slots = static_cast<size_t>(segment.num_slots);
   float before[3 * kMaxSegmentDim];
@@ -40,7 +40,7 @@ void TakeSteps(const SegmentStep& segment, float learning_rate, uint32_t count,
   }
 }
 
-// Takes the steps after `step`, one by one while they move weights.
+// Takes the steps after `step` one by one, as long as they move weights.
 void CatchUpBySteps(const SegmentStep& segment, const StepHistory& history,
                     uint32_t step, float* w, float* slots) {
   const MissedPlan& plan = segment.missed;

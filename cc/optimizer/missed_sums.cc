@@ -21,7 +21,8 @@ constexpr double kMaxTermError = 1e-7;
 
 constexpr uint32_t kNever = std::numeric_limits<uint32_t>::max();
 
-// How many of the terms 1, ratio, ratio^2, ... weigh; kNever if too many.
+// Returns how many of the terms 1, ratio, ratio^2, ... matter; kNever if too
+// many do.
 uint32_t WindowOf(double ratio) {
   uint32_t window = 0;
   for (double term = 1.0; term > kLeftOut * (1.0 - ratio); term *= ratio) {
@@ -37,7 +38,7 @@ constexpr double kPoints4[] = {0.92387953251128674, 0.38268343236508977};
 constexpr double kPoints8[] = {0.98078528040323045, 0.83146961230254524,
                                0.55557023301960222, 0.19509032201612827};
 
-// Makes a polynomial of its values at the Chebyshev points.
+// Computes a polynomial from its values at the Chebyshev points.
 struct Interpolation {
   explicit Interpolation(int n) {
     const double* const half = n == 8 ? kPoints8 : n == 4 ? kPoints4 : kPoints1;
@@ -62,8 +63,8 @@ struct Interpolation {
   double basis[kMaxMissedTerms][kMaxMissedTerms] = {};
 };
 
-// Fills in the weights first b1^j / (q^j (1 - p) + p) as polynomials with so
-// many terms. False if they would not be exact enough for some p.
+// Fills in the weights first b1^j / (q^j (1 - p) + p) as polynomials with
+// `num_terms` terms. Returns false if they are not exact enough for some p.
 bool PlanTerms(double first, double root_2, int num_terms, MissedPlan* plan) {
   constexpr int kTests = 48;
   const Interpolation interpolation(num_terms);
@@ -88,7 +89,7 @@ bool PlanTerms(double first, double root_2, int num_terms, MissedPlan* plan) {
       }
     }
     for (int test = 0; test <= kTests; ++test) {
-      // Closer to each other near 0, where w_j bends most.
+      // The points are closer to each other near 0, where w_j bends most.
       const double x = static_cast<double>(test) / kTests;
       const double p = x * x * x;
       double value = 0.0;
@@ -162,7 +163,7 @@ void SumByRuns(const SegmentStep& segment, const StepHistory& history,
   for (size_t k = 0; k < num_terms; ++k) terms[k] = static_cast<float>(sums[k]);
 }
 
-// Begins a block with the step that the moment is of.
+// Begins a block with the moment's step.
 void AddBlock(const MissedPlan& plan, MissedMoment* moment) {
   auto blocks = std::make_shared<std::vector<MissedBlock>>();
   if (moment->blocks != nullptr) *blocks = *moment->blocks;
@@ -206,7 +207,7 @@ void PlanMissedSteps(bool is_nesterov, SegmentStep* segment) {
   const bool is_bounded = HasNormBounds(options) ||
                           std::isfinite(options.min_weight) ||
                           std::isfinite(options.max_weight);
-  double ratio = 0.0;  // By which moves shrink at least.
+  double ratio = 0.0;  // Each move is at most this part of the one before.
   double root_2 = 1.0;
   switch (averages) {
     case Averages::kNone:
@@ -228,7 +229,8 @@ void PlanMissedSteps(bool is_nesterov, SegmentStep* segment) {
       break;
   }
   plan.window = WindowOf(ratio);
-  // With L2 gradients are not zero, and each step may round a norm otherwise.
+  // With L2 gradients are not zero, and with norm bounds each step may round a
+  // norm differently.
   if (options.l2 == 0.0f && !HasNormBounds(options) &&
       plan.weight_decay == 0.0) {
     plan.settled_after = plan.window;

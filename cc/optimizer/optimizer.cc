@@ -13,8 +13,8 @@
 namespace tfswitch {
 namespace {
 
-// Rows of dense tables see all steps. With Keras's beta_2 it is 1 from 17,400
-// on.
+// Rows of dense tables see all steps. With Keras's beta_2 the correction is 1
+// from step 17,400 on.
 constexpr int kNumDenseCorrections = 32768;
 
 }  // namespace
@@ -27,9 +27,9 @@ float OneMinus(float beta) {
   return static_cast<float>(1.0 - exact);
 }
 
-// The powers are those of the float32 betas: Keras casts them first.
+// Takes powers of the float32 betas, because Keras casts them first.
 float AdamCorrection(const OptimizerParams& params, float steps) {
-  // It grows, so that it stays 1.
+  // The correction grows up to 1, and stays there.
   if (params.corrections[params.num_corrections - 1] == 1.0f) return 1.0f;
   const auto n = static_cast<uint32_t>(steps);
   const double power_1 = Power(static_cast<double>(params.beta_1), n);
@@ -109,7 +109,7 @@ Optimizer::Optimizer(const OptimizerConfig& config, int dim, SimdLevel level)
         std::sqrt(static_cast<float>(dims[i])) * from.options.cowclip_zeta;
     params.rule = find(plan.kind, dims[i]);
     StepOptions off;
-    off.cowclip_zeta = from.options.cowclip_zeta;  // Without r it is nothing.
+    off.cowclip_zeta = from.options.cowclip_zeta;  // No effect without r.
     segment.step = from.options == off ? params.rule
                                        : find(StepKind::kWithOptions, dims[i]);
 
@@ -144,7 +144,7 @@ void Optimizer::InitSlots(float* slots, uint32_t step) const {
   for (const SegmentStep& segment : segments_) {
     std::fill_n(slots + segment.slots_begin, segment.num_initial,
                 segment.initial_slot);
-    // Adam's number of the step is that of the table.
+    // Adam counts the steps of the table.
     if (segment.params.num_corrections > 0) {
       slots[segment.slots_begin + segment.num_slots - 1] =
           std::min(static_cast<float>(step), 0x1p24f);

@@ -41,7 +41,7 @@
 
 namespace tfswitch {
 
-// What a push says of its step.
+// The settings of the step that a push takes.
 struct StepSettings {
   float learning_rate = 0.0f;
   // Which step of the training it is, from 1, for adagrad_decay; 0: not known.

@@ -51,9 +51,9 @@ absl::Status ValidateSegment(absl::string_view prefix,
                     absl::StrCat(segment.learning_rate_scale));
 }
 
-// Refuses rules whose missed steps are not made up for.
+// Refuses rules for which a row's missed steps cannot be made up.
 absl::Status ValidateDense(absl::string_view prefix, const RuleConfig& rule) {
-  // With 0 a gradient of zero would be divided by zero.
+  // If the sum is 0, a gradient of zero is divided by zero.
   const auto check_sum = [&](absl::string_view field, float sum) {
     if (sum > 0.0f) return absl::OkStatus();
     return FieldError(prefix, field, "a number > 0 with dense updates",

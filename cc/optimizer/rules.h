@@ -1,6 +1,7 @@
-// The rules, which say how a gradient moves weights. Each is here with its
-// config, the slots that a row keeps for it, and its step's kernel. The steps
-// themselves are in step_kernels.inc; docs/optimizers.md has the formulas.
+// The rules, which say how a gradient moves weights. For each rule this has the
+// config, the slots that a row keeps for it, and which kernel takes its step.
+// The steps themselves are in step_kernels.inc, and their formulas in
+// docs/optimizers.md.
 //
 // Names and defaults are those of keras.optimizers where Keras has the rule.
 // kName is the name in protos, checkpoints and messages.
@@ -39,13 +40,14 @@ enum class StepKind {
   kPaddleStdAdagrad,
   kPaddleSharedAdam,
   kLion,
-  // Not rules: options around params.rule, and params.segments in turn.
+  // These are not rules: the first applies options around params.rule, the
+  // second steps params.segments in turn.
   kWithOptions,
   kSegments,
 };
 
-// The slots that a step with a gradient of zero changes besides weights, for
-// rules that dense tables may have.
+// Which slots a step with a gradient of zero changes besides weights, for rules
+// that dense tables may have.
 enum class Averages : uint8_t {
   kNone,
   kShrinking,          // All of them, by rho.
@@ -54,7 +56,7 @@ enum class Averages : uint8_t {
   kMomentsAndLargest,  // m[D], v[D], v_hat[D], t
 };
 
-// The numbers of a rule that its kernel reads.
+// The numbers of a rule, which its kernel reads.
 struct RuleParams {
   float momentum = 0.0f;  // sgd, rmsprop
   float epsilon = 0.0f;
@@ -75,15 +77,15 @@ struct RuleParams {
   float l2 = 0.0f;
   float l2_shrinkage = 0.0f;
   float beta = 0.0f;
-  // For how many t Adam's corrections are computed beforehand.
+  // How many of Adam's corrections are computed beforehand, from t = 1.
   int num_corrections = 0;
 };
 
 // A rule's kernel, slots and numbers.
 struct RulePlan {
   StepKind kind = StepKind::kSgd;
-  // The slots: so many vectors of the segment's size, then so many floats.
-  // Rules with the same text have slots of the same meaning.
+  // The slots: first vectors of the segment's size, then single floats. Rules
+  // with the same text have slots of the same meaning.
   const char* state = "";
   int num_vectors = 0;
   int num_floats = 0;
@@ -94,11 +96,11 @@ struct RulePlan {
   Averages averages = Averages::kNone;
 };
 
-// 1 - beta, as Keras has it: there beta is a Python float, 0.999 and not the
-// float32 next to it, which would make 1 - beta wrong in the fifth digit.
+// Returns 1 - beta as Keras computes it, from a Python float such as 0.999.
+// From the nearest float32, 1 - beta would be wrong in the fifth digit.
 float OneMinus(float beta);
 
-// Rows see few steps; a longer history costs two pow() a step.
+// Most rows see few steps. Each later step of a row costs two pow().
 inline constexpr int kNumCorrections = 4096;
 
 struct SgdConfig {
@@ -153,13 +155,13 @@ struct RowwiseAdagradConfig : AdagradConfig {
   }
 };
 
-// Adagrad that forgets. The initial value is the lower bound, too.
+// Adagrad whose accumulator decays, but never below the initial value.
 struct AdagradDecayConfig {
   static constexpr char kName[] = "adagrad_decay";
   float initial_accumulator_value = 0.1f;
   uint32_t decay_step = 100000;
   float decay_rate = 0.9f;
-  bool compat = false;  // One decay per step of the row at most, as DeepRec.
+  bool compat = false;  // At most one decay per step of the row, as in DeepRec.
 
   static constexpr auto Fields() {
     return std::make_tuple(
@@ -172,7 +174,7 @@ struct AdagradDecayConfig {
                     ranges::kRate},
         ConfigField{"compat", &AdagradDecayConfig::compat, ranges::kFlag});
   }
-  // The float is how many periods the row is up to date with.
+  // The float counts the periods for which the row has decayed.
   RulePlan Plan() const {
     RulePlan plan{StepKind::kAdagradDecay, "adagrad_decay", 1, 1};
     plan.initial_slot = initial_accumulator_value;
@@ -210,7 +212,7 @@ struct AdamConfig {
   }
 };
 
-// Adam with weight decay beside the gradient (Loshchilov and Hutter, 2019).
+// Adam with weight decay apart from the gradient (Loshchilov and Hutter, 2019).
 struct AdamWConfig {
   static constexpr char kName[] = "adamw";
   float weight_decay = 0.004f;
@@ -349,7 +351,7 @@ struct FtrlConfig {
   }
 };
 
-// FTRL whose L1 term is on the norm of the row, so that whole rows become 0.
+// FTRL with an L1 term on the norm of the row, so that whole rows become 0.
 struct GroupFtrlConfig : FtrlConfig {
   static constexpr char kName[] = "group_ftrl";
 
@@ -358,7 +360,7 @@ struct GroupFtrlConfig : FtrlConfig {
   }
 };
 
-// The three rules of Paddle's CTR accessor that have no like elsewhere.
+// The three rules that only Paddle's CTR accessor has.
 struct PaddleAdagradConfig {
   static constexpr char kName[] = "paddle_adagrad";
   float initial_g2sum = 3.0f;
@@ -421,7 +423,7 @@ struct LionConfig {
     RulePlan plan{StepKind::kLion, "lion", 1};
     plan.params.beta_1 = beta_1;
     plan.params.beta_2 = beta_2;
-    // Keras subtracts these in float32, unlike Adam's.
+    // Keras subtracts these betas in float32, unlike Adam's.
     plan.params.one_minus_beta_1 = 1.0f - beta_1;
     plan.params.one_minus_beta_2 = 1.0f - beta_2;
     return plan;

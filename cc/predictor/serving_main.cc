@@ -6,7 +6,7 @@
 // must not meet in one library. This half has TensorFlow and the model, and
 // opens libtfswitch_serving_rpc.so, which has gRPC and lies beside the program.
 // Requests and answers pass between them as the C types of serving_rpc.h. The
-// server listens before it loads the model, so that it answers health requests
+// server listens before it loads the model, so health can be asked for
 // meanwhile.
 
 #include <dlfcn.h>
@@ -45,9 +45,9 @@ namespace {
 
 constexpr int kCannotServe = 1;
 constexpr int kBadFlag = 2;
-// In seconds, after the grace period.
+// Seconds, after the grace.
 constexpr double kTimeToClose = 1;
-// A longer one would overflow the clock.
+// More would overflow the clock.
 constexpr double kMaxGrace = 24 * 3600;
 
 ServingBytes BytesOf(std::string_view text) {
@@ -105,7 +105,7 @@ class Handler {
  public:
   explicit Handler(const std::string& model_name) : model_name_(model_name) {}
 
-  // REQUIRES: the predictor lives until no more requests arrive.
+  // REQUIRES: the predictor lives until no more requests come.
   void Serve(const Predictor* predictor) { predictor_ = predictor; }
 
   ServingHandler Functions() {
@@ -227,7 +227,7 @@ Result<const ServingRpcApi*> OpenRpc() {
   return api;
 }
 
-// The error goes to the user who typed the flags, or to a program's log.
+// To somebody who has typed the flags, or whose program has.
 int FailForFlag(std::string_view message) {
   LogWriter::Get().WriteInOrder({"tfswitch-serving"},
                                 "tfswitch-serving: " + std::string(message));
@@ -242,20 +242,9 @@ int Stopped(int code, const std::string& why, absl::Time started) {
   return code;
 }
 
-int Run(int argc, char** argv) {
-  // Blocked before there are threads, so in all of them. sigwait takes them,
-  // where any function may be called.
-  sigset_t stop_signals;
-  sigemptyset(&stop_signals);
-  sigaddset(&stop_signals, SIGTERM);
-  sigaddset(&stop_signals, SIGINT);
-  pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);
-  // If the reader of stderr has gone, the server goes on.
-  signal(SIGPIPE, SIG_IGN);
-
-  PredictorOptions options;
-  options.op_library = OpLibraryPath();
-  options.catch_bus_errors = true;
+// What the flags say.
+struct Settings {
+  PredictorOptions predictor;
   std::string model_name = "default";
   std::string address = "127.0.0.1:8500";
   std::string tags = "serve";
@@ -269,22 +258,30 @@ int Run(int argc, char** argv) {
   bool insecure = false;
   bool reflection = false;
   bool help = false;
+
+  std::vector<Flag> Flags();
+  // What is wrong with them; empty: nothing.
+  std::string Fault() const;
+};
+
+std::vector<Flag> Settings::Flags() {
   // An empty file may come from a variable that is not set: never use
   // plaintext.
   const auto file_flag = [](const char* name, std::string* path,
                             const char* text) {
     return Flag{name, path, text, /*may_be_empty=*/false};
   };
-  const std::vector<Flag> flags = {
-      {"model_dir", &options.model_dir,
+  return {
+      {"model_dir", &predictor.model_dir,
        "a SavedModel, or a folder of versions: 1/, 2/, ..."},
       {"model_name", &model_name, "what requests call the model"},
       {"address", &address,
        "where to listen: host:port (port 0: any free one) or unix:/path"},
-      {"op_library", &options.op_library,
+      {"op_library", &predictor.op_library,
        "library with the model's own ops; empty: none"},
-      {"version", &options.version, "serve this version alone; -1: the newest"},
-      {"signature", &options.model.signature,
+      {"version", &predictor.version,
+       "serve this version alone; -1: the newest"},
+      {"signature", &predictor.model.signature,
        "signature of requests that name none"},
       {"tags", &tags, "of the graph in the SavedModel, with commas"},
       {"poll_secs", &poll_secs,
@@ -301,9 +298,9 @@ int Run(int argc, char** argv) {
        "longest message, and largest tensor of a request"},
       {"max_requests", &max_requests,
        "requests that run at a time; more get RESOURCE_EXHAUSTED"},
-      {"intra_op_threads", &options.model.intra_op_threads,
+      {"intra_op_threads", &predictor.model.intra_op_threads,
        "threads for the work inside of ops; 0: one per core"},
-      {"inter_op_threads", &options.model.inter_op_threads,
+      {"inter_op_threads", &predictor.model.inter_op_threads,
        "threads that run ops; 0: one per core; -1: none, a request runs in the "
        "thread that took it, and small models answer sooner"},
       file_flag("tls_cert", &tls_cert, kTlsCertHelp),
@@ -314,37 +311,33 @@ int Run(int argc, char** argv) {
       {"reflection", &reflection, kReflectionHelp},
       {"help", &help, "prints this text"},
   };
-  const std::string usage = FlagsHelp(argv[0], flags);
-  const std::string bad_flag = ParseFlags(argc, argv, flags);
-  if (help) {
-    std::printf("%s", usage.c_str());
-    return 0;
-  }
-  if (!bad_flag.empty()) return FailForFlag(bad_flag);
-  if (options.model_dir.empty()) return FailForFlag("give --model_dir");
-  if (!(poll_secs >= 0 && watch_rows_secs >= 0 && grace_secs >= 0) ||
-      max_message_bytes < 1 || max_requests < 1) {
-    return FailForFlag(
-        "--poll_secs, --watch_rows_secs and --grace_secs must "
-        "not be negative, --max_message_bytes and --max_requests must "
-        "be positive");
-  }
-  options.poll_interval = Seconds(poll_secs);
-  options.watch_rows_interval = Seconds(watch_rows_secs);
-  // The core reads it when it opens rows. There is only this thread yet.
-  if (verify_rows_first) setenv("TFSWITCH_SERVING_VERIFY_FIRST", "1", 1);
-  options.model.tags = absl::StrSplit(tags, ',');
-  ShowServerEvents();
-  const absl::Time started = SteadyNow();
+}
 
+std::string Settings::Fault() const {
+  if (predictor.model_dir.empty()) return "give --model_dir";
+  if (poll_secs >= 0 && watch_rows_secs >= 0 && grace_secs >= 0 &&
+      max_message_bytes >= 1 && max_requests >= 1) {
+    return "";
+  }
+  return "--poll_secs, --watch_rows_secs and --grace_secs must not be "
+         "negative, --max_message_bytes and --max_requests must be positive";
+}
+
+// Serves until one of the signals comes, which are blocked. `flags` are the
+// command line's.
+int Serve(const Settings& settings, const sigset_t& stop_signals,
+          const std::string& flags) {
+  const absl::Time started = SteadyNow();
   const Result<const ServingRpcApi*> api = OpenRpc();
   if (!api.ok()) return Stopped(kCannotServe, api.status().message(), started);
-  Handler handler(model_name);
+  Handler handler(settings.model_name);
   const ServingHandler functions = handler.Functions();
   const ServingRpcOptions rpc_options = {
-      address.c_str(),    max_message_bytes, max_requests,
-      tls_cert.c_str(),   tls_key.c_str(),   tls_ca.c_str(),
-      token_file.c_str(), insecure,          reflection};
+      settings.address.c_str(),    settings.max_message_bytes,
+      settings.max_requests,       settings.tls_cert.c_str(),
+      settings.tls_key.c_str(),    settings.tls_ca.c_str(),
+      settings.token_file.c_str(), settings.insecure,
+      settings.reflection};
   int32_t code = 0;
   char error[1024];
   ServingRpcServer* server =
@@ -357,18 +350,18 @@ int Run(int argc, char** argv) {
   LogServerEvent(LogLevel::kInfo, "started",
                  {{"version", TFSWITCH_VERSION},
                   {"address", (*api)->address(server)},
-                  {"model_dir", options.model_dir},
-                  {"flags", absl::StrJoin(argv + 1, argv + argc, " ")}});
+                  {"model_dir", settings.predictor.model_dir},
+                  {"flags", flags}});
   // A program that waits for this line may ask for health from now on.
   std::printf("listening on %s\n", (*api)->address(server));
   std::fflush(stdout);
 
-  // In a thread, because a signal may come first.
+  // Beside the wait for a signal, which may come first.
   absl::Mutex mutex;
   bool stopping = false;
   std::unique_ptr<Predictor> predictor;
   std::thread loader([&] {
-    auto loaded = Predictor::Load(options);
+    auto loaded = Predictor::Load(settings.predictor);
     if (!loaded.ok()) {
       _exit(Stopped(kCannotServe, loaded.status().message(), started));
     }
@@ -381,7 +374,7 @@ int Run(int argc, char** argv) {
 
   int signal_number = 0;
   sigwait(&stop_signals, &signal_number);
-  // The next signal kills.
+  // The next one kills.
   signal(SIGTERM, SIG_DFL);
   signal(SIGINT, SIG_DFL);
   pthread_sigmask(SIG_UNBLOCK, &stop_signals, nullptr);
@@ -389,7 +382,7 @@ int Run(int argc, char** argv) {
     absl::MutexLock lock(&mutex);
     stopping = true;
   }
-  grace_secs = std::min(grace_secs, kMaxGrace);
+  const double grace_secs = std::min(settings.grace_secs, kMaxGrace);
   std::promise<void> stopped;
   const auto stop = [&] {
     (*api)->stop(server, static_cast<int64_t>(grace_secs * 1000));
@@ -400,11 +393,49 @@ int Run(int argc, char** argv) {
   } catch (const std::system_error&) {
     stop();
   }
-  // gRPC waits for peers that do not read. This waits neither for them, nor for
-  // a version that is being loaded or freed.
+  // gRPC waits for peers that do not read. A version that is being loaded, or
+  // freed, is not waited for either.
   stopped.get_future().wait_for(
       std::chrono::duration<double>(grace_secs + kTimeToClose));
   _exit(Stopped(0, strsignal(signal_number), started));
+}
+
+int Run(int argc, char** argv) {
+  // Blocked before there are threads, so in all of them. sigwait takes them,
+  // where any function may be called.
+  sigset_t stop_signals;
+  sigemptyset(&stop_signals);
+  sigaddset(&stop_signals, SIGTERM);
+  sigaddset(&stop_signals, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);
+  // If the reader of stderr has gone, the server goes on.
+  signal(SIGPIPE, SIG_IGN);
+
+  Settings settings;
+  PredictorOptions& options = settings.predictor;
+  options.op_library = OpLibraryPath();
+  options.catch_bus_errors = true;
+  const std::vector<Flag> flags = settings.Flags();
+  const std::string usage = FlagsHelp(argv[0], flags);
+  const std::string bad_flag = ParseFlags(argc, argv, flags);
+  if (settings.help) {
+    std::printf("%s", usage.c_str());
+    return 0;
+  }
+  if (!bad_flag.empty()) return FailForFlag(bad_flag);
+  if (const std::string fault = settings.Fault(); !fault.empty()) {
+    return FailForFlag(fault);
+  }
+  options.poll_interval = Seconds(settings.poll_secs);
+  options.watch_rows_interval = Seconds(settings.watch_rows_secs);
+  // The core reads it when it opens rows. There are no other threads yet.
+  if (settings.verify_rows_first) {
+    setenv("TFSWITCH_SERVING_VERIFY_FIRST", "1", 1);
+  }
+  options.model.tags = absl::StrSplit(settings.tags, ',');
+  ShowServerEvents();
+  return Serve(settings, stop_signals,
+               absl::StrJoin(argv + 1, argv + argc, " "));
 }
 
 }  // namespace

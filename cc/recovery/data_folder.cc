@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <limits>
 #include <utility>
 #include <vector>
 
@@ -20,13 +19,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "absl/time/time.h"
-#include "cc/base/json.h"
 #include "cc/base/status_macros.h"
+#include "cc/wire/json.h"
+#include "tfswitch/v1/checkpoint.pb.h"
 
 namespace tfswitch {
 namespace {
 
-constexpr char kFormatName[] = "tfswitch-data";
 constexpr size_t kMaxIdentityBytes = 64 << 10;
 // In the file `writes`, behind the number of writes.
 constexpr size_t kBootIdEnd = 48;
@@ -38,11 +37,6 @@ std::string Describe(const ServerIdentity& identity) {
   return absl::StrCat("shard ", identity.shard_index, " of ",
                       identity.num_shards, " of cluster '", identity.cluster,
                       "'");
-}
-
-bool IsNumber(const Json& json, const char* field) {
-  return json.contains(field) && json[field].is_number_unsigned() &&
-         json[field].get<uint64_t>() <= std::numeric_limits<uint32_t>::max();
 }
 
 std::string BootId() {
@@ -107,41 +101,20 @@ DataFolder::~DataFolder() {
 }
 
 absl::Status DataFolder::WriteIdentity() const {
-  const Json json = {{"format", kFormatName},
-                     {"version", kFormatVersion},
-                     {"cluster", identity_.cluster},
-                     {"shard_index", identity_.shard_index},
-                     {"num_shards", identity_.num_shards},
-                     {"push_log", has_log_}};
-  return WriteFileAtomically(path_ + "/identity.json", json.dump(2) + "\n");
+  v1::DataFolderIdentity saved;
+  saved.set_cluster(identity_.cluster);
+  saved.set_shard_index(identity_.shard_index);
+  saved.set_num_shards(identity_.num_shards);
+  saved.set_push_log(has_log_);
+  return WriteMessageFile(path_ + "/identity.json", kMaxIdentityBytes, &saved);
 }
 
 absl::Status DataFolder::ReadIdentity() {
-  const std::string file = path_ + "/identity.json";
-  TFSWITCH_ASSIGN_OR_RETURN(const std::string text,
-                            ReadWholeFile(file, kMaxIdentityBytes));
-  const absl::StatusOr<Json> json = ParseJson(text);
-  if (!json.ok() || !json->is_object() ||
-      json->value("format", Json()) != kFormatName ||
-      !IsNumber(*json, "version")) {
-    return absl::DataLossError(absl::StrCat(
-        "'", file, "' is damaged: it is not the identity of a server"));
-  }
-  if ((*json)["version"] != kFormatVersion) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("data folder '", path_, "' has format version ",
-                     DumpJson((*json)["version"]), "; this server reads ",
-                     kFormatVersion, ". Use the tfswitch that wrote it"));
-  }
-  if (!json->contains("cluster") || !(*json)["cluster"].is_string() ||
-      !IsNumber(*json, "shard_index") || !IsNumber(*json, "num_shards")) {
-    return absl::DataLossError(
-        absl::StrCat("'", file, "' is damaged: it names no shard"));
-  }
-  identity_.cluster = (*json)["cluster"].get<std::string>();
-  identity_.shard_index = (*json)["shard_index"].get<uint32_t>();
-  identity_.num_shards = (*json)["num_shards"].get<uint32_t>();
-  has_log_ = json->value("push_log", Json()) == true;
+  v1::DataFolderIdentity saved;
+  TFSWITCH_RETURN_IF_ERROR(
+      ReadMessageFile(path_ + "/identity.json", kMaxIdentityBytes, &saved));
+  identity_ = {saved.cluster(), saved.shard_index(), saved.num_shards()};
+  has_log_ = saved.push_log();
   return absl::OkStatus();
 }
 

@@ -42,8 +42,6 @@ std::string RepairHint(const std::string& path);
 // Held by one process at a time. Thread-safe.
 class DataFolder {
  public:
-  static constexpr int kFormatVersion = 1;
-
   // Makes the folder if it is not there. Aborted if another process has it;
   // FailedPrecondition if it is the folder of another server, of a newer
   // format, or not one of a server and not empty; DataLoss if its identity

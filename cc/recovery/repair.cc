@@ -38,11 +38,11 @@ void PrintSaves(const std::string& state,
     std::string line = i < skipped.size()    ? "  damaged: " + skipped[i]
                        : i == skipped.size() ? "  whole: "
                                              : "  not read, as older: ";
-    if (save.ok() && save->server.has_value() && i >= skipped.size()) {
+    if (save.ok() && save->has_server() && i >= skipped.size()) {
       absl::StrAppend(
-          &line, "save ", save->number, " of ",
+          &line, "save ", save->save(), " of ",
           absl::FormatTime("%Y-%m-%d %H:%M:%S UTC",
-                           absl::FromUnixMillis(save->server->saved_at_ms),
+                           absl::FromUnixMillis(save->server().saved_at_ms()),
                            absl::UTCTimeZone()),
           ", ", checkpoint::RowsOf(*save), " rows");
     }
@@ -85,8 +85,8 @@ absl::Status Repair(const std::string& path, RepairKind kind,
                      ". Restore a checkpoint of `cluster.save` on a server "
                      "with a new data folder"));
   }
-  const checkpoint::SavedServer& save = recovered->server;
-  num_writes = save.num_writes;
+  const v1::CheckpointServer& save = recovered->server;
+  num_writes = save.num_writes();
   TFSWITCH_RETURN_IF_ERROR(shard.RecoverGroups(save));
   PushLogOptions log_options;
   log_options.folder = DataFolder::LogOf(path);
@@ -94,7 +94,7 @@ absl::Status Repair(const std::string& path, RepairKind kind,
   TFSWITCH_ASSIGN_OR_RETURN(
       const LogContents log,
       PushLog::Read(
-          log_options, save.last_record + 1, save.last_record,
+          log_options, save.last_record() + 1, save.last_record(),
           [&shard](uint64_t number, uint32_t type, absl::string_view payload) {
             return shard.Replay(number, type, payload);
           }));
@@ -120,9 +120,9 @@ absl::Status Repair(const std::string& path, RepairKind kind,
   };
   if (is_damaged) print_lost("", "keeps all before the damage", num_writes);
   print_lost(" --to_save",
-             save.saved_at_ms > 0 ? "goes back to the newest whole save"
-                                  : "starts without rows",
-             save.num_writes);
+             save.saved_at_ms() > 0 ? "goes back to the newest whole save"
+                                    : "starts without rows",
+             save.num_writes());
   if (!is_damaged) {
     print("nothing is damaged: a server starts without a repair");
   }
@@ -135,7 +135,7 @@ absl::Status Repair(const std::string& path, RepairKind kind,
       path, "/log.removed-",
       absl::FormatTime("%Y%m%dT%H%M%E3S", absl::Now(), absl::UTCTimeZone()));
   const bool is_cut = kind == RepairKind::kCut;
-  const uint64_t last = is_cut ? log.last : save.last_record;
+  const uint64_t last = is_cut ? log.last : save.last_record();
   std::error_code error;
   if (is_cut) {
     TFSWITCH_RETURN_IF_ERROR(PushLog::CutAside(log, aside));

@@ -51,7 +51,7 @@ absl::Status StateKeeper::Recover(const Shard::Interrupt& interrupt) {
   int64_t num_replayed = 0;
   absl::Status status = recovered.status();
   if (status.ok()) {
-    num_writes = recovered->server.num_writes;
+    num_writes = recovered->server.num_writes();
     status = OpenLog(*recovered, interrupt, &num_replayed);
     shard_.EndRecovery();
     if (status.ok()) status = folder_.NoteLog(options_.has_log);
@@ -78,9 +78,9 @@ absl::Status StateKeeper::Recover(const Shard::Interrupt& interrupt) {
   report.set_lost_writes(applied > now ? applied - now : 0);
   report.set_are_at_least(!folder_.is_counter_exact());
   const absl::Time saved_at =
-      absl::FromUnixMillis(recovered->server.saved_at_ms);
+      absl::FromUnixMillis(recovered->server.saved_at_ms());
   if (!is_first || num_replayed > 0) {
-    report.set_saved_at_ms(recovered->server.saved_at_ms);
+    report.set_saved_at_ms(recovered->server.saved_at_ms());
     shard_.SetRecovery(report);
   }
   for (const std::string& why : recovered->skipped) {
@@ -132,7 +132,7 @@ absl::Status StateKeeper::SetSkippedAside(
 absl::Status StateKeeper::OpenLog(const Shard::RecoveredState& recovered,
                                   const Shard::Interrupt& interrupt,
                                   int64_t* num_replayed) {
-  const checkpoint::SavedServer& server = recovered.server;
+  const v1::CheckpointServer& server = recovered.server;
   PushLogOptions options = options_.log;
   options.folder = DataFolder::LogOf(folder_.path());
   std::error_code error;
@@ -140,12 +140,12 @@ absl::Status StateKeeper::OpenLog(const Shard::RecoveredState& recovered,
   options.must_reach = folder_.last_needed_record();
   options.progress = folder_.log_progress();
   if (!options_.has_log && !had_log &&
-      options.must_reach <= server.last_record) {
+      options.must_reach <= server.last_record()) {
     return SetSkippedAside(recovered);
   }
   TFSWITCH_RETURN_IF_ERROR(shard_.RecoverGroups(server));
   absl::StatusOr<std::unique_ptr<PushLog>> log =
-      PushLog::Open(options, server.last_record + 1, server.last_record,
+      PushLog::Open(options, server.last_record() + 1, server.last_record(),
                     [&](uint64_t number, uint32_t type,
                         absl::string_view payload) -> absl::Status {
                       TFSWITCH_RETURN_IF_ERROR(interrupt());
@@ -156,7 +156,7 @@ absl::Status StateKeeper::OpenLog(const Shard::RecoveredState& recovered,
   // Not before: a start that fails must leave all as it was.
   TFSWITCH_RETURN_IF_ERROR(SetSkippedAside(recovered));
   MutexLock lock(&saving_);
-  first_record_ = server.last_record + 1;
+  first_record_ = server.last_record() + 1;
   log_ = *std::move(log);
   TFSWITCH_RETURN_IF_ERROR(shard_.StartLog(log_.get()));
   // Groups that lack the last steps of their workers would refuse the next.
@@ -201,12 +201,12 @@ absl::Status StateKeeper::Stop() {
 absl::Status StateKeeper::Save(const Shard::Interrupt& interrupt) {
   MutexLock lock(&saving_);
   TFSWITCH_ASSIGN_OR_RETURN(
-      const checkpoint::SavedServer saved,
+      const v1::CheckpointServer saved,
       shard_.SaveState(DataFolder::StateOf(folder_.path()), interrupt));
   if (log_ == nullptr) return absl::OkStatus();
   // The records since the save before stay, for the case that this save is
   // found damaged; but not those that a failed flush has left uncertain.
-  const uint64_t first_record = saved.last_record + 1;
+  const uint64_t first_record = saved.last_record() + 1;
   const uint64_t before = std::exchange(first_record_, first_record);
   return log_->StartAfterSave(log_->has_failed() ? first_record : before);
 }

@@ -4,20 +4,20 @@
 // them under the lock. RemoveOldExports() renames first and removes then, so
 // that no reader finds half an export.
 //
-// The checksum of a manifest is that of its content as compact JSON, so that
-// line breaks in the file do not matter. ReadExport() looks at the version
-// before it looks at the checksum, so that a newer version is named as such.
+// The checksum of a manifest is that of its content as a message, so that line
+// breaks and the order of fields in the file do not matter.
 
 #include "cc/serving/export_folder.h"
 
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
-#include <limits>
 #include <system_error>
 #include <utility>
 
 #include "absl/memory/memory.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -29,156 +29,51 @@
 #include "cc/base/log_writer.h"
 #include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
-#include "cc/serving/object_reader.h"
+#include "cc/wire/json.h"
+#include "google/protobuf/io/coded_stream.h"
+#include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 
 namespace tfswitch {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char kFormatName[] = "tfswitch-export";
 constexpr char kTemporaryPrefix[] = ".writing-";
 constexpr size_t kMaxManifestBytes = size_t{64} << 20;
 
-std::string Hex(uint64_t number) { return absl::StrFormat("%016x", number); }
-
-// The checksum of a manifest.
-std::string ChecksumOf(const Json& content) {
-  const std::string compact =
-      content.dump(-1, ' ', true, Json::error_handler_t::replace);
-  return Hex(Checksum(compact.data(), compact.size()));
+// The bytes of equal contents are equal.
+uint64_t ChecksumOf(const v1::ExportContent& content) {
+  std::string bytes;
+  {
+    google::protobuf::io::StringOutputStream stream(&bytes);
+    google::protobuf::io::CodedOutputStream coded(&stream);
+    coded.SetSerializationDeterministic(true);
+    content.SerializeToCodedStream(&coded);
+  }
+  return Checksum(bytes.data(), bytes.size());
 }
 
-// A field with the 16 digits of Hex().
-void ReadHex(const char* field, ObjectReader* reader, uint64_t* value) {
-  std::string text;
-  reader->Read(field, &text);
-  const Json* const json = reader->Find(field);
-  if (text.size() == 16 && absl::SimpleHexAtoi(text, value)) return;
-  reader->Fail(field, "16 hexadecimal digits",
-               json == nullptr ? Json() : *json);
-}
-
-// A field that must be there, with an integer from 0 to the largest T.
-template <typename T>
-void ReadCount(const char* field, ObjectReader* reader, T* value) {
-  uint64_t number = 0;
-  if (reader->Find(field) == nullptr) {
-    reader->Fail(field, "a number", Json());
-  }
-  reader->Read(field, uint64_t{std::numeric_limits<T>::max()}, &number);
-  *value = static_cast<T>(number);
-}
-
-Json ToJson(const ExportedTable& table) {
-  Json cursors = Json::array();
-  for (const ChangeCursor& cursor : table.cursors) {
-    cursors.push_back(
-        {{"log_id", Hex(cursor.log_id)}, {"epoch", cursor.epoch}});
-  }
-  return {{"dim", table.dim},
-          {"row_format", std::string(NameOf(table.format))},
-          {"file", table.file},
-          {"bytes", table.info.bytes},
-          {"num_rows", table.info.num_rows},
-          {"num_removed", table.info.num_removed},
-          {"header_checksum", Hex(table.info.header_checksum)},
-          {"cursors", std::move(cursors)}};
-}
-
-absl::Status FromJson(const Json& json, const std::string& path,
-                      absl::string_view document, ExportedTable* table) {
-  ObjectReader reader(json, path, document);
-  ReadCount("dim", &reader, &table->dim);
-  std::string format;
-  reader.Read("row_format", &format);
-  reader.Read("file", &table->file);
-  ReadCount("bytes", &reader, &table->info.bytes);
-  ReadCount("num_rows", &reader, &table->info.num_rows);
-  ReadCount("num_removed", &reader, &table->info.num_removed);
-  ReadHex("header_checksum", &reader, &table->info.header_checksum);
-  const Json* const cursors = reader.Find("cursors");
-  if (cursors == nullptr || !cursors->is_array()) {
-    reader.Fail("cursors", "a list", cursors == nullptr ? Json() : *cursors);
-  }
-  TFSWITCH_RETURN_IF_ERROR(reader.Finish());
-  for (const Json& each : *cursors) {
-    ObjectReader cursor_reader(each, absl::StrCat(path, ".cursors"), document);
-    ChangeCursor cursor;
-    ReadHex("log_id", &cursor_reader, &cursor.log_id);
-    ReadCount("epoch", &cursor_reader, &cursor.epoch);
-    TFSWITCH_RETURN_IF_ERROR(cursor_reader.Finish());
-    table->cursors.push_back(cursor);
-  }
-  TFSWITCH_ASSIGN_OR_RETURN(table->format, RowFormatOf(format));
-  if (table->file.empty() || table->file.find('/') != std::string::npos ||
-      table->file[0] == '.') {
+// Checks what the rules of the fields cannot say.
+absl::Status CheckContent(const v1::ExportContent& content,
+                          const ExportName& name) {
+  if (NameOf(content).ToString() != name.ToString()) {
     return absl::InvalidArgumentError(
-        absl::StrCat(document, ": ", path, ".file: expected a name, got '",
-                     table->file, "'"));
+        absl::StrCat("it is that of ", NameOf(content).ToString()));
+  }
+  if (name.is_delta && !content.has_previous_id()) {
+    return absl::InvalidArgumentError("field 'content.previous_id' is missing");
+  }
+  for (const auto& [name_of_table, table] : content.tables()) {
+    const std::string where =
+        absl::StrCat("content.tables.", absl::CHexEscape(name_of_table));
+    TFSWITCH_RETURN_IF_ERROR(RowFormatOf(table.row_format()).status());
+    if (table.file()[0] == '.' || absl::StrContains(table.file(), '/')) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(where, ".file: expected a name, got '",
+                       absl::CHexEscape(table.file()), "'"));
+    }
   }
   return absl::OkStatus();
-}
-
-Json ToJson(const ScoreRule& rule) {
-  return {{"base_threshold", rule.base_threshold},
-          {"delta_threshold", rule.delta_threshold},
-          {"delta_keep_days", rule.delta_keep_days}};
-}
-
-absl::Status FromJson(const Json& json, absl::string_view document,
-                      ScoreRule* rule) {
-  ObjectReader reader(json, "rule", document);
-  reader.Read("base_threshold", &rule->base_threshold);
-  reader.Read("delta_threshold", &rule->delta_threshold);
-  reader.Read("delta_keep_days", &rule->delta_keep_days);
-  return reader.Finish();
-}
-
-absl::StatusOr<ExportManifest> ParseManifest(const Json& content,
-                                             const ExportName& name) {
-  constexpr absl::string_view kDocument = "manifest";
-  ExportManifest manifest;
-  manifest.name = name;
-  ObjectReader reader(content, "", kDocument);
-  std::string format;
-  std::string kind;
-  int64_t number = 0;
-  int64_t version = 0;
-  reader.Read("format", &format);
-  ReadCount("version", &reader, &version);
-  reader.Read("kind", &kind);
-  ReadCount("number", &reader, &number);
-  reader.Read("id", &manifest.id);
-  reader.Read("previous_id", &manifest.previous_id);
-  ReadCount("created_ms", &reader, &manifest.created_ms);
-  const Json* const tables = reader.Find("tables");
-  if (tables == nullptr || !tables->is_object()) {
-    reader.Fail("tables", "an object", tables == nullptr ? Json() : *tables);
-  }
-  const Json* const rule = reader.Find("rule");
-  TFSWITCH_RETURN_IF_ERROR(reader.Finish());
-  if (format != kFormatName) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("format: expected ", kFormatName, ", got '", format, "'"));
-  }
-  if (manifest.id.empty() || (name.is_delta && manifest.previous_id.empty())) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        manifest.id.empty() ? "id" : "previous_id", ": it has none"));
-  }
-  if (rule != nullptr) {
-    TFSWITCH_RETURN_IF_ERROR(
-        FromJson(*rule, kDocument, &manifest.rule.emplace()));
-  }
-  if (kind != (name.is_delta ? "delta" : "base") || number != name.number) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("it is of the ", kind, " number ", number));
-  }
-  for (const auto& [table, entry] : tables->items()) {
-    TFSWITCH_RETURN_IF_ERROR(FromJson(entry, absl::StrCat("tables.", table),
-                                      kDocument, &manifest.tables[table]));
-  }
-  return manifest;
 }
 
 }  // namespace
@@ -212,57 +107,49 @@ absl::StatusOr<std::vector<ExportName>> ListExports(const std::string& path) {
   return names;
 }
 
-absl::StatusOr<ExportManifest> ReadExport(const std::string& path,
-                                          const ExportName& name) {
-  const std::string file =
-      absl::StrCat(path, "/", name.ToString(), "/", kExportManifestName);
-  TFSWITCH_ASSIGN_OR_RETURN(const std::string text,
-                            ReadWholeFile(file, kMaxManifestBytes));
-  const auto damaged = [&file](absl::string_view why) {
-    return absl::DataLossError(
-        absl::StrCat("export manifest '", file, "' is damaged: ", why,
-                     ". Copy the export again, or publish a new base."));
-  };
-  const absl::StatusOr<Json> parsed = ParseJson(text);
-  if (!parsed.ok()) return damaged(parsed.status().message());
-  const Json& json = *parsed;
-  if (!json.is_object() || !json.contains("content") ||
-      !json["content"].is_object() || !json.contains("checksum") ||
-      !json["checksum"].is_string()) {
-    return damaged("it is no manifest");
-  }
-  const Json& content = json["content"];
-  const auto version = content.find("version");
-  if (version != content.end() && version->is_number_integer() &&
-      *version != kExportVersion) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "export '", file, "' is of format version ", version->dump(),
-        ", this tfswitch reads version ", kExportVersion,
-        ". Serve it with the tfswitch that wrote it, or export again."));
-  }
-  if (ChecksumOf(content) != json["checksum"].get<std::string>()) {
-    return damaged("its checksum does not fit");
-  }
-  auto manifest = ParseManifest(content, name);
-  if (!manifest.ok()) return damaged(manifest.status().message());
-  return manifest;
+ExportName NameOf(const v1::ExportContent& manifest) {
+  return {manifest.number(), manifest.is_delta()};
 }
 
-absl::StatusOr<std::vector<ExportManifest>> ReadChain(
-    const std::string& path, const ExportManifest& last) {
+RowFormat FormatOf(const v1::ExportedTable& table) {
+  return RowFormatOf(table.row_format()).value();
+}
+
+RowFileInfo InfoOf(const v1::ExportedTable& table) {
+  return {table.bytes(), table.num_rows(), table.num_removed(),
+          table.header_checksum()};
+}
+
+absl::StatusOr<v1::ExportContent> ReadExport(const std::string& path,
+                                             const ExportName& name) {
+  const std::string file =
+      absl::StrCat(path, "/", name.ToString(), "/", kExportManifestName);
+  v1::ExportManifest manifest;
+  TFSWITCH_RETURN_IF_ERROR(ReadMessageFile(file, kMaxManifestBytes, &manifest));
+  if (ChecksumOf(manifest.content()) != manifest.checksum()) {
+    return DamagedFile(manifest, file, "its checksum does not fit");
+  }
+  const absl::Status status = CheckContent(manifest.content(), name);
+  if (!status.ok()) return DamagedFile(manifest, file, status.message());
+  return std::move(*manifest.mutable_content());
+}
+
+absl::StatusOr<std::vector<v1::ExportContent>> ReadChain(
+    const std::string& path, const v1::ExportContent& last) {
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<ExportName> names,
                             ListExports(path));
-  std::vector<ExportManifest> chain = {last};
+  std::vector<v1::ExportContent> chain = {last};
   for (auto name = names.rbegin(); name != names.rend(); ++name) {
-    if (!chain.back().name.is_delta) break;
-    if (name->number >= chain.back().name.number) continue;
-    TFSWITCH_ASSIGN_OR_RETURN(ExportManifest before, ReadExport(path, *name));
-    if (before.id != chain.back().previous_id) break;
+    if (!chain.back().is_delta()) break;
+    if (name->number >= chain.back().number()) continue;
+    TFSWITCH_ASSIGN_OR_RETURN(v1::ExportContent before,
+                              ReadExport(path, *name));
+    if (before.id() != chain.back().previous_id()) break;
     chain.push_back(std::move(before));
   }
-  if (chain.back().name.is_delta) {
+  if (chain.back().is_delta()) {
     return absl::FailedPreconditionError(
-        absl::StrCat("the export that ", chain.back().name.ToString(),
+        absl::StrCat("the export that ", NameOf(chain.back()).ToString(),
                      " follows is not in '", path, "'. Export a base."));
   }
   std::reverse(chain.begin(), chain.end());
@@ -270,8 +157,8 @@ absl::StatusOr<std::vector<ExportManifest>> ReadChain(
 }
 
 std::string RowFilePath(const std::string& path, const ExportName& name,
-                        const ExportedTable& table) {
-  return absl::StrCat(path, "/", name.ToString(), "/", table.file);
+                        const v1::ExportedTable& table) {
+  return absl::StrCat(path, "/", name.ToString(), "/", table.file());
 }
 
 ExportWriter::ExportWriter(std::string path, std::unique_ptr<FolderLock> lock)
@@ -298,9 +185,7 @@ absl::StatusOr<std::unique_ptr<ExportWriter>> ExportWriter::Begin(
 
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<ExportName> names,
                             ListExports(path));
-  ExportManifest& manifest = writer->manifest_;
   if (!names.empty()) {
-    manifest.name.number = names.back().number;
     auto previous = ReadExport(path, names.back());
     // A base can follow anything.
     if (previous.ok()) {
@@ -309,22 +194,25 @@ absl::StatusOr<std::unique_ptr<ExportWriter>> ExportWriter::Begin(
       return previous.status();
     }
   }
-  if (is_delta && writer->previous_.name.number == 0) {
+  if (is_delta && writer->previous_.number() == 0) {
     return absl::FailedPreconditionError(
         absl::StrCat("there is no export in '", path,
                      "' that a delta could follow. Export a base first."));
   }
-  if (!CheckedAdd(manifest.name.number, int64_t{1}, &manifest.name.number)) {
+  int64_t number = names.empty() ? 0 : names.back().number;
+  if (!CheckedAdd(number, int64_t{1}, &number)) {
     return absl::FailedPreconditionError(absl::StrCat(
         "there is no number after export ", names.back().ToString(), " in '",
         path, "'. Remove that, or export to another folder."));
   }
-  manifest.name.is_delta = is_delta;
-  manifest.id = Hex(DrawId());
-  if (is_delta) manifest.previous_id = writer->previous_.id;
-  manifest.created_ms = absl::ToUnixMillis(absl::Now());
+  v1::ExportContent& manifest = writer->manifest_;
+  manifest.set_number(number);
+  manifest.set_is_delta(is_delta);
+  manifest.set_id(absl::StrFormat("%016x", DrawId()));
+  if (is_delta) manifest.set_previous_id(writer->previous_.id());
+  manifest.set_created_ms(absl::ToUnixMillis(absl::Now()));
   writer->temporary_ =
-      absl::StrCat(path, "/", kTemporaryPrefix, manifest.name.ToString());
+      absl::StrCat(path, "/", kTemporaryPrefix, writer->name().ToString());
   fs::create_directory(writer->temporary_, error);
   if (error) {
     return ErrnoStatus("create folder", writer->temporary_, error.value());
@@ -341,42 +229,38 @@ ExportWriter::~ExportWriter() {
 
 absl::StatusOr<std::unique_ptr<RowFileWriter>> ExportWriter::AddTable(
     const RowFileKind& kind) {
-  ExportedTable& table = manifest_.tables[kind.table];
-  table.dim = kind.dim;
-  table.format = kind.format;
-  table.file = FileNameOf(kind.table) + ".safetensors";
-  return RowFileWriter::Create(absl::StrCat(temporary_, "/", table.file), kind);
+  v1::ExportedTable& table = (*manifest_.mutable_tables())[kind.table];
+  table.set_dim(kind.dim);
+  table.set_row_format(std::string(NameOf(kind.format)));
+  table.set_file(FileNameOf(kind.table) + ".safetensors");
+  return RowFileWriter::Create(absl::StrCat(temporary_, "/", table.file()),
+                               kind);
 }
 
 void ExportWriter::FinishTable(const std::string& table,
                                const RowFileInfo& info,
-                               std::vector<ChangeCursor> cursors) {
-  ExportedTable& exported = manifest_.tables[table];
-  exported.info = info;
-  exported.cursors = std::move(cursors);
+                               const std::vector<ChangeCursor>& cursors) {
+  v1::ExportedTable& exported = (*manifest_.mutable_tables())[table];
+  exported.set_bytes(info.bytes);
+  exported.set_num_rows(info.num_rows);
+  exported.set_num_removed(info.num_removed);
+  exported.set_header_checksum(info.header_checksum);
+  exported.clear_cursors();
+  for (const ChangeCursor& cursor : cursors) {
+    v1::ChangeCursor* const to = exported.add_cursors();
+    to->set_log_id(cursor.log_id);
+    to->set_epoch(cursor.epoch);
+  }
 }
 
 absl::Status ExportWriter::Publish() {
-  Json tables = Json::object();
-  for (const auto& [name, table] : manifest_.tables) {
-    tables[name] = ToJson(table);
-  }
-  Json content = {{"format", kFormatName},
-                  {"version", kExportVersion},
-                  {"kind", manifest_.name.is_delta ? "delta" : "base"},
-                  {"number", manifest_.name.number},
-                  {"id", manifest_.id},
-                  {"created_ms", manifest_.created_ms},
-                  {"tables", std::move(tables)}};
-  if (manifest_.name.is_delta) content["previous_id"] = manifest_.previous_id;
-  if (manifest_.rule.has_value()) content["rule"] = ToJson(*manifest_.rule);
-  std::string checksum = ChecksumOf(content);
-  const Json json = {{"checksum", std::move(checksum)},
-                     {"content", std::move(content)}};
-  TFSWITCH_RETURN_IF_ERROR(WriteFileAtomically(
-      absl::StrCat(temporary_, "/", kExportManifestName),
-      json.dump(1, ' ', true, Json::error_handler_t::replace) + "\n"));
-  const std::string name = absl::StrCat(path_, "/", manifest_.name.ToString());
+  v1::ExportManifest manifest;
+  *manifest.mutable_content() = manifest_;
+  manifest.set_checksum(ChecksumOf(manifest_));
+  TFSWITCH_RETURN_IF_ERROR(
+      WriteMessageFile(absl::StrCat(temporary_, "/", kExportManifestName),
+                       kMaxManifestBytes, &manifest));
+  const std::string name = absl::StrCat(path_, "/", this->name().ToString());
   if (rename(temporary_.c_str(), name.c_str()) != 0) {
     return ErrnoStatus("publish", name, errno);
   }
@@ -393,10 +277,10 @@ absl::Status ExportWriter::Publish() {
   return absl::OkStatus();
 }
 
-absl::Status RemoveOldExports(const std::string& path, int keep_bases) {
+absl::Status RemoveOldExports(const std::string& path, uint32_t keep_bases) {
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<ExportName> names,
                             ListExports(path));
-  int num_bases = 0;
+  uint32_t num_bases = 0;
   size_t first_kept = names.size();
   while (first_kept > 0 && num_bases < keep_bases) {
     if (!names[--first_kept].is_delta) ++num_bases;

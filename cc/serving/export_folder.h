@@ -15,9 +15,7 @@
 #define TFSWITCH_CC_SERVING_EXPORT_FOLDER_H_
 
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,11 +25,11 @@
 #include "cc/serving/row_file_writer.h"
 #include "cc/table/change_log.h"
 #include "cc/table/embedding_table.h"
+#include "tfswitch/v1/export.pb.h"
 
 namespace tfswitch {
 
 inline constexpr char kExportManifestName[] = "manifest.json";
-inline constexpr int kExportVersion = 2;
 
 struct ExportName {
   int64_t number = 0;
@@ -41,24 +39,10 @@ struct ExportName {
   std::string ToString() const;
 };
 
-// A table in an export.
-struct ExportedTable {
-  int dim = 0;
-  RowFormat format = RowFormat::kFloat32;
-  std::string file;  // In the folder of the export.
-  RowFileInfo info;
-  // Where each server was, for the next delta. In the order of the shards.
-  std::vector<ChangeCursor> cursors;
-};
+ExportName NameOf(const v1::ExportContent& manifest);
 
-struct ExportManifest {
-  ExportName name;
-  std::string id;           // Drawn: no two exports have the same.
-  std::string previous_id;  // The export that a delta follows.
-  int64_t created_ms = 0;   // Since 1970: no later change is in it for sure.
-  std::optional<ScoreRule> rule;  // The choice of rows; absent: all.
-  std::map<std::string, ExportedTable> tables;
-};
+RowFormat FormatOf(const v1::ExportedTable& table);
+RowFileInfo InfoOf(const v1::ExportedTable& table);
 
 // The exports in a folder, in order of their numbers. NotFound if there is no
 // such folder.
@@ -66,17 +50,17 @@ absl::StatusOr<std::vector<ExportName>> ListExports(const std::string& path);
 
 // NotFound if it is not there, DataLoss if its manifest is damaged,
 // FailedPrecondition if it is of another version of the format.
-absl::StatusOr<ExportManifest> ReadExport(const std::string& path,
-                                          const ExportName& name);
+absl::StatusOr<v1::ExportContent> ReadExport(const std::string& path,
+                                             const ExportName& name);
 
 // A base and the deltas after it, in order, up to `last`. FailedPrecondition or
 // DataLoss if one of them is missing or damaged.
-absl::StatusOr<std::vector<ExportManifest>> ReadChain(
-    const std::string& path, const ExportManifest& last);
+absl::StatusOr<std::vector<v1::ExportContent>> ReadChain(
+    const std::string& path, const v1::ExportContent& last);
 
 // The path of a table's rows.
 std::string RowFilePath(const std::string& path, const ExportName& name,
-                        const ExportedTable& table);
+                        const v1::ExportedTable& table);
 
 // Writes one export. One process at a time writes to a folder: another one is
 // refused while this lives, and exports that others left unfinished are
@@ -95,12 +79,12 @@ class ExportWriter {
   ExportWriter& operator=(const ExportWriter&) = delete;
 
   // The export before; number 0 if it is the first.
-  const ExportManifest& previous() const { return previous_; }
-  const ExportName& name() const { return manifest_.name; }
-  const std::string& id() const { return manifest_.id; }
+  const v1::ExportContent& previous() const { return previous_; }
+  ExportName name() const { return NameOf(manifest_); }
+  const std::string& id() const { return manifest_.id(); }
 
   // By which rows are chosen, for those that follow.
-  void SetRule(const std::optional<ScoreRule>& rule) { manifest_.rule = rule; }
+  void SetRule(const v1::ScoreRule& rule) { *manifest_.mutable_rule() = rule; }
 
   // Adds a table; its rows go to the writer, which must be finished before
   // Publish().
@@ -108,7 +92,7 @@ class ExportWriter {
       const RowFileKind& kind);
   // Notes the results of the table's writer.
   void FinishTable(const std::string& table, const RowFileInfo& info,
-                   std::vector<ChangeCursor> cursors);
+                   const std::vector<ChangeCursor>& cursors);
 
   // The export exists when it returns OK, and else does not.
   absl::Status Publish();
@@ -119,13 +103,13 @@ class ExportWriter {
   const std::string path_;
   const std::unique_ptr<FolderLock> lock_;
   std::string temporary_;
-  ExportManifest previous_;
-  ExportManifest manifest_;
+  v1::ExportContent previous_;
+  v1::ExportContent manifest_;
   bool is_published_ = false;
 };
 
 // Removes the exports before the last `keep_bases` bases.
-absl::Status RemoveOldExports(const std::string& path, int keep_bases);
+absl::Status RemoveOldExports(const std::string& path, uint32_t keep_bases);
 
 }  // namespace tfswitch
 

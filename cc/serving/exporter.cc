@@ -11,7 +11,7 @@
 // there (CommitExport), because they have kept the scores of its rows. An
 // export that is published stays so: errors of later steps are ignored or
 // logged. A delta that cannot follow becomes a base in PublishExport(), if the
-// options say so.
+// request says so.
 
 #include "cc/serving/exporter.h"
 
@@ -34,8 +34,9 @@ namespace tfswitch {
 namespace {
 
 // The last export in the folder that can be read; number 0 if there is none.
-ExportManifest LastExport(const ExportWriter& writer, const std::string& path) {
-  if (writer.previous().name.number != 0) return writer.previous();
+v1::ExportContent LastExport(const ExportWriter& writer,
+                             const std::string& path) {
+  if (writer.previous().number() != 0) return writer.previous();
   const auto names = ListExports(path);
   for (size_t i = names.ok() ? names->size() : 0; i-- > 0;) {
     auto manifest = ReadExport(path, (*names)[i]);
@@ -63,71 +64,66 @@ absl::StatusOr<Tables> ListTables(ParameterClient& client) {
 }
 
 // The names of the exported tables, each of which is in `present`.
-absl::StatusOr<std::set<std::string>> TablesOf(const ExportOptions& options,
-                                               const Tables& present,
-                                               const ExportManifest& last) {
-  std::set<std::string> tables(options.tables.begin(), options.tables.end());
-  if (options.all_tables) {
+absl::StatusOr<std::set<std::string>> TablesOf(
+    const v1::PublishExportRequest& request, const Tables& present,
+    const v1::ExportContent& last) {
+  std::set<std::string> tables(request.tables().begin(),
+                               request.tables().end());
+  if (request.all_tables()) {
     for (const auto& [table, info] : present) {
       // One with a layout has no vectors.
       if (info.config.layout.empty()) tables.insert(table);
     }
   }
-  if (options.all_tables || (options.is_delta && tables.empty())) {
-    for (const auto& [table, exported] : last.tables) tables.insert(table);
+  if (request.all_tables() || (request.delta() && tables.empty())) {
+    for (const auto& [table, exported] : last.tables()) tables.insert(table);
   }
   if (tables.empty()) {
-    return absl::NotFoundError(
-        absl::StrCat("there are no tables to export to '", options.path, "'"));
+    return absl::NotFoundError(absl::StrCat(
+        "there are no tables to export to '", request.path(), "'"));
   }
   for (const std::string& table : tables) {
     if (present.count(table) > 0) continue;
     return absl::NotFoundError(
-        last.tables.count(table) == 0
+        !last.tables().contains(table)
             ? absl::StrCat("no table '", table, "'")
             : absl::StrCat("no table '", table, "', which ",
-                           last.name.ToString(), " in '", options.path,
+                           NameOf(last).ToString(), " in '", request.path(),
                            "' has. Restore or make it, or name the tables of "
                            "a base without it."));
   }
   return tables;
 }
 
-bool IsSame(const ScoreRule& a, const ScoreRule& b) {
-  return a.base_threshold == b.base_threshold &&
-         a.delta_threshold == b.delta_threshold &&
-         a.delta_keep_days == b.delta_keep_days;
-}
-
-// FailedPrecondition if an export of `options` would not be as the last one.
-absl::Status CheckSame(const ExportOptions& options,
+// FailedPrecondition if an export of `request` would not be as the last one.
+absl::Status CheckSame(const v1::PublishExportRequest& request,
                        const std::set<std::string>& tables,
-                       const ExportManifest& last) {
+                       const v1::ExportContent& last) {
   const auto differs = [&last](absl::string_view what) {
     return absl::FailedPreconditionError(
-        absl::StrCat(what, " ", last.name.ToString(), ". Export a base."));
+        absl::StrCat(what, " ", NameOf(last).ToString(), ". Export a base."));
   };
   for (const std::string& table : tables) {
-    if (last.tables.count(table) == 0) {
+    if (!last.tables().contains(table)) {
       return differs(absl::StrCat("table '", table, "' is not in"));
     }
   }
-  for (const auto& [table, exported] : last.tables) {
+  for (const auto& [table, exported] : last.tables()) {
     if (tables.count(table) == 0) {
       return differs(
           absl::StrCat("table '", table, "' is not asked for, as in"));
     }
-    if (options.format.has_value() && exported.format != *options.format) {
-      return differs(absl::StrCat("rows are to be ", NameOf(*options.format),
-                                  ", and are ", NameOf(exported.format),
-                                  " in"));
+    if (!request.row_format().empty() &&
+        exported.row_format() != request.row_format()) {
+      return differs(absl::StrCat("rows are to be ", request.row_format(),
+                                  ", and are ", exported.row_format(), " in"));
     }
   }
-  if (options.all_rows && last.rule.has_value()) {
+  if (request.all_rows() && last.has_rule()) {
     return differs("all rows are asked for, and a rule chose those of");
   }
-  if (options.rule.has_value() &&
-      !(last.rule.has_value() && IsSame(*last.rule, *options.rule))) {
+  if (request.has_rule() &&
+      request.rule().SerializeAsString() != last.rule().SerializeAsString()) {
     return differs("rows are to be chosen by another rule than in");
   }
   return absl::OkStatus();
@@ -165,7 +161,8 @@ absl::Status FinishDifference(const RowDifference& difference,
 absl::Status ExportTable(ParameterClient& client, const std::string& path,
                          ExportChangesArgs args, RowFormat format,
                          const TableInfo& listed, ExportWriter* writer,
-                         Progress* progress, ExportReport* report) {
+                         Progress* progress,
+                         v1::PublishExportResponse* report) {
   const TableConfig& config = listed.config;
   const std::string& table = config.name;
   RowFileKind kind;
@@ -177,14 +174,16 @@ absl::Status ExportTable(ParameterClient& client, const std::string& path,
   // As it is listed, which may be another one than this process has used.
   args.table_incarnation = listed.identity.incarnation;
   if (writer->name().is_delta) {
-    const ExportedTable& before = writer->previous().tables.at(table);
-    kind.format = before.format;
-    args.since = before.cursors;
-    if (before.dim != config.dim) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("table '", table, "' has dim ", config.dim, ", and had ",
-                       before.dim, " in export ",
-                       writer->previous().name.ToString(), ". Export a base."));
+    const v1::ExportedTable& before = writer->previous().tables().at(table);
+    kind.format = FormatOf(before);
+    for (const v1::ChangeCursor& cursor : before.cursors()) {
+      args.since.push_back({cursor.log_id(), cursor.epoch()});
+    }
+    if (before.dim() != config.dim) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "table '", table, "' has dim ", config.dim, ", and had ",
+          before.dim(), " in export ", NameOf(writer->previous()).ToString(),
+          ". Export a base."));
     }
   }
   TFSWITCH_ASSIGN_OR_RETURN(std::unique_ptr<RowFileWriter> file,
@@ -209,41 +208,48 @@ absl::Status ExportTable(ParameterClient& client, const std::string& path,
     cursors = client.ExportChanges(args, write_chunk);
     TFSWITCH_RETURN_IF_ERROR(cursors.status());
     TFSWITCH_RETURN_IF_ERROR(FinishDifference(
-        *difference, kind, writer->previous().name, file.get()));
+        *difference, kind, NameOf(writer->previous()), file.get()));
   }
   TFSWITCH_RETURN_IF_ERROR(cursors.status());
   TFSWITCH_ASSIGN_OR_RETURN(const RowFileInfo info, file->Finish());
-  report->num_rows += info.num_rows;
-  report->num_removed += info.num_removed;
-  report->bytes += info.bytes;
-  writer->FinishTable(table, info, *std::move(cursors));
+  report->set_num_rows(report->num_rows() + info.num_rows);
+  report->set_num_removed(report->num_removed() + info.num_removed);
+  report->set_bytes(report->bytes() + info.bytes);
+  writer->FinishTable(table, info, *cursors);
   return absl::OkStatus();
 }
 
-absl::StatusOr<ExportReport> Publish(ParameterClient& client,
-                                     const ExportOptions& options,
-                                     bool is_delta) {
+absl::StatusOr<v1::PublishExportResponse> Publish(
+    ParameterClient& client, const v1::PublishExportRequest& request, float day,
+    bool is_delta) {
   TFSWITCH_ASSIGN_OR_RETURN(const std::unique_ptr<ExportWriter> writer,
-                            ExportWriter::Begin(options.path, is_delta));
+                            ExportWriter::Begin(request.path(), is_delta));
   // A delta follows it.
-  const ExportManifest last = LastExport(*writer, options.path);
+  const v1::ExportContent last = LastExport(*writer, request.path());
   // Before the first table is read, which takes a while.
   TFSWITCH_ASSIGN_OR_RETURN(const Tables present, ListTables(client));
   TFSWITCH_ASSIGN_OR_RETURN(const std::set<std::string> tables,
-                            TablesOf(options, present, last));
-  if (is_delta) TFSWITCH_RETURN_IF_ERROR(CheckSame(options, tables, last));
-  RowFormat format = RowFormat::kFloat32;
-  if (!last.tables.empty()) format = last.tables.begin()->second.format;
-  if (options.format.has_value()) format = *options.format;
+                            TablesOf(request, present, last));
+  if (is_delta) TFSWITCH_RETURN_IF_ERROR(CheckSame(request, tables, last));
+  std::string format = request.row_format();
+  if (format.empty()) {
+    format = last.tables().empty() ? std::string(NameOf(RowFormat::kFloat32))
+                                   : last.tables().begin()->second.row_format();
+  }
   ExportChangesArgs args;
-  args.rule = options.rule.has_value() ? options.rule : last.rule;
-  if (options.all_rows) args.rule.reset();
-  args.day = options.day;
+  args.day = day;
   args.export_id = writer->id();
-  writer->SetRule(args.rule);
-  ExportReport report;
-  report.number = writer->name().number;
-  report.is_delta = is_delta;
+  if (!request.all_rows() && (request.has_rule() || last.has_rule())) {
+    const v1::ScoreRule& rule =
+        request.has_rule() ? request.rule() : last.rule();
+    args.rule = ScoreRule{rule.base_threshold(), rule.delta_threshold(),
+                          rule.delta_keep_days()};
+    writer->SetRule(rule);
+  }
+  TFSWITCH_ASSIGN_OR_RETURN(const RowFormat row_format, RowFormatOf(format));
+  v1::PublishExportResponse report;
+  report.set_number(writer->name().number);
+  report.set_delta(is_delta);
   absl::Status status;
   int64_t num_rows = 0;  // Not known for a delta.
   if (!is_delta && !args.rule.has_value()) {
@@ -251,18 +257,18 @@ absl::StatusOr<ExportReport> Publish(ParameterClient& client,
       num_rows += present.at(table).stats.num_rows;
     }
   }
-  Progress progress(absl::StrCat("exporting to '", options.path, "'"),
+  Progress progress(absl::StrCat("exporting to '", request.path(), "'"),
                     num_rows);
   for (const std::string& table : tables) {
-    status = ExportTable(client, options.path, args, format, present.at(table),
-                         writer.get(), &progress, &report);
+    status = ExportTable(client, request.path(), args, row_format,
+                         present.at(table), writer.get(), &progress, &report);
     if (!status.ok()) break;
   }
   const bool is_news =
-      !is_delta || report.num_rows > 0 || report.num_removed > 0;
+      !is_delta || report.num_rows() > 0 || report.num_removed() > 0;
   if (status.ok() && is_news) {
     status = writer->Publish();
-    report.is_published = status.ok();
+    report.set_published(status.ok());
   }
   if (args.rule.has_value()) {
     for (const std::string& table : tables) {
@@ -270,18 +276,18 @@ absl::StatusOr<ExportReport> Publish(ParameterClient& client,
       // harm; a published export stays so.
       client
           .CommitExport({table, present.at(table).identity.incarnation},
-                        writer->id(), report.is_published)
+                        writer->id(), report.published())
           .IgnoreError();
     }
   }
   TFSWITCH_RETURN_IF_ERROR(status);
-  if (!report.is_published) {
-    report.number = writer->previous().name.number;
-    report.bytes = 0;
-  } else if (options.keep_bases > 0) {
+  if (!report.published()) {
+    report.set_number(writer->previous().number());
+    report.set_bytes(0);
+  } else if (request.keep_bases() > 0) {
     // The next export tries again; this one is there.
     const absl::Status removed =
-        RemoveOldExports(options.path, options.keep_bases);
+        RemoveOldExports(request.path(), request.keep_bases());
     if (!removed.ok()) {
       LogMessage(LogLevel::kError, {"files_left"},
                  absl::StrCat("old exports stay: ", removed.message()));
@@ -292,18 +298,25 @@ absl::StatusOr<ExportReport> Publish(ParameterClient& client,
 
 }  // namespace
 
-absl::StatusOr<ExportReport> PublishExport(ParameterClient& client,
-                                           const ExportOptions& options) {
-  auto report = Publish(client, options, options.is_delta);
+absl::StatusOr<v1::PublishExportResponse> PublishExport(
+    ParameterClient& client, const v1::PublishExportRequest& request,
+    float day) {
+  if (request.path().empty()) {
+    return absl::InvalidArgumentError("PublishExport: path: expected a folder");
+  }
+  if (!request.row_format().empty()) {
+    TFSWITCH_RETURN_IF_ERROR(RowFormatOf(request.row_format()).status());
+  }
+  auto report = Publish(client, request, day, request.delta());
   // There is no export to follow, it is damaged or another than is asked for,
   // or the changes are not known.
   const bool is_broken =
-      options.is_delta && (absl::IsFailedPrecondition(report.status()) ||
-                           absl::IsDataLoss(report.status()));
-  if (!is_broken || !options.base_if_broken) return report;
+      request.delta() && (absl::IsFailedPrecondition(report.status()) ||
+                          absl::IsDataLoss(report.status()));
+  if (!is_broken || !request.base_if_broken()) return report;
   const absl::Status why = report.status();
-  report = Publish(client, options, /*is_delta=*/false);
-  if (report.ok()) report->why_base = std::string(why.message());
+  report = Publish(client, request, day, /*is_delta=*/false);
+  if (report.ok()) report->set_why_base(std::string(why.message()));
   return report;
 }
 

@@ -4,17 +4,15 @@
 #define TFSWITCH_CC_SERVING_MODEL_FILE_H_
 
 #include <cstdint>
-#include <map>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "tfswitch/v1/export.pb.h"
 
 namespace tfswitch {
 
-inline constexpr char kModelFileFormat[] = "tfswitch-model";
-inline constexpr int kModelFileVersion = 1;
 // Beneath the folder of a SavedModel.
 inline constexpr char kModelFilePath[] = "assets/tfswitch_model.json";
 
@@ -29,26 +27,11 @@ struct RemoteRowsOptions {
   absl::Duration cache_lifetime = absl::Seconds(10);
 };
 
-// The file is JSON:
-//
-//   {"format": "tfswitch-model", "version": 1,
-//    "id": drawn when the model was saved,
-//    "mode": "embedded" or "remote",
-//    "tables": {name: dim},
-//    "rows": a folder of exports, relative to that of the file,    embedded
-//    "addresses": of the servers, "deadline_seconds": number,      remote
-//    "cache_rows": number, "cache_seconds": number}                remote
-struct ModelFile {
-  std::string id;
-  bool is_remote = false;
-  std::map<std::string, int> tables;  // With their dims.
-  std::string rows;                   // The folder; empty if is_remote.
-  RemoteRowsOptions remote;           // If is_remote.
-};
+RemoteRowsOptions OptionsOf(const v1::RemoteRows& remote);
 
 // NotFound if there is no such file, DataLoss if it is damaged,
 // FailedPrecondition if it is of another version. Thread-safe.
-absl::StatusOr<ModelFile> ReadModelFile(const std::string& file);
+absl::StatusOr<v1::ModelFile> ReadModelFile(const std::string& file);
 
 // The settings of a served model in environment variables.
 struct ServingEnvironment {

@@ -32,26 +32,28 @@ RowDifference::RowDifference(RowLayers layers) : layers_(std::move(layers)) {
 }
 
 absl::StatusOr<std::unique_ptr<RowDifference>> RowDifference::Open(
-    const std::string& path, const ExportManifest& last,
+    const std::string& path, const v1::ExportContent& last,
     const std::string& table) {
-  TFSWITCH_ASSIGN_OR_RETURN(const std::vector<ExportManifest> chain,
+  TFSWITCH_ASSIGN_OR_RETURN(const std::vector<v1::ExportContent> chain,
                             ReadChain(path, last));
-  const ExportedTable& expected = last.tables.at(table);
-  RowLayers layers{table, expected.dim, {}};
-  for (const ExportManifest& manifest : chain) {
-    const auto found = manifest.tables.find(table);
-    if (found == manifest.tables.end() || found->second.dim != expected.dim ||
-        found->second.format != expected.format) {
+  const v1::ExportedTable& expected = last.tables().at(table);
+  RowLayers layers{table, expected.dim(), {}};
+  for (const v1::ExportContent& manifest : chain) {
+    const auto found = manifest.tables().find(table);
+    if (found == manifest.tables().end() ||
+        found->second.dim() != expected.dim() ||
+        found->second.row_format() != expected.row_format()) {
       return absl::FailedPreconditionError(absl::StrCat(
-          "table '", table, "' is not in ", manifest.name.ToString(), " of '",
-          path, "' as it is in ", last.name.ToString(), ". Export a base."));
+          "table '", table, "' is not in ", NameOf(manifest).ToString(),
+          " of '", path, "' as it is in ", NameOf(last).ToString(),
+          ". Export a base."));
     }
     TFSWITCH_ASSIGN_OR_RETURN(
         std::shared_ptr<const RowFile> file,
-        RowFile::Open(RowFilePath(path, manifest.name, found->second),
-                      found->second.info));
+        RowFile::Open(RowFilePath(path, NameOf(manifest), found->second),
+                      InfoOf(found->second)));
     TFSWITCH_RETURN_IF_ERROR(file->Verify());
-    if (manifest.name.is_delta) file->BuildFilter();
+    if (manifest.is_delta()) file->BuildFilter();
     layers.files.insert(layers.files.begin(), std::move(file));
     while (layers.IsWorthMerging()) {
       TFSWITCH_RETURN_IF_ERROR(layers.MergeNewest());

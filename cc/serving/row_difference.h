@@ -29,7 +29,7 @@ class RowDifference {
   // DataLoss if files are damaged, FailedPrecondition if the chain of exports
   // that leads there is not whole.
   static absl::StatusOr<std::unique_ptr<RowDifference>> Open(
-      const std::string& path, const ExportManifest& last,
+      const std::string& path, const v1::ExportContent& last,
       const std::string& table);
 
   // Whether the exports have another row, or none. `row` is encoded in their

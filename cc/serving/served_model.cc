@@ -51,20 +51,25 @@ absl::StatusOr<std::string> CanonicalPath(const std::string& path) {
 }
 
 absl::StatusOr<std::shared_ptr<ServedModel>> Open(
-    ModelFile model, const OpenClient& open_client) {
+    const std::string& file, const v1::ModelFile& model,
+    const OpenClient& open_client) {
+  RemoteRowsOptions remote = OptionsOf(model.remote());
   TFSWITCH_ASSIGN_OR_RETURN(const ServingEnvironment environment,
-                            ReadServingEnvironment(&model.remote));
-  if (!model.is_remote) {
+                            ReadServingEnvironment(&remote));
+  const std::map<std::string, int> tables(model.tables().begin(),
+                                          model.tables().end());
+  if (!model.has_remote()) {
     ServedRowsOptions options;
-    options.path = model.rows;
-    options.tables = model.tables;
+    // The folder of a model may be moved.
+    options.path = (fs::path(file).parent_path() / model.embedded().rows())
+                       .lexically_normal();
+    options.tables = tables;
     options.verify_first = environment.verify_first;
     return OpenEmbeddedModel(options, environment.watch_interval);
   }
-  TFSWITCH_ASSIGN_OR_RETURN(
-      std::shared_ptr<ParameterClient> client,
-      open_client(model.remote.addresses, model.remote.deadline));
-  return OpenRemoteModel(model.remote, model.tables, std::move(client));
+  TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<ParameterClient> client,
+                            open_client(remote.addresses, remote.deadline));
+  return OpenRemoteModel(remote, tables, std::move(client));
 }
 
 // The place of a model; the last one at its path if it is new.
@@ -103,14 +108,14 @@ std::shared_ptr<ServedModel> ModelOf(const KnownModel& entry) {
 absl::StatusOr<std::shared_ptr<ServedModel>> OpenServedModel(
     const std::string& model_file, const OpenClient& open_client) {
   TFSWITCH_ASSIGN_OR_RETURN(const std::string file, CanonicalPath(model_file));
-  TFSWITCH_ASSIGN_OR_RETURN(ModelFile content, ReadModelFile(file));
-  const std::shared_ptr<KnownModel> entry = EntryOf(file, content.id);
+  TFSWITCH_ASSIGN_OR_RETURN(const v1::ModelFile content, ReadModelFile(file));
+  const std::shared_ptr<KnownModel> entry = EntryOf(file, content.id());
   // Others that open this model wait, and need the same rows; those that open
   // another do not.
   MutexLock lock(&entry->opening);
   std::shared_ptr<ServedModel> model = ModelOf(*entry);
   if (model == nullptr) {
-    TFSWITCH_ASSIGN_OR_RETURN(model, Open(std::move(content), open_client));
+    TFSWITCH_ASSIGN_OR_RETURN(model, Open(file, content, open_client));
   }
   MutexLock registry_lock(&TheRegistry().mutex);
   entry->model = model;

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <iterator>
 #include <new>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -141,7 +142,7 @@ absl::StatusOr<ServedRows::Chain> ServedRows::FindChain(
     absl::Status* stop) const {
   *stop = absl::OkStatus();
   Chain chain;
-  TFSWITCH_ASSIGN_OR_RETURN(ExportManifest first,
+  TFSWITCH_ASSIGN_OR_RETURN(v1::ExportContent first,
                             ReadExport(options_.path, names[base]));
   chain.push_back(std::move(first));
   for (size_t i = base + 1; i < names.size() && names[i].is_delta; ++i) {
@@ -151,10 +152,10 @@ absl::StatusOr<ServedRows::Chain> ServedRows::FindChain(
       *stop = next.status();
       break;
     }
-    if (next->previous_id != chain.back().id) {
+    if (next->previous_id() != chain.back().id()) {
       *stop = absl::DataLossError(absl::StrCat(
           "export ", names[i].ToString(), " in '", options_.path,
-          "' does not follow ", chain.back().name.ToString(),
+          "' does not follow ", NameOf(chain.back()).ToString(),
           ": one is missing or of another base. Publish a new base."));
       break;
     }
@@ -163,25 +164,27 @@ absl::StatusOr<ServedRows::Chain> ServedRows::FindChain(
   return chain;
 }
 
-absl::Status ServedRows::AddExport(const ExportManifest& manifest, bool verify,
+absl::Status ServedRows::AddExport(const v1::ExportContent& manifest,
+                                   bool verify,
                                    std::vector<RowLayers>* tables) {
   for (RowLayers& layers : *tables) {
-    const auto found = manifest.tables.find(layers.table);
-    if (found == manifest.tables.end()) {
-      if (manifest.name.is_delta) continue;
-      std::vector<std::string> there;
-      for (const auto& entry : manifest.tables) there.push_back(entry.first);
+    const auto found = manifest.tables().find(layers.table);
+    if (found == manifest.tables().end()) {
+      if (manifest.is_delta()) continue;
+      std::set<std::string> there;
+      for (const auto& entry : manifest.tables()) there.insert(entry.first);
       return absl::FailedPreconditionError(absl::StrCat(
-          "export ", manifest.name.ToString(), " in '", options_.path,
+          "export ", NameOf(manifest).ToString(), " in '", options_.path,
           "' has no table '", layers.table,
           "', which the model looks up; it "
           "has: ",
           absl::StrJoin(there, ", "), ". Export the tables of this model."));
     }
-    const ExportedTable& table = found->second;
-    const std::string path = RowFilePath(options_.path, manifest.name, table);
+    const v1::ExportedTable& table = found->second;
+    const std::string path =
+        RowFilePath(options_.path, NameOf(manifest), table);
     TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<const RowFile> file,
-                              OpenFile(path, table.info, verify));
+                              OpenFile(path, InfoOf(table), verify));
     if (file->kind().dim != layers.dim) {
       return absl::FailedPreconditionError(
           absl::StrCat("row file '", path, "' has dim ", file->kind().dim,
@@ -194,7 +197,7 @@ absl::Status ServedRows::AddExport(const ExportManifest& manifest, bool verify,
                        file->kind().table, "', expected '", layers.table, "'"));
     }
     // A delta has few of the ids that are asked for.
-    if (manifest.name.is_delta) file->BuildFilter();
+    if (manifest.is_delta()) file->BuildFilter();
     layers.files.insert(layers.files.begin(), std::move(file));
   }
   return absl::OkStatus();
@@ -261,14 +264,14 @@ absl::StatusOr<ServedRows::Built> ServedRows::Build(int64_t number,
     for (const auto& [table, dim] : options_.tables) {
       tables.push_back({table, dim, {}});
     }
-    const ExportManifest* last = nullptr;
+    const v1::ExportContent* last = nullptr;
     auto chain = FindChain(names, base, number, &stop);
     absl::Status status = chain.status();
     if (status.ok()) {
-      for (const ExportManifest& manifest : *chain) {
+      for (const v1::ExportContent& manifest : *chain) {
         // A delta counts whole or not at all.
         std::vector<RowLayers> next = tables;
-        status = AddExport(manifest, verify || manifest.name.is_delta, &next);
+        status = AddExport(manifest, verify || manifest.is_delta(), &next);
         if (!status.ok()) break;
         tables.swap(next);
         // At once, so that no row is copied often.
@@ -276,11 +279,11 @@ absl::StatusOr<ServedRows::Built> ServedRows::Build(int64_t number,
         last = &manifest;
       }
     }
-    if (last != nullptr && (number == 0 || last->name.number == number)) {
+    if (last != nullptr && (number == 0 || last->number() == number)) {
       if (built.newer.ok()) built.newer = status.ok() ? stop : status;
       built.base_number = names[base].number;
       built.snapshot = std::make_shared<const RowSnapshot>(
-          last->name.number, last->id, last->created_ms, std::move(tables));
+          last->number(), last->id(), last->created_ms(), std::move(tables));
       return built;
     }
     if (status.ok()) status = stop;
@@ -370,9 +373,9 @@ absl::Status ServedRows::RefreshLocked() {
     }
   }
   if (names.back().number <= before.number) {
-    TFSWITCH_ASSIGN_OR_RETURN(const ExportManifest last,
+    TFSWITCH_ASSIGN_OR_RETURN(const v1::ExportContent last,
                               ReadExport(options_.path, names.back()));
-    if (last.id == Pin()->id()) return error;
+    if (last.id() == Pin()->id()) return error;
     return absl::FailedPreconditionError(absl::StrCat(
         "export ", before.number, " is served, and the last one in '",
         options_.path, "' is another ", names.back().ToString(),
@@ -400,9 +403,9 @@ absl::Status ServedRows::FollowLocked(const std::vector<ExportName>& names) {
     std::shared_ptr<const RowSnapshot> present = Pin();
     if (name.number <= present->number()) continue;
     if (!name.is_delta) break;
-    TFSWITCH_ASSIGN_OR_RETURN(const ExportManifest manifest,
+    TFSWITCH_ASSIGN_OR_RETURN(const v1::ExportContent manifest,
                               ReadExport(options_.path, name));
-    if (manifest.previous_id != present->id()) {
+    if (manifest.previous_id() != present->id()) {
       return absl::DataLossError(absl::StrCat(
           "export ", name.ToString(), " in '", options_.path,
           "' does not follow number ", present->number(),
@@ -412,8 +415,9 @@ absl::Status ServedRows::FollowLocked(const std::vector<ExportName>& names) {
     std::vector<RowLayers> tables = present->tables();
     TFSWITCH_RETURN_IF_ERROR(AddExport(manifest, /*verify=*/true, &tables));
     present.reset();
-    Serve(std::make_shared<const RowSnapshot>(
-              name.number, manifest.id, manifest.created_ms, std::move(tables)),
+    Serve(std::make_shared<const RowSnapshot>(name.number, manifest.id(),
+                                              manifest.created_ms(),
+                                              std::move(tables)),
           state().base_number);
     MergeLocked();
   }

@@ -70,7 +70,7 @@ class ServedRows {
 
  private:
   // A base and its deltas, in order.
-  using Chain = std::vector<ExportManifest>;
+  using Chain = std::vector<v1::ExportContent>;
 
   // Rows that were opened, with the number of their base, and why not newer
   // ones.
@@ -95,7 +95,7 @@ class ServedRows {
   absl::StatusOr<Chain> FindChain(const std::vector<ExportName>& names,
                                   size_t base, int64_t number,
                                   absl::Status* stop) const;
-  absl::Status AddExport(const ExportManifest& manifest, bool verify,
+  absl::Status AddExport(const v1::ExportContent& manifest, bool verify,
                          std::vector<RowLayers>* tables)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
   // Opens a row file, or finds it open. A file that was damaged and is as it

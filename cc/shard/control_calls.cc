@@ -18,7 +18,6 @@
 #include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
 #include "cc/shard/gradient_accumulator.h"
-#include "cc/wire/coordination_conversion.h"
 #include "cc/wire/report_conversion.h"
 #include "cc/wire/table_config_conversion.h"
 
@@ -146,9 +145,8 @@ absl::Status Run(const ShardCall& call, const v1::CommitRoundRequest& request,
   for (const auto& [table, incarnation] : request.table_incarnations()) {
     staged.emplace_back(table, incarnation);
   }
-  const absl::StatusOr<int64_t> committed =
-      call.shard.CommitRound(request.group(), FromProto(request.round()),
-                             staged, call.threads, call.interrupt);
+  const absl::StatusOr<int64_t> committed = call.shard.CommitRound(
+      request.group(), request.round(), staged, call.threads, call.interrupt);
   const bool is_over = IsErrorOfAppliedRound(committed.status());
   const uint64_t newer = is_over ? 0 : NewerInstanceOf(committed.status());
   if (is_over || newer != 0) {
@@ -238,9 +236,8 @@ absl::Status Run(const ShardCall& call, const v1::TakeCutRequest& request,
 
 absl::Status Run(const ShardCall& call, const v1::SaveShardRequest& request,
                  v1::SaveShardResponse* response) {
-  TFSWITCH_ASSIGN_OR_RETURN(std::string part,
+  TFSWITCH_ASSIGN_OR_RETURN(*response->add_manifest_parts(),
                             call.shard.SaveShard(request, call.interrupt));
-  response->add_manifest_parts(std::move(part));
   return absl::OkStatus();
 }
 

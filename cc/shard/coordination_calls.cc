@@ -9,13 +9,11 @@
 #include <algorithm>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "absl/time/time.h"
 #include "cc/base/status_macros.h"
 #include "cc/base/steady_clock.h"
 #include "cc/shard/control_calls.h"
-#include "cc/wire/coordination_conversion.h"
 
 namespace tfswitch {
 namespace {
@@ -26,12 +24,6 @@ constexpr absl::Duration kLongestPoll = absl::Seconds(5);
 absl::Time PollEnd(int64_t wait_ms) {
   return SteadyNow() + std::clamp(absl::Milliseconds(wait_ms),
                                   absl::ZeroDuration(), kLongestPoll);
-}
-
-template <typename Request>
-GroupMember MemberOf(const Request& request) {
-  const v1::Member& member = request.member();
-  return {member.group(), member.worker(), member.incarnation(), member.mark()};
 }
 
 // If a wait has not ended, the answer says for whom it waits.
@@ -52,76 +44,57 @@ absl::Status Run(Coordinator& coordinator,
 
 absl::Status Run(Coordinator& coordinator, const v1::JoinRequest& request,
                  v1::JoinResponse* response) {
-  TFSWITCH_ASSIGN_OR_RETURN(
-      const WorkerGroup::Place member,
-      coordinator.Join(
-          request.group(), request.worker(), request.previous_incarnation(),
-          request.newer_group_instance(), request.first_step(), request.job()));
-  response->set_incarnation(member.incarnation);
-  response->set_clock(member.clock);
-  response->set_round(member.round);
-  response->set_group_instance(member.group_instance);
-  response->set_num_steps(member.num_steps);
-  response->set_num_losses(member.num_losses);
-  response->set_mark(member.position.mark);
-  response->set_steps_since_mark(member.position.steps);
+  TFSWITCH_ASSIGN_OR_RETURN(*response, coordinator.Join(request));
   return absl::OkStatus();
 }
 
 absl::Status Run(Coordinator& coordinator, const v1::HeartbeatRequest& request,
                  v1::HeartbeatResponse*) {
-  return coordinator.Heartbeat(MemberOf(request));
+  return coordinator.Heartbeat(request.member());
 }
 
 absl::Status Run(Coordinator& coordinator, const v1::ArriveRequest& request,
                  v1::ArriveResponse* response) {
-  const GroupMember member = MemberOf(request);
-  std::vector<WorkProgress> progress;
-  for (const v1::WorkProgress& each : request.progress()) {
-    progress.push_back(
-        {each.queue(), each.epoch(), each.index(), each.offset()});
-  }
-  TFSWITCH_ASSIGN_OR_RETURN(
-      const int64_t open_round,
-      coordinator.Arrive(member, request.clock(), request.round(),
-                         request.weight(), progress));
+  TFSWITCH_ASSIGN_OR_RETURN(const int64_t open_round,
+                            coordinator.Arrive(request));
   response->set_open_round(open_round);
   if (request.wait_ms() <= 0) return absl::OkStatus();
   // The worker hears of an error of the wait when it asks again.
   const absl::Time end = PollEnd(request.wait_ms());
   absl::Status waited;
   if (request.round() == WorkerGroup::kNoRound) {
-    waited = coordinator.WaitForTurn(member, request.clock() + 1,
+    waited = coordinator.WaitForTurn(request.member(), request.clock() + 1,
                                      request.staleness(), end);
     response->set_may_proceed(waited.ok());
   } else {
-    const absl::StatusOr<Round> round = coordinator.WaitForRound(
-        member, std::max(request.round(), open_round - 1), end);
-    if (round.ok()) *response->mutable_round() = ToProto(*round);
+    absl::StatusOr<Round> round = coordinator.WaitForRound(
+        request.member(), std::max(request.round(), open_round - 1), end);
     waited = round.status();
+    if (round.ok()) *response->mutable_round() = *std::move(round);
   }
   return absl::IsCancelled(waited) ? waited : absl::OkStatus();
 }
 
 absl::Status Run(Coordinator& coordinator, const v1::LeaveRequest& request,
                  v1::LeaveResponse*) {
-  return coordinator.Leave(MemberOf(request));
+  return coordinator.Leave(request.member());
 }
 
 absl::Status Run(Coordinator& coordinator,
                  const v1::WaitForRoundRequest& request,
                  v1::WaitForRoundResponse* response) {
-  const absl::StatusOr<Round> round = coordinator.WaitForRound(
-      MemberOf(request), request.round(), PollEnd(request.wait_ms()));
-  if (round.ok()) *response->mutable_round() = ToProto(*round);
-  return Answer(round.status(), response);
+  absl::StatusOr<Round> round = coordinator.WaitForRound(
+      request.member(), request.round(), PollEnd(request.wait_ms()));
+  if (!round.ok()) return Answer(round.status(), response);
+  *response->mutable_round() = *std::move(round);
+  return absl::OkStatus();
 }
 
 absl::Status Run(Coordinator& coordinator,
                  const v1::WaitForTurnRequest& request,
                  v1::WaitForTurnResponse* response) {
   const absl::Status turn =
-      coordinator.WaitForTurn(MemberOf(request), request.clock(),
+      coordinator.WaitForTurn(request.member(), request.clock(),
                               request.staleness(), PollEnd(request.wait_ms()));
   response->set_may_proceed(turn.ok());
   return Answer(turn, response);
@@ -131,55 +104,47 @@ absl::Status Run(Coordinator& coordinator,
                  const v1::WaitAtBarrierRequest& request,
                  v1::WaitAtBarrierResponse* response) {
   const absl::StatusOr<WorkerGroup::Place> place =
-      coordinator.WaitAtBarrier(MemberOf(request), request.barrier(),
-                                request.visit(), PollEnd(request.wait_ms()));
+      coordinator.WaitAtBarrier(request, PollEnd(request.wait_ms()));
   if (!place.ok()) return Answer(place.status(), response);
   response->set_is_open(true);
-  response->set_clock(place->clock);
-  response->set_round(place->round);
+  response->set_clock(place->clock());
+  response->set_round(place->round());
   return absl::OkStatus();
 }
 
 absl::Status Run(Coordinator& coordinator,
                  const v1::GetGroupStatsRequest& request,
                  v1::GetGroupStatsResponse* response) {
-  TFSWITCH_ASSIGN_OR_RETURN(const WorkerGroup::Stats stats,
-                            coordinator.GroupStats(request.group()));
-  *response = ToProto(stats);
+  TFSWITCH_ASSIGN_OR_RETURN(*response, coordinator.GroupStats(request.group()));
   return absl::OkStatus();
 }
 
 absl::Status Run(Coordinator& coordinator,
                  const v1::CreateWorkQueueRequest& request,
                  v1::CreateWorkQueueResponse*) {
-  return coordinator.CreateWorkQueue(request.group(), request.queue(),
-                                     FromProto(request.options()));
+  return coordinator.CreateWorkQueue(request);
 }
 
 absl::Status Run(Coordinator& coordinator,
                  const v1::TakeWorkItemRequest& request,
                  v1::TakeWorkItemResponse* response) {
-  TFSWITCH_ASSIGN_OR_RETURN(
-      const std::optional<WorkItem> taken,
-      coordinator.TakeWorkItem(MemberOf(request), request.queue()));
-  if (taken.has_value()) *response->mutable_item() = ToProto(*taken);
+  TFSWITCH_ASSIGN_OR_RETURN(std::optional<WorkItem> taken,
+                            coordinator.TakeWorkItem(request));
+  if (taken.has_value()) *response->mutable_item() = *std::move(taken);
   return absl::OkStatus();
 }
 
 absl::Status Run(Coordinator& coordinator,
                  const v1::FinishWorkItemRequest& request,
                  v1::FinishWorkItemResponse*) {
-  return coordinator.FinishWorkItem(MemberOf(request), request.queue(),
-                                    request.epoch(), request.index());
+  return coordinator.FinishWorkItem(request);
 }
 
 absl::Status Run(Coordinator& coordinator,
                  const v1::GetWorkQueueStatsRequest& request,
                  v1::GetWorkQueueStatsResponse* response) {
   TFSWITCH_ASSIGN_OR_RETURN(
-      const WorkQueue::Stats stats,
-      coordinator.WorkQueueStats(request.group(), request.queue()));
-  *response = ToProto(stats);
+      *response, coordinator.WorkQueueStats(request.group(), request.queue()));
   return absl::OkStatus();
 }
 

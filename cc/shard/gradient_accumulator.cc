@@ -19,7 +19,6 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "cc/base/json.h"
 #include "cc/base/status_macros.h"
 
 namespace tfswitch {
@@ -117,49 +116,49 @@ absl::StatusOr<int64_t> GradientAccumulator::Commit(const std::string& name,
                                                     Apply apply) {
   TFSWITCH_ASSIGN_OR_RETURN(Group* const group, FindGroup(name));
   MutexLock lock(&group->mutex);
-  const bool is_new = round.group_instance > group->instance;
+  const bool is_new = round.group_instance() > group->instance;
   const bool may_begin =
-      group->instance == 0 || round.number == WorkerGroup::kNoRound;
-  if (round.group_instance < group->instance || (is_new && !may_begin)) {
+      group->instance == 0 || round.number() == WorkerGroup::kNoRound;
+  if (round.group_instance() < group->instance || (is_new && !may_begin)) {
     absl::Status refused = absl::AbortedError(absl::StrCat(
-        "round ", round.number, " of group '", name, "' is of instance ",
-        round.group_instance, " of the group, and rounds of instance ",
+        "round ", round.number(), " of group '", name, "' is of instance ",
+        round.group_instance(), " of the group, and rounds of instance ",
         group->instance,
         " are taken now, as the coordinator was started again; join again"));
     return is_new ? refused
                   : ErrorOfOlderGroup(std::move(refused), group->instance);
   }
   if (is_new) {
-    group->instance = round.group_instance;
+    group->instance = round.group_instance();
     group->committed = WorkerGroup::kNoRound;
     group->status = absl::OkStatus();
     group->closed_clocks.clear();
     // All workers that were there have gone.
     group->active.clear();
-    group->next_incarnation = round.group_instance;
+    group->next_incarnation = round.group_instance();
   }
   // Older rounds are lost with the server that was here before. Compared first:
   // one less than any number a client may send would overflow.
-  if (round.first_kept > group->committed) {
-    group->committed = round.first_kept - 1;
+  if (round.first_kept() > group->committed) {
+    group->committed = round.first_kept() - 1;
   }
-  if (round.number == group->committed && !group->status.ok()) {
+  if (round.number() == group->committed && !group->status.ok()) {
     return group->status;
   }
-  if (round.number <= group->committed ||
-      round.number - 1 != group->committed) {
+  if (round.number() <= group->committed ||
+      round.number() - 1 != group->committed) {
     return group->committed;
   }
 
   std::map<std::string, std::vector<WeightedPush>> by_table;
-  for (const Contribution& each : round.contributions) {
-    const auto step = group->steps.find({each.incarnation, each.clock});
+  for (const Contribution& each : round.contributions()) {
+    const auto step = group->steps.find({each.incarnation(), each.clock()});
     // A step of weight 0 counts for nothing, also where gradients are summed.
-    if (step == group->steps.end() || each.weight == 0.0) continue;
+    if (step == group->steps.end() || each.weight() == 0.0) continue;
     for (auto& [table, pushes] : step->second) {
       std::sort(pushes.begin(), pushes.end(), ContentLess);
       for (const StagedPush& push : pushes) {
-        by_table[table].push_back({&push, each.weight});
+        by_table[table].push_back({&push, each.weight()});
       }
     }
   }
@@ -168,17 +167,17 @@ absl::StatusOr<int64_t> GradientAccumulator::Commit(const std::string& name,
     // Whatever happens, the round counts as committed: rows that have been
     // stepped must not be stepped again.
     try {
-      group->status.Update(apply(table, pushes, round.total_weight));
+      group->status.Update(apply(table, pushes, round.total_weight()));
     } catch (const std::bad_alloc&) {
       group->status.Update(absl::ResourceExhaustedError(absl::StrCat(
-          "table '", table, "': no memory to apply round ", round.number)));
+          "table '", table, "': no memory to apply round ", round.number())));
     }
   }
   group->status = ErrorOfAppliedRound(group->status);
-  group->committed = round.number;
+  group->committed = round.number();
   group->GiveUp(round);
   if (!group->status.ok()) return group->status;
-  return round.number;
+  return round.number();
 }
 
 bool GradientAccumulator::HasCommitted(const std::string& name,
@@ -191,11 +190,11 @@ bool GradientAccumulator::HasCommitted(const std::string& name,
     group = it->second.get();
   }
   MutexLock lock(&group->mutex);
-  return round.group_instance == group->instance &&
-         round.number <= group->committed;
+  return round.group_instance() == group->instance &&
+         round.number() <= group->committed;
 }
 
-std::vector<CommittedRound> GradientAccumulator::LastRounds() {
+std::vector<v1::CommittedRound> GradientAccumulator::LastRounds() {
   std::vector<std::pair<std::string, Group*>> groups;
   {
     MutexLock lock(&mutex_);
@@ -203,21 +202,24 @@ std::vector<CommittedRound> GradientAccumulator::LastRounds() {
       groups.emplace_back(name, group.get());
     }
   }
-  std::vector<CommittedRound> rounds;
+  std::vector<v1::CommittedRound> rounds;
   for (const auto& [name, group] : groups) {
     MutexLock lock(&group->mutex);
-    rounds.push_back({name, group->instance, group->committed});
+    v1::CommittedRound& round = rounds.emplace_back();
+    round.set_group(name);
+    round.set_group_instance(group->instance);
+    round.set_number(group->committed);
   }
   return rounds;
 }
 
 void GradientAccumulator::Group::GiveUp(const Round& round) {
-  for (const Contribution& each : round.contributions) {
-    int64_t& closed = closed_clocks[each.incarnation];
-    closed = std::max(closed, each.clock);
+  for (const Contribution& each : round.contributions()) {
+    int64_t& closed = closed_clocks[each.incarnation()];
+    closed = std::max(closed, each.clock());
   }
-  active = std::set<uint64_t>(round.active.begin(), round.active.end());
-  next_incarnation = round.next_incarnation;
+  active = std::set<uint64_t>(round.active().begin(), round.active().end());
+  next_incarnation = round.next_incarnation();
   for (auto it = steps.begin(); it != steps.end();) {
     const auto [incarnation, clock] = it->first;
     const auto closed = closed_clocks.find(incarnation);
@@ -239,39 +241,30 @@ void GradientAccumulator::DropTable(const std::string& table) {
   }
 }
 
-std::string GradientAccumulator::SaveGroups() {
-  Json json = Json::object();
+void GradientAccumulator::SaveGroups(SavedGroups* saved) {
   MutexLock lock(&mutex_);
   for (const auto& [name, group] : groups_) {
     MutexLock group_lock(&group->mutex);
-    // Numbers only, in the order that RestoreGroups() reads.
-    json[name] = {{group->committed},
-                  {group->instance, group->next_incarnation},
-                  group->active,
-                  group->closed_clocks};
+    v1::CommittedRounds& rounds = (*saved)[name];
+    rounds.set_committed(group->committed);
+    rounds.set_instance(group->instance);
+    rounds.set_next_incarnation(group->next_incarnation);
+    rounds.mutable_active()->Assign(group->active.begin(), group->active.end());
+    rounds.mutable_closed_clocks()->insert(group->closed_clocks.begin(),
+                                           group->closed_clocks.end());
   }
-  return DumpJson(json);
 }
 
-absl::Status GradientAccumulator::RestoreGroups(const std::string& json) {
-  const auto damaged = [] {
-    return absl::DataLossError("the state of committed rounds is damaged");
-  };
-  const absl::StatusOr<Json> groups = ParseJson(json);
-  if (!groups.ok() || !groups->is_object()) return damaged();
-  for (const auto& [name, state] : groups->items()) {
+absl::Status GradientAccumulator::RestoreGroups(const SavedGroups& saved) {
+  for (const auto& [name, rounds] : saved) {
     TFSWITCH_ASSIGN_OR_RETURN(Group* const group, FindGroup(name));
     MutexLock lock(&group->mutex);
-    try {
-      group->committed = GetIntegers<int64_t>(state.at(0).at(0));
-      group->instance = GetIntegers<uint64_t>(state.at(1).at(0));
-      group->next_incarnation = GetIntegers<uint64_t>(state.at(1).at(1));
-      group->active = GetIntegers<std::set<uint64_t>>(state.at(2));
-      group->closed_clocks =
-          GetIntegers<std::map<uint64_t, int64_t>>(state.at(3));
-    } catch (const Json::exception&) {
-      return damaged();
-    }
+    group->committed = rounds.committed();
+    group->instance = rounds.instance();
+    group->next_incarnation = rounds.next_incarnation();
+    group->active = {rounds.active().begin(), rounds.active().end()};
+    group->closed_clocks = {rounds.closed_clocks().begin(),
+                            rounds.closed_clocks().end()};
   }
   return absl::OkStatus();
 }

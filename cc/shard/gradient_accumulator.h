@@ -20,6 +20,9 @@
 #include "cc/base/mutex.h"
 #include "cc/sync/worker_group.h"
 #include "cc/table/embedding_table.h"
+#include "google/protobuf/map.h"
+#include "tfswitch/v1/checkpoint.pb.h"
+#include "tfswitch/v1/parameter_server.pb.h"
 
 namespace tfswitch {
 
@@ -109,15 +112,16 @@ class GradientAccumulator {
   // committed.
   bool HasCommitted(const std::string& group, const Round& round);
   // Of each group. Waits for rounds that are being committed.
-  std::vector<CommittedRound> LastRounds();
+  std::vector<v1::CommittedRound> LastRounds();
 
   // Forgets the pushes staged for a table.
   void DropTable(const std::string& table);
 
-  // Which rounds have been committed, as a JSON text, without the pushes that
-  // are staged; and the way back, into an empty one. DataLoss if it is none.
-  std::string SaveGroups();
-  absl::Status RestoreGroups(const std::string& json);
+  // Which rounds have been committed, without the pushes that are staged; and
+  // the way back, into an empty one.
+  using SavedGroups = google::protobuf::Map<std::string, v1::CommittedRounds>;
+  void SaveGroups(SavedGroups* saved);
+  absl::Status RestoreGroups(const SavedGroups& saved);
 
   // Calls visit(tag, table, push) for all that are staged now.
   void ForEachStaged(absl::FunctionRef<void(const StepTag&, const std::string&,

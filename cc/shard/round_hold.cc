@@ -46,10 +46,10 @@ absl::Status RoundHold::Wait(absl::FunctionRef<absl::Status()> interrupt) {
 }
 
 bool RoundHold::SetWorkQueues(const std::string& save_id,
-                              std::optional<std::string> json) {
+                              std::optional<v1::SavedWorkQueues> work_queues) {
   MutexLock lock(&mutex_);
   if (!IsHeldBy(save_id)) return false;
-  work_queues_ = std::move(json);
+  work_queues_ = std::move(work_queues);
   return true;
 }
 

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "cc/base/mutex.h"
+#include "tfswitch/v1/coordination.pb.h"
 
 namespace tfswitch {
 
@@ -44,7 +45,7 @@ class RoundHold {
   // The work queues of the moment to which the save brings the shards. False if
   // it does not hold rounds (any more).
   bool SetWorkQueues(const std::string& save_id,
-                     std::optional<std::string> json);
+                     std::optional<v1::SavedWorkQueues> work_queues);
 
   // While it lives, the hold lasts; with the last one it ends.
   class Kept {
@@ -60,7 +61,7 @@ class RoundHold {
     // False if the save does not hold rounds (any more): then it has no effect.
     bool is_held() const { return is_held_; }
     // nullopt: none were set since the hold began.
-    std::optional<std::string> work_queues() const {
+    std::optional<v1::SavedWorkQueues> work_queues() const {
       MutexLock lock(&hold_->mutex_);
       return hold_->work_queues_;
     }
@@ -87,7 +88,7 @@ class RoundHold {
   absl::Time begin_ ABSL_GUARDED_BY(mutex_);
   absl::Time expiry_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   int64_t num_kept_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::optional<std::string> work_queues_ ABSL_GUARDED_BY(mutex_);
+  std::optional<v1::SavedWorkQueues> work_queues_ ABSL_GUARDED_BY(mutex_);
   // How many there have been.
   int64_t number_ ABSL_GUARDED_BY(mutex_) = 0;
 };

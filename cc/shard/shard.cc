@@ -13,7 +13,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <filesystem>
 #include <new>
 #include <numeric>
@@ -37,9 +36,8 @@
 #include "cc/base/memory_region.h"
 #include "cc/base/status_macros.h"
 #include "cc/base/steady_clock.h"
-#include "cc/sync/work_queue_json.h"
 #include "cc/wire/codec.h"
-#include "cc/wire/coordination_conversion.h"
+#include "cc/wire/json.h"
 #include "cc/wire/table_config_conversion.h"
 
 namespace tfswitch {
@@ -597,7 +595,7 @@ absl::Status Shard::Prepare(const EmbeddingTable& table,
                      " has no optimizer yet. Make it with one before the first "
                      "push"));
   }
-  // Also of one that was checked: the table may be another by now.
+  // Since a client checked it, another dim may have come with a new table.
   TFSWITCH_RETURN_IF_ERROR(CheckSize(name, "gradient", push.keys.size(), dim,
                                      push.gradients.size()));
   TFSWITCH_RETURN_IF_ERROR(CheckDay(name, push.day));
@@ -734,7 +732,7 @@ absl::StatusOr<int64_t> Shard::CommitRound(const std::string& group,
     const absl::Status found = FindTable(table).status();
     if (absl::IsDataLoss(found)) return found;
   }
-  if (round.number != WorkerGroup::kNoRound &&
+  if (round.number() != WorkerGroup::kNoRound &&
       !stage_.HasCommitted(group, round)) {
     TFSWITCH_RETURN_IF_ERROR(round_hold_.Wait(interrupt));
   }
@@ -747,14 +745,14 @@ absl::StatusOr<int64_t> Shard::CommitHeldRound(const std::string& group,
   v1::CommitRoundRequest request;
   if (log_ != nullptr) {
     request.set_group(group);
-    *request.mutable_round() = ToProto(round);
+    *request.mutable_round() = round;
   }
   const WriteGate::Pass pass(gate());
   TFSWITCH_ASSIGN_OR_RETURN(const uint64_t record,
                             Log(RecordType::kCommitRound, request));
   // Each worker brings the round, with a record of its own.
   const uint64_t number =
-      record == 0 ? 0 : static_cast<uint64_t>(round.number) + 1;
+      record == 0 ? 0 : static_cast<uint64_t>(round.number()) + 1;
   return stage_.Commit(
       group, round,
       [&](const std::string& table, const std::vector<WeightedPush>& pushes,
@@ -1067,33 +1065,39 @@ Shard::Save& Shard::SaveOf(const std::string& save_id) {
   return saves_.back();
 }
 
-absl::StatusOr<std::string> Shard::SaveShard(
-    const v1::SaveShardRequest& request, const Interrupt& interrupt,
-    Progress* progress) {
-  TFSWITCH_RETURN_IF_ERROR(CheckId("save_id", request.save_id()));
-  TFSWITCH_ASSIGN_OR_RETURN(const std::string path,
-                            ResolvePath(request.path()));
-  EndExpiredSaves(interrupt);
-  std::vector<std::shared_ptr<EmbeddingTable>> to_save;
-  const bool all_tables = request.all_tables() || request.tables().empty();
-  if (request.tables().empty()) to_save = Tables();
+absl::StatusOr<std::vector<std::shared_ptr<EmbeddingTable>>>
+Shard::TablesToSave(const v1::SaveShardRequest& request) {
+  std::vector<std::shared_ptr<EmbeddingTable>> tables;
+  if (request.tables().empty()) tables = Tables();
   for (int i = 0; i < request.tables_size(); ++i) {
     const bool has_incarnation = i < request.table_incarnations_size();
     TFSWITCH_ASSIGN_OR_RETURN(
         auto table,
         FindTable({request.tables(i),
                    has_incarnation ? request.table_incarnations(i) : 0}));
-    if (std::find(to_save.begin(), to_save.end(), table) != to_save.end()) {
+    if (std::find(tables.begin(), tables.end(), table) != tables.end()) {
       return absl::InvalidArgumentError(absl::StrCat(
           "save '", absl::CHexEscape(request.save_id()), "' names table '",
           table->config().name, "' twice; name each table once"));
     }
-    to_save.push_back(std::move(table));
+    tables.push_back(std::move(table));
   }
-  if (all_tables) {
+  if (request.all_tables() || request.tables().empty()) {
     MutexLock lock(&mutex_);
     WarnOfReleased("it is not saved");
   }
+  return tables;
+}
+
+absl::StatusOr<v1::CheckpointPart> Shard::SaveShard(
+    const v1::SaveShardRequest& request, const Interrupt& interrupt,
+    Progress* progress) {
+  TFSWITCH_RETURN_IF_ERROR(CheckId("save_id", request.save_id()));
+  TFSWITCH_ASSIGN_OR_RETURN(const std::string path,
+                            ResolvePath(request.path()));
+  EndExpiredSaves(interrupt);
+  TFSWITCH_ASSIGN_OR_RETURN(const auto to_save, TablesToSave(request));
+  const bool all_tables = request.all_tables() || request.tables().empty();
   const auto given_up = [&request] {
     return absl::AbortedError(
         absl::StrCat("save '", request.save_id(), "' was given up"));
@@ -1103,7 +1107,7 @@ absl::StatusOr<std::string> Shard::SaveShard(
     const Save& save = SaveOf(request.save_id());
     if (save.is_given_up) return given_up();
     // A repetition, because the first answer was lost.
-    if (!save.part.empty() && save.folder == path) return save.part;
+    if (save.part.has_value() && save.folder == path) return *save.part;
   }
   std::optional<Progress> own_progress;
   if (progress == nullptr) {
@@ -1140,7 +1144,7 @@ absl::StatusOr<std::string> Shard::SaveShard(
       MutexLock lock(&mutex_);
       const Save& save = SaveOf(request.save_id());
       // A repetition that has waited for the first.
-      if (!save.part.empty() && save.folder == path) return save.part;
+      if (save.part.has_value() && save.folder == path) return *save.part;
       return NotHeld(request.save_id());
     }
     TFSWITCH_RETURN_IF_ERROR(BringTo(request.cut(), check));
@@ -1155,10 +1159,8 @@ absl::StatusOr<std::string> Shard::SaveShard(
                      "another one. Save again"));
   }
   if (all_tables && options_.shard_index == 0) {
-    const std::optional<std::string> work_queues =
-        kept.has_value()
-            ? kept->work_queues()
-            : SavedWorkQueuesToJson(coordinator_->SaveWorkQueues());
+    const std::optional<v1::SavedWorkQueues> work_queues =
+        kept.has_value() ? kept->work_queues() : coordinator_->SaveWorkQueues();
     // The hold has ended and begun anew.
     if (!work_queues.has_value()) return NotHeld(request.save_id());
     writer.SetWorkQueues(*work_queues);
@@ -1184,12 +1186,12 @@ absl::StatusOr<std::string> Shard::SaveShard(
   Save& save = SaveOf(request.save_id());
   // Without Finish() the writer removes its files.
   if (save.is_given_up) return given_up();
-  if (!save.part.empty() && save.folder == path) return save.part;
+  if (save.part.has_value() && save.folder == path) return *save.part;
   save.folder = path;
   save.files = writer.files();
   save.part = writer.Finish();
   save.expiry = SteadyNow() + options_.save_expiry;
-  return save.part;
+  return *save.part;
 }
 
 absl::StatusOr<int64_t> Shard::CommitCheckpoint(
@@ -1210,7 +1212,7 @@ absl::StatusOr<int64_t> Shard::CommitCheckpoint(
     for (const Save& save : saves_) {
       if (save.save_id == request.save_id() && save.folder == path &&
           !save.is_given_up) {
-        options.own_part = save.part;
+        options.own_part = save.part.value_or(v1::CheckpointPart());
       }
     }
   }
@@ -1352,7 +1354,7 @@ absl::StatusOr<v1::StageRestoreResponse> Shard::StageRestore(
     TFSWITCH_ASSIGN_OR_RETURN(const std::string path,
                               ResolvePath(request.path()));
     TFSWITCH_ASSIGN_OR_RETURN(
-        const checkpoint::Manifest manifest,
+        const v1::CheckpointManifest manifest,
         checkpoint::ReadManifest(path, request.save(),
                                  static_cast<int>(std::min<uint32_t>(
                                      request.newer_than(), INT32_MAX))));
@@ -1377,34 +1379,93 @@ absl::StatusOr<v1::StageRestoreResponse> Shard::StageRestore(
   return result;
 }
 
+namespace {
+
+// The tables that are to be restored, by the names that they get. NotFound if
+// the checkpoint lacks one.
+absl::StatusOr<std::map<std::string, const v1::CheckpointTable*>>
+TablesToRestore(const std::string& path, const v1::CheckpointManifest& manifest,
+                const v1::StageRestoreRequest& request) {
+  std::map<std::string, const v1::CheckpointTable*> tables;
+  for (const auto& [name, saved] : manifest.tables()) {
+    if (request.tables().empty()) tables.emplace(name, &saved);
+  }
+  for (const std::string& name : request.tables()) {
+    const auto saved = manifest.tables().find(name);
+    if (saved == manifest.tables().end()) {
+      std::set<std::string> names;
+      for (const auto& [other, table] : manifest.tables()) {
+        names.insert(absl::StrCat("'", other, "'"));
+      }
+      return absl::NotFoundError(
+          absl::StrCat("checkpoint '", path, "' has no table '", name,
+                       "'; it has: ", absl::StrJoin(names, ", ")));
+    }
+    const auto new_name = request.new_names().find(name);
+    const bool is_renamed = new_name != request.new_names().end();
+    tables.emplace(is_renamed ? new_name->second : name, &saved->second);
+  }
+  return tables;
+}
+
+// The identity that a saved table gets under this name.
+TableIdentity RestoredIdentity(const std::string& name,
+                               const v1::CheckpointTable& saved,
+                               const v1::StageRestoreRequest& request) {
+  const auto& instances = request.shard_instances().empty()
+                              ? saved.shard_instances()
+                              : request.shard_instances();
+  TableIdentity identity{saved.incarnation(),
+                         {instances.begin(), instances.end()}};
+  const auto given = request.table_incarnations().find(name);
+  if (given != request.table_incarnations().end()) {
+    identity.incarnation = given->second;
+  } else if (identity.incarnation == 0 || name != saved.config().name()) {
+    identity.incarnation = request.new_incarnation();
+  }
+  return identity;
+}
+
+absl::Status WithCheckpoint(const std::string& path,
+                            const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrCat("checkpoint '", path,
+                                                  "': ", status.message()));
+}
+
+}  // namespace
+
+// The settings of a table that is there already hold for its new rows, as long
+// as the saved rows fit them.
+absl::StatusOr<TableConfig> Shard::RestoredConfig(
+    const std::string& path, const std::string& name, const TableConfig& saved,
+    const TableMap& loaded) const {
+  TableConfig config = saved;
+  config.name = name;
+  if (name != saved.name) TFSWITCH_RETURN_IF_ERROR(config.ValidateNew());
+  const auto present = FindTable(name);
+  if (!present.ok()) {
+    MutexLock lock(&mutex_);
+    const absl::Status room = CheckRoom(config, loaded);
+    if (!room.ok()) return WithCheckpoint(path, room);
+    return config;
+  }
+  config = (*present)->config();
+  if (config.optimizer.is_open) config.optimizer = saved.optimizer;
+  if (config.layout == saved.layout) return config;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "dense table '", saved.name, "' of checkpoint '", path,
+      "' holds other variables: ", DescribeDifference(config, saved),
+      "; restore it before another model is built, or under another name"));
+}
+
 absl::StatusOr<v1::StageRestoreResponse> Shard::Load(
-    const std::string& path, const checkpoint::Manifest& manifest,
+    const std::string& path, const v1::CheckpointManifest& manifest,
     const v1::StageRestoreRequest& request, const Interrupt& interrupt,
     Loaded* loaded, Progress* progress) const {
   v1::StageRestoreResponse staged;
-  staged.set_save(manifest.number);
-  // By the names that they get here.
-  std::vector<std::pair<std::string, const checkpoint::SavedTable*>> tables;
-  for (const std::string& name : request.tables()) {
-    const auto saved = manifest.tables.find(name);
-    if (saved == manifest.tables.end()) {
-      return absl::NotFoundError(absl::StrCat(
-          "checkpoint '", path, "' has no table '", name, "'; it has: ",
-          absl::StrJoin(manifest.tables, ", ",
-                        [](std::string* out, const auto& entry) {
-                          absl::StrAppend(out, "'", entry.first, "'");
-                        })));
-    }
-    const auto new_name = request.new_names().find(name);
-    tables.emplace_back(
-        new_name == request.new_names().end() ? name : new_name->second,
-        &saved->second);
-  }
-  if (request.tables().empty()) {
-    for (const auto& [name, saved] : manifest.tables) {
-      tables.emplace_back(name, &saved);
-    }
-  }
+  staged.set_save(manifest.save());
+  TFSWITCH_ASSIGN_OR_RETURN(const auto tables,
+                            TablesToRestore(path, manifest, request));
   for (const auto& [name, saved] : tables) {
     const checkpoint::RowsToRead to_read = checkpoint::FindRowsToRead(
         *saved, options_.shard_index, options_.num_shards);
@@ -1414,14 +1475,9 @@ absl::StatusOr<v1::StageRestoreResponse> Shard::Load(
   loaded->path = path;
   loaded->is_whole = request.tables().empty();
   if (request.tables().empty() && options_.shard_index == 0) {
-    auto work_queues = SavedWorkQueuesFromJson(manifest.work_queues);
-    absl::Status status = work_queues.status();
-    if (status.ok()) status = coordinator_->CheckRestore(*work_queues);
-    if (!status.ok()) {
-      return absl::Status(status.code(), absl::StrCat("checkpoint '", path,
-                                                      "': ", status.message()));
-    }
-    loaded->work_queues = *std::move(work_queues);
+    loaded->work_queues = manifest.work_queues();
+    TFSWITCH_RETURN_IF_ERROR(
+        WithCheckpoint(path, coordinator_->CheckRestore(loaded->work_queues)));
   }
   using checkpoint::LoadedState;
   static_assert(static_cast<int>(LoadedState::kResetIfDifferent) ==
@@ -1431,45 +1487,12 @@ absl::StatusOr<v1::StageRestoreResponse> Shard::Load(
   const auto state = static_cast<LoadedState>(request.state());
   for (const auto& [name, saved] : tables) {
     staged.add_tables(name);
-    // The settings of a table that is there already hold for its new rows, as
-    // long as the saved rows fit them.
-    TableConfig config = saved->config;
-    config.name = name;
-    if (name != saved->config.name) {
-      TFSWITCH_RETURN_IF_ERROR(config.ValidateNew());
-    }
-    if (const auto present = FindTable(name); present.ok()) {
-      config = (*present)->config();
-      if (config.optimizer.is_open) config.optimizer = saved->config.optimizer;
-      if (config.layout != saved->config.layout) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "dense table '", saved->config.name, "' of checkpoint '", path,
-            "' holds other variables: ",
-            DescribeDifference(config, saved->config),
-            "; restore it before another model is built, or under another "
-            "name"));
-      }
-    } else {
-      MutexLock lock(&mutex_);
-      const absl::Status room = CheckRoom(config, loaded->tables);
-      if (!room.ok()) {
-        return absl::Status(room.code(), absl::StrCat("checkpoint '", path,
-                                                      "': ", room.message()));
-      }
-    }
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const TableConfig config,
+        RestoredConfig(path, name, FromProto(saved->config()), loaded->tables));
     TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
                               EmbeddingTable::Create(config));
-    const auto given = request.table_incarnations().find(name);
-    TableIdentity identity = saved->identity;
-    if (!request.shard_instances().empty()) {
-      identity.shard_instances = {request.shard_instances().begin(),
-                                  request.shard_instances().end()};
-    }
-    if (given != request.table_incarnations().end()) {
-      identity.incarnation = given->second;
-    } else if (identity.incarnation == 0 || name != saved->config.name) {
-      identity.incarnation = request.new_incarnation();
-    }
+    TableIdentity identity = RestoredIdentity(name, *saved, request);
     if (identity.incarnation != 0) table->set_identity(std::move(identity));
     if (const auto present = FindTable(name); present.ok()) {
       table->NoteDay((*present)->last_day());

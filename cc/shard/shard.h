@@ -292,12 +292,12 @@ class Shard {
   absl::StatusOr<v1::TakeCutResponse> TakeCut(
       const v1::TakeCutRequest& request);
 
-  // Writes this shard's rows; returns its part of the manifest (JSON). Shard 0
+  // Writes this shard's rows; returns its part of the manifest. Shard 0
   // saves the work queues with all tables. With a cut the rows are those of its
   // last rounds; Aborted if the save does not hold them (any more).
-  absl::StatusOr<std::string> SaveShard(const v1::SaveShardRequest& request,
-                                        const Interrupt& interrupt = Never,
-                                        Progress* progress = nullptr);
+  absl::StatusOr<v1::CheckpointPart> SaveShard(
+      const v1::SaveShardRequest& request, const Interrupt& interrupt = Never,
+      Progress* progress = nullptr);
 
   // Publishes the manifest made of all shards' parts; see checkpoint::Commit.
   absl::StatusOr<int64_t> CommitCheckpoint(
@@ -337,11 +337,11 @@ class Shard {
   // Saves it, as it is at one moment. Writes wait for that moment, but not
   // while files are written, unless copies of rows that change meanwhile take
   // more memory than options.max_save_bytes.
-  absl::StatusOr<checkpoint::SavedServer> SaveState(
+  absl::StatusOr<v1::CheckpointServer> SaveState(
       const std::string& folder, const Interrupt& interrupt = Never);
 
   struct RecoveredState {
-    checkpoint::SavedServer server;
+    v1::CheckpointServer server;
     size_t num_tables = 0;
     int64_t num_rows = 0;
     std::vector<std::string> skipped;  // Why newer saves cannot be read.
@@ -356,8 +356,8 @@ class Shard {
 
   // Takes the groups of workers of the recovered state, which are followed by
   // records: alone they would be older than their workers.
-  absl::Status RecoverGroups(const checkpoint::SavedServer& server) {
-    return coordinator_->RestoreGroups(server.groups);
+  absl::Status RecoverGroups(const v1::CheckpointServer& server) {
+    return coordinator_->RestoreGroups(server.groups());
   }
   // After StartLog(), if records are missing: workers join again.
   absl::Status ForgetGroups() { return coordinator_->ForgetGroups(); }
@@ -413,6 +413,7 @@ class Shard {
   absl::StatusOr<uint64_t> LogPush(const PushRequest& push) const;
   absl::StatusOr<uint64_t> LogAssign(const AssignRequest& request) const;
   absl::Status ReplayPush(absl::string_view payload);
+  std::vector<checkpoint::StagedMessage> StagedMessages();
   absl::Status StageAgain(const checkpoint::StagedMessage& message);
   // OK if calls find this table under its name, or there is no log and the
   // table is not open: a write that has waited at the gate may come to one that
@@ -420,7 +421,7 @@ class Shard {
   absl::Status CheckPresent(const EmbeddingTable& table) const;
   // REQUIRES: the gate is closed. Opens it as soon as it can, if `closed` is
   // given.
-  absl::StatusOr<checkpoint::SavedServer> SaveClosedState(
+  absl::StatusOr<v1::CheckpointServer> SaveClosedState(
       const std::string& folder, const Interrupt& interrupt,
       std::optional<WriteGate::Closed>* closed)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(saving_);
@@ -478,7 +479,7 @@ class Shard {
   // The state that a restore has read.
   struct Loaded {
     TableMap tables;
-    std::vector<SavedWorkQueue> work_queues;
+    v1::SavedWorkQueues work_queues;
     bool is_whole = false;  // It has all tables of the checkpoint.
     std::string path;
     int64_t bytes = 0;  // Read from files.
@@ -502,7 +503,7 @@ class Shard {
     bool is_given_up = false;
     std::string folder;
     std::vector<std::string> files;              // In the folder.
-    std::string part;                            // The answer; empty before.
+    std::optional<v1::CheckpointPart> part;      // The answer.
     std::shared_ptr<const RowCounts> counts;     // Null before it is known.
     absl::Time expiry = absl::InfiniteFuture();  // By SteadyNow().
   };
@@ -515,9 +516,17 @@ class Shard {
   // Gives it up, and removes its files.
   absl::Status EndSave(const std::string& save_id, const Interrupt& interrupt);
   void EndExpiredSaves(const Interrupt& interrupt);
+  // InvalidArgument if the request names one twice.
+  absl::StatusOr<std::vector<std::shared_ptr<EmbeddingTable>>> TablesToSave(
+      const v1::SaveShardRequest& request);
+  // The config that a table of the checkpoint at `path` gets under this name.
+  absl::StatusOr<TableConfig> RestoredConfig(const std::string& path,
+                                             const std::string& name,
+                                             const TableConfig& saved,
+                                             const TableMap& loaded) const;
   // Of the save that `manifest` describes.
   absl::StatusOr<v1::StageRestoreResponse> Load(
-      const std::string& path, const checkpoint::Manifest& manifest,
+      const std::string& path, const v1::CheckpointManifest& manifest,
       const v1::StageRestoreRequest& request, const Interrupt& interrupt,
       Loaded* loaded, Progress* progress) const;
   void PutInPlace(Loaded* loaded) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -25,8 +25,6 @@
 #include "cc/base/files.h"
 #include "cc/base/status_macros.h"
 #include "cc/shard/shard.h"
-#include "cc/sync/work_queue_json.h"
-#include "cc/wire/coordination_conversion.h"
 
 namespace tfswitch {
 
@@ -50,11 +48,8 @@ absl::StatusOr<v1::HoldRoundsResponse> Shard::HoldRounds(
     return response;
   }
   saving_.Unlock();
-  for (const CommittedRound& each : stage_.LastRounds()) {
-    v1::CommittedRound& proto = *response.add_committed();
-    proto.set_group(each.group);
-    proto.set_group_instance(each.group_instance);
-    proto.set_number(each.number);
+  for (v1::CommittedRound& each : stage_.LastRounds()) {
+    *response.add_committed() = std::move(each);
   }
   return response;
 }
@@ -62,24 +57,14 @@ absl::StatusOr<v1::HoldRoundsResponse> Shard::HoldRounds(
 absl::StatusOr<v1::TakeCutResponse> Shard::TakeCut(
     const v1::TakeCutRequest& request) {
   TFSWITCH_ASSIGN_OR_RETURN(const auto coordinator, FindCoordinator());
-  std::vector<CommittedRound> committed;
-  for (const v1::CommittedRound& each : request.committed()) {
-    committed.push_back({each.group(), each.group_instance(), each.number()});
-  }
-  const Coordinator::Cut cut = coordinator->TakeCut(
-      committed, options_.num_shards, request.with_work_queues());
-  std::optional<std::string> work_queues;
-  if (request.with_work_queues()) {
-    work_queues = SavedWorkQueuesToJson(cut.work_queues);
-  }
+  std::optional<v1::SavedWorkQueues> work_queues;
+  if (request.with_work_queues()) work_queues.emplace();
+  v1::TakeCutResponse response;
+  *response.mutable_cut() =
+      coordinator->TakeCut(request, options_.num_shards,
+                           work_queues.has_value() ? &*work_queues : nullptr);
   if (!round_hold_.SetWorkQueues(request.save_id(), std::move(work_queues))) {
     return NotHeld(request.save_id());
-  }
-  v1::TakeCutResponse response;
-  for (const auto& [group, round] : cut.rounds) {
-    v1::CommitRoundRequest& proto = *response.mutable_cut()->add_rounds();
-    proto.set_group(group);
-    *proto.mutable_round() = ToProto(round);
   }
   return response;
 }
@@ -88,10 +73,10 @@ absl::Status Shard::BringTo(const v1::Cut& cut, const Interrupt& interrupt) {
   for (int i = 0; i < cut.rounds_size(); ++i) {
     TFSWITCH_RETURN_IF_ERROR(interrupt());
     const std::string& group = cut.rounds(i).group();
-    const Round round = FromProto(cut.rounds(i).round());
+    const Round& round = cut.rounds(i).round();
     absl::StatusOr<int64_t> committed =
         CommitHeldRound(group, round, /*threads=*/nullptr);
-    if (IsErrorOfAppliedRound(committed.status())) committed = round.number;
+    if (IsErrorOfAppliedRound(committed.status())) committed = round.number();
     if (absl::IsAborted(committed.status())) {
       return absl::AbortedError(absl::StrCat(
           "shard ", options_.shard_index,
@@ -100,11 +85,11 @@ absl::Status Shard::BringTo(const v1::Cut& cut, const Interrupt& interrupt) {
     TFSWITCH_RETURN_IF_ERROR(committed.status());
     const bool is_last =
         i + 1 == cut.rounds_size() || cut.rounds(i + 1).group() != group;
-    if (!is_last || *committed == round.number) continue;
+    if (!is_last || *committed == round.number()) continue;
     return absl::AbortedError(absl::StrCat(
         "group '", group, "': shard ", options_.shard_index,
         " has applied round ", *committed, ", and the save is of round ",
-        round.number, ". Save again"));
+        round.number(), ". Save again"));
   }
   return absl::OkStatus();
 }

@@ -42,8 +42,8 @@
 #include "cc/base/steady_clock.h"
 #include "cc/checkpoint/checkpoint.h"
 #include "cc/shard/shard.h"
-#include "cc/sync/work_queue_json.h"
 #include "cc/wire/codec.h"
+#include "cc/wire/json.h"
 
 namespace tfswitch {
 namespace {
@@ -172,7 +172,7 @@ void Shard::UnlockSaves() {
   saving_.Unlock();
 }
 
-absl::StatusOr<checkpoint::SavedServer> Shard::SaveState(
+absl::StatusOr<v1::CheckpointServer> Shard::SaveState(
     const std::string& folder, const Interrupt& interrupt) {
   TFSWITCH_RETURN_IF_ERROR(LockSaves(folder, interrupt));
   const absl::Cleanup unlock = [this] { UnlockSaves(); };
@@ -181,16 +181,7 @@ absl::StatusOr<checkpoint::SavedServer> Shard::SaveState(
   return SaveClosedState(folder, interrupt, &closed);
 }
 
-absl::StatusOr<checkpoint::SavedServer> Shard::SaveClosedState(
-    const std::string& folder, const Interrupt& interrupt,
-    std::optional<WriteGate::Closed>* closed) {
-  const absl::Time begin = SteadyNow();
-  checkpoint::SavedServer server;
-  server.last_record = log_ == nullptr ? last_record_ : log_->last();
-  server.saved_at_ms = absl::ToUnixMillis(absl::Now());
-  if (options_.num_writes != nullptr) server.num_writes = *options_.num_writes;
-  server.rounds = stage_.SaveGroups();
-  if (log_ != nullptr) server.groups = coordinator_->SaveGroups();
+std::vector<checkpoint::StagedMessage> Shard::StagedMessages() {
   std::vector<checkpoint::StagedMessage> staged;
   stage_.ForEachStaged([&](const StepTag& tag, const std::string& table,
                            const StagedPush& each) {
@@ -204,9 +195,25 @@ absl::StatusOr<checkpoint::SavedServer> Shard::SaveClosedState(
     message.bytes.resize(PushRequestBytes(push));
     WritePushRequest(push, message.bytes.data());
   });
+  return staged;
+}
+
+absl::StatusOr<v1::CheckpointServer> Shard::SaveClosedState(
+    const std::string& folder, const Interrupt& interrupt,
+    std::optional<WriteGate::Closed>* closed) {
+  const absl::Time begin = SteadyNow();
+  v1::CheckpointServer server;
+  server.set_last_record(log_ == nullptr ? last_record_ : log_->last());
+  server.set_saved_at_ms(absl::ToUnixMillis(absl::Now()));
+  if (options_.num_writes != nullptr) {
+    server.set_num_writes(*options_.num_writes);
+  }
+  stage_.SaveGroups(server.mutable_rounds());
+  if (log_ != nullptr) *server.mutable_groups() = coordinator_->SaveGroups();
+  const std::vector<checkpoint::StagedMessage> staged = StagedMessages();
   const std::vector<checkpoint::WriteMark> marks = ledger_.Marks();
   const std::string save_id =
-      absl::StrFormat("%016x%016x", server.saved_at_ms, DrawId());
+      absl::StrFormat("%016x%016x", server.saved_at_ms(), DrawId());
   std::atomic<bool> stops{false};
   checkpoint::PartWriter writer(
       folder, save_id, options_.shard_index, options_.num_shards,
@@ -214,9 +221,7 @@ absl::StatusOr<checkpoint::SavedServer> Shard::SaveClosedState(
         if (stops) return absl::CancelledError("the save was given up");
         return absl::OkStatus();
       });
-  if (options_.shard_index == 0) {
-    writer.SetWorkQueues(SavedWorkQueuesToJson(coordinator_->SaveWorkQueues()));
-  }
+  const v1::SavedWorkQueues queues = coordinator_->SaveWorkQueues();
   const std::vector<std::shared_ptr<EmbeddingTable>> tables = Tables();
   // All tables get new files at the same time, so that there are saves without
   // files in common.
@@ -236,6 +241,7 @@ absl::StatusOr<checkpoint::SavedServer> Shard::SaveClosedState(
   TFSWITCH_ASSIGN_OR_RETURN(const Snapshots snapshots,
                             TakeSnapshots(tables, since));
   if (closed != nullptr) closed->reset();
+  if (options_.shard_index == 0) writer.SetWorkQueues(queues);
   int64_t num_rows = 0;
   for (const auto& snapshot : snapshots) num_rows += snapshot->num_rows;
   Progress progress(absl::StrCat("saving to '", folder, "'"), num_rows);
@@ -290,30 +296,31 @@ absl::StatusOr<Shard::RecoveredState> Shard::RecoverState(
     Loaded loaded;
     std::vector<checkpoint::WriteMark> marks;
     std::vector<checkpoint::StagedMessage> staged_pushes;
-    std::map<std::string, std::vector<checkpoint::RowFile>> files;
+    std::map<std::string, checkpoint::Files> files;
     const auto load = [&]() -> absl::Status {
       TFSWITCH_ASSIGN_OR_RETURN(
-          const checkpoint::Manifest manifest,
+          const v1::CheckpointManifest manifest,
           checkpoint::ReadManifest(folder, /*number=*/0, newer_than));
-      if (!manifest.server.has_value()) {
+      if (!manifest.has_server()) {
         return absl::FailedPreconditionError(absl::StrCat(
-            "save ", manifest.number, " in '", folder,
+            "save ", manifest.save(), " in '", folder,
             "' is not one that a server has made of itself; move it away"));
       }
       Progress progress(absl::StrCat("recovering from '", folder, "'"),
                         /*total_rows=*/0);
       TFSWITCH_ASSIGN_OR_RETURN(
-          marks, checkpoint::LoadMarks(folder, *manifest.server));
+          marks, checkpoint::LoadMarks(folder, manifest.server()));
       TFSWITCH_ASSIGN_OR_RETURN(
-          staged_pushes, checkpoint::LoadStaged(folder, *manifest.server));
+          staged_pushes, checkpoint::LoadStaged(folder, manifest.server()));
       TFSWITCH_ASSIGN_OR_RETURN(
           const v1::StageRestoreResponse staged,
           Load(folder, manifest, v1::StageRestoreRequest(), interrupt, &loaded,
                &progress));
-      TFSWITCH_RETURN_IF_ERROR(stage_.RestoreGroups(manifest.server->rounds));
-      recovered.server = *manifest.server;
-      for (const auto& [name, table] : manifest.tables) {
-        files[name] = table.files;
+      TFSWITCH_RETURN_IF_ERROR(
+          stage_.RestoreGroups(manifest.server().rounds()));
+      recovered.server = manifest.server();
+      for (const auto& [name, table] : manifest.tables()) {
+        files[name] = table.files();
       }
       recovered.num_tables = loaded.tables.size();
       recovered.num_rows = staged.num_rows();
@@ -322,7 +329,7 @@ absl::StatusOr<Shard::RecoveredState> Shard::RecoverState(
     const absl::Status status = load();
     if (status.ok()) {
       ledger_.Restore(marks);
-      last_record_ = recovered.server.last_record;
+      last_record_ = recovered.server.last_record();
       {
         MutexLock lock(&saving_);
         for (auto& [name, table] : loaded.tables) {

@@ -18,11 +18,9 @@
 #include "absl/time/clock.h"
 #include "cc/base/awake_clock.h"
 #include "cc/base/interrupt.h"
-#include "cc/base/json.h"
 #include "cc/base/log_writer.h"
 #include "cc/base/status_macros.h"
 #include "cc/base/steady_clock.h"
-#include "cc/sync/coordinator_json.h"
 
 namespace tfswitch {
 
@@ -74,9 +72,10 @@ absl::Status Coordinator::CreateGroup(const std::string& group,
   MutexLock lock(&mutex_);
   const auto make = [&](uint64_t first_incarnation)
                         ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> absl::Status {
-    TFSWITCH_RETURN_IF_ERROR(Note([&] {
-      return Json::array(
-          {"create_group", group, ToJson(options), first_incarnation});
+    TFSWITCH_RETURN_IF_ERROR(Note([&](v1::CoordinationRecord* record) {
+      record->mutable_create_group()->set_group(group);
+      *record->mutable_create_group()->mutable_options() = ToProto(options);
+      record->set_first_incarnation(first_incarnation);
     }));
     MakeGroup(group, options, first_incarnation);
     return absl::OkStatus();
@@ -95,7 +94,7 @@ absl::Status Coordinator::CreateGroup(const std::string& group,
   if (present.options == options) return absl::OkStatus();
   Tick(&present, AwakeNow());
   // Else the training here has ended; nobody waits in it.
-  if (present.state.stats().num_active == 0) return make(0);
+  if (present.state.stats().num_active() == 0) return make(0);
   return absl::AlreadyExistsError(absl::StrCat(
       "group '", group, "' exists with other options: ",
       present.options.ToString(), " here, ", options.ToString(),
@@ -107,9 +106,12 @@ uint64_t Coordinator::DrawFirstIncarnation() {
       std::max<int64_t>(1, absl::GetCurrentTimeNanos()));
 }
 
-template <typename MakeEvent>
-absl::Status Coordinator::Note(const MakeEvent& make_event) {
-  return log_ == nullptr ? absl::OkStatus() : log_(DumpJson(make_event()));
+template <typename Describe>
+absl::Status Coordinator::Note(const Describe& describe) {
+  if (log_ == nullptr) return absl::OkStatus();
+  v1::CoordinationRecord record;
+  describe(&record);
+  return log_(record.SerializeAsString());
 }
 
 void Coordinator::MakeGroup(const std::string& group,
@@ -133,9 +135,9 @@ void Coordinator::MakeGroup(const std::string& group,
 
 void Coordinator::RevokeOpenAdvances(Group* group) {
   for (const OpenAdvance& advance : group->advances) {
-    if (advance.round < group->state.open_round()) continue;
-    const auto queue = group->queues->find(advance.before.queue);
-    if (queue != group->queues->end()) queue->second.Revoke(advance.before);
+    if (advance.round() < group->state.open_round()) continue;
+    const auto queue = group->queues->find(advance.before().queue());
+    if (queue != group->queues->end()) queue->second.Revoke(advance.before());
   }
   group->advances.clear();
 }
@@ -149,18 +151,20 @@ absl::StatusOr<Coordinator::Group*> Coordinator::Find(
 }
 
 absl::StatusOr<WorkerGroup::Place> Coordinator::Join(
-    const std::string& group, uint32_t worker, uint64_t previous,
-    uint64_t newer_instance, int64_t first_step, const std::string& job) {
-  TFSWITCH_RETURN_IF_ERROR(CheckName("job", job));
+    const v1::JoinRequest& request) {
+  const std::string& group = request.group();
+  const uint32_t worker = request.worker();
+  const uint64_t newer_instance = request.newer_group_instance();
+  TFSWITCH_RETURN_IF_ERROR(CheckName("job", request.job()));
   if (newer_instance >= kMaxInstance) {
     return absl::InvalidArgumentError(absl::StrCat(
         "group '", group, "': newer_group_instance must be below 2^62. ",
         "Received: ", newer_instance, " from worker ", worker));
   }
-  if (first_step < 0) {
+  if (request.first_step() < 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "group '", group, "': first_step must not be negative. Received: ",
-        first_step, " from worker ", worker));
+        request.first_step(), " from worker ", worker));
   }
   const WriteGate::Pass pass(gate_);
   MutexLock lock(&mutex_);
@@ -174,51 +178,50 @@ absl::StatusOr<WorkerGroup::Place> Coordinator::Join(
         "--max_workers allows; give a worker the number of one that has gone"));
   }
   Tick(found, AwakeNow());
-  if (!found->state.CanJoin(worker, job)) {
+  if (!found->state.CanJoin(worker, request.job())) {
     const auto name_of = [](const std::string& each) {
       return each.empty() ? "a job without a name"
                           : absl::StrCat("job '", each, "'");
     };
     return absl::AlreadyExistsError(absl::StrCat(
         "group '", group, "' trains ", name_of(found->state.job()),
-        ", and worker ", worker, " is of ", name_of(job),
+        ", and worker ", worker, " is of ", name_of(request.job()),
         "; give all workers of a job its name (job=, TFSWITCH_JOB), and jobs "
         "that run at the same time groups of their own"));
   }
-  const uint64_t anew_from =
+  const uint64_t first_incarnation =
       newer_instance > found->state.group_instance()
           ? std::max(DrawFirstIncarnation(),
                      newer_instance + kIncarnationsPerGroup)
           : 0;
-  TFSWITCH_RETURN_IF_ERROR(Note([&] {
-    return Json::array(
-        {"join", group, worker, previous, anew_from, first_step, job});
+  TFSWITCH_RETURN_IF_ERROR(Note([&](v1::CoordinationRecord* record) {
+    *record->mutable_join() = request;
+    record->set_first_incarnation(first_incarnation);
   }));
-  const WorkerGroup::Place place =
-      Join(found, worker, previous, anew_from, first_step, job);
+  WorkerGroup::Place place = Join(found, request, first_incarnation);
   LogServerEvent(LogLevel::kInfo, "worker_joined",
                  {{"group", group},
-                  {"job", job},
+                  {"job", request.job()},
                   {"worker", worker},
-                  {"step", place.clock},
-                  {"active", found->state.stats().num_active}});
+                  {"step", place.clock()},
+                  {"active", found->state.stats().num_active()}});
   return place;
 }
 
-WorkerGroup::Place Coordinator::Join(Group* group, uint32_t worker,
-                                     uint64_t previous, uint64_t anew_from,
-                                     int64_t first_step,
-                                     const std::string& job) {
-  if (anew_from != 0) {
+WorkerGroup::Place Coordinator::Join(Group* group,
+                                     const v1::JoinRequest& request,
+                                     uint64_t first_incarnation) {
+  if (first_incarnation != 0) {
     for (auto& [name, queue] : *group->queues) {
       queue.ReturnItems([](uint32_t, uint64_t) { return false; });
     }
     RevokeOpenAdvances(group);
-    group->state = WorkerGroup(group->options, anew_from);
+    group->state = WorkerGroup(group->options, first_incarnation);
     group->num_departures = 0;
   }
-  const WorkerGroup::Place member =
-      group->state.Join(worker, AwakeNow(), previous, first_step, job);
+  WorkerGroup::Place member = group->state.Join(
+      request.worker(), AwakeNow(), request.previous_incarnation(),
+      request.first_step(), request.job());
   Notify(group);
   return member;
 }
@@ -230,42 +233,45 @@ absl::Status Coordinator::Heartbeat(const GroupMember& member) {
 
 absl::StatusOr<Coordinator::Group*> Coordinator::HearOf(
     const GroupMember& member) {
-  TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(member.group));
+  TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(member.group()));
   // A worker that comes a little late is alive: its own lease first.
   const absl::Time now = AwakeNow();
   const absl::Status status =
-      found->state.Heartbeat(member.worker, member.incarnation, now);
+      found->state.Heartbeat(member.worker(), member.incarnation(), now);
   Tick(found, now);
   TFSWITCH_RETURN_IF_ERROR(status);
   return found;
 }
 
 bool Coordinator::Tick(Group* group, absl::Time now) {
-  const WorkerGroup::Expiry expiry = group->state.ExpiryAt(now);
-  if (expiry.empty()) return true;
+  const auto expiry = group->state.ExpiryAt(now);
+  if (!expiry.has_value()) return true;
   // A heartbeat does not wait.
   const WriteGate::TryPass pass(gate_);
   if (!pass.is_inside()) return false;
-  const absl::Status noted = Note([&] {
-    return Json::array(
-        {"expire", group->name, expiry.workers, expiry.ends_joins});
+  const absl::Status noted = Note([&](v1::CoordinationRecord* record) {
+    *record->mutable_expire() = *expiry;
+    record->mutable_expire()->set_group(group->name);
   });
   if (!noted.ok()) return false;
-  const int64_t num_before = group->state.stats().num_losses;
-  Expire(group, expiry);
-  const WorkerGroup::Stats stats = group->state.stats();
-  for (const auto& [worker, loss] : stats.losses) {
-    if (loss.number <= num_before) continue;
+  const int64_t num_before = group->state.stats().num_losses();
+  Expire(group, *expiry);
+  const v1::GetGroupStatsResponse stats = group->state.stats();
+  // In the order of their numbers.
+  const std::map<uint32_t, v1::GetGroupStatsResponse::Loss> losses(
+      stats.losses().begin(), stats.losses().end());
+  for (const auto& [worker, loss] : losses) {
+    if (loss.number() <= num_before) continue;
     LogServerEvent(
         LogLevel::kWarning, "worker_lost",
         {{"group", group->name},
          {"worker", worker},
-         {"reason", loss.has_joined ? "not heard of" : "not joined"},
-         {"seconds",
-          absl::ToDoubleSeconds(loss.has_joined ? group->options.lease
-                                                : group->options.join_timeout)},
-         {"steps", loss.num_steps},
-         {"active", stats.num_active}});
+         {"reason", loss.has_joined() ? "not heard of" : "not joined"},
+         {"seconds", absl::ToDoubleSeconds(loss.has_joined()
+                                               ? group->options.lease
+                                               : group->options.join_timeout)},
+         {"steps", loss.num_steps()},
+         {"active", stats.num_active()}});
   }
   return true;
 }
@@ -304,79 +310,77 @@ void Coordinator::Settle(Group* group) {
   }
 }
 
-absl::StatusOr<int64_t> Coordinator::Arrive(
-    const GroupMember& member, int64_t clock, int64_t round, double weight,
-    const std::vector<WorkProgress>& progress) {
+absl::StatusOr<int64_t> Coordinator::Arrive(const v1::ArriveRequest& request) {
+  const GroupMember& member = request.member();
   const WriteGate::Pass pass(gate_);
   MutexLock lock(&mutex_);
-  TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(member.group));
-  TFSWITCH_RETURN_IF_ERROR(
-      CheckProgress(found, member, clock, progress).status());
-  if (found->state.ClockOf(member.worker, member.incarnation) == clock) {
-    TFSWITCH_RETURN_IF_ERROR(Note([&] {
-      Json advances = Json::array();
-      for (const WorkProgress& each : progress) {
-        advances.push_back(ToJson(each));
-      }
-      return Json::array({"arrive", member.group, member.worker,
-                          member.incarnation, clock, round, weight,
-                          std::move(advances), member.mark});
+  TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(member.group()));
+  TFSWITCH_RETURN_IF_ERROR(CheckProgress(found, request).status());
+  if (found->state.ClockOf(member.worker(), member.incarnation()) ==
+      request.clock()) {
+    TFSWITCH_RETURN_IF_ERROR(Note([&](v1::CoordinationRecord* record) {
+      *record->mutable_arrive() = request;
     }));
   }
-  const absl::Status status =
-      Arrive(found, member, clock, round, weight, progress);
+  const absl::Status status = Arrive(found, request);
   Tick(found, AwakeNow());
   TFSWITCH_RETURN_IF_ERROR(status);
   return found->state.open_round();
 }
 
 absl::StatusOr<bool> Coordinator::CheckProgress(
-    Group* group, const GroupMember& member, int64_t clock,
-    const std::vector<WorkProgress>& progress) {
-  const auto& [name, worker, incarnation, mark] = member;
-  if (progress.empty() || group->state.ClockOf(worker, incarnation) != clock) {
+    Group* group, const v1::ArriveRequest& request) {
+  const uint32_t worker = request.member().worker();
+  const uint64_t incarnation = request.member().incarnation();
+  if (request.progress().empty() ||
+      group->state.ClockOf(worker, incarnation) != request.clock()) {
     return false;
   }
-  if (progress.size() > group->queues->size()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "worker ", worker, " has advanced in ", progress.size(),
-        " work queues, and group '", name, "' has ", group->queues->size()));
+  if (request.progress().size() > static_cast<int>(group->queues->size())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("worker ", worker, " has advanced in ",
+                     request.progress().size(), " work queues, and group '",
+                     group->name, "' has ", group->queues->size()));
   }
-  for (const WorkProgress& each : progress) {
+  for (const WorkProgress& each : request.progress()) {
     TFSWITCH_ASSIGN_OR_RETURN(const WorkQueue* queue,
-                              FindQueue(name, each.queue));
+                              FindQueue(group->name, each.queue()));
     TFSWITCH_RETURN_IF_ERROR(queue->CheckAdvance(worker, incarnation, each));
   }
   return true;
 }
 
-absl::Status Coordinator::Arrive(Group* group, const GroupMember& member,
-                                 int64_t clock, int64_t round, double weight,
-                                 const std::vector<WorkProgress>& progress) {
-  const auto& [name, worker, incarnation, mark] = member;
+absl::Status Coordinator::Arrive(Group* group,
+                                 const v1::ArriveRequest& request) {
+  const uint32_t worker = request.member().worker();
+  const uint64_t incarnation = request.member().incarnation();
   WorkerGroup& state = group->state;
-  TFSWITCH_ASSIGN_OR_RETURN(const bool advances,
-                            CheckProgress(group, member, clock, progress));
+  TFSWITCH_ASSIGN_OR_RETURN(const bool advances, CheckProgress(group, request));
   const int64_t open_round = state.open_round();
-  if (state.ClockOf(worker, incarnation) == clock) {
-    state.NoteMark(worker, incarnation, mark);
+  if (state.ClockOf(worker, incarnation) == request.clock()) {
+    state.NoteMark(worker, incarnation, request.member().mark());
   }
-  absl::Status status = state.Arrive(worker, incarnation, clock, round, weight,
-                                     AwakeNow(), !progress.empty());
+  absl::Status status = state.Arrive(
+      worker, incarnation, request.clock(), request.round(), request.weight(),
+      AwakeNow(), /*survives_worker=*/!request.progress().empty());
   if (advances && status.ok()) {
-    const bool is_open =
-        round != WorkerGroup::kNoRound && open_round == state.open_round();
+    const bool is_open = request.round() != WorkerGroup::kNoRound &&
+                         open_round == state.open_round();
     std::vector<OpenAdvance>& open = group->advances;
-    open.erase(std::remove_if(
-                   open.begin(), open.end(),
-                   [&](const auto& a) { return a.round < state.open_round(); }),
+    open.erase(std::remove_if(open.begin(), open.end(),
+                              [&](const auto& a) {
+                                return a.round() < state.open_round();
+                              }),
                open.end());
-    for (const WorkProgress& each : progress) {
-      WorkQueue& queue = group->queues->at(each.queue);
-      WorkProgress before = each;
-      before.offset = queue.offset_of(worker);
+    for (const WorkProgress& each : request.progress()) {
+      WorkQueue& queue = group->queues->at(each.queue());
       if (is_open) {
-        open.push_back({open_round, incarnation, clock, std::move(before)});
+        OpenAdvance& advance = open.emplace_back();
+        advance.set_round(open_round);
+        advance.set_incarnation(incarnation);
+        advance.set_clock(request.clock());
+        *advance.mutable_before() = each;
+        advance.mutable_before()->set_offset(queue.offset_of(worker));
       }
       queue.Advance(worker, incarnation, each).IgnoreError();  // Was checked.
     }
@@ -388,25 +392,24 @@ absl::Status Coordinator::Arrive(Group* group, const GroupMember& member,
 absl::Status Coordinator::Leave(const GroupMember& member) {
   const WriteGate::Pass pass(gate_);
   MutexLock lock(&mutex_);
-  TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(member.group));
-  if (!found->state.IsMember(member.worker, member.incarnation)) {
+  TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(member.group()));
+  if (!found->state.IsMember(member.worker(), member.incarnation())) {
     return absl::OkStatus();
   }
-  TFSWITCH_RETURN_IF_ERROR(Note([&] {
-    return Json::array({"leave", member.group, member.worker,
-                        member.incarnation, member.mark});
+  TFSWITCH_RETURN_IF_ERROR(Note([&](v1::CoordinationRecord* record) {
+    *record->mutable_leave()->mutable_member() = member;
   }));
   Leave(found, member);
   LogServerEvent(LogLevel::kInfo, "worker_left",
-                 {{"group", member.group},
-                  {"worker", member.worker},
-                  {"active", found->state.stats().num_active}});
+                 {{"group", member.group()},
+                  {"worker", member.worker()},
+                  {"active", found->state.stats().num_active()}});
   return absl::OkStatus();
 }
 
 void Coordinator::Leave(Group* group, const GroupMember& member) {
-  group->state.NoteMark(member.worker, member.incarnation, member.mark);
-  group->state.Leave(member.worker, member.incarnation);
+  group->state.NoteMark(member.worker(), member.incarnation(), member.mark());
+  group->state.Leave(member.worker(), member.incarnation());
   Notify(group);
 }
 
@@ -418,7 +421,7 @@ absl::Status Coordinator::Wait(Group* group, const GroupMember& member,
     if (is_shut_down_) return absl::CancelledError("the server is stopping");
     const absl::Time now = AwakeNow();
     TFSWITCH_RETURN_IF_ERROR(
-        group->state.Heartbeat(member.worker, member.incarnation, now));
+        group->state.Heartbeat(member.worker(), member.incarnation(), now));
     // One that must come later is tried again soon, but not at once.
     const absl::Duration least =
         Tick(group, now) ? absl::Milliseconds(1) : absl::Milliseconds(100);
@@ -427,13 +430,13 @@ absl::Status Coordinator::Wait(Group* group, const GroupMember& member,
       group->next_line = now + kRepeatedEvery;
       LogServerEvent(LogLevel::kInfo, "waiting",
                      {{"group", group->name},
-                      {"worker", member.worker},
+                      {"worker", member.worker()},
                       {"what", describe()}});
     }
     const absl::Duration left = deadline - SteadyNow();
     if (left <= absl::ZeroDuration()) {
       return absl::DeadlineExceededError(
-          absl::StrCat("group '", member.group, "': ", describe()));
+          absl::StrCat("group '", member.group(), "': ", describe()));
     }
     // The interrupt check may call the coordinator.
     mutex_.Unlock();
@@ -453,7 +456,7 @@ absl::StatusOr<Round> Coordinator::WaitForRound(const GroupMember& member,
                                                 int64_t number,
                                                 absl::Time deadline) {
   MutexLock lock(&mutex_);
-  TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(member.group));
+  TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(member.group()));
   TFSWITCH_RETURN_IF_ERROR(Wait(
       found, member, deadline,
       [&] { return found->state.open_round() > number; },
@@ -472,65 +475,69 @@ absl::Status Coordinator::WaitForTurn(const GroupMember& member, int64_t clock,
         ", staleness=", staleness));
   }
   MutexLock lock(&mutex_);
-  TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(member.group));
+  TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(member.group()));
   return Wait(
       found, member, deadline,
       [&] { return found->state.MayProceed(clock, staleness); },
       [&] {
         return absl::StrCat(
-            "worker ", member.worker, " has ended ", clock, " steps, may be ",
+            "worker ", member.worker(), " has ended ", clock, " steps, may be ",
             staleness, " ahead, and waits for ",
             found->state.DescribeBehind(clock - staleness, AwakeNow()));
       });
 }
 
 absl::StatusOr<WorkerGroup::Place> Coordinator::WaitAtBarrier(
-    const GroupMember& member, const std::string& barrier, int64_t visit,
-    absl::Time deadline) {
-  TFSWITCH_RETURN_IF_ERROR(CheckName("barrier", barrier));
+    const v1::WaitAtBarrierRequest& request, absl::Time deadline) {
+  const GroupMember& member = request.member();
+  TFSWITCH_RETURN_IF_ERROR(CheckName("barrier", request.barrier()));
   std::optional<WriteGate::Pass> pass(gate_);
   MutexLock lock(&mutex_);
-  TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(member.group));
-  if (found->state.VisitsOf(member.worker, member.incarnation) == visit) {
-    TFSWITCH_RETURN_IF_ERROR(Note([&] {
-      return Json::array({"enter", member.group, member.worker,
-                          member.incarnation, barrier, visit});
+  TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(member.group()));
+  if (found->state.VisitsOf(member.worker(), member.incarnation()) ==
+      request.visit()) {
+    TFSWITCH_RETURN_IF_ERROR(Note([&](v1::CoordinationRecord* record) {
+      *record->mutable_enter() = request;
     }));
   }
-  TFSWITCH_RETURN_IF_ERROR(Enter(found, member, barrier, visit));
+  TFSWITCH_RETURN_IF_ERROR(Enter(found, request));
   pass.reset();
   absl::StatusOr<std::optional<WorkerGroup::Place>> place;
   TFSWITCH_RETURN_IF_ERROR(Wait(
       found, member, deadline,
       [&] {
-        place =
-            found->state.PlaceAfterBarrier(member.worker, member.incarnation);
+        place = found->state.PlaceAfterBarrier(member.worker(),
+                                               member.incarnation());
         return !place.ok() || place->has_value();
       },
       [&] {
-        return absl::StrCat("barrier '", barrier, "' waits for ",
-                            found->state.DescribeAbsent(barrier, AwakeNow()));
+        return absl::StrCat(
+            "barrier '", request.barrier(), "' waits for ",
+            found->state.DescribeAbsent(request.barrier(), AwakeNow()));
       }));
   TFSWITCH_RETURN_IF_ERROR(place.status());
   return **place;
 }
 
-absl::Status Coordinator::Enter(Group* group, const GroupMember& member,
-                                const std::string& barrier, int64_t visit) {
-  absl::Status entered = group->state.Enter(member.worker, member.incarnation,
-                                            barrier, visit, AwakeNow());
+absl::Status Coordinator::Enter(Group* group,
+                                const v1::WaitAtBarrierRequest& request) {
+  absl::Status entered = group->state.Enter(
+      request.member().worker(), request.member().incarnation(),
+      request.barrier(), request.visit(), AwakeNow());
   Notify(group);
   return entered;
 }
 
-absl::StatusOr<WorkerGroup::Stats> Coordinator::GroupStats(
+absl::StatusOr<v1::GetGroupStatsResponse> Coordinator::GroupStats(
     const std::string& group) {
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
-  WorkerGroup::Stats stats = found->state.stats();
+  v1::GetGroupStatsResponse stats = found->state.stats();
   for (const auto& [name, queue] : *found->queues) {
-    std::vector<std::string> items = queue.Unfinished(kNamedItems);
-    if (!items.empty()) stats.unfinished[name] = std::move(items);
+    const std::vector<std::string> items = queue.Unfinished(kNamedItems);
+    if (items.empty()) continue;
+    (*stats.mutable_unfinished())[name].mutable_values()->Add(items.begin(),
+                                                              items.end());
   }
   return stats;
 }
@@ -565,102 +572,101 @@ absl::Status Coordinator::CheckRoom(const std::string& queue,
         absl::StrCat("no room for work queue '", queue, "': there are ",
                      used.num_queues, ", as many as --max_work_queues allows"));
   }
-  const uint64_t needed = options.ItemBytes();
+  const uint64_t needed = ItemBytes(options);
   if (used.bytes + needed <= limits_.max_work_queue_bytes) {
     return absl::OkStatus();
   }
   return absl::ResourceExhaustedError(absl::StrCat(
-      "no room for work queue '", queue, "': its ", options.items.size(),
+      "no room for work queue '", queue, "': its ", options.items_size(),
       " items take ", needed, " bytes, beside ", used.bytes,
       " of others, and --max_work_queue_bytes is ",
       limits_.max_work_queue_bytes));
 }
 
-absl::Status Coordinator::CreateWorkQueue(const std::string& group,
-                                          const std::string& queue,
-                                          const WorkQueueOptions& options) {
+absl::Status Coordinator::CreateWorkQueue(
+    const v1::CreateWorkQueueRequest& request) {
+  const std::string& queue = request.queue();
   if (queue.empty()) {
     return absl::InvalidArgumentError("a work queue needs a name");
   }
   TFSWITCH_RETURN_IF_ERROR(CheckName("work queue", queue));
-  TFSWITCH_RETURN_IF_ERROR(options.Validate());
+  TFSWITCH_RETURN_IF_ERROR(Validate(request.options()));
   const WriteGate::Pass pass(gate_);
   MutexLock lock(&mutex_);
-  TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
+  TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(request.group()));
   const auto it = found->queues->find(queue);
   if (it == found->queues->end()) {
-    TFSWITCH_RETURN_IF_ERROR(CheckRoom(queue, options, UsedRoom()));
-    TFSWITCH_RETURN_IF_ERROR(Note([&] {
-      return Json::array({"create_queue", group, queue, ToJson(options)});
+    TFSWITCH_RETURN_IF_ERROR(CheckRoom(queue, request.options(), UsedRoom()));
+    TFSWITCH_RETURN_IF_ERROR(Note([&](v1::CoordinationRecord* record) {
+      *record->mutable_create_work_queue() = request;
     }));
-    MakeWorkQueue(found, queue, options);
+    MakeWorkQueue(found, request);
     return absl::OkStatus();
   }
   const std::string difference =
-      DescribeDifference(it->second.options(), options);
+      DescribeDifference(it->second.options(), request.options());
   if (difference.empty()) return absl::OkStatus();
   return absl::AlreadyExistsError(absl::StrCat(
-      "work queue '", queue, "' of group '", group,
+      "work queue '", queue, "' of group '", request.group(),
       "' exists with other settings, made by a worker or restored from a "
       "checkpoint: ",
       difference,
       "; give all workers the same ones, or the queue another name"));
 }
 
-void Coordinator::MakeWorkQueue(Group* group, const std::string& queue,
-                                const WorkQueueOptions& options) {
-  group->queues->try_emplace(queue, queue, options);
+void Coordinator::MakeWorkQueue(Group* group,
+                                const v1::CreateWorkQueueRequest& request) {
+  group->queues->try_emplace(request.queue(), request.queue(),
+                             request.options());
   Notify(group);
 }
 
 absl::StatusOr<std::optional<WorkItem>> Coordinator::TakeWorkItem(
-    const GroupMember& member, const std::string& queue) {
+    const v1::TakeWorkItemRequest& request) {
   const WriteGate::Pass pass(gate_);
   MutexLock lock(&mutex_);
-  TFSWITCH_ASSIGN_OR_RETURN(Group * found, HearOf(member));
-  TFSWITCH_ASSIGN_OR_RETURN(WorkQueue * taken_from,
-                            FindQueue(member.group, queue));
-  TFSWITCH_RETURN_IF_ERROR(Note([&] {
-    return Json::array(
-        {"take", member.group, member.worker, member.incarnation, queue});
+  TFSWITCH_ASSIGN_OR_RETURN(Group * found, HearOf(request.member()));
+  TFSWITCH_ASSIGN_OR_RETURN(WorkQueue * queue,
+                            FindQueue(found->name, request.queue()));
+  TFSWITCH_RETURN_IF_ERROR(Note([&](v1::CoordinationRecord* record) {
+    *record->mutable_take() = request;
   }));
-  return Take(found, member, taken_from);
+  return Take(found, request.member(), queue);
 }
 
 std::optional<WorkItem> Coordinator::Take(Group* group,
                                           const GroupMember& member,
                                           WorkQueue* queue) {
   std::optional<WorkItem> taken =
-      queue->Take(member.worker, member.incarnation);
+      queue->Take(member.worker(), member.incarnation());
   Notify(group);
   return taken;
 }
 
-absl::Status Coordinator::FinishWorkItem(const GroupMember& member,
-                                         const std::string& queue,
-                                         int64_t epoch, int64_t index) {
+absl::Status Coordinator::FinishWorkItem(
+    const v1::FinishWorkItemRequest& request) {
   const WriteGate::Pass pass(gate_);
   MutexLock lock(&mutex_);
-  TFSWITCH_ASSIGN_OR_RETURN(Group * found, HearOf(member));
-  TFSWITCH_ASSIGN_OR_RETURN(WorkQueue * finished_of,
-                            FindQueue(member.group, queue));
-  TFSWITCH_RETURN_IF_ERROR(Note([&] {
-    return Json::array({"finish", member.group, member.worker,
-                        member.incarnation, queue, epoch, index});
+  TFSWITCH_ASSIGN_OR_RETURN(Group * found, HearOf(request.member()));
+  TFSWITCH_ASSIGN_OR_RETURN(WorkQueue * queue,
+                            FindQueue(found->name, request.queue()));
+  TFSWITCH_RETURN_IF_ERROR(Note([&](v1::CoordinationRecord* record) {
+    *record->mutable_finish() = request;
   }));
-  return Finish(found, member, finished_of, epoch, index);
+  return Finish(found, request, queue);
 }
 
-absl::Status Coordinator::Finish(Group* group, const GroupMember& member,
-                                 WorkQueue* queue, int64_t epoch,
-                                 int64_t index) {
+absl::Status Coordinator::Finish(Group* group,
+                                 const v1::FinishWorkItemRequest& request,
+                                 WorkQueue* queue) {
   absl::Status finished =
-      queue->Finish(member.worker, member.incarnation, epoch, index);
+      queue->Finish(request.member().worker(), request.member().incarnation(),
+                    request.epoch(), request.index());
   Notify(group);
   return finished;
 }
 
-absl::StatusOr<WorkQueue::Stats> Coordinator::WorkQueueStats(
+absl::StatusOr<v1::GetWorkQueueStatsResponse> Coordinator::WorkQueueStats(
     const std::string& group, const std::string& queue) {
   MutexLock lock(&mutex_);
   // A server that was started again may have the queue, of a checkpoint, and
@@ -669,96 +675,101 @@ absl::StatusOr<WorkQueue::Stats> Coordinator::WorkQueueStats(
   return asked->stats();
 }
 
-std::vector<SavedWorkQueue> Coordinator::SaveWorkQueues() {
+v1::SavedWorkQueues Coordinator::SaveWorkQueues() {
   MutexLock lock(&mutex_);
   return SavedQueues();
 }
 
-Coordinator::Cut Coordinator::TakeCut(
-    const std::vector<CommittedRound>& committed, size_t num_shards,
-    bool with_work_queues) {
+v1::Cut Coordinator::TakeCut(const v1::TakeCutRequest& request,
+                             size_t num_shards,
+                             v1::SavedWorkQueues* work_queues) {
   MutexLock lock(&mutex_);
-  Cut cut;
+  v1::Cut cut;
   for (const auto& [name, group] : groups_) {
+    const auto add = [&cut, &group = name]() -> Round& {
+      v1::CommitRoundRequest& commit = *cut.add_rounds();
+      commit.set_group(group);
+      return *commit.mutable_round();
+    };
     const WorkerGroup& state = group->state;
     const int64_t last = state.open_round() - 1;
     absl::StatusOr<Round> closed = state.ClosedRound(last);
     if (!closed.ok()) continue;  // None has.
     size_t num_known = 0;
     int64_t next = last;
-    for (const CommittedRound& each : committed) {
-      if (each.group != name || each.group_instance != state.group_instance()) {
+    for (const v1::CommittedRound& each : request.committed()) {
+      if (each.group() != name ||
+          each.group_instance() != state.group_instance()) {
         continue;
       }
       ++num_known;
-      next = std::min(next, each.number + 1);
+      next = std::min(next, each.number() + 1);
     }
     if (num_known < num_shards) {
       // A shard was started again: as workers do, tell it of the group first.
-      Round none;
-      none.number = WorkerGroup::kNoRound;
-      none.group_instance = state.group_instance();
-      cut.rounds.emplace_back(name, std::move(none));
+      Round& none = add();
+      none.set_number(WorkerGroup::kNoRound);
+      none.set_group_instance(state.group_instance());
       next = 0;
     }
-    for (next = std::max(next, closed->first_kept); next < last; ++next) {
-      cut.rounds.emplace_back(name, state.ClosedRound(next).value());
+    for (next = std::max(next, closed->first_kept()); next < last; ++next) {
+      add() = state.ClosedRound(next).value();
     }
-    cut.rounds.emplace_back(name, *std::move(closed));
+    add() = *std::move(closed);
   }
-  if (with_work_queues) cut.work_queues = SavedQueues();
+  if (work_queues != nullptr) *work_queues = SavedQueues();
   return cut;
 }
 
-std::vector<SavedWorkQueue> Coordinator::SavedQueues() {
-  std::vector<SavedWorkQueue> saved;
+v1::SavedWorkQueues Coordinator::SavedQueues() {
+  v1::SavedWorkQueues saved;
   for (const auto& [group_name, queues] : queues_) {
     const auto group = groups_.find(group_name);
     for (const auto& [name, queue] : queues) {
-      saved.push_back({group_name, name, queue.options(), queue.state()});
+      SavedWorkQueue& state = *saved.add_queues();
+      state = queue.state();
+      state.set_group(group_name);
       if (group == groups_.end()) continue;
-      WorkQueue::State& state = saved.back().state;
       for (const OpenAdvance& advance : group->second->advances) {
-        const WorkProgress& before = advance.before;
-        if (before.queue != name || before.epoch != state.epoch ||
-            advance.round < group->second->state.open_round()) {
+        const WorkProgress& before = advance.before();
+        if (before.queue() != name || before.epoch() != state.epoch() ||
+            advance.round() < group->second->state.open_round()) {
           continue;
         }
-        const auto [it, is_new] =
-            state.unfinished.emplace(before.index, before.offset);
-        if (!is_new) it->second = std::min(it->second, before.offset);
+        const auto [it, is_new] = state.mutable_unfinished()->insert(
+            {before.index(), before.offset()});
+        if (!is_new) it->second = std::min(it->second, before.offset());
       }
     }
   }
   return saved;
 }
 
-absl::Status Coordinator::CheckRestore(
-    const std::vector<SavedWorkQueue>& saved) {
+absl::Status Coordinator::CheckRestore(const v1::SavedWorkQueues& saved) {
   MutexLock lock(&mutex_);
   Room used = UsedRoom();
-  for (const SavedWorkQueue& each : saved) {
-    absl::Status status = each.options.Validate();
+  for (const SavedWorkQueue& each : saved.queues()) {
+    absl::Status status = Validate(each.options());
     if (status.ok()) {
-      status = WorkQueue(each.queue, each.options).Restore(each.state);
+      status = WorkQueue(each.queue(), each.options()).Restore(each);
     }
     if (!status.ok()) {
-      return absl::DataLossError(absl::StrCat("saved work queue '", each.queue,
-                                              "' of group '", each.group,
-                                              "': ", status.message()));
+      return absl::DataLossError(
+          absl::StrCat("saved work queue '", each.queue(), "' of group '",
+                       each.group(), "': ", status.message()));
     }
-    const auto present = FindQueue(each.group, each.queue);
+    const auto present = FindQueue(each.group(), each.queue());
     if (!present.ok()) {
-      TFSWITCH_RETURN_IF_ERROR(CheckRoom(each.queue, each.options, used));
+      TFSWITCH_RETURN_IF_ERROR(CheckRoom(each.queue(), each.options(), used));
       ++used.num_queues;
-      used.bytes += each.options.ItemBytes();
+      used.bytes += ItemBytes(each.options());
       continue;
     }
     const std::string difference =
-        DescribeDifference((*present)->options(), each.options);
+        DescribeDifference((*present)->options(), each.options());
     if (difference.empty()) continue;
     return absl::FailedPreconditionError(absl::StrCat(
-        "work queue '", each.queue, "' of group '", each.group,
+        "work queue '", each.queue(), "' of group '", each.group(),
         "' has other settings than the saved one: ", difference,
         " by the checkpoint; make it with the saved ones or under another "
         "name, on servers where it is not there yet, or restore tables alone, "
@@ -777,23 +788,24 @@ void Coordinator::VoidOpenSteps() {
   }
 }
 
-void Coordinator::RestoreWorkQueues(const std::vector<SavedWorkQueue>& saved) {
+void Coordinator::RestoreWorkQueues(const v1::SavedWorkQueues& saved) {
   MutexLock lock(&mutex_);
-  for (const SavedWorkQueue& each : saved) {
-    WorkQueues& queues = queues_[each.group];
-    queues.erase(each.queue);
+  for (const SavedWorkQueue& each : saved.queues()) {
+    WorkQueues& queues = queues_[each.group()];
+    queues.erase(each.queue());
     WorkQueue& queue =
-        queues.try_emplace(each.queue, each.queue, each.options).first->second;
-    queue.Restore(each.state).IgnoreError();  // Was checked.
-    const auto group = groups_.find(each.group);
+        queues.try_emplace(each.queue(), each.queue(), each.options())
+            .first->second;
+    queue.Restore(each).IgnoreError();  // Was checked.
+    const auto group = groups_.find(each.group());
     if (group == groups_.end()) continue;
     std::vector<OpenAdvance>& open = group->second->advances;
     const auto of_others = std::stable_partition(
         open.begin(), open.end(), [&](const OpenAdvance& advance) {
-          return advance.before.queue == each.queue;
+          return advance.before().queue() == each.queue();
         });
     std::for_each(open.begin(), of_others, [&](const OpenAdvance& advance) {
-      group->second->state.Void(advance.incarnation, advance.clock);
+      group->second->state.Void(advance.incarnation(), advance.clock());
     });
     open.erase(open.begin(), of_others);
     // Workers that wait for the end of its epoch may have items to take.

@@ -21,16 +21,10 @@
 #include "cc/base/write_gate.h"
 #include "cc/sync/work_queue.h"
 #include "cc/sync/worker_group.h"
+#include "tfswitch/v1/coordination.pb.h"
+#include "tfswitch/v1/parameter_server.pb.h"
 
 namespace tfswitch {
-
-// A work queue as a checkpoint has it.
-struct SavedWorkQueue {
-  std::string group;
-  std::string queue;
-  WorkQueueOptions options;
-  WorkQueue::State state;
-};
 
 // Limits on the state that clients may make a coordinator keep. Groups and work
 // queues stay until the end, and so does a group's memory of all that have
@@ -81,20 +75,13 @@ class Coordinator {
   // is negative.
   // ResourceExhausted for a worker too many, AlreadyExists while others train
   // another job.
-  absl::StatusOr<WorkerGroup::Place> Join(const std::string& group,
-                                          uint32_t worker,
-                                          uint64_t previous = 0,
-                                          uint64_t newer_instance = 0,
-                                          int64_t first_step = 0,
-                                          const std::string& job = "");
+  absl::StatusOr<WorkerGroup::Place> Join(const v1::JoinRequest& request);
   absl::Status Heartbeat(const GroupMember& member);
   // Returns the open round afterwards. With the arrival, and once however often
-  // it is repeated, the worker has advanced in work queues by `progress`; its
-  // contribution with that stands. NotFound if it does not have such an item
-  // (any more): then it has not arrived, and has to join again.
-  absl::StatusOr<int64_t> Arrive(
-      const GroupMember& member, int64_t clock, int64_t round, double weight,
-      const std::vector<WorkProgress>& progress = {});
+  // it is repeated, the worker has advanced in work queues; its contribution
+  // with that survives it. NotFound if it does not have such an item (any
+  // more): then it has not arrived, and has to join again.
+  absl::StatusOr<int64_t> Arrive(const v1::ArriveRequest& request);
   absl::Status Leave(const GroupMember& member);
 
   // Waits until round `number` has closed. A worker that waits is alive: its
@@ -109,20 +96,17 @@ class Coordinator {
 
   // Has the worker wait at a barrier until all workers do; see
   // WorkerGroup::Enter. Returns where it goes on.
-  absl::StatusOr<WorkerGroup::Place> WaitAtBarrier(const GroupMember& member,
-                                                   const std::string& barrier,
-                                                   int64_t visit,
-                                                   absl::Time deadline);
+  absl::StatusOr<WorkerGroup::Place> WaitAtBarrier(
+      const v1::WaitAtBarrierRequest& request, absl::Time deadline);
 
   // With the unfinished items of its work queues.
-  absl::StatusOr<WorkerGroup::Stats> GroupStats(const std::string& group);
+  absl::StatusOr<v1::GetGroupStatsResponse> GroupStats(
+      const std::string& group);
 
   // Makes a work queue of the group unless it is there. AlreadyExists, naming
   // the difference, if it is there with other options. ResourceExhausted if
   // that is one too many, or its items are.
-  absl::Status CreateWorkQueue(const std::string& group,
-                               const std::string& queue,
-                               const WorkQueueOptions& options);
+  absl::Status CreateWorkQueue(const v1::CreateWorkQueueRequest& request);
 
   // The events of WorkQueue, with its errors and those of Heartbeat();
   // FailedPrecondition if there is no such queue. A worker that goes returns
@@ -130,62 +114,57 @@ class Coordinator {
   // there is one to take again, or all wait there: then the epoch is over, if
   // all items are finished.
   absl::StatusOr<std::optional<WorkItem>> TakeWorkItem(
-      const GroupMember& member, const std::string& queue);
-  absl::Status FinishWorkItem(const GroupMember& member,
-                              const std::string& queue, int64_t epoch,
-                              int64_t index);
+      const v1::TakeWorkItemRequest& request);
+  absl::Status FinishWorkItem(const v1::FinishWorkItemRequest& request);
   // Also of a queue that was restored, and whose group is not there yet.
-  absl::StatusOr<WorkQueue::Stats> WorkQueueStats(const std::string& group,
-                                                  const std::string& queue);
+  absl::StatusOr<v1::GetWorkQueueStatsResponse> WorkQueueStats(
+      const std::string& group, const std::string& queue);
 
   // All queues, without the progress contributed to open rounds.
-  std::vector<SavedWorkQueue> SaveWorkQueues();
+  v1::SavedWorkQueues SaveWorkQueues();
 
-  // The state of one moment that all shards are to be brought to.
-  struct Cut {
-    // By group and number: up to the last that has closed, which is always
-    // there, those that are not in `committed` of each shard.
-    std::vector<std::pair<std::string, Round>> rounds;
-    std::vector<SavedWorkQueue> work_queues;  // As SaveWorkQueues().
-  };
-  // `committed` has the rounds of `num_shards` shards, which apply no others
-  // meanwhile.
-  Cut TakeCut(const std::vector<CommittedRound>& committed, size_t num_shards,
-              bool with_work_queues);
+  // The state of one moment that `num_shards` shards are to be brought to. By
+  // group and number: up to the last round that has closed, which is always
+  // there, those that are not in request.committed() of each shard, which
+  // applies no others meanwhile. `work_queues`: those of that moment, unless
+  // null.
+  v1::Cut TakeCut(const v1::TakeCutRequest& request, size_t num_shards,
+                  v1::SavedWorkQueues* work_queues);
 
   // FailedPrecondition, naming the difference, if a queue is there with other
   // options; ResourceExhausted if there is no room for all; DataLoss if options
   // make no sense or a state does not fit them.
-  absl::Status CheckRestore(const std::vector<SavedWorkQueue>& saved);
+  absl::Status CheckRestore(const v1::SavedWorkQueues& saved);
   // Puts saved queues in the place of those of their names, whose workers have
   // to take their items anew. Steps that have advanced these in an open round
   // count for nothing, as they are trained again.
   //
   // REQUIRES: CheckRestore() is OK.
-  void RestoreWorkQueues(const std::vector<SavedWorkQueue>& saved);
+  void RestoreWorkQueues(const v1::SavedWorkQueues& saved);
 
   // All tables go back in time: steps that have arrived and whose round is open
   // weigh nothing, and their part of a queue is handed out again.
   void VoidOpenSteps();
 
   // From now on each change of a group or of a work queue goes to `log` before
-  // it takes effect, as a text for Replay(); what `log` refuses has not
-  // happened. Changes pass `gate`: closed, it holds them up. Restores of work
-  // queues and VoidOpenSteps() are not logged: a save has to follow them.
+  // it takes effect, as a CoordinationRecord for Replay(); what `log` refuses
+  // has not happened. Changes pass `gate`: closed, it holds them up. Restores
+  // of work queues and VoidOpenSteps() are not logged: a save has to follow
+  // them.
   //
   // REQUIRES: nobody else uses the coordinator.
-  using Log = std::function<absl::Status(absl::string_view event)>;
+  using Log = std::function<absl::Status(absl::string_view record)>;
   void StartLog(Log log, WriteGate* gate);
 
-  // Takes a change again. DataLoss for a text that is none; other errors are
+  // Takes a change again. DataLoss for bytes that are none; other errors are
   // those that the call had.
-  absl::Status Replay(absl::string_view event);
+  absl::Status Replay(absl::string_view record);
 
-  // All groups as JSON, with their work queues but for what SaveWorkQueues()
-  // has of them; and the way back, after RestoreWorkQueues(), into a
-  // coordinator without groups. DataLoss if it is none.
-  std::string SaveGroups();
-  absl::Status RestoreGroups(absl::string_view saved);
+  // All groups, with their work queues but for what SaveWorkQueues() has of
+  // them; and the way back, after RestoreWorkQueues(), into a coordinator
+  // without groups. DataLoss if they are damaged.
+  v1::SavedGroups SaveGroups();
+  absl::Status RestoreGroups(const v1::SavedGroups& saved);
   // There are none from now on: their workers have to join again. Steps that
   // have arrived and whose round is open count for nothing, and items are
   // returned to their queues. It is logged.
@@ -201,14 +180,7 @@ class Coordinator {
  private:
   using WorkQueues = std::map<std::string, WorkQueue>;
 
-  // An advance that counts with a round: by which step, and where the item was
-  // before.
-  struct OpenAdvance {
-    int64_t round = 0;
-    uint64_t incarnation = 0;
-    int64_t clock = 0;
-    WorkProgress before;
-  };
+  using OpenAdvance = v1::SavedGroup::OpenAdvance;
 
   struct Group {
     Group(std::string group_name, const WorkerGroupOptions& group_options,
@@ -230,9 +202,9 @@ class Coordinator {
 
   // Later groups have greater ones, if nobody sets the clock back.
   static uint64_t DrawFirstIncarnation();
-  // Logs the change that make_event() describes.
-  template <typename MakeEvent>
-  absl::Status Note(const MakeEvent& make_event)
+  // Logs the change that describe(&record) describes.
+  template <typename Describe>
+  absl::Status Note(const Describe& describe)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // The changes, for calls and for their replay. Nothing but their arguments
@@ -241,38 +213,31 @@ class Coordinator {
   void MakeGroup(const std::string& group, const WorkerGroupOptions& options,
                  uint64_t first_incarnation)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // `anew_from`: the group begins anew with this incarnation; 0: it does not.
-  WorkerGroup::Place Join(Group* group, uint32_t worker, uint64_t previous,
-                          uint64_t anew_from, int64_t first_step,
-                          const std::string& job)
+  // `first_incarnation`: the group begins again with it; 0: it does not.
+  WorkerGroup::Place Join(Group* group, const v1::JoinRequest& request,
+                          uint64_t first_incarnation)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // REQUIRES: CheckProgress() is OK.
-  absl::Status Arrive(Group* group, const GroupMember& member, int64_t clock,
-                      int64_t round, double weight,
-                      const std::vector<WorkProgress>& progress)
+  absl::Status Arrive(Group* group, const v1::ArriveRequest& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Leave(Group* group, const GroupMember& member)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status Enter(Group* group, const GroupMember& member,
-                     const std::string& barrier, int64_t visit)
+  absl::Status Enter(Group* group, const v1::WaitAtBarrierRequest& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Expire(Group* group, const WorkerGroup::Expiry& expiry)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void MakeWorkQueue(Group* group, const std::string& queue,
-                     const WorkQueueOptions& options)
+  void MakeWorkQueue(Group* group, const v1::CreateWorkQueueRequest& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::optional<WorkItem> Take(Group* group, const GroupMember& member,
                                WorkQueue* queue)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status Finish(Group* group, const GroupMember& member, WorkQueue* queue,
-                      int64_t epoch, int64_t index)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Finish(Group* group, const v1::FinishWorkItemRequest& request,
+                      WorkQueue* queue) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // Whether the step `clock` of the member would advance work queues, which it
-  // would not again; NotFound if it does not have such an item.
-  absl::StatusOr<bool> CheckProgress(Group* group, const GroupMember& member,
-                                     int64_t clock,
-                                     const std::vector<WorkProgress>& progress)
+  // Whether the step that ends would advance work queues, which it would not
+  // again; NotFound if the member does not have such an item.
+  absl::StatusOr<bool> CheckProgress(Group* group,
+                                     const v1::ArriveRequest& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Forget() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Drops members whose lease has ended. False if that has to be done later.
@@ -283,8 +248,7 @@ class Coordinator {
   // back how far they have brought work queues.
   void RevokeOpenAdvances(Group* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  std::vector<SavedWorkQueue> SavedQueues()
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  v1::SavedWorkQueues SavedQueues() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // The room that queues take.
   struct Room {

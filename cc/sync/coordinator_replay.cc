@@ -8,22 +8,16 @@
 #include <cstdint>
 #include <string>
 #include <utility>
-#include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "cc/base/awake_clock.h"
-#include "cc/base/json.h"
 #include "cc/base/status_macros.h"
 #include "cc/sync/coordinator.h"
-#include "cc/sync/coordinator_json.h"
 
 namespace tfswitch {
 namespace {
 
 // Files may have been written by somebody else.
-template <typename Options>
-absl::Status CheckSaved(const Options& options) {
-  const absl::Status valid = options.Validate();
+absl::Status AsDataLoss(const absl::Status& valid) {
   return valid.ok() ? valid : absl::DataLossError(valid.message());
 }
 
@@ -34,131 +28,112 @@ void Coordinator::StartLog(Log log, WriteGate* gate) {
   gate_ = gate;
 }
 
-absl::Status Coordinator::Replay(absl::string_view event) {
-  TFSWITCH_ASSIGN_OR_RETURN(const Json json, ParseJson(event));
+absl::Status Coordinator::Replay(absl::string_view bytes) {
+  v1::CoordinationRecord record;
+  if (!record.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
+    return absl::DataLossError("a record is no change of a group");
+  }
   MutexLock lock(&mutex_);
-  try {
-    const auto kind = json.at(0).get<std::string>();
-    if (kind == "forget") {
+  switch (record.change_case()) {
+    case v1::CoordinationRecord::kForget:
       Forget();
       return absl::OkStatus();
-    }
-    const auto name = json.at(1).get<std::string>();
-    if (kind == "create_group") {
-      const WorkerGroupOptions options = GroupOptionsOf(json.at(2));
-      TFSWITCH_RETURN_IF_ERROR(CheckSaved(options));
-      MakeGroup(name, options, GetIntegers<uint64_t>(json.at(3)));
+    case v1::CoordinationRecord::kCreateGroup: {
+      const auto options = FromProto(record.create_group().options());
+      TFSWITCH_RETURN_IF_ERROR(AsDataLoss(options.Validate()));
+      MakeGroup(record.create_group().group(), options,
+                record.first_incarnation());
       return absl::OkStatus();
     }
-    TFSWITCH_ASSIGN_OR_RETURN(Group * group, Find(name));
-    if (kind == "expire") {
-      Expire(group, {GetIntegers<std::vector<uint32_t>>(json.at(2)),
-                     json.at(3).get<bool>()});
+    case v1::CoordinationRecord::kJoin: {
+      TFSWITCH_ASSIGN_OR_RETURN(Group * group, Find(record.join().group()));
+      Join(group, record.join(), record.first_incarnation());
       return absl::OkStatus();
     }
-    if (kind == "create_queue") {
-      const WorkQueueOptions options = QueueOptionsOf(json.at(3));
-      TFSWITCH_RETURN_IF_ERROR(CheckSaved(options));
-      MakeWorkQueue(group, json.at(2).get<std::string>(), options);
-      return absl::OkStatus();
+    case v1::CoordinationRecord::kArrive: {
+      TFSWITCH_ASSIGN_OR_RETURN(Group * group,
+                                Find(record.arrive().member().group()));
+      return Arrive(group, record.arrive());
     }
-    if (kind == "join") {
-      Join(group, GetIntegers<uint32_t>(json.at(2)),
-           GetIntegers<uint64_t>(json.at(3)), GetIntegers<uint64_t>(json.at(4)),
-           GetIntegers<int64_t>(json.at(5)),
-           json.size() > 6 ? json.at(6).get<std::string>() : "");
-      return absl::OkStatus();
+    case v1::CoordinationRecord::kEnter: {
+      TFSWITCH_ASSIGN_OR_RETURN(Group * group,
+                                Find(record.enter().member().group()));
+      return Enter(group, record.enter());
     }
-    GroupMember member = {name, GetIntegers<uint32_t>(json.at(2)),
-                          GetIntegers<uint64_t>(json.at(3))};
-    const size_t mark = kind == "leave" ? 4 : 8;  // Older records have none.
-    if ((kind == "leave" || kind == "arrive") && json.size() > mark) {
-      member.mark = GetIntegers<int64_t>(json.at(mark));
-    }
-    if (kind == "leave") {
+    case v1::CoordinationRecord::kLeave: {
+      const GroupMember& member = record.leave().member();
+      TFSWITCH_ASSIGN_OR_RETURN(Group * group, Find(member.group()));
       Leave(group, member);
       return absl::OkStatus();
     }
-    if (kind == "arrive") {
-      std::vector<WorkProgress> progress;
-      for (const Json& each : json.at(7)) progress.push_back(ProgressOf(each));
-      return Arrive(group, member, GetIntegers<int64_t>(json.at(4)),
-                    GetIntegers<int64_t>(json.at(5)), json.at(6).get<double>(),
-                    progress);
+    case v1::CoordinationRecord::kCreateWorkQueue: {
+      const v1::CreateWorkQueueRequest& request = record.create_work_queue();
+      TFSWITCH_RETURN_IF_ERROR(AsDataLoss(Validate(request.options())));
+      TFSWITCH_ASSIGN_OR_RETURN(Group * group, Find(request.group()));
+      MakeWorkQueue(group, request);
+      return absl::OkStatus();
     }
-    if (kind == "enter") {
-      return Enter(group, member, json.at(4).get<std::string>(),
-                   GetIntegers<int64_t>(json.at(5)));
-    }
-    const bool is_take = kind == "take";
-    if (is_take || kind == "finish") {
-      TFSWITCH_ASSIGN_OR_RETURN(WorkQueue * queue,
-                                FindQueue(name, json.at(4).get<std::string>()));
-      if (!is_take) {
-        return Finish(group, member, queue, GetIntegers<int64_t>(json.at(5)),
-                      GetIntegers<int64_t>(json.at(6)));
-      }
+    case v1::CoordinationRecord::kTake: {
+      const GroupMember& member = record.take().member();
+      TFSWITCH_ASSIGN_OR_RETURN(Group * group, Find(member.group()));
+      TFSWITCH_ASSIGN_OR_RETURN(
+          WorkQueue * queue, FindQueue(member.group(), record.take().queue()));
       Take(group, member, queue);
       return absl::OkStatus();
     }
-    return absl::DataLossError(
-        absl::StrCat("a change of a group of a kind that is not known: '", kind,
-                     "'; it was written by a newer version"));
-  } catch (const Json::exception&) {
-    return absl::DataLossError("a record is no change of a group");
+    case v1::CoordinationRecord::kFinish: {
+      const std::string& name = record.finish().member().group();
+      TFSWITCH_ASSIGN_OR_RETURN(Group * group, Find(name));
+      TFSWITCH_ASSIGN_OR_RETURN(WorkQueue * queue,
+                                FindQueue(name, record.finish().queue()));
+      return Finish(group, record.finish(), queue);
+    }
+    case v1::CoordinationRecord::kExpire: {
+      TFSWITCH_ASSIGN_OR_RETURN(Group * group, Find(record.expire().group()));
+      Expire(group, record.expire());
+      return absl::OkStatus();
+    }
+    case v1::CoordinationRecord::CHANGE_NOT_SET:
+      break;
   }
+  return absl::DataLossError(
+      "a change of a group of a kind that is not known; it was written by a "
+      "newer version");
 }
 
-std::string Coordinator::SaveGroups() {
+v1::SavedGroups Coordinator::SaveGroups() {
   MutexLock lock(&mutex_);
-  Json groups = Json::array();
+  v1::SavedGroups saved;
   for (const auto& [name, group] : groups_) {
-    Json advances = Json::array();
-    for (const OpenAdvance& each : group->advances) {
-      advances.push_back(Json::array(
-          {each.round, each.incarnation, each.clock, ToJson(each.before)}));
-    }
-    Json queues = Json::object();
+    v1::SavedGroup& each = *saved.add_groups();
+    each.set_group(name);
+    *each.mutable_options() = ToProto(group->options);
+    group->state.Save(&each);
+    each.set_num_settled_departures(group->num_departures);
+    each.mutable_advances()->Add(group->advances.begin(),
+                                 group->advances.end());
     for (const auto& [queue_name, queue] : *group->queues) {
-      queues[queue_name] = queue.Save();
+      *each.add_queues() = queue.Save();
     }
-    groups.push_back({{"name", name},
-                      {"options", ToJson(group->options)},
-                      {"state", group->state.Save()},
-                      {"departures", group->num_departures},
-                      {"advances", std::move(advances)},
-                      {"queues", std::move(queues)}});
   }
-  return DumpJson(groups);
+  return saved;
 }
 
-absl::Status Coordinator::RestoreGroups(absl::string_view saved) {
-  TFSWITCH_ASSIGN_OR_RETURN(const Json groups, ParseJson(saved));
+absl::Status Coordinator::RestoreGroups(const v1::SavedGroups& saved) {
   MutexLock lock(&mutex_);
-  try {
-    for (const Json& each : groups) {
-      const auto name = each.at("name").get<std::string>();
-      const Json& state = each.at("state");
-      const WorkerGroupOptions options = GroupOptionsOf(each.at("options"));
-      TFSWITCH_RETURN_IF_ERROR(CheckSaved(options));
-      MakeGroup(name, options, GetIntegers<uint64_t>(state.at("instance")));
-      Group& group = *groups_.at(name);
-      TFSWITCH_RETURN_IF_ERROR(group.state.Restore(state));
-      group.num_departures = GetIntegers<int64_t>(each.at("departures"));
-      for (const Json& advance : each.at("advances")) {
-        group.advances.push_back({GetIntegers<int64_t>(advance.at(0)),
-                                  GetIntegers<uint64_t>(advance.at(1)),
-                                  GetIntegers<int64_t>(advance.at(2)),
-                                  ProgressOf(advance.at(3))});
-      }
-      for (const auto& [queue_name, queue] : each.at("queues").items()) {
-        TFSWITCH_ASSIGN_OR_RETURN(WorkQueue * restored,
-                                  FindQueue(name, queue_name));
-        TFSWITCH_RETURN_IF_ERROR(restored->RestoreSaved(queue));
-      }
+  for (const v1::SavedGroup& each : saved.groups()) {
+    const WorkerGroupOptions options = FromProto(each.options());
+    TFSWITCH_RETURN_IF_ERROR(AsDataLoss(options.Validate()));
+    MakeGroup(each.group(), options, each.group_instance());
+    Group& group = *groups_.at(each.group());
+    TFSWITCH_RETURN_IF_ERROR(group.state.Restore(each));
+    group.num_departures = each.num_settled_departures();
+    group.advances = {each.advances().begin(), each.advances().end()};
+    for (const v1::SavedGroup::Queue& queue : each.queues()) {
+      TFSWITCH_ASSIGN_OR_RETURN(WorkQueue * restored,
+                                FindQueue(each.group(), queue.state().queue()));
+      TFSWITCH_RETURN_IF_ERROR(restored->RestoreSaved(queue));
     }
-  } catch (const Json::exception&) {
-    return absl::DataLossError("the saved state of groups is damaged");
   }
   return absl::OkStatus();
 }
@@ -167,7 +142,9 @@ absl::Status Coordinator::ForgetGroups() {
   MutexLock lock(&mutex_);
   if (groups_.empty()) return absl::OkStatus();
   if (log_ != nullptr) {
-    TFSWITCH_RETURN_IF_ERROR(log_(DumpJson(Json::array({"forget"}))));
+    v1::CoordinationRecord record;
+    record.mutable_forget();
+    TFSWITCH_RETURN_IF_ERROR(log_(record.SerializeAsString()));
   }
   Forget();
   return absl::OkStatus();

@@ -101,7 +101,7 @@ absl::Status ReplicaCoordinator::HasEnded() const {
 
 void ReplicaCoordinator::Settle(absl::Time now) {
   if (!state_.has_value()) return;
-  const WorkerGroup::Stats before = state_->stats();
+  const v1::GetGroupStatsResponse before = state_->stats();
   state_->Tick(now);
   if (applier_ != 0 && now >= applier_lease_end_) {
     Fail(absl::StrCat("the worker that takes the steps was not heard of for ",
@@ -109,9 +109,10 @@ void ReplicaCoordinator::Settle(absl::Time now) {
     return;
   }
   LeaveIfAllPart();
-  const WorkerGroup::Stats after = state_->stats();
-  if (after.num_active != before.num_active || after.rounds != before.rounds ||
-      after.num_waiting != before.num_waiting) {
+  const v1::GetGroupStatsResponse after = state_->stats();
+  if (after.num_active() != before.num_active() ||
+      after.rounds() != before.rounds() ||
+      after.num_waiting() != before.num_waiting()) {
     changed_.NotifyAll();
   }
 }
@@ -132,7 +133,7 @@ void ReplicaCoordinator::LeaveIfAllPart() {
   if (!has_opened) return;
   parting_.clear();
   // One that has come back and is elsewhere cannot go on without it.
-  if (has_applier_left || state_->stats().num_active == 0) applier_ = 0;
+  if (has_applier_left || state_->stats().num_active() == 0) applier_ = 0;
   changed_.NotifyAll();
 }
 
@@ -166,8 +167,8 @@ std::string ReplicaCoordinator::DescribeOpenRound() const {
 }
 
 ReplicaPlace ReplicaCoordinator::Admit(uint32_t worker, uint64_t previous) {
-  const ReplicaPlace joined = state_->Join(worker, AwakeNow(), previous);
-  if (previous != 0) successors_[previous] = joined.incarnation;
+  ReplicaPlace joined = state_->Join(worker, AwakeNow(), previous);
+  if (previous != 0) successors_[previous] = joined.incarnation();
   changed_.NotifyAll();
   return joined;
 }
@@ -178,7 +179,8 @@ absl::Status ReplicaCoordinator::Join(const WorkerGroupOptions& options,
                                       ReplicaPlace* place) {
   TFSWITCH_RETURN_IF_ERROR(options.Validate());
   MutexLock lock(&mutex_);
-  if (place->incarnation != 0) return WaitUntilApplied(worker, deadline, place);
+  if (place->incarnation() != 0)
+    return WaitUntilApplied(worker, deadline, place);
   const absl::Time since = AwakeNow() - kRecently;
   ++num_joining_;
   const absl::Status begun = Wait(
@@ -218,18 +220,18 @@ absl::Status ReplicaCoordinator::WaitUntilApplied(uint32_t worker,
   return Wait(
       deadline,
       [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-        TFSWITCH_RETURN_IF_ERROR(CheckWorker(place->incarnation));
-        if (IsOfBefore(place->incarnation)) return HasEnded();
-        if (applied_ >= place->round) return absl::OkStatus();
+        TFSWITCH_RETURN_IF_ERROR(CheckWorker(place->incarnation()));
+        if (IsOfBefore(place->incarnation())) return HasEnded();
+        if (applied_ >= place->round()) return absl::OkStatus();
         if (applier_ == 0) return HasEnded();
-        if (left_.count(place->incarnation) != 0) {
+        if (left_.count(place->incarnation()) != 0) {
           return absl::CancelledError(absl::StrCat(
               "group '", name_, "': worker ", worker, " has left"));
         }
-        if (!state_->IsMember(worker, place->incarnation)) {
+        if (!state_->IsMember(worker, place->incarnation())) {
           const auto other = state_->PlaceAfterBarrier(worker, 0);
           if (!absl::IsNotFound(other.status())) return other.status();
-          *place = Admit(worker, place->incarnation);
+          *place = Admit(worker, place->incarnation());
         }
         return NotYet();
       },
@@ -243,27 +245,27 @@ absl::Status ReplicaCoordinator::EndStep(uint32_t worker, double weight,
                                          ReplicaPlace* place,
                                          bool* has_arrived) {
   MutexLock lock(&mutex_);
-  if (place->incarnation == 0) {
+  if (place->incarnation() == 0) {
     return absl::FailedPreconditionError(absl::StrCat(
         "group '", name_, "': worker ", worker,
         " has not joined: give its session the hook of make_session_run_hook"));
   }
-  TFSWITCH_RETURN_IF_ERROR(CheckWorker(place->incarnation));
+  TFSWITCH_RETURN_IF_ERROR(CheckWorker(place->incarnation()));
   if (!*has_arrived) {
-    if (applier_ == 0 || IsOfBefore(place->incarnation)) return HasEnded();
+    if (applier_ == 0 || IsOfBefore(place->incarnation())) return HasEnded();
     const absl::Time now = AwakeNow();
-    const absl::Status arrived = state_->Arrive(
-        worker, place->incarnation, place->clock, place->round, weight, now);
+    const absl::Status arrived =
+        state_->Arrive(worker, place->incarnation(), place->clock(),
+                       place->round(), weight, now);
     if (absl::IsNotFound(arrived)) {
       state_->CountDropped();
-      *place = Admit(worker, place->incarnation);
+      *place = Admit(worker, place->incarnation());
     } else {
       TFSWITCH_RETURN_IF_ERROR(arrived);
-      ++place->clock;
+      place->set_clock(place->clock() + 1);
       // One that came rounds too late leaves out those that it has missed.
-      place->round = std::max(place->round, state_->open_round() - 1);
       // Where its own has closed, that is no longer the open one.
-      ++place->round;
+      place->set_round(std::max(place->round() + 1, state_->open_round()));
     }
     *has_arrived = true;
     changed_.NotifyAll();
@@ -309,7 +311,7 @@ absl::StatusOr<ReplicaPlace> ReplicaCoordinator::WaitAtBarrier(
             const std::optional<ReplicaPlace> place,
             state_->PlaceAfterBarrier(worker, incarnation));
         if (!place.has_value() && applier_ == 0) return HasEnded();
-        if (!place.has_value() || applied_ < place->round) return NotYet();
+        if (!place.has_value() || applied_ < place->round()) return NotYet();
         after = *place;
         return absl::OkStatus();
       },
@@ -369,7 +371,7 @@ void ReplicaCoordinator::Leave(uint32_t worker, uint64_t incarnation,
   }
   changed_.NotifyAll();
   if (applier == 0 || applier != applier_) return;
-  if (state_->stats().num_active > 0) {
+  if (state_->stats().num_active() > 0) {
     Fail("the worker that takes the steps has left before the others");
   } else {
     applier_ = 0;
@@ -417,9 +419,9 @@ void ReplicaCoordinator::FailApplying(uint64_t applier,
   }
 }
 
-WorkerGroup::Stats ReplicaCoordinator::stats() {
+v1::GetGroupStatsResponse ReplicaCoordinator::stats() {
   MutexLock lock(&mutex_);
-  return state_.has_value() ? state_->stats() : WorkerGroup::Stats{};
+  return state_.has_value() ? state_->stats() : v1::GetGroupStatsResponse();
 }
 
 }  // namespace tfswitch

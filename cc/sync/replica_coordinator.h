@@ -102,7 +102,7 @@ class ReplicaCoordinator {
   // The applier cannot go on.
   void FailApplying(uint64_t applier, const std::string& why);
 
-  WorkerGroup::Stats stats();
+  v1::GetGroupStatsResponse stats();
 
  private:
   void Make(const WorkerGroupOptions& options)

@@ -17,55 +17,70 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "cc/base/hash.h"
+#include "cc/base/status_macros.h"
 
 namespace tfswitch {
 
-absl::Status WorkQueueOptions::Validate() const {
-  if (items.empty()) {
+namespace {
+
+bool IsOf(const v1::SavedGroup::Lease& lease, uint64_t incarnation,
+          int64_t epoch, int64_t index) {
+  return lease.incarnation() == incarnation && lease.epoch() == epoch &&
+         lease.index() == index;
+}
+
+}  // namespace
+
+absl::Status Validate(const WorkQueueOptions& options) {
+  if (options.items().empty()) {
     return absl::InvalidArgumentError("a work queue needs items. Received: 0");
   }
-  if (num_epochs < 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "a work queue needs at least one epoch. Received: ", num_epochs));
+  if (options.num_epochs() < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a work queue needs at least one epoch. Received: ",
+                     options.num_epochs()));
   }
   return absl::OkStatus();
 }
 
-uint64_t WorkQueueOptions::ItemBytes() const {
-  uint64_t bytes = items.size() * (sizeof(std::string) + sizeof(int64_t));
-  for (const std::string& item : items) bytes += item.size();
+uint64_t ItemBytes(const WorkQueueOptions& options) {
+  uint64_t bytes = static_cast<uint64_t>(options.items_size()) *
+                   (sizeof(std::string) + sizeof(int64_t));
+  for (const std::string& item : options.items()) bytes += item.size();
   return bytes;
 }
 
 std::string DescribeDifference(const WorkQueueOptions& here,
                                const WorkQueueOptions& asked) {
-  if (here.num_epochs != asked.num_epochs) {
-    return absl::StrCat("epochs: ", here.num_epochs, " here, ",
-                        asked.num_epochs, " asked");
+  const auto differ = [](absl::string_view what, auto ours, auto theirs) {
+    return absl::StrCat(what, ": ", ours, " here, ", theirs, " asked");
+  };
+  const auto name = [](bool value) { return value ? "true" : "false"; };
+  if (here.num_epochs() != asked.num_epochs()) {
+    return differ("epochs", here.num_epochs(), asked.num_epochs());
   }
-  if (here.shuffles != asked.shuffles) {
-    return absl::StrCat("shuffle: ", here.shuffles ? "true" : "false",
-                        " here, ", asked.shuffles ? "true" : "false", " asked");
+  if (here.shuffle() != asked.shuffle()) {
+    return differ("shuffle", name(here.shuffle()), name(asked.shuffle()));
   }
-  if (here.seed != asked.seed) {
-    return absl::StrCat("seed: ", here.seed, " here, ", asked.seed, " asked");
+  if (here.seed() != asked.seed()) {
+    return differ("seed", here.seed(), asked.seed());
   }
-  if (here.items.size() != asked.items.size()) {
-    return absl::StrCat("number of items: ", here.items.size(), " here, ",
-                        asked.items.size(), " asked");
+  if (here.items_size() != asked.items_size()) {
+    return differ("number of items", here.items_size(), asked.items_size());
   }
-  const auto [ours, theirs] =
-      std::mismatch(here.items.begin(), here.items.end(), asked.items.begin());
-  if (ours == here.items.end()) return "";
-  return absl::StrCat("item ", ours - here.items.begin(), ": '", *ours,
+  const auto [ours, theirs] = std::mismatch(
+      here.items().begin(), here.items().end(), asked.items().begin());
+  if (ours == here.items().end()) return "";
+  return absl::StrCat("item ", ours - here.items().begin(), ": '", *ours,
                       "' here, '", *theirs, "' asked");
 }
 
 WorkQueue::WorkQueue(std::string name, WorkQueueOptions options)
     : name_(std::move(name)),
       options_(std::move(options)),
-      item_bytes_(options_.ItemBytes()) {
+      item_bytes_(ItemBytes(options_)) {
   BeginEpoch(0);
 }
 
@@ -74,81 +89,112 @@ void WorkQueue::BeginEpoch(int64_t epoch) {
   num_taken_ = 0;
   order_.clear();
   if (is_over()) return;
-  order_.resize(options_.items.size());
+  order_.resize(static_cast<size_t>(num_items()));
   std::iota(order_.begin(), order_.end(), 0);
-  if (!options_.shuffles) return;
+  if (!options_.shuffle()) return;
   // Fisher and Yates, with draws that no library's version changes.
-  uint64_t draws = HashKey(static_cast<Key>(
-      HashKey(static_cast<Key>(options_.seed)) + static_cast<uint64_t>(epoch)));
+  uint64_t draws =
+      HashKey(static_cast<Key>(HashKey(static_cast<Key>(options_.seed())) +
+                               static_cast<uint64_t>(epoch)));
   for (size_t i = order_.size() - 1; i > 0; --i) {
     const uint64_t draw = HashKey(static_cast<Key>(++draws));
     std::swap(order_[i], order_[draw % (i + 1)]);
   }
 }
 
-absl::Status WorkQueue::Restore(const State& state) {
-  const auto is_bad = [&] {
-    if (state.epoch < 0 || state.epoch > options_.num_epochs) return true;
-    const int64_t most = state.epoch < options_.num_epochs ? num_items() : 0;
-    if (state.num_taken < 0 || state.num_taken > most) return true;
-    for (const auto& [index, offset] : state.unfinished) {
-      if (index < 0 || index >= num_items() || offset < 0) return true;
-    }
-    return false;
-  };
-  absl::Status damaged = absl::DataLossError(
+absl::Status WorkQueue::Restore(const SavedWorkQueue& state) {
+  const absl::Status damaged = absl::DataLossError(
       absl::StrCat("the saved state of work queue '", name_, "' is damaged"));
-  if (is_bad()) return damaged;
-  BeginEpoch(state.epoch);
-  num_taken_ = state.num_taken;
+  const bool is_over = state.epoch() == options_.num_epochs();
+  if (state.epoch() < 0 || state.epoch() > options_.num_epochs() ||
+      state.num_taken() < 0 ||
+      state.num_taken() > (is_over ? 0 : num_items())) {
+    return damaged;
+  }
+  BeginEpoch(state.epoch());
+  const auto num_known = std::count_if(
+      order_.begin(), order_.begin() + state.num_taken(),
+      [&](int64_t index) { return state.unfinished().contains(index); });
+  if (static_cast<size_t>(num_known) != state.unfinished().size()) {
+    return damaged;
+  }
+  for (const auto& [index, offset] : state.unfinished()) {
+    if (offset < 0) return damaged;
+  }
+  num_taken_ = state.num_taken();
   leases_.clear();
   last_finished_.clear();
-  returned_ = state.unfinished;
-  const auto taken_end = order_.begin() + num_taken_;
-  const auto num_known = std::count_if(
-      order_.begin(), taken_end,
-      [this](int64_t index) { return returned_.count(index) > 0; });
-  if (static_cast<size_t>(num_known) == returned_.size()) {
-    return absl::OkStatus();
-  }
-  returned_.clear();
-  return damaged;
+  returned_ = {state.unfinished().begin(), state.unfinished().end()};
+  return absl::OkStatus();
 }
 
-WorkQueue::State WorkQueue::state() const {
-  State state;
-  state.epoch = epoch_;
-  state.num_taken = num_taken_;
-  state.unfinished = returned_;
+void WorkQueue::SetState(SavedWorkQueue* state) const {
+  state->set_queue(name_);
+  state->set_epoch(epoch_);
+  state->set_num_taken(num_taken_);
+  state->mutable_unfinished()->insert(returned_.begin(), returned_.end());
+}
+
+SavedWorkQueue WorkQueue::state() const {
+  SavedWorkQueue state;
+  *state.mutable_options() = options_;
+  SetState(&state);
   for (const auto& [worker, lease] : leases_) {
-    state.unfinished[lease.index] = lease.offset;
+    (*state.mutable_unfinished())[lease.index()] = lease.offset();
   }
   return state;
 }
 
+v1::SavedGroup::Queue WorkQueue::Save() const {
+  v1::SavedGroup::Queue saved;
+  SetState(saved.mutable_state());
+  saved.mutable_leases()->insert(leases_.begin(), leases_.end());
+  saved.mutable_last_finished()->insert(last_finished_.begin(),
+                                        last_finished_.end());
+  saved.set_reissued(reissued_);
+  return saved;
+}
+
+absl::Status WorkQueue::RestoreSaved(const v1::SavedGroup::Queue& saved) {
+  TFSWITCH_RETURN_IF_ERROR(Restore(saved.state()));
+  leases_ = {saved.leases().begin(), saved.leases().end()};
+  last_finished_ = {saved.last_finished().begin(), saved.last_finished().end()};
+  reissued_ = saved.reissued();
+  for (const auto& [worker, lease] : leases_) {
+    if (lease.index() < 0 || lease.index() >= num_items()) {
+      return absl::DataLossError(absl::StrCat("the saved state of work queue '",
+                                              name_, "' is damaged"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 std::optional<WorkItem> WorkQueue::Take(uint32_t worker, uint64_t incarnation) {
   const auto item_of = [this](const Lease& lease) {
-    return WorkItem{lease.epoch, lease.index,
-                    options_.items[static_cast<size_t>(lease.index)],
-                    lease.offset};
+    WorkItem item;
+    item.set_epoch(lease.epoch());
+    item.set_index(lease.index());
+    item.set_value(options_.items(static_cast<int>(lease.index())));
+    item.set_offset(lease.offset());
+    return item;
   };
   const auto it = leases_.find(worker);
   if (it != leases_.end()) {
-    if (it->second.incarnation == incarnation) return item_of(it->second);
-    returned_[it->second.index] = it->second.offset;
+    if (it->second.incarnation() == incarnation) return item_of(it->second);
+    returned_[it->second.index()] = it->second.offset();
     leases_.erase(it);
   }
   if (is_over()) return std::nullopt;
   Lease lease;
-  lease.incarnation = incarnation;
-  lease.epoch = epoch_;
+  lease.set_incarnation(incarnation);
+  lease.set_epoch(epoch_);
   if (!returned_.empty()) {
-    lease.index = returned_.begin()->first;
-    lease.offset = returned_.begin()->second;
+    lease.set_index(returned_.begin()->first);
+    lease.set_offset(returned_.begin()->second);
     returned_.erase(returned_.begin());
     ++reissued_;
   } else if (num_taken_ < num_items()) {
-    lease.index = order_[static_cast<size_t>(num_taken_++)];
+    lease.set_index(order_[static_cast<size_t>(num_taken_++)]);
   } else {
     return std::nullopt;
   }
@@ -160,7 +206,9 @@ std::string WorkQueue::Describe(int64_t epoch, int64_t index) const {
   const bool is_known = index >= 0 && index < num_items();
   return absl::StrCat(
       "item ", index,
-      is_known ? absl::StrCat(" ('", options_.items[index], "')") : "",
+      is_known
+          ? absl::StrCat(" ('", options_.items(static_cast<int>(index)), "')")
+          : "",
       " of epoch ", epoch, " of work queue '", name_, "'");
 }
 
@@ -174,14 +222,14 @@ absl::Status WorkQueue::CheckAdvance(uint32_t worker, uint64_t incarnation,
                                      const WorkProgress& progress) const {
   const auto it = leases_.find(worker);
   if (it == leases_.end() ||
-      !it->second.Is(incarnation, progress.epoch, progress.index)) {
+      !IsOf(it->second, incarnation, progress.epoch(), progress.index())) {
     return absl::NotFoundError(
-        DescribeLoss(worker, progress.epoch, progress.index));
+        DescribeLoss(worker, progress.epoch(), progress.index()));
   }
-  if (progress.offset < 0) {
+  if (progress.offset() < 0) {
     return absl::InvalidArgumentError(absl::StrCat(
-        Describe(progress.epoch, progress.index),
-        ": an offset must not be negative. Received: ", progress.offset));
+        Describe(progress.epoch(), progress.index()),
+        ": an offset must not be negative. Received: ", progress.offset()));
   }
   return absl::OkStatus();
 }
@@ -190,8 +238,8 @@ absl::Status WorkQueue::Advance(uint32_t worker, uint64_t incarnation,
                                 const WorkProgress& progress) {
   absl::Status status = CheckAdvance(worker, incarnation, progress);
   if (!status.ok()) return status;
-  int64_t& offset = leases_[worker].offset;
-  offset = std::max(offset, progress.offset);
+  Lease& lease = leases_[worker];
+  lease.set_offset(std::max(lease.offset(), progress.offset()));
   return absl::OkStatus();
 }
 
@@ -199,11 +247,11 @@ absl::Status WorkQueue::Finish(uint32_t worker, uint64_t incarnation,
                                int64_t epoch, int64_t index) {
   const auto last = last_finished_.find(worker);
   if (last != last_finished_.end() &&
-      last->second.Is(incarnation, epoch, index)) {
+      IsOf(last->second, incarnation, epoch, index)) {
     return absl::OkStatus();  // A repetition.
   }
   const auto it = leases_.find(worker);
-  if (it == leases_.end() || !it->second.Is(incarnation, epoch, index)) {
+  if (it == leases_.end() || !IsOf(it->second, incarnation, epoch, index)) {
     return absl::FailedPreconditionError(DescribeLoss(worker, epoch, index));
   }
   last_finished_[worker] = it->second;
@@ -215,26 +263,27 @@ void WorkQueue::ReturnItems(
     absl::FunctionRef<bool(uint32_t, uint64_t)> is_there) {
   for (auto it = leases_.begin(); it != leases_.end();) {
     const Lease& lease = it->second;
-    if (is_there(it->first, lease.incarnation)) {
+    if (is_there(it->first, lease.incarnation())) {
       ++it;
       continue;
     }
-    returned_[lease.index] = lease.offset;
+    returned_[lease.index()] = lease.offset();
     it = leases_.erase(it);
   }
   for (auto it = last_finished_.begin(); it != last_finished_.end();) {
-    const bool stays = is_there(it->first, it->second.incarnation);
+    const bool stays = is_there(it->first, it->second.incarnation());
     it = stays ? std::next(it) : last_finished_.erase(it);
   }
 }
 
 void WorkQueue::Revoke(const WorkProgress& before) {
-  if (before.epoch != epoch_ || before.index >= num_items()) return;
+  if (before.epoch() != epoch_ || before.index() >= num_items()) return;
   for (auto it = leases_.begin(); it != leases_.end();) {
-    it = it->second.index == before.index ? leases_.erase(it) : std::next(it);
+    it = it->second.index() == before.index() ? leases_.erase(it)
+                                              : std::next(it);
   }
-  const auto [it, is_new] = returned_.emplace(before.index, before.offset);
-  if (!is_new) it->second = std::min(it->second, before.offset);
+  const auto [it, is_new] = returned_.emplace(before.index(), before.offset());
+  if (!is_new) it->second = std::min(it->second, before.offset());
 }
 
 void WorkQueue::EndEpochIfFinished() {
@@ -247,10 +296,10 @@ std::vector<std::string> WorkQueue::Unfinished(size_t most) const {
   const int64_t num_left = is_over() ? 0 : num_items() - num_finished();
   const auto add = [&](int64_t index) {
     if (items.size() < std::min<size_t>(most, num_left)) {
-      items.push_back(options_.items[static_cast<size_t>(index)]);
+      items.push_back(options_.items(static_cast<int>(index)));
     }
   };
-  for (const auto& [worker, lease] : leases_) add(lease.index);
+  for (const auto& [worker, lease] : leases_) add(lease.index());
   for (const auto& [index, offset] : returned_) add(index);
   for (int64_t i = num_taken_; items.size() < most && i < num_items(); ++i) {
     add(order_[static_cast<size_t>(i)]);
@@ -261,15 +310,15 @@ std::vector<std::string> WorkQueue::Unfinished(size_t most) const {
   return items;
 }
 
-WorkQueue::Stats WorkQueue::stats() const {
-  Stats stats;
-  stats.epoch = epoch_;
-  stats.num_epochs = options_.num_epochs;
-  stats.num_items = num_items();
-  stats.num_finished = num_finished();
-  stats.num_leased = static_cast<int64_t>(leases_.size());
-  stats.num_returned = static_cast<int64_t>(returned_.size());
-  stats.reissued = reissued_;
+v1::GetWorkQueueStatsResponse WorkQueue::stats() const {
+  v1::GetWorkQueueStatsResponse stats;
+  stats.set_epoch(epoch_);
+  stats.set_num_epochs(options_.num_epochs());
+  stats.set_num_items(num_items());
+  stats.set_num_finished(num_finished());
+  stats.set_num_leased(static_cast<int64_t>(leases_.size()));
+  stats.set_num_returned(static_cast<int64_t>(returned_.size()));
+  stats.set_reissued(reissued_);
   return stats;
 }
 

@@ -28,78 +28,41 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "nlohmann/json_fwd.hpp"
+#include "tfswitch/v1/coordination.pb.h"
 
 namespace tfswitch {
 
-struct WorkQueueOptions {
-  std::vector<std::string> items;  // An item's index is its place here.
-  int64_t num_epochs = 1;
-  // Whether each epoch has an order of its own, which depends on the seed and
-  // the epoch's number alone; else it is that of `items`.
-  bool shuffles = false;
-  uint64_t seed = 0;
+// The messages of protos/tfswitch/v1/coordination.proto are the values here.
+using v1::SavedWorkQueue;
+using v1::WorkItem;
+using v1::WorkProgress;
+using v1::WorkQueueOptions;
 
-  absl::Status Validate() const;
-  // The memory of the items, and of their order.
-  uint64_t ItemBytes() const;
-};
+// InvalidArgument if the options make no sense.
+absl::Status Validate(const WorkQueueOptions& options);
+// The memory of the items, and of their order.
+uint64_t ItemBytes(const WorkQueueOptions& options);
 
 // The difference, in words: "epochs: 2 here, 3 asked"; empty if there is none.
 std::string DescribeDifference(const WorkQueueOptions& here,
                                const WorkQueueOptions& asked);
 
-// An item in an epoch, as one worker has it.
-struct WorkItem {
-  int64_t epoch = 0;  // From 0.
-  int64_t index = 0;
-  std::string value;
-  int64_t offset = 0;  // Samples of it that have been trained.
-};
-
-// How far a worker has come in an item of a queue.
-struct WorkProgress {
-  std::string queue;
-  int64_t epoch = 0;
-  int64_t index = 0;
-  int64_t offset = 0;
-};
-
 // Thread-compatible. Calls that depend on a worker take its incarnation, too:
 // another one is another worker.
 class WorkQueue {
  public:
-  // The state kept in a checkpoint. It does not name the holders of items:
-  // workers take them anew after a restore.
-  struct State {
-    int64_t epoch = 0;
-    int64_t num_taken = 0;  // So many of the epoch's order.
-    // The offsets of those of them that are not finished, by index.
-    std::map<int64_t, int64_t> unfinished;
-  };
-
-  struct Stats {
-    int64_t epoch = 0;  // num_epochs when all are over.
-    int64_t num_epochs = 0;
-    int64_t num_items = 0;
-    // In the present epoch.
-    int64_t num_finished = 0;
-    int64_t num_leased = 0;
-    int64_t num_returned = 0;  // And not taken again.
-    int64_t reissued = 0;      // How often one was, in all epochs.
-  };
-
-  // REQUIRES: options.Validate() is OK.
+  // REQUIRES: Validate(options) is OK.
   WorkQueue(std::string name, WorkQueueOptions options);
 
-  // Goes on where `state` was taken. DataLoss if it is not of such a queue.
-  absl::Status Restore(const State& state);
-  State state() const;
+  // The state kept in a checkpoint, without the group; and the way back, to a
+  // queue of the saved options. DataLoss if the state does not fit them.
+  SavedWorkQueue state() const;
+  absl::Status Restore(const SavedWorkQueue& state);
 
   // All of it but the options, with the holders of items; and the way back.
   // DataLoss if it is not of such a queue.
-  nlohmann::json Save() const;
-  absl::Status RestoreSaved(const nlohmann::json& saved);
+  v1::SavedGroup::Queue Save() const;
+  absl::Status RestoreSaved(const v1::SavedGroup::Queue& saved);
 
   // The item that the worker has, or a new one; none if there is none now, or
   // all epochs are over. Repeating it is OK.
@@ -138,38 +101,29 @@ class WorkQueue {
   }
 
   // How far the item is that the worker has; REQUIRES: CheckAdvance() is OK.
-  int64_t offset_of(uint32_t worker) const { return leases_.at(worker).offset; }
+  int64_t offset_of(uint32_t worker) const {
+    return leases_.at(worker).offset();
+  }
 
   const WorkQueueOptions& options() const { return options_; }
   uint64_t item_bytes() const { return item_bytes_; }
-  Stats stats() const;
+  v1::GetWorkQueueStatsResponse stats() const;
   // The first items of the present epoch that are not finished, `most` of them
   // and how many more there are.
   std::vector<std::string> Unfinished(size_t most) const;
 
  private:
-  struct Lease {
-    uint64_t incarnation = 0;
-    int64_t epoch = 0;
-    int64_t index = 0;
-    int64_t offset = 0;
+  using Lease = v1::SavedGroup::Lease;
 
-    bool Is(uint64_t other_incarnation, int64_t other_epoch,
-            int64_t other_index) const {
-      return incarnation == other_incarnation && epoch == other_epoch &&
-             index == other_index;
-    }
-  };
-
-  bool is_over() const { return epoch_ >= options_.num_epochs; }
-  int64_t num_items() const {
-    return static_cast<int64_t>(options_.items.size());
-  }
+  bool is_over() const { return epoch_ >= options_.num_epochs(); }
+  int64_t num_items() const { return options_.items_size(); }
   int64_t num_finished() const {
     return num_taken_ - static_cast<int64_t>(returned_.size()) -
            static_cast<int64_t>(leases_.size());
   }
   void BeginEpoch(int64_t epoch);
+  // Sets the epoch, num_taken and `unfinished`, as returned_ has them.
+  void SetState(SavedWorkQueue* state) const;
   std::string Describe(int64_t epoch, int64_t index) const;
   std::string DescribeLoss(uint32_t worker, int64_t epoch, int64_t index) const;
 

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <tuple>
 #include <utility>
@@ -51,6 +52,37 @@ std::string WorkerGroupOptions::ToString() const {
                       settings.empty() ? "" : " settings=", settings);
 }
 
+v1::GroupOptions ToProto(const WorkerGroupOptions& options) {
+  v1::GroupOptions proto;
+  proto.set_lease_ms(absl::ToInt64Milliseconds(options.lease));
+  proto.set_num_workers(options.num_workers);
+  proto.set_join_timeout_ms(absl::ToInt64Milliseconds(options.join_timeout));
+  proto.set_contributions_per_round(options.contributions_per_round);
+  proto.set_carries_late_contributions(options.carries_late_contributions);
+  proto.set_settings(options.settings);
+  return proto;
+}
+
+WorkerGroupOptions FromProto(const v1::GroupOptions& proto) {
+  WorkerGroupOptions options;
+  options.lease = absl::Milliseconds(proto.lease_ms());
+  options.num_workers = proto.num_workers();
+  options.join_timeout = absl::Milliseconds(proto.join_timeout_ms());
+  options.contributions_per_round = proto.contributions_per_round();
+  options.carries_late_contributions = proto.carries_late_contributions();
+  options.settings = proto.settings();
+  return options;
+}
+
+namespace {
+
+bool IsBefore(const v1::SavedGroup::Position& a,
+              const v1::SavedGroup::Position& b) {
+  return std::pair(a.mark(), a.steps()) < std::pair(b.mark(), b.steps());
+}
+
+}  // namespace
+
 WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
                          uint64_t first_incarnation)
     : options_(options),
@@ -59,7 +91,7 @@ WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
       first_of_present_run_(first_incarnation),
       num_awaited_(options.num_workers),
       waits_for_joins_(options.num_workers > 0) {
-  stats_.staleness.resize(kStalenessBuckets);
+  stats_.mutable_staleness()->Resize(kStalenessBuckets, 0);
 }
 
 absl::StatusOr<WorkerGroup::Worker*> WorkerGroup::Find(uint32_t worker,
@@ -85,18 +117,19 @@ template <typename Predicate>
 void WorkerGroup::Withdraw(const Predicate& is_meant) {
   const auto withdrawn =
       std::remove_if(open_.begin(), open_.end(), [&](const Contribution& c) {
-        const bool goes = !c.stands && is_meant(c);
+        const bool goes = !c.survives_worker() && is_meant(c);
         // None are known after VoidAll().
         if (goes) {
-          num_steps_[c.worker] = std::max<int64_t>(0, num_steps_[c.worker] - 1);
-          const auto position = positions_.find(c.worker);
-          if (position != positions_.end() && position->second.steps > 0) {
-            --position->second.steps;
+          int64_t& steps = (*stats_.mutable_num_steps())[c.worker()];
+          steps = std::max<int64_t>(0, steps - 1);
+          const auto it = positions_.find(c.worker());
+          if (it != positions_.end() && it->second.steps() > 0) {
+            it->second.set_steps(it->second.steps() - 1);
           }
         }
         return goes;
       });
-  stats_.dropped += open_.end() - withdrawn;
+  stats_.set_dropped(stats_.dropped() + (open_.end() - withdrawn));
   open_.erase(withdrawn, open_.end());
 }
 
@@ -133,10 +166,10 @@ void WorkerGroup::BeginAnewIfAllHaveLeft() {
     joins_end_ = std::min(joins_end_, worker.joined + options_.join_timeout);
     if (worker.is_waiting()) continue;
     // The others are to contribute to the same round.
-    const auto pending = std::count_if(open_.begin(), open_.end(),
-                                       [&w = worker](const Contribution& c) {
-                                         return c.incarnation == w.incarnation;
-                                       });
+    const auto pending = std::count_if(
+        open_.begin(), open_.end(), [&w = worker](const Contribution& c) {
+          return c.incarnation() == w.incarnation;
+        });
     first_clock_ = std::min(first_clock_, worker.clock - pending);
   }
   num_awaited_ =
@@ -154,7 +187,7 @@ void WorkerGroup::NoteStep(Worker* worker) {
 
 void WorkerGroup::Reconfigure(const WorkerGroupOptions& options) {
   options_ = options;
-  for (Contribution& each : open_) each.stands = false;
+  for (Contribution& each : open_) each.set_survives_worker(false);
   BeginAnew();
 }
 
@@ -177,9 +210,11 @@ WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now,
   int64_t clock = std::min(SlowestClock(), last_clock_);
   if (waits_for_joins_) clock = first_clock_;
   seen_.insert(worker);
-  const auto loss = stats_.losses.find(worker);
-  if (loss != stats_.losses.end()) loss->second.is_back = true;
-  if (!ever_joined_.insert(worker).second) ++stats_.rejoined;
+  const auto loss = stats_.mutable_losses()->find(worker);
+  if (loss != stats_.mutable_losses()->end()) loss->second.set_is_back(true);
+  if (!ever_joined_.insert(worker).second) {
+    stats_.set_rejoined(stats_.rejoined() + 1);
+  }
   Worker joined;
   joined.incarnation = next_incarnation_++;
   joined.clock = clock;
@@ -193,15 +228,15 @@ WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now,
     joined.missing_steps = kOwnStep | kTheirStep;
   }
   const auto is_own = [worker](const Contribution& c) {
-    return c.worker == worker;
+    return c.worker() == worker;
   };
   if (!takes_many_contributions() && !comes_back) Withdraw(is_own);
   Position position;
   if (!job_.empty() && !comes_back) {
     position = PositionOf(worker);
-    if (position.mark > 0) positions_[worker] = position;
+    if (position.mark() > 0) positions_[worker] = position;
   }
-  int64_t& num_steps = num_steps_[worker];
+  int64_t& num_steps = (*stats_.mutable_num_steps())[worker];
   num_steps = std::max(num_steps, first_step);
   const bool has_contributed = !takes_many_contributions() &&
                                std::any_of(open_.begin(), open_.end(), is_own);
@@ -213,13 +248,16 @@ WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now,
     if (seen_.size() >= num_awaited_) waits_for_joins_ = false;
   }
   Settle();
-  return {joined.incarnation,
-          joined.clock,
-          std::max(next_round, open_round_),
-          group_instance_,
-          num_steps,
-          stats_.num_losses,
-          position};
+  Place place;
+  place.set_incarnation(joined.incarnation);
+  place.set_clock(joined.clock);
+  place.set_round(std::max(next_round, open_round_));
+  place.set_group_instance(group_instance_);
+  place.set_num_steps(num_steps);
+  place.set_num_losses(stats_.num_losses());
+  place.set_mark(position.mark());
+  place.set_steps_since_mark(position.steps());
+  return place;
 }
 
 bool WorkerGroup::CanJoin(uint32_t worker, const std::string& job) const {
@@ -232,7 +270,7 @@ void WorkerGroup::BeginJob(uint32_t worker, const std::string& job) {
   // A process of the former one that was killed.
   num_departures_ += static_cast<int64_t>(workers_.erase(worker));
   Withdraw([](const Contribution&) { return true; });
-  if (!job.empty()) num_steps_.clear();
+  if (!job.empty()) stats_.clear_num_steps();
   positions_.clear();
   job_ = job;
 }
@@ -247,23 +285,26 @@ WorkerGroup::Position WorkerGroup::PositionOf(uint32_t worker) const {
     if (id == worker) continue;
     Position its = known(id);
     if (other.is_waiting()) {
-      its.steps = 0;  // It waits for this worker's steps since the mark.
+      its.set_steps(0);  // It waits for this worker's steps since the mark.
     } else {
       // The worker is to contribute to the same round.
-      its.steps -= std::count_if(open_.begin(), open_.end(),
-                                 [&other = other](const Contribution& c) {
-                                   return c.incarnation == other.incarnation;
-                                 });
+      its.set_steps(its.steps() -
+                    std::count_if(open_.begin(), open_.end(),
+                                  [&other = other](const Contribution& c) {
+                                    return c.incarnation() == other.incarnation;
+                                  }));
     }
-    if (!others.has_value() || its < *others) others = its;
+    if (!others.has_value() || IsBefore(its, *others)) others = its;
   }
   if (!others.has_value()) {
     for (const auto& [id, its] : positions_) {
-      if (its.has_left && (!others.has_value() || *others < its)) others = its;
+      if (!its.has_left()) continue;
+      if (!others.has_value() || IsBefore(*others, its)) others = its;
     }
   }
-  Position position = std::max(known(worker), others.value_or(Position()));
-  position.has_left = false;
+  Position position =
+      std::max(known(worker), others.value_or(Position()), IsBefore);
+  position.set_has_left(false);
   return position;
 }
 
@@ -271,8 +312,11 @@ void WorkerGroup::NoteMark(uint32_t worker, uint64_t incarnation,
                            int64_t mark) {
   if (mark <= 0 || !IsMember(worker, incarnation)) return;
   Position& position = positions_[worker];
-  if (mark > position.mark) position = {mark};
-  position.has_left = false;
+  if (mark > position.mark()) {
+    position.set_mark(mark);
+    position.set_steps(0);
+  }
+  position.set_has_left(false);
 }
 
 absl::Status WorkerGroup::Heartbeat(uint32_t worker, uint64_t incarnation,
@@ -284,7 +328,7 @@ absl::Status WorkerGroup::Heartbeat(uint32_t worker, uint64_t incarnation,
 
 absl::Status WorkerGroup::Arrive(uint32_t worker, uint64_t incarnation,
                                  int64_t clock, int64_t round, double weight,
-                                 absl::Time now, bool stands) {
+                                 absl::Time now, bool survives_worker) {
   TFSWITCH_ASSIGN_OR_RETURN(Worker * found, Find(worker, incarnation));
   if (!std::isfinite(weight) || weight < 0.0) {
     return absl::InvalidArgumentError(
@@ -311,18 +355,28 @@ absl::Status WorkerGroup::Arrive(uint32_t worker, uint64_t incarnation,
   const auto staleness = static_cast<size_t>(clock - SlowestClock());
   found->clock = clock + 1;
   NoteStep(found);
-  ++num_steps_[worker];
+  ++(*stats_.mutable_num_steps())[worker];
   const auto position = positions_.find(worker);
-  if (position != positions_.end()) ++position->second.steps;
+  if (position != positions_.end()) {
+    position->second.set_steps(position->second.steps() + 1);
+  }
   last_clock_ = std::max(last_clock_, found->clock);
-  ++stats_.staleness[std::min(staleness, kStalenessBuckets - 1)];
+  ++*stats_.mutable_staleness()->Mutable(
+      static_cast<int>(std::min(staleness, kStalenessBuckets - 1)));
   if (round != kNoRound) {
     const bool is_late = round < open_round_;
-    if (is_late) {
-      ++(options_.carries_late_contributions ? stats_.carried : stats_.dropped);
+    if (is_late && options_.carries_late_contributions) {
+      stats_.set_carried(stats_.carried() + 1);
+    } else if (is_late) {
+      CountDropped();
     }
     if (!is_late || options_.carries_late_contributions) {
-      open_.push_back({worker, incarnation, clock, weight, stands});
+      Contribution& added = open_.emplace_back();
+      added.set_worker(worker);
+      added.set_incarnation(incarnation);
+      added.set_clock(clock);
+      added.set_weight(weight);
+      added.set_survives_worker(survives_worker);
       found->last_round = open_round_;
     }
   }
@@ -360,8 +414,12 @@ absl::StatusOr<std::optional<WorkerGroup::Place>>
 WorkerGroup::PlaceAfterBarrier(uint32_t worker, uint64_t incarnation) {
   TFSWITCH_ASSIGN_OR_RETURN(const Worker* found, Find(worker, incarnation));
   if (!found->is_waiting()) {
-    return Place{incarnation, found->clock,
-                 std::max(found->last_round + 1, open_round_), group_instance_};
+    Place place;
+    place.set_incarnation(incarnation);
+    place.set_clock(found->clock);
+    place.set_round(std::max(found->last_round + 1, open_round_));
+    place.set_group_instance(group_instance_);
+    return place;
   }
   if (waits_for_joins_ || BarrierToOpen() != nullptr ||
       !std::all_of(workers_.begin(), workers_.end(),
@@ -390,16 +448,16 @@ void WorkerGroup::Release(const std::string& barrier) {
 
 void WorkerGroup::Void(uint64_t incarnation, int64_t clock) {
   for (Contribution& each : open_) {
-    if (each.incarnation == incarnation && each.clock == clock) {
-      each.weight = 0.0;
+    if (each.incarnation() == incarnation && each.clock() == clock) {
+      each.set_weight(0.0);
     }
   }
 }
 
 void WorkerGroup::VoidAll() {
-  num_steps_.clear();
+  stats_.clear_num_steps();
   positions_.clear();
-  for (Contribution& each : open_) each.weight = 0.0;
+  for (Contribution& each : open_) each.set_weight(0.0);
 }
 
 void WorkerGroup::Leave(uint32_t worker, uint64_t incarnation) {
@@ -407,28 +465,29 @@ void WorkerGroup::Leave(uint32_t worker, uint64_t incarnation) {
   workers_.erase(worker);
   left_.insert(worker);
   const auto position = positions_.find(worker);
-  if (position != positions_.end()) position->second.has_left = true;
+  if (position != positions_.end()) position->second.set_has_left(true);
   ++num_departures_;
   Settle();
 }
 
-WorkerGroup::Expiry WorkerGroup::ExpiryAt(absl::Time now) const {
+std::optional<WorkerGroup::Expiry> WorkerGroup::ExpiryAt(absl::Time now) const {
   Expiry expiry;
   for (const auto& [id, worker] : workers_) {
-    if (worker.lease_end <= now) expiry.workers.push_back(id);
+    if (worker.lease_end <= now) expiry.add_workers(id);
   }
-  expiry.ends_joins = waits_for_joins_ && now >= joins_end_;
+  expiry.set_ends_joins(waits_for_joins_ && now >= joins_end_);
+  if (expiry.workers().empty() && !expiry.ends_joins()) return std::nullopt;
   return expiry;
 }
 
 void WorkerGroup::Expire(const Expiry& expiry) {
-  for (const uint32_t id : expiry.workers) {
+  for (const uint32_t id : expiry.workers()) {
     if (workers_.erase(id) == 0) continue;
-    ++stats_.expired;
+    stats_.set_expired(stats_.expired() + 1);
     ++num_departures_;
     NoteLoss(id, /*has_joined=*/true);
   }
-  if (expiry.ends_joins) {
+  if (expiry.ends_joins()) {
     waits_for_joins_ = false;
     for (uint32_t id = 0; id < options_.num_workers; ++id) {
       if (seen_.count(id) == 0) NoteLoss(id, /*has_joined=*/false);
@@ -438,10 +497,13 @@ void WorkerGroup::Expire(const Expiry& expiry) {
 }
 
 void WorkerGroup::NoteLoss(uint32_t worker, bool has_joined) {
-  const auto steps = num_steps_.find(worker);
-  stats_.losses[worker] = {++stats_.num_losses,
-                           steps == num_steps_.end() ? 0 : steps->second,
-                           has_joined, /*is_back=*/false};
+  const auto steps = stats_.num_steps().find(worker);
+  stats_.set_num_losses(stats_.num_losses() + 1);
+  v1::GetGroupStatsResponse::Loss& loss = (*stats_.mutable_losses())[worker];
+  loss.set_number(stats_.num_losses());
+  loss.set_num_steps(steps == stats_.num_steps().end() ? 0 : steps->second);
+  loss.set_has_joined(has_joined);
+  loss.set_is_back(false);
 }
 
 void WorkerGroup::RenewLeases(absl::Time now) {
@@ -527,7 +589,9 @@ void WorkerGroup::OpenIfAllWait() {
     worker.clock = clock;
     const auto position = positions_.find(id);
     if (barrier == kEndOfEpoch && position != positions_.end()) {
-      position->second = {position->second.mark + 1};
+      const int64_t mark = position->second.mark() + 1;
+      position->second.Clear();
+      position->second.set_mark(mark);
     }
     worker.last_round = open_round_ - 1;
   }
@@ -535,27 +599,28 @@ void WorkerGroup::OpenIfAllWait() {
 
 void WorkerGroup::CloseIfComplete() {
   if (!IsComplete()) return;
-  Round round;
-  round.number = open_round_;
-  round.contributions = std::move(open_);
-  open_.clear();
-  std::sort(round.contributions.begin(), round.contributions.end(),
+  std::sort(open_.begin(), open_.end(),
             [](const Contribution& a, const Contribution& b) {
-              return std::tie(a.worker, a.incarnation, a.clock) <
-                     std::tie(b.worker, b.incarnation, b.clock);
+              return std::tuple(a.worker(), a.incarnation(), a.clock()) <
+                     std::tuple(b.worker(), b.incarnation(), b.clock());
             });
-  for (const Contribution& each : round.contributions) {
-    round.total_weight += each.weight;
-  }
-  round.group_instance = group_instance_;
-  round.next_incarnation = next_incarnation_;
+  Round& round = closed_.emplace_back();
+  round.set_number(open_round_);
+  double total_weight = 0.0;
+  for (const Contribution& each : open_) total_weight += each.weight();
+  round.set_total_weight(total_weight);
+  round.mutable_contributions()->Add(std::move_iterator(open_.begin()),
+                                     std::move_iterator(open_.end()));
+  round.set_group_instance(group_instance_);
+  round.set_next_incarnation(next_incarnation_);
   for (const auto& [id, worker] : workers_) {
-    round.active.push_back(worker.incarnation);
+    round.add_active(worker.incarnation);
   }
-  ++stats_.rounds;
-  stats_.contributions += static_cast<int64_t>(round.contributions.size());
-  stats_.samples += round.total_weight;
-  closed_.push_back(std::move(round));
+  stats_.set_rounds(stats_.rounds() + 1);
+  stats_.set_contributions(stats_.contributions() +
+                           static_cast<int64_t>(open_.size()));
+  stats_.set_samples(stats_.samples() + total_weight);
+  open_.clear();
   if (closed_.size() > kKeptRounds) closed_.pop_front();
   ++open_round_;
 }
@@ -565,12 +630,13 @@ absl::StatusOr<Round> WorkerGroup::ClosedRound(int64_t number) const {
     return absl::NotFoundError(
         absl::StrCat("round ", number, " has not closed"));
   }
-  if (number < closed_.front().number) {
+  const int64_t first_kept = open_round_ - static_cast<int64_t>(closed_.size());
+  if (number < first_kept) {
     return absl::OutOfRangeError(absl::StrCat(
         "round ", number, " closed long ago; ", open_round_, " is open"));
   }
-  Round round = closed_[static_cast<size_t>(number - closed_.front().number)];
-  round.first_kept = closed_.front().number;
+  Round round = closed_[static_cast<size_t>(number - first_kept)];
+  round.set_first_kept(first_kept);
   return round;
 }
 
@@ -655,14 +721,91 @@ std::string WorkerGroup::TakeOpenedBarrier() {
   return std::exchange(opened_barrier_, "");
 }
 
-WorkerGroup::Stats WorkerGroup::stats() const {
-  Stats stats = stats_;
-  stats.num_active = static_cast<int64_t>(workers_.size());
-  stats.num_waiting =
+v1::GetGroupStatsResponse WorkerGroup::stats() const {
+  v1::GetGroupStatsResponse stats = stats_;
+  stats.set_num_active(static_cast<int64_t>(workers_.size()));
+  stats.set_num_waiting(
       std::count_if(workers_.begin(), workers_.end(),
-                    [](const auto& w) { return w.second.is_waiting(); });
-  stats.num_steps = num_steps_;
+                    [](const auto& w) { return w.second.is_waiting(); }));
   return stats;
+}
+
+void WorkerGroup::Save(v1::SavedGroup* saved) const {
+  for (const auto& [id, each] : workers_) {
+    v1::SavedGroup::Worker& worker = *saved->add_workers();
+    worker.set_worker(id);
+    worker.set_incarnation(each.incarnation);
+    worker.set_clock(each.clock);
+    worker.set_last_round(each.last_round);
+    worker.set_barrier(each.barrier);
+    worker.set_visits(each.visits);
+    worker.set_opening(each.opening);
+    worker.set_missing_steps(each.missing_steps);
+  }
+  saved->mutable_ever_joined()->Add(ever_joined_.begin(), ever_joined_.end());
+  saved->mutable_seen()->Add(seen_.begin(), seen_.end());
+  saved->mutable_left()->Add(left_.begin(), left_.end());
+  saved->set_group_instance(group_instance_);
+  saved->set_next_incarnation(next_incarnation_);
+  saved->set_first_of_present_run(first_of_present_run_);
+  saved->set_num_openings(num_openings_);
+  saved->set_num_departures(num_departures_);
+  saved->set_num_awaited(static_cast<uint32_t>(num_awaited_));
+  saved->set_waits_for_joins(waits_for_joins_);
+  saved->set_has_begun(has_begun_);
+  saved->set_last_clock(last_clock_);
+  saved->set_first_clock(first_clock_);
+  saved->mutable_open()->set_number(open_round_);
+  saved->mutable_open()->mutable_contributions()->Add(open_.begin(),
+                                                      open_.end());
+  saved->mutable_closed()->Add(closed_.begin(), closed_.end());
+  *saved->mutable_stats() = stats_;
+  saved->set_job(job_);
+  saved->mutable_positions()->insert(positions_.begin(), positions_.end());
+}
+
+absl::Status WorkerGroup::Restore(const v1::SavedGroup& saved) {
+  int64_t next = saved.open().number() - saved.closed_size();
+  bool is_whole = next >= 0 && saved.stats().staleness_size() ==
+                                   static_cast<int>(kStalenessBuckets);
+  for (const Round& each : saved.closed()) {
+    is_whole = is_whole && each.number() == next++;
+  }
+  if (!is_whole) {
+    return absl::DataLossError(absl::StrCat("the saved state of group '",
+                                            saved.group(), "' is damaged"));
+  }
+  for (const v1::SavedGroup::Worker& each : saved.workers()) {
+    Worker& worker = workers_[each.worker()];
+    worker.incarnation = each.incarnation();
+    worker.clock = each.clock();
+    worker.last_round = each.last_round();
+    worker.barrier = each.barrier();
+    worker.visits = each.visits();
+    worker.opening = each.opening();
+    worker.missing_steps = each.missing_steps();
+  }
+  ever_joined_ = {saved.ever_joined().begin(), saved.ever_joined().end()};
+  seen_ = {saved.seen().begin(), saved.seen().end()};
+  left_ = {saved.left().begin(), saved.left().end()};
+  group_instance_ = saved.group_instance();
+  next_incarnation_ = saved.next_incarnation();
+  first_of_present_run_ = saved.first_of_present_run();
+  num_openings_ = saved.num_openings();
+  num_departures_ = saved.num_departures();
+  num_awaited_ = saved.num_awaited();
+  waits_for_joins_ = saved.waits_for_joins();
+  has_begun_ = saved.has_begun();
+  last_clock_ = saved.last_clock();
+  first_clock_ = saved.first_clock();
+  open_round_ = saved.open().number();
+  open_ = {saved.open().contributions().begin(),
+           saved.open().contributions().end()};
+  closed_ = {saved.closed().begin(), saved.closed().end()};
+  stats_ = saved.stats();
+  job_ = saved.job();
+  positions_ = {saved.positions().begin(), saved.positions().end()};
+  return absl::OkStatus();
 }
 
 }  // namespace tfswitch

@@ -37,15 +37,19 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "nlohmann/json_fwd.hpp"
+#include "tfswitch/v1/coordination.pb.h"
 
 namespace tfswitch {
+
+// The messages of protos/tfswitch/v1/coordination.proto are the values here.
+using v1::Contribution;
+using v1::Round;
+using GroupMember = v1::Member;
 
 struct WorkerGroupOptions {
   // How long a worker is believed to live after it was last heard of.
@@ -78,14 +82,9 @@ struct WorkerGroupOptions {
   }
 };
 
-// A worker of a group; see WorkerGroup::Join.
-struct GroupMember {
-  std::string group;
-  uint32_t worker = 0;
-  uint64_t incarnation = 0;
-  // Where its program is, such as the epoch; it only grows. 0: not said.
-  int64_t mark = 0;
-};
+// Times have milliseconds in messages.
+v1::GroupOptions ToProto(const WorkerGroupOptions& options);
+WorkerGroupOptions FromProto(const v1::GroupOptions& proto);
 
 // Identifies the worker and the step of gradients.
 struct StepTag {
@@ -95,105 +94,14 @@ struct StepTag {
   int64_t clock = 0;
 };
 
-// One step's gradients, staged by a worker under (worker, incarnation, clock).
-struct Contribution {
-  uint32_t worker = 0;
-  uint64_t incarnation = 0;
-  int64_t clock = 0;    // The worker's, when it made it.
-  double weight = 0.0;  // Samples in it.
-  // Whatever becomes of its worker: somebody goes on with the data after it.
-  bool stands = false;
-
-  friend bool operator==(const Contribution& a, const Contribution& b) {
-    return a.worker == b.worker && a.incarnation == b.incarnation &&
-           a.clock == b.clock && a.weight == b.weight;
-  }
-};
-
-// A closed round: its contributions are summed in this order wherever it is
-// applied.
-struct Round {
-  int64_t number = 0;
-  std::vector<Contribution> contributions;  // By worker, then clock.
-  double total_weight = 0.0;
-  // The group's first incarnation: a greater one after the coordinator has been
-  // started again, with numbers that count from 0.
-  uint64_t group_instance = 0;
-  // The incarnations that were there when it closed; no other one below
-  // next_incarnation can ever contribute again.
-  std::vector<uint64_t> active;
-  uint64_t next_incarnation = 0;
-  // The oldest round that could still be asked for when this one was.
-  int64_t first_kept = 0;
-};
-
-// The last round of a group that a shard has applied; kNoRound: none.
-struct CommittedRound {
-  std::string group;
-  uint64_t group_instance = 0;
-  int64_t number = 0;
-};
-
 // Thread-compatible.
 class WorkerGroup {
  public:
   // The barrier behind which the next mark begins.
   static constexpr char kEndOfEpoch[] = "end of epoch";
 
-  // How far a worker has come in the present job.
-  struct Position {
-    int64_t mark = 0;       // As in GroupMember.
-    int64_t steps = 0;      // That count since the mark.
-    bool has_left = false;  // By itself.
-
-    friend bool operator<(const Position& a, const Position& b) {
-      return std::tie(a.mark, a.steps) < std::tie(b.mark, b.steps);
-    }
-  };
-
   // The place that a worker gets when it joins.
-  struct Place {
-    uint64_t incarnation = 0;
-    int64_t clock = 0;  // The worker begins at it.
-    // The round to which its first step contributes: the open one, or the one
-    // after that if this worker has come back and its contribution stands.
-    int64_t round = 0;
-    uint64_t group_instance = 0;  // As in Round.
-    // Steps of this worker that count, of all its incarnations.
-    int64_t num_steps = 0;
-    int64_t num_losses = 0;  // So far.
-    Position position = {};  // Where a new process of a job goes on.
-  };
-
-  // A worker that was given up: its lease has ended, or it has not joined while
-  // it was awaited.
-  struct Loss {
-    int64_t number = 0;     // Counts the group's losses, from 1.
-    int64_t num_steps = 0;  // Its steps that count.
-    bool has_joined = false;
-    bool is_back = false;
-  };
-
-  struct Stats {
-    int64_t num_active = 0;
-    int64_t num_waiting = 0;    // At a barrier.
-    int64_t rounds = 0;         // Closed.
-    int64_t contributions = 0;  // In closed rounds.
-    double samples = 0.0;       // The weights of these contributions.
-    int64_t dropped = 0;        // Late, or withdrawn.
-    int64_t carried = 0;        // Late, and counted in a later round.
-    int64_t expired = 0;        // Workers whose lease ended.
-    int64_t rejoined = 0;       // Workers that came back.
-    // [s]: how many steps were s clocks ahead of the slowest worker when they
-    // ended; the last entry has all that were further ahead.
-    std::vector<int64_t> staleness;
-    std::map<uint32_t, int64_t> num_steps;  // By worker; as in Place.
-    int64_t num_losses = 0;
-    std::map<uint32_t, Loss> losses;  // By worker, its last one.
-    // By work queue, some of the items of its epoch that are not done. A group
-    // does not know them; its coordinator does.
-    std::map<std::string, std::vector<std::string>> unfinished;
-  };
+  using Place = v1::JoinResponse;
 
   static constexpr int64_t kNoRound = -1;
 
@@ -210,7 +118,7 @@ class WorkerGroup {
 
   // Begins anew with other options. Closed rounds stay, so that the next worker
   // to join brings them in; contributions to the open one are withdrawn, also
-  // those that stand.
+  // those that would survive their workers.
   //
   // REQUIRES: nobody is there, options.Validate() is OK.
   void Reconfigure(const WorkerGroupOptions& options);
@@ -218,7 +126,7 @@ class WorkerGroup {
   // A worker that is there already has been started anew: its new incarnation
   // takes its place. The contribution of the old one to the open round is
   // withdrawn, for the old one has not heard that it counts; unless a round
-  // takes many contributions of each, or it stands.
+  // takes many contributions of each, or it survives its worker.
   //
   // A process that the group has given up and that comes back names its
   // `previous` incarnation: its contribution stands, and it does not wait once
@@ -248,14 +156,15 @@ class WorkerGroup {
 
   // The worker has ended its step number `clock`. It contributes to `round`,
   // which was open when it began the step, unless that is kNoRound. Repeating
-  // the last arrival is OK and changes nothing. `stands`: see Contribution.
+  // the last arrival is OK and changes nothing. `survives_worker`: see
+  // Contribution.
   //
   // Besides the errors of Heartbeat: OutOfRange if `clock` is not the worker's
   // or `round` has not opened, InvalidArgument if `weight` is negative or not
   // finite.
   absl::Status Arrive(uint32_t worker, uint64_t incarnation, int64_t clock,
                       int64_t round, double weight, absl::Time now,
-                      bool stands = false);
+                      bool survives_worker = false);
 
   // The worker waits at `barrier`; `visit` is how many barriers its incarnation
   // has come to before. Repeating the last one is OK.
@@ -287,16 +196,13 @@ class WorkerGroup {
   // The worker has no more data, or gives up. Leaving twice is OK.
   void Leave(uint32_t worker, uint64_t incarnation);
 
-  // What time has brought to an end.
-  struct Expiry {
-    std::vector<uint32_t> workers;  // Their lease has ended.
-    bool ends_joins = false;  // Those that never joined are awaited no more.
-
-    bool empty() const { return workers.empty() && !ends_joins; }
-  };
-  Expiry ExpiryAt(absl::Time now) const;
+  // What time has brought to an end; nullopt: nothing.
+  using Expiry = v1::CoordinationRecord::Expiry;
+  std::optional<Expiry> ExpiryAt(absl::Time now) const;
   void Expire(const Expiry& expiry);
-  void Tick(absl::Time now) { Expire(ExpiryAt(now)); }
+  void Tick(absl::Time now) {
+    if (const auto expiry = ExpiryAt(now)) Expire(*expiry);
+  }
 
   // When Tick() will next have something to do; InfiniteFuture if never.
   absl::Time NextTick() const;
@@ -334,7 +240,7 @@ class WorkerGroup {
   // The next that a worker is given; all others will be greater.
   uint64_t next_incarnation() const { return next_incarnation_; }
   // A step was ended by one that had been given up.
-  void CountDropped() { ++stats_.dropped; }
+  void CountDropped() { stats_.set_dropped(stats_.dropped() + 1); }
   // How many members have gone: left, died, or been started anew.
   int64_t num_departures() const { return num_departures_; }
   // The steps that a member has ended; -1 if it is none.
@@ -344,16 +250,19 @@ class WorkerGroup {
   bool is_anyone_waiting() const;  // At a barrier.
   // The barrier that has opened since this was called last; empty if none has.
   std::string TakeOpenedBarrier();
-  Stats stats() const;
+  // But for work queues, which its coordinator knows.
+  v1::GetGroupStatsResponse stats() const;
 
-  // All of it but times, and the way back, into a new one of the same options.
-  // DataLoss if it is none. RenewLeases() has to follow.
-  nlohmann::json Save() const;
-  absl::Status Restore(const nlohmann::json& saved);
+  // All of it but its options and times, and the way back, into a new one of
+  // the same options. DataLoss if it is none. RenewLeases() has to follow.
+  void Save(v1::SavedGroup* saved) const;
+  absl::Status Restore(const v1::SavedGroup& saved);
   // Leases, and the time to join, begin now.
   void RenewLeases(absl::Time now);
 
  private:
+  using Position = v1::SavedGroup::Position;
+
   static constexpr uint32_t kOwnStep = 1;
   static constexpr uint32_t kTheirStep = 2;
 
@@ -385,7 +294,8 @@ class WorkerGroup {
     return options_.contributions_per_round > options_.num_workers;
   }
   bool IsComplete() const;
-  // Drops contributions to the open round, except those that stand.
+  // Drops contributions to the open round, except those that survive their
+  // workers.
   template <typename Predicate>
   void Withdraw(const Predicate& is_meant);
   // "worker 3 (at step 17), ..." for the workers of which is_named(worker) is
@@ -425,14 +335,14 @@ class WorkerGroup {
   absl::Time joins_end_ = absl::InfiniteFuture();
   int64_t last_clock_ = 0;   // The greatest of any worker.
   int64_t first_clock_ = 0;  // At which the workers of a run begin together.
-  // The steps of each worker that have ended and were not withdrawn.
-  std::map<uint32_t, int64_t> num_steps_;
-  std::string job_;                         // The present one; empty: no name.
+  std::string job_;          // The present one; empty: no name.
   std::map<uint32_t, Position> positions_;  // In it, of those with a mark.
   int64_t open_round_ = 0;
   std::vector<Contribution> open_;  // Contributions to it.
   std::deque<Round> closed_;        // The last kKeptRounds, in order.
-  Stats stats_;                     // Without what stats() finds elsewhere.
+  // Without what stats() finds elsewhere. The steps of a worker in it are those
+  // that have ended and were not withdrawn.
+  v1::GetGroupStatsResponse stats_;
 };
 
 }  // namespace tfswitch

@@ -15,9 +15,9 @@ uint32_t ChangeClock::Enter() {
       continue;
     }
     at_work_[epoch % 2].fetch_add(1);
-    // Sequentially consistent, as is the end of an epoch: either this thread
-    // still sees the epoch as it was, or the thread that ends it sees this one
-    // inside.
+    // This load and the end of an epoch are sequentially consistent. So either
+    // this thread sees that the epoch has ended, or the thread that ends it
+    // sees this one inside.
     if (epoch_.load() == epoch) return epoch;
     Leave(epoch);
   }

@@ -8,7 +8,8 @@ namespace tfswitch {
 namespace {
 
 constexpr int kMaxHashes = 64;
-// Below it, one virtual shard by chance has far more keys than another.
+// With fewer cells, one virtual shard may by chance have far more keys than
+// another.
 constexpr double kMinCellsPerBlock = 64;
 
 // The 64-bit finaliser of MurmurHash3 with another start, so that cells do not

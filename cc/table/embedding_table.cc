@@ -33,21 +33,21 @@
 namespace tfswitch {
 namespace {
 
-// Address space of a table, in terms of physical memory: rows may take twice
-// of it and the two index arrays a half each, because keys do not spread
-// perfectly evenly over the stripes.
+// A table's address space. Rows may take twice the physical memory, and the two
+// index arrays half of it each, because keys do not spread perfectly evenly
+// over the stripes.
 constexpr size_t kRowShare = 8;
 constexpr size_t kIndexShare = 32;
 constexpr size_t kMinSpanBytes = 2 * kHugePageBytes;
 
-// Address space for the candidates of a table, beside that.
+// Further address space, for the candidates of a table.
 constexpr size_t kCandidateShare = 8;
 
-// The key from which the initializer draws the row that all keys without one
-// share. Any would do.
+// An arbitrary key, from which the initializer draws the row that all keys
+// without a row of their own share.
 constexpr Key kSharedRow = 0x5477697463685f30;
 
-// Candidates are counted by this: at least the policies need it.
+// The statistics of candidates, which have at least what the policies need.
 StatisticsConfig StatisticsOfCandidates(StatisticsConfig config) {
   if (config.kind == StatisticsKind::kNone) {
     config.kind = StatisticsKind::kUsage;
@@ -55,7 +55,7 @@ StatisticsConfig StatisticsOfCandidates(StatisticsConfig config) {
   return config;
 }
 
-// How the weight of a candidate learns: as the first segment of a row.
+// The weight of a candidate learns as the first segment of a row does.
 OptimizerConfig WeightConfig(const TableConfig& config) {
   return OptimizerConfig({config.optimizer.segments[0]});
 }
@@ -151,7 +151,7 @@ bool EmbeddingTable::Impl::Init() {
   const size_t stripe_bytes =
       RoundDownTo(reservation_.size() / kNumStripes, kHugePageBytes);
   const size_t index_bytes = RoundDownTo(stripe_bytes / 6, kHugePageBytes);
-  // As many rows as embeddings and slots.
+  // Room for as many rows as there are embeddings and slots.
   const auto bytes_of_column = [&](size_t begin, size_t column_stride) {
     if (column_stride == 0) return size_t{0};
     return RoundUpTo(
@@ -356,7 +356,7 @@ absl::Status EmbeddingTable::Impl::FindOrInsert(absl::Span<const Key> keys,
 RowRounding EmbeddingTable::Impl::RoundingOf(const GradientBatch& batch,
                                              uint64_t number) const {
   if (config_.storage_dtype.rounding == Rounding::kNearest) return {};
-  // Numbered steps are rounded the same way whatever threads they run on.
+  // The number fixes how a step is rounded, whatever threads run it.
   number = batch.StepOr(number);
   const uint64_t seed = HashKey(
       static_cast<Key>(HashKey(static_cast<Key>(config_.seed)) + number));
@@ -388,8 +388,8 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
   static_cast<StepSettings&>(steps.input) = batch;
   steps.input.history = batch.history;
   if (statistics_.num_floats() > 0) steps.statistics = &statistics_;
-  // Also of a table that counts nothing: its checkpoint may be restored into
-  // one that does.
+  // A table that counts nothing notes the day too, because its checkpoint may
+  // be restored into a table that counts.
   NoteDay(batch.day);
   if (steps.statistics != nullptr || admits) steps.day = DayOf(batch.day);
   steps.number = batch.number != 0
@@ -498,7 +498,7 @@ void EmbeddingTable::Impl::EraseLocked(const KeyPlace& place,
   const uint32_t row = place.entry.row();
   if (MustKeep(*stripe, row, stamp)) {
     const uint32_t meta = LockBucket(place.entry.bucket);
-    // Somebody else may have changed and kept it meanwhile.
+    // Another thread may have kept and changed the row meanwhile.
     if (MustKeep(*stripe, row, stamp)) {
       KeepRow(stripe, place.key, row);
     }
@@ -506,8 +506,8 @@ void EmbeddingTable::Impl::EraseLocked(const KeyPlace& place,
   }
   NoteLossLocked(stripe, place.key, stamp);
   stripe->index.Erase(place.entry, place.position);
-  // No one can lock the row any more, and a reader that is still copying it
-  // will see that its bucket has changed.
+  // No thread can lock the row any more. A reader that is still copying it will
+  // see that its bucket has changed.
   stripe->rows.Free(row);
   stripe->CountErased();
 }
@@ -569,8 +569,8 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
   const uint64_t buckets_per_visit =
       std::clamp<uint64_t>(full / kKeysPerBucket, 1, kMaxBucketsPerVisit);
   std::vector<float> row(static_cast<size_t>(row_floats()));
-  // The first num_rows of these; they never get shorter, so that the memory of
-  // a chunk as long as a file is cleared once.
+  // Only the first num_rows elements count. The vectors never get shorter, so
+  // that the memory of a chunk as long as a file is cleared once.
   std::vector<Key> keys;
   std::vector<float> embeddings;
   std::vector<float> slots;
@@ -595,7 +595,7 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
   };
   // `row` becomes the next one.
   const auto add = [&](Key key) {
-    // Not the table: a snapshot does not change it.
+    // Changes the copy only: a snapshot does not change the table.
     optimizer_.CatchUp(*now, row.data(), row.data() + dim);
     keys[num_rows] = key;
     std::copy(row.begin(), row.begin() + dim,
@@ -627,9 +627,9 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
     }
     const bool is_unchanged =
         snapshot != nullptr && !snapshot->is_whole && changed.empty();
-    // A key's position in the hash never changes, whereas its bucket does when
-    // the index grows: so we go through ranges of positions, each under the
-    // mutex, and meet a key exactly in the step of its position.
+    // The position of a key's hash never changes, but its bucket does when the
+    // index grows. So this visits ranges of positions, each under the mutex,
+    // and meets each key once.
     for (uint64_t begin = is_unchanged ? kEndOfPositions : 0;
          begin < kEndOfPositions;) {
       entries.clear();
@@ -656,7 +656,7 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
         }
       }
       if (snapshot != nullptr) stripe.former_rows.SetVisited(begin);
-      // Another range may have so many.
+      // The next range may have this many.
       if (num_rows + buckets_per_visit * kKeysPerBucket > full) {
         TFSWITCH_RETURN_IF_ERROR(emit());
       }
@@ -680,7 +680,7 @@ int64_t EmbeddingTable::Impl::size() const {
     size += stripe.inserted_rows.load(std::memory_order_relaxed) -
             stripe.erased_rows.load(std::memory_order_relaxed);
   }
-  return std::max<int64_t>(size, 0);  // The two are not read at once.
+  return std::max<int64_t>(size, 0);  // Its terms are read one after the other.
 }
 
 TableStats EmbeddingTable::Impl::stats() const {

@@ -1,4 +1,4 @@
-// Keys that have no row yet.
+// Counts, admits and reads keys that have no row yet.
 
 #include <algorithm>
 #include <cmath>
@@ -14,7 +14,7 @@
 namespace tfswitch {
 namespace {
 
-// In [0, 1), by a hash of the arguments.
+// Returns a number in [0, 1) that depends only on the arguments.
 double Draw(uint64_t seed, Key key, uint64_t number) {
   const uint64_t mixed = HashKey(static_cast<Key>(
       seed ^ HashKey(static_cast<Key>(HashKey(key) + number))));
@@ -28,7 +28,7 @@ bool EmbeddingTable::Impl::InitCandidates() {
       RoundDownTo(candidate_reservation_.size() / kNumStripes, kHugePageBytes);
   // Records are not much longer than their place in the index.
   const size_t index_bytes = RoundDownTo(stripe_bytes / 4, kHugePageBytes);
-  // As many stamps as records, which have four floats at least.
+  // Room for as many stamps as records, which have at least four floats.
   const size_t stamp_bytes =
       has_weights()
           ? RoundUpTo((stripe_bytes - 2 * index_bytes) / 5, kHugePageBytes)
@@ -83,7 +83,7 @@ void EmbeddingTable::Impl::FillMissing(absl::Span<const Key> block,
     if (groups[s].empty()) continue;
     Stripe& stripe = stripes_[s];
     MutexLock lock(&stripe.mutex);
-    // A key that was searched in vain may have been admitted since.
+    // The key may have been admitted since it was searched.
     const bool is_new_row =
         stripe.inserted_rows.load(std::memory_order_relaxed) != before[s];
     for (size_t begin = 0; begin < groups[s].size(); begin += kAtOnce) {
@@ -116,8 +116,8 @@ uint32_t EmbeddingTable::Impl::AdmitByBloom(absl::Span<const Key> block,
                                             uint32_t num_missing) {
   const uint32_t min_count =
       std::get<BloomMinCountAdmission>(config_.admission.policy).min_count;
-  // Keys share cells, so that it depends on their order how much each has. It
-  // is one that does not depend on where they lie in memory.
+  // Keys share cells, so each key's count depends on their order. This order
+  // does not depend on where they lie in memory.
   const StripeGroups groups(HashKey, block.data(), num_missing, missing);
   uint32_t num_admitted = 0;
   for (int s = 0; s < kNumStripes; ++s) {
@@ -187,7 +187,7 @@ absl::StatusOr<bool> EmbeddingTable::Impl::AdmitCandidateLocked(
       weight_optimizer_->InitSlots(record + weight_at + 1);
     }
   }
-  // In any case: there may be no memory for its row.
+  // Stamps it in any case, because there may be no memory for its row.
   StampCandidateLocked(place.stripe, record, stamp);
   const StepInput input = batch.InputOf(i);
   candidate_statistics_.Observe(input.count, input.shows, batch.ClicksOf(i),
@@ -210,7 +210,7 @@ absl::StatusOr<bool> EmbeddingTable::Impl::AdmitCandidateLocked(
                       row.slots);
         }
         std::copy_n(record, statistics_.num_floats(), row.statistics);
-        // The gradient that brought the key in is not lost.
+        // The gradient that admitted the key also trains its row.
         optimizer_.Step(row.embedding, row.slots, gradient, input);
       }));
   candidates.Erase(place.key, place.position);

@@ -132,7 +132,7 @@ absl::StatusOr<ChangeCursor> EmbeddingTable::Impl::ForEachChange(
         continue;
       }
       chunk.Add(candidates.keys[i], record + weight_at, 1);
-      // Its score goes on when it gets a row.
+      // The score is kept when the key gets a row.
       if (filter.rule.has_value()) chunk.AddScore(0.0f);
     }
     return chunk.Emit(min_keys, visit);

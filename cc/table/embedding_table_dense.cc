@@ -28,7 +28,7 @@ absl::Status EmbeddingTable::Impl::TakeStep(
         " steps, as many as dense updates can count; export its rows, and "
         "assign them to a new table"));
   }
-  // Whatever happens: rows that were there have taken it.
+  // The step ends whatever happens, because existing rows have taken it.
   const absl::Cleanup end = [&] { step_log_.End(*before); };
   return apply(before.get());
 }
@@ -41,8 +41,7 @@ void EmbeddingTable::Impl::GoOnAfterStepOf(absl::Span<const float> slots) {
     step = std::max(step, DenseStepOfSlot(&slots[i]));
   }
   step = std::min(step, kMaxDenseStep);
-  // There is no row that has missed one of them, so that their rates are not
-  // read.
+  // No row has missed one of these steps, so their rates are not read.
   if (step > 0) step_log_.Restore({step, {{1, 0.0f}}});
 }
 

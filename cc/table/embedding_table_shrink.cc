@@ -1,4 +1,4 @@
-// Rows that go, and their memory.
+// Evicts rows and gives back their memory.
 
 #include <algorithm>
 #include <array>
@@ -21,8 +21,8 @@ void EmbeddingTable::Impl::SiftRows(
       with_embeddings ? static_cast<size_t>(config_.dim) : 0);
   std::vector<float> counts(static_cast<size_t>(statistics_.num_floats()));
   std::vector<Key> chosen;
-  // The stripes take turns, so that threads that wait for one get it: a thread
-  // that locks a mutex again at once leaves no chance to the others.
+  // Takes the stripes in turn. A thread that locks the same mutex again at once
+  // would leave waiting threads no chance to get it.
   std::array<uint64_t, kNumStripes> begins = {};
   for (bool is_more = true; is_more;) {
     is_more = false;
@@ -79,7 +79,7 @@ void EmbeddingTable::Impl::SiftCandidates(
 
 namespace {
 
-// The element that is number `place` in the order of the elements.
+// Returns the element that would be at `place` if the elements were sorted.
 template <typename Value>
 Value ElementAt(size_t place, std::vector<Value>* values) {
   const auto at = values->begin() + static_cast<std::ptrdiff_t>(place);
@@ -87,9 +87,9 @@ Value ElementAt(size_t place, std::vector<Value>* values) {
   return *at;
 }
 
-// Which of the rows that no other rule takes go beyond a limit: those that come
-// first in the order, by a value that grows along it, and among equals by the
-// hash of their keys.
+// Chooses which rows beyond a limit go, among those that no other rule takes:
+// rows with the least values, and among equal values those that the hash of
+// their keys chooses.
 class Surplus {
  public:
   // All but `limit` of `values` go.
@@ -106,8 +106,8 @@ class Surplus {
         count([this](float value) { return value == last_; }) > num_equal_;
   }
 
-  // Whether some of those with the last value that goes stay: then Choose()
-  // wants the hashes of all of these.
+  // Whether only some of the rows with the largest value that goes are to go.
+  // Then Choose() needs the hashes of all rows with that value.
   bool must_choose() const { return must_choose_; }
   bool IsLast(float value) const { return value == last_; }
   void Choose(std::vector<uint64_t> hashes) {
@@ -115,8 +115,8 @@ class Surplus {
     last_hash_ = ElementAt(static_cast<size_t>(num_equal_ - 1), &hashes);
   }
 
-  // Whether a row with this value goes. For the last value that does, it says
-  // yes only as often as there are rows to go.
+  // Whether a row with this value goes. For the largest value that goes, this
+  // is true only as often as there are rows to go.
   bool Takes(float value, Key key) {
     if (value < last_) return true;
     return value == last_ && HashKey(key) <= last_hash_ && num_equal_-- > 0;
@@ -152,7 +152,7 @@ absl::StatusOr<ShrinkReport> EmbeddingTable::Impl::Shrink(
   day = DayOf(day);
   MutexLock lock(&shrink_mutex_);
   ShrinkReport report;
-  // The counter of the first rule that takes it; null if none does.
+  // Returns the counter of the first rule that takes the row, or null.
   const auto rule_for = [&](const RowStatistics& counted,
                             const float* row_statistics) -> int64_t* {
     const UsageOfRow usage = counted.Read(row_statistics, day);
@@ -245,7 +245,7 @@ absl::StatusOr<ShrinkReport> EmbeddingTable::Impl::Shrink(
 
 namespace {
 
-// While others may be reading at either place, but none is writing.
+// Others may be reading at either place meanwhile, but none may be writing.
 void MoveFloats(const float* from, size_t count, float* to,
                 std::vector<float>* buffer) {
   if (count == 0) return;
@@ -264,8 +264,8 @@ void EmbeddingTable::Impl::Compact(Stripe* stripe) {
     MutexLock lock(&stripe->mutex);
     if (!stripe->rows.IsWorthCompacting()) return;
     limit = stripe->rows.SortFreeRows();
-    // Room for rows that come in meanwhile: each takes a low place, and a row
-    // for which none is left keeps the memory before it.
+    // Leaves room for rows that come meanwhile. Each takes a low place. If none
+    // is left, the memory before the row cannot be released.
     limit += limit / 16 + 1024;
   }
   std::vector<StripeIndex::Entry> beyond;

@@ -15,7 +15,7 @@
 namespace tfswitch {
 namespace {
 
-// An estimate for a set of keys.
+// An estimate of the bytes that a key takes in a set.
 constexpr size_t kBytesPerNode = 48;
 
 }  // namespace
@@ -53,7 +53,7 @@ int64_t EmbeddingTable::Impl::Snapshot::kept_bytes() const {
   return bytes;
 }
 
-// Steps of dense updates that have begun end first, with all their rows.
+// Waits until dense updates that have begun have stepped all their rows.
 void EmbeddingTable::Impl::Hold() ABSL_NO_THREAD_SAFETY_ANALYSIS {
   if (is_dense()) {
     step_mutex_.Lock();
@@ -103,7 +103,7 @@ EmbeddingTable::Impl::TakeSnapshot(const ChangeCursor& since) {
 void EmbeddingTable::Impl::KeepRow(Stripe* stripe, Key key,
                                    uint32_t row) const {
   const RowPlace place = PlaceOf(*stripe, row);
-  if (RacyLoad(place.stamp) < snapshot_from_) return;  // A former save has it.
+  if (RacyLoad(place.stamp) < snapshot_from_) return;  // A save has it.
   stripe->former_rows.Keep(key, PositionOf(key), [&](float* floats) {
     const auto num_words = static_cast<size_t>(codec_.num_words());
     RacyLoadFloats(floats, place.words, num_words);

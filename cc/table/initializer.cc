@@ -34,12 +34,12 @@ class RowStream {
   const uint64_t start_;
 };
 
-// In [0, 1), all 24 bits of a float's precision.
+// Returns a number in [0, 1) with all 24 bits of a float's precision.
 float ToUnit(uint64_t bits) {
   return static_cast<float>(bits >> 40) * 0x1p-24f;
 }
 
-// The pair of a Box-Muller transform: two independent standard normals. In
+// Two independent standard normals, by a Box-Muller transform. It computes in
 // double, because float's log and cos would lose the tails.
 struct NormalPair {
   double values[2];
@@ -57,7 +57,7 @@ void FillUniform(const RowStream& stream, float minval, float maxval, int dim,
                  float* embedding) {
   const float range = maxval - minval;
   for (int i = 0; i < dim; ++i) {
-    // Rounding may reach maxval; the interval is half open.
+    // Rounding may reach maxval, which the half-open interval excludes.
     const float value = minval + range * ToUnit(stream.At(i));
     embedding[i] = value < maxval ? value : minval;
   }

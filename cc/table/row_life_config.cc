@@ -23,7 +23,7 @@ absl::Status CheckNonNegative(absl::string_view field, float value) {
   return FieldError(field, "a finite number >= 0", value);
 }
 
-// `path` is where the config is: "admission".
+// `path` is the config's field, such as "admission".
 template <typename Config>
 absl::Status CheckFields(absl::string_view path, const Config& config) {
   const std::optional<FieldFault> fault = FindFault(config);

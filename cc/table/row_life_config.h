@@ -1,5 +1,5 @@
-// How a row comes, how its use is counted, and how it goes: parts of a table's
-// config.
+// The parts of a table's config that say when an id gets a row (admission),
+// what is counted of it (statistics), and when it loses the row (eviction).
 
 #ifndef TFSWITCH_CC_TABLE_ROW_LIFE_CONFIG_H_
 #define TFSWITCH_CC_TABLE_ROW_LIFE_CONFIG_H_
@@ -25,7 +25,7 @@ struct StatisticsConfig {
   // kShowClick: score = (show - click) * nonclk_coeff + click * click_coeff.
   float nonclk_coeff = 0.1f;
   float click_coeff = 1.0f;
-  // The share of show and click that is left after a day.
+  // The part of shows and clicks that is left after a day.
   float show_click_decay_rate = 0.98f;
 
   // The fields of kShowClick.
@@ -45,13 +45,13 @@ struct StatisticsConfig {
 
 // --- Admission --------------------------------------------------------------
 
-// When an id gets a row. The deciding numbers are counted with the pushes, each
-// once, so that a push that is repeated for a lost answer counts once.
+// Says when an id gets a row. Pushes count the numbers that decide, each push
+// once, even if it is repeated because its answer was lost.
 struct AlwaysAdmission {
   static constexpr char kName[] = "always";
   static constexpr auto Fields() { return std::make_tuple(); }
 };
-// From its min_count-th occurrence on, that one included. Exact.
+// An id gets a row at its min_count-th occurrence. The count is exact.
 struct MinCountAdmission {
   static constexpr char kName[] = "min_count";
   static constexpr FieldRange kRange{"an integer from 1 to 16777216", 1.0,
@@ -63,8 +63,9 @@ struct MinCountAdmission {
         ConfigField{"min_count", &MinCountAdmission::min_count, kRange});
   }
 };
-// The same with a counting Bloom filter in place of the ids that wait: a fixed
-// size, and about one id in 1 / false_positive_rate admitted early.
+// The same with a counting Bloom filter in place of a record for each waiting
+// id. Its size is fixed, and it admits about one id in 1 / false_positive_rate
+// early.
 struct BloomMinCountAdmission {
   static constexpr char kName[] = "bloom_min_count";
   static constexpr FieldRange kRange{"an integer from 1 to 65535", 1.0,
@@ -83,7 +84,7 @@ struct BloomMinCountAdmission {
                     ranges::kFraction});
   }
 };
-// Each occurrence is given a row with this probability.
+// Each occurrence of an id gets it a row with this probability.
 struct ProbabilityAdmission {
   static constexpr char kName[] = "probability";
   float probability = 1.0f;
@@ -93,7 +94,8 @@ struct ProbabilityAdmission {
         "probability", &ProbabilityAdmission::probability, ranges::kRate});
   }
 };
-// Once the score of shows and clicks is at least embedx_threshold.
+// An id gets a row once its score of shows and clicks is at least
+// embedx_threshold.
 struct ShowClickAdmission {
   static constexpr char kName[] = "show_click";
   float embedx_threshold = 10.0f;
@@ -109,7 +111,7 @@ using AdmissionPolicy =
     std::variant<AlwaysAdmission, MinCountAdmission, BloomMinCountAdmission,
                  ProbabilityAdmission, ShowClickAdmission>;
 
-// The value of an id without a row.
+// The value that a lookup gives for an id without a row.
 enum class NotAdmittedKind {
   kZeros,
   kConstant,
@@ -133,7 +135,7 @@ struct AdmissionConfig {
   bool is_always() const {
     return std::holds_alternative<AlwaysAdmission>(policy);
   }
-  // Whether ids that wait have a record each.
+  // Whether each waiting id has a record.
   bool has_candidates() const {
     return std::holds_alternative<MinCountAdmission>(policy) ||
            std::holds_alternative<ShowClickAdmission>(policy);
@@ -150,19 +152,18 @@ enum class EvictionOrder {
   kLfu,  // The rows with the fewest occurrences.
 };
 
-// Which rows go when a table is shrunk: those to which any of the rules that
-// are set applies.
+// Says which rows a shrink evicts: those to which any of the set rules applies.
 struct EvictionConfig {
-  // Not pushed to for more than so many days.
+  // Rows without a push for more than this many days.
   std::optional<float> delete_after_unseen_days;
-  // A score of shows and clicks below it.
+  // Rows with a score of shows and clicks below this.
   std::optional<float> delete_threshold;
-  // An embedding with a Euclidean norm below it.
+  // Rows whose embedding has a Euclidean norm below this.
   std::optional<float> min_l2_norm;
-  // Beyond so many rows of the whole table.
+  // Rows beyond this many in the whole table.
   std::optional<uint64_t> max_rows;
   EvictionOrder order = EvictionOrder::kLru;
-  // The server does it as often as that; 0: never by itself.
+  // The server shrinks the table at this interval; 0: never by itself.
   float every_secs = 0.0f;
 
   bool has_rules() const {
@@ -172,8 +173,8 @@ struct EvictionConfig {
   bool operator==(const EvictionConfig& o) const;
 };
 
-// A rule that is one number: its name and that of its field in protos and JSON,
-// the member, and the field's value if it is unset.
+// A rule that is one number. This has the rule's name, the name of its field in
+// protos and JSON, the member, and the field's value if it is unset.
 struct EvictionRule {
   const char* name;
   const char* field;
@@ -190,17 +191,17 @@ inline constexpr EvictionRule kEvictionRules[] = {
 
 // --- All three --------------------------------------------------------------
 
-// InvalidArgument naming the field, its value and its range. The statistics
-// that a policy needs are checked, too.
+// Returns InvalidArgument, naming the field, its value and its range. Also
+// checks that the statistics have what the policies need.
 absl::Status ValidateRowLife(const AdmissionConfig& admission,
                              const EvictionConfig& eviction,
                              const StatisticsConfig& statistics, int dim,
                              uint32_t num_virtual_shards);
 
-// The rules alone.
+// Checks only the rules.
 absl::Status ValidateEviction(const EvictionConfig& eviction);
 
-// FailedPrecondition unless `statistics` count the numbers that the rules use.
+// Returns FailedPrecondition if `statistics` lack a number that the rules use.
 absl::Status CheckCounted(const EvictionConfig& eviction,
                           const StatisticsConfig& statistics);
 

@@ -1,12 +1,12 @@
-// The statistics of a row's use: floats in an array beside the rows, updated
-// with each push. Where rows leave the table they are the last slots.
+// The statistics of a row's use are floats in an array beside the rows. Each
+// push updates them. In checkpoints and exports they are the row's last slots.
 //
 //   usage        | count | last_seen_day |
 //   show_click   | count | last_seen_day | show | click | delta_score |
 //
-// Shows and clicks lose a part with each day that passes, when they are touched
-// next: the same as touching all rows once a day, without doing it. The rules
-// and the names of their numbers are those of Paddle's CTR accessor.
+// Shows and clicks lose a part with each day. A row makes up for the days when
+// it is next used, which has the same result as a pass over all rows each day.
+// The rules and the names of their numbers are those of Paddle's CTR accessor.
 
 #ifndef TFSWITCH_CC_TABLE_ROW_STATISTICS_H_
 #define TFSWITCH_CC_TABLE_ROW_STATISTICS_H_
@@ -17,12 +17,12 @@
 
 namespace tfswitch {
 
-// The time as statistics have it: days since 1970, so that a float32 tells
-// three minutes apart.
+// Returns the time as statistics hold it: days since 1970. A float32 of it
+// tells times apart that differ by three minutes.
 float DayOfWallClock();
 
-// From now on DayOfWallClock() is `day`, for a replay of former writes; below
-// 0: the day of the clock again.
+// Makes DayOfWallClock() return `day`, for a replay of earlier writes. Below 0:
+// makes it return the day of the clock again.
 void SetDayOfWallClock(float day);
 
 // A row's statistics, as of a day.
@@ -34,7 +34,7 @@ struct UsageOfRow {
   float delta_score = 0.0f;  // Score gained since the last delta model.
 };
 
-// Immutable, so thread-safe.
+// Thread-safe: objects never change.
 class RowStatistics {
  public:
   explicit RowStatistics(const StatisticsConfig& config) : config_(config) {}
@@ -52,11 +52,11 @@ class RowStatistics {
     return 0;
   }
 
-  // A new row: no occurrences, seen on `day`.
+  // Initialises a new row: no occurrences, last seen on `day`.
   void Init(float day, float* statistics) const;
 
-  // Adds a push's observations of the row. (Inlined in any case, as it is also
-  // called from files compiled for AVX2.)
+  // Adds a push's observations of the row. (Always inlined, because files that
+  // are compiled for AVX2 call it too.)
   //
   // REQUIRES: num_floats() > 0.
   [[gnu::always_inline]] void Observe(float count, float shows, float clicks,
@@ -73,10 +73,10 @@ class RowStatistics {
     if (day > statistics[kLastSeenDay]) statistics[kLastSeenDay] = day;
   }
 
-  // The statistics on `day`. Shows and clicks are 0 without them.
+  // Returns the statistics on `day`. Shows and clicks are 0 if not counted.
   UsageOfRow Read(const float* statistics, float day) const;
 
-  // A delta model has been written with `delta_score` of the row's.
+  // Notes that a delta model has been written with `delta_score` of the row.
   void SubtractDeltaScore(float delta_score, float* statistics) const {
     if (config_.kind != StatisticsKind::kShowClick) return;
     statistics[kDeltaScore] =
@@ -91,7 +91,7 @@ class RowStatistics {
  private:
   enum Place { kCount, kLastSeenDay, kShow, kClick, kDeltaScore };
 
-  // Brings show and click to `day`, which is a later one.
+  // Brings show and click to `day`, which is later than the last day.
   void Decay(float day, float* statistics) const;
 
   const StatisticsConfig config_;

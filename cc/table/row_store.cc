@@ -4,9 +4,9 @@
 //
 // SortFreeRows() puts the highest row first. AllocateBelow() therefore takes
 // the lowest from the end of the list, and ReleaseTail() reads the highest from
-// its beginning. num_released_ counts those that are gone, so that they are
-// erased once, when nothing is left to give back; until then the other
-// functions leave them alone.
+// its beginning. num_released_ counts the released rows at the beginning, which
+// are erased from the list together when nothing is left to give back. Until
+// then the other functions do not use them.
 
 #include "cc/table/row_store.h"
 
@@ -22,8 +22,9 @@ namespace {
 
 constexpr size_t kSmallStrideBytes = 16;
 
-// Less than this is not worth the way. ThreadSanitizer keeps hundreds of bytes
-// for each float that threads share, so there a small table must do.
+// Giving back less than this is not worth its time. ThreadSanitizer keeps
+// hundreds of bytes for each float that threads share, so its tests have only
+// small tables.
 #if TFSWITCH_THREAD_SANITIZER
 constexpr size_t kMinReleaseBytes = size_t{64} << 10;
 #else
@@ -129,10 +130,10 @@ bool RowStore::ReleaseTail() {
   return true;
 }
 
-// Gives back the memory behind `num_rows` rows, where there were `end`.
+// Gives back the memory of the rows from `num_rows` to `end`.
 void RowStore::Column::ReleaseTail(uint64_t num_rows, uint64_t end) {
   if (stride == 0) return;
-  // The memory to be touched ahead is not wanted any more.
+  // The column no longer needs the memory that was to be touched ahead.
   PageKeeper::Get().Cancel(span);
   const size_t release_begin = RoundUpTo(EndOf(num_rows), kHugePageBytes);
   const size_t touched =
@@ -145,7 +146,7 @@ void RowStore::Column::ReleaseTail(uint64_t num_rows, uint64_t end) {
 
 void RowStore::Column::TouchAhead(uint64_t num_rows) {
   if (stride == 0 || !is_touched_ahead) return;
-  // One or two huge pages ahead of use, by the size of the table.
+  // Touches one or two huge pages ahead of use, depending on the table's size.
   const size_t used = num_rows * stride;
   const size_t wanted = RoundDownTo(
       begin + used + kHugePageBytes + std::min(used / 4, kHugePageBytes),

@@ -35,7 +35,7 @@ void StepLog::SetLatest(uint32_t step) {
 
 void StepLog::AddRun(const StepRun& run) {
   if (num_runs_ == runs_->size()) {
-    // Others are reading the former one.
+    // Others may be reading the earlier list.
     auto next = std::make_shared<std::vector<StepRun>>(
         std::min(2 * num_runs_, kMaxRuns));
     size_t count = 0;
@@ -96,7 +96,7 @@ void StepLog::Restore(const SavedSteps& saved) {
   runs_ = std::make_shared<std::vector<StepRun>>(saved.runs);
   num_runs_ = saved.runs.size();
   if (runs_->empty()) runs_->resize(1);
-  // The sums of steps before these are made when a row needs them.
+  // The sums of earlier steps are computed when a row needs them.
   uint32_t step = saved.last_step;
   if (keeps_sums_) step -= std::min(step, MissedSums::kKeptSteps);
   sums_.Reset(step);

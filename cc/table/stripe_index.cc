@@ -31,8 +31,8 @@ constexpr uint64_t kBucketsPerInsert = 8;
 // cost more than the address translation saves.
 constexpr size_t kMinHugeArrayBytes = 2 * kHugePageBytes;
 
-// Memory behind the cursor goes back in steps of this size, or of whole huge
-// pages where it is in such.
+// Memory behind the cursor goes back in steps of this size, or in whole huge
+// pages if it lies in such.
 constexpr size_t kMovedStepBytes = 64 * 1024;
 
 }  // namespace
@@ -106,8 +106,8 @@ const Bucket* StripeIndex::Home(uint32_t position) const {
 }
 
 StripeIndex::Entry StripeIndex::Find(Key key, uint32_t position) const {
-  // The mutex keeps entries as they are. A bucket may be locked meanwhile, for
-  // the sake of a row; that does not concern us.
+  // The mutex keeps entries as they are. Another thread may lock a bucket
+  // meanwhile to change a row, which does not matter here.
   Bucket* bucket = const_cast<Bucket*>(Home(position));
   for (;; ++bucket) {
     const uint32_t meta = LoadMeta(bucket);
@@ -127,7 +127,7 @@ bool StripeIndex::Insert(Key key, uint32_t position, uint32_t row) {
     if (load >= full - full / 32 && !is_prepared_) {
       PrepareGrowth(/*is_urgent=*/load >= full + full / 8);
     }
-    // Where no memory is left to grow into, the load rises instead.
+    // If no memory is left to grow into, the load rises instead.
     if (load >= full && is_prepared_) BeginGrowth();
   }
   if (is_growing_ && !MoveBuckets()) return false;
@@ -215,7 +215,7 @@ void StripeIndex::PrepareGrowth(bool is_urgent) {
   // been given back.
   if (PageKeeper::Get().IsBusy(array.span)) {
     if (!is_urgent) return;
-    // A longer pause now, before full buckets make every insert slow.
+    // Makes a longer pause now, before full buckets make every insert slow.
     PageKeeper::Get().Cancel(array.span);
     array.span.Reset();
   }
@@ -272,8 +272,8 @@ bool StripeIndex::MoveBuckets() {
                  RacyLoad(&bucket->rows[i]));
     }
   }
-  // The keys are in the new array before the cursor says so, and the cursor
-  // says so before the old buckets send readers there.
+  // The keys have been copied to the new array. Now the cursor moves, and only
+  // then do the old buckets send readers to the new array.
   cursor_ = end;
   __atomic_store_n(&published_.cursor, end, __ATOMIC_RELEASE);
   for (uint64_t i = begin; i < end; ++i) {

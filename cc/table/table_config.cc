@@ -4,7 +4,7 @@
 // a value.
 //
 // ValidateNew() also limits the length of the file name. Validate() does not,
-// because it is also asked of configs that come from a checkpoint.
+// because it also checks configs that come from a checkpoint.
 
 #include "cc/table/table_config.h"
 
@@ -35,7 +35,7 @@ absl::Status FieldError(const std::string& table, absl::string_view field,
                    ": expected ", expected, ", got ", got));
 }
 
-// As the enums of the proto.
+// Returns the name that the proto's enum has.
 const char* NameOf(FloatType type) {
   switch (type) {
     case FloatType::kFloat32:
@@ -153,7 +153,7 @@ absl::Status TableConfig::Validate() const {
     return FieldError(name, "admission, eviction and statistics", "none",
                       "some, for a dense table, whose rows all stay");
   }
-  // The value may be from a client that knows more than this server.
+  // A newer client may have sent a value that this server does not know.
   for (const char* known :
        {NameOf(storage_dtype.embeddings), NameOf(storage_dtype.slots),
         NameOf(storage_dtype.rounding)}) {

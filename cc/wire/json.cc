@@ -1,14 +1,166 @@
+// protobuf's JSON reads a missing field as its default. So a file is parsed
+// twice: by protobuf, and into a tree, in which the fields are looked for.
+// Where a name is there twice, the tree has only the last; so the message is
+// written again for its ranges.
+
 #include "cc/wire/json.h"
 
+#include <cmath>
+#include <limits>
+
 #include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "cc/base/files.h"
+#include "cc/base/json.h"
+#include "cc/base/status_macros.h"
+#include "google/protobuf/descriptor.h"
 #include "google/protobuf/util/json_util.h"
+#include "tfswitch/v1/fields.pb.h"
 
 namespace tfswitch {
+namespace {
+
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+
+absl::Status Wrong(const std::string& field, absl::string_view why) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("field '", absl::CHexEscape(field), "' ", why));
+}
+
+// What is at `key` of an object; null if there is none.
+const Json* Find(const Json& json, const std::string& key) {
+  if (!json.is_object()) return nullptr;
+  const auto it = json.find(key);
+  return it == json.end() || it->is_null() ? nullptr : &*it;
+}
+
+// A number as it is, and the length of a text.
+double SizeOf(const FieldDescriptor& field, const Json& json) {
+  if (field.cpp_type() == FieldDescriptor::CPPTYPE_STRING) {
+    return json.is_string() ? json.get_ref<const std::string&>().size() : 0.0;
+  }
+  double number = 0.0;
+  if (json.is_number()) number = json.get<double>();
+  // Of 64 bits, or not finite.
+  if (json.is_string() &&
+      !absl::SimpleAtod(json.get_ref<const std::string&>(), &number)) {
+    number = std::numeric_limits<double>::quiet_NaN();
+  }
+  return number;
+}
+
+absl::Status CheckFields(const google::protobuf::Descriptor& type,
+                         const Json& json, const std::string& prefix);
+
+// A value of a field, an element of a list, or the value of an entry of a map;
+// `rule` is that of the list or the map.
+absl::Status CheckValue(const FieldDescriptor& field, const v1::FieldRule& rule,
+                        const Json& json, const std::string& name) {
+  // protobuf takes an empty list in a list for nothing.
+  if (json.is_array()) return Wrong(name, "is a list, expected a value");
+  if (rule.has_defaults()) return absl::OkStatus();
+  if (field.message_type() != nullptr) {
+    // protobuf's own types, such as Duration, are texts.
+    return json.is_object()
+               ? CheckFields(*field.message_type(), json, name + ".")
+               : absl::OkStatus();
+  }
+  if (field.enum_type() != nullptr) {
+    const bool is_known =
+        !json.is_number_integer() ||
+        field.enum_type()->FindValueByNumber(json.get<int>()) != nullptr;
+    return is_known ? absl::OkStatus()
+                    : Wrong(name, absl::StrCat("is none of ",
+                                               field.enum_type()->name()));
+  }
+  const double size = SizeOf(field, json);
+  if (!std::isfinite(size) || (rule.has_min() && size < rule.min()) ||
+      (rule.has_max() && size > rule.max())) {
+    const bool is_text = field.cpp_type() == FieldDescriptor::CPPTYPE_STRING;
+    return Wrong(
+        name,
+        absl::StrCat(
+            is_text ? "has length " : "is ", size, ", expected ",
+            rule.has_min() ? absl::StrCat("at least ", rule.min(), " ") : "",
+            rule.has_max() ? absl::StrCat("at most ", rule.max())
+                           : "a finite number"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckFields(const google::protobuf::Descriptor& type,
+                         const Json& json, const std::string& prefix) {
+  for (int i = 0; i < type.field_count(); ++i) {
+    const FieldDescriptor& field = *type.field(i);
+    const v1::FieldRule& rule = field.options().GetExtension(v1::field_rule);
+    const std::string name = prefix + field.name();
+    const Json* const found = Find(json, field.name());
+    if (found == nullptr) {
+      if (field.has_optional_keyword() ||
+          field.real_containing_oneof() != nullptr) {
+        continue;
+      }
+      return Wrong(name, "is missing");
+    }
+    if (!field.is_repeated()) {
+      TFSWITCH_RETURN_IF_ERROR(CheckValue(field, rule, *found, name));
+      continue;
+    }
+    const FieldDescriptor& value =
+        field.is_map() ? *field.message_type()->map_value() : field;
+    for (const auto& [key, each] : found->items()) {
+      TFSWITCH_RETURN_IF_ERROR(
+          CheckValue(value, rule, each, absl::StrCat(name, ".", key)));
+    }
+  }
+  for (int i = 0; i < type.real_oneof_decl_count(); ++i) {
+    const google::protobuf::OneofDescriptor& oneof = *type.oneof_decl(i);
+    bool is_there = false;
+    for (int k = 0; k < oneof.field_count(); ++k) {
+      is_there = is_there || Find(json, oneof.field(k)->name()) != nullptr;
+    }
+    if (!is_there) return Wrong(prefix + oneof.name(), "is missing");
+  }
+  return absl::OkStatus();
+}
+
+const v1::FileFormat& FormatOf(const Message& message) {
+  return message.GetDescriptor()->options().GetExtension(v1::file_format);
+}
+
+std::string Describe(const Message& message, const std::string& path) {
+  return absl::StrCat(FormatOf(message).title(), " '", path, "'");
+}
+
+// Reads `text`, of `path`.
+absl::Status ParseFile(const std::string& text, const std::string& path,
+                       Message* message) {
+  const v1::FileFormat& format = FormatOf(*message);
+  TFSWITCH_ASSIGN_OR_RETURN(const Json json, ParseJson(text));
+  const Json* const name = Find(json, "format");
+  const Json* const version = Find(json, "version");
+  if (name == nullptr || *name != format.format() || version == nullptr ||
+      !version->is_number_unsigned()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("it is not JSON of a ", format.format()));
+  }
+  if (*version != format.version()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(Describe(*message, path), " has format version ",
+                     DumpJson(*version), ", and this tfswitch reads version ",
+                     format.version(), ". Use the tfswitch that wrote it"));
+  }
+  TFSWITCH_RETURN_IF_ERROR(MessageFromJson(text, "its JSON", message));
+  TFSWITCH_RETURN_IF_ERROR(CheckFields(*message->GetDescriptor(), json, ""));
+  return CheckRanges(*message);
+}
+
+}  // namespace
 
 absl::Status MessageFromJson(const std::string& json,
-                             absl::string_view document,
-                             google::protobuf::Message* message) {
+                             absl::string_view document, Message* message) {
   const auto status =
       google::protobuf::util::JsonStringToMessage(json, message);
   if (status.ok()) return absl::OkStatus();
@@ -18,17 +170,66 @@ absl::Status MessageFromJson(const std::string& json,
       absl::CHexEscape(absl::string_view(json).substr(0, kQuoted))));
 }
 
-absl::StatusOr<std::string> MessageToJson(
-    const google::protobuf::Message& message, bool with_defaults) {
+absl::StatusOr<std::string> MessageToJson(const Message& message,
+                                          bool with_defaults,
+                                          bool with_whitespace) {
   google::protobuf::util::JsonPrintOptions options;
   options.preserve_proto_field_names = true;
   options.always_print_primitive_fields = with_defaults;
+  options.add_whitespace = with_whitespace;
   std::string json;
   const auto status =
       google::protobuf::util::MessageToJsonString(message, &json, options);
   if (status.ok()) return json;
   return absl::InternalError(
       absl::StrCat(message.GetTypeName(), ": ", std::string(status.message())));
+}
+
+absl::Status CheckRanges(const Message& message) {
+  TFSWITCH_ASSIGN_OR_RETURN(const std::string text,
+                            MessageToJson(message, /*with_defaults=*/true));
+  TFSWITCH_ASSIGN_OR_RETURN(const Json json, ParseJson(text));
+  return CheckFields(*message.GetDescriptor(), json, "");
+}
+
+absl::Status DamagedFile(const Message& message, const std::string& path,
+                         absl::string_view why) {
+  const std::string& remedy = FormatOf(message).remedy();
+  return absl::DataLossError(absl::StrCat(Describe(message, path),
+                                          " is damaged: ", why,
+                                          remedy.empty() ? "" : ". ", remedy));
+}
+
+absl::Status ReadMessageFile(const std::string& path, size_t max_bytes,
+                             Message* message) {
+  const absl::StatusOr<std::string> text = ReadWholeFile(path, max_bytes);
+  if (absl::IsResourceExhausted(text.status())) {
+    return DamagedFile(*message, path, text.status().message());
+  }
+  TFSWITCH_RETURN_IF_ERROR(text.status());
+  const absl::Status status = ParseFile(*text, path, message);
+  if (!absl::IsInvalidArgument(status)) return status;
+  return DamagedFile(*message, path, status.message());
+}
+
+absl::Status WriteMessageFile(const std::string& path, size_t max_bytes,
+                              Message* message) {
+  const v1::FileFormat& format = FormatOf(*message);
+  const auto field = [message](const char* name) {
+    return message->GetDescriptor()->FindFieldByName(name);
+  };
+  const google::protobuf::Reflection* reflection = message->GetReflection();
+  reflection->SetString(message, field("format"), format.format());
+  reflection->SetUInt32(message, field("version"), format.version());
+  TFSWITCH_ASSIGN_OR_RETURN(const std::string text,
+                            MessageToJson(*message, /*with_defaults=*/true,
+                                          /*with_whitespace=*/true));
+  if (text.size() > max_bytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(Describe(*message, path), " would have ", text.size(),
+                     " bytes, and at most ", max_bytes, " are read again"));
+  }
+  return WriteFileAtomically(path, text);
 }
 
 }  // namespace tfswitch

@@ -97,9 +97,9 @@ absl::Status CheckFinite(absl::string_view table, absl::string_view what,
                          absl::Span<const Key> keys,
                          absl::Span<const float> values);
 
-// All that can be wrong with a push to a table of `dim` by itself:
-// CheckSettings() looks at its size, rate and observations, CheckPush() at its
-// gradients as well, which takes a pass over them.
+// InvalidArgument, naming the table, if a push to a table of `dim` is wrong by
+// itself. CheckSettings() looks at its size, rate and observations; CheckPush()
+// also looks for NaN and Inf, which takes a pass over the gradients.
 absl::Status CheckSettings(const PushRequest& push, int dim);
 absl::Status CheckPush(const PushRequest& push, int dim);
 

@@ -81,10 +81,8 @@ def test_quickstart_learns_and_prints_a_row() -> None:
     assert float(last_auc) > 0.95
 
 
-@pytest.mark.parametrize("layer", ["dynamic", "keras"])
-def test_ctr_pipeline_predicts_alike_after_save_and_export(layer: str) -> None:
-    program = EXAMPLES / "ctr_pipeline.py"
-    output = run(program, f"--layer={layer}", "--epochs=1")
+def test_ctr_pipeline_predicts_alike_after_save_and_export() -> None:
+    output = run(EXAMPLES / "ctr_pipeline.py", "--epochs=1")
 
     assert "predictions of the loaded model are the same: True" in output
     assert "predictions of the exported model are the same: True" in output
@@ -99,18 +97,17 @@ def test_readme_shows_the_quickstart_program() -> None:
     assert len(shown.splitlines()) <= 20
 
 
-def test_movielens_in_this_process_matches_keras(tmp_path: Path) -> None:
+def test_movielens_in_this_process_learns_saves_and_loads(
+    tmp_path: Path,
+) -> None:
     program = EXAMPLES / "deepfm_movielens.py"
     data = ("--max_ratings=5000", "--epochs=1")
 
-    ours = run(program, f"--save_dir={tmp_path}", *data)
-    theirs = run(program, "--embedding=keras", *data)
+    output = run(program, f"--save_dir={tmp_path}", *data)
 
-    assert "predictions of the loaded model differ by at most 0.0e+00" in ours
-    auc = number(r"AUC with tfswitch: (\S+)", ours)
-    assert auc > 0.55
-    keras_auc = number(r"AUC with keras.layers.Embedding: (\S+)", theirs)
-    assert abs(auc - keras_auc) <= 0.003
+    same = "predictions of the loaded model differ by at most 0.0e+00"
+    assert same in output
+    assert number(r"AUC with tfswitch: (\S+)", output) > 0.55
 
 
 @pytest.mark.slow
@@ -129,20 +126,14 @@ def test_movielens_demo_on_servers_saves_loads_and_compares() -> None:
     assert "What to do next" in output
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--loss=softmax", "--sampler=unigram"],
-        ["--loss=nce", "--sampler=log_uniform"],
-    ],
-)
-def test_next_item_beats_popularity(options: list[str]) -> None:
+def test_next_item_beats_popularity() -> None:
     output = run(
         EXAMPLES / "next_item_movielens.py",
         "--max_users=150",
         "--num_sampled=200",
         "--epochs=3",
-        *options,
+        "--loss=softmax",
+        "--sampler=unigram",
     )
 
     popularity = number(r"popularity: .* MRR (\S+)", output)

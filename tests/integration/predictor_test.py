@@ -507,47 +507,6 @@ def test_one_binary_for_all_tensorflows_takes_only_the_c_api_from_one() -> None:
     assert set(exported.values()) == {f"@{node}"}
 
 
-def test_example_builds_against_the_installed_package_alone(
-    two_versions: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(SOURCES, tmp_path / "source")
-    found = run_python("-m", "tfswitch", "cmake-dir").stdout.strip()
-    assert (Path(found) / "lib/cmake/tfswitch/tfswitchConfig.cmake").is_file()
-
-    for command in (
-        [
-            *("cmake", "-GNinja", "-S", "source", "-B", "build"),
-            f"-DCMAKE_PREFIX_PATH={found}",
-            f"-DPython_EXECUTABLE={sys.executable}",
-            "-DCMAKE_EXE_LINKER_FLAGS=-Wl,--as-needed",
-            "-DCMAKE_CXX_STANDARD_LIBRARIES=-lresolv",
-        ],
-        ["ninja", "-C", "build"],
-        ["readelf", "-d", "build/predict_file"],
-        [
-            "build/predict_file",
-            f"--model={two_versions}",
-            f"--input={write_csv(tmp_path / 'in.csv')}",
-            "--output_name=version",
-        ],
-    ):
-        result = subprocess.run(
-            command,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=4 * HANG_SECS,
-        )
-        assert result.returncode == 0, result.stdout + result.stderr
-        if command[0] == "readelf":
-            # TensorFlow, of which it calls nothing, and nothing else of that.
-            assert "[libtensorflow_cc.so.2]" in result.stdout
-            assert "[libtensorflow_framework.so.2]" in result.stdout
-            assert "libresolv" not in result.stdout
-
-    assert result.stdout == "version\n2\n2\n2\n"
-
-
 def test_cmake_finds_the_c_api_without_tensorflow(tmp_path: Path) -> None:
     found = run_python("-m", "tfswitch", "cmake-dir").stdout.strip()
     package = shutil.copytree(

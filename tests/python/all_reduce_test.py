@@ -288,12 +288,6 @@ def test_it_belongs_in_the_replica_context():
 # --- all_reduce -------------------------------------------------------------
 
 
-@pytest.fixture(params=[0, 2], ids=["embedded", "two_servers"])
-def client(request):
-    with running_clients(request.param) as client:
-        yield client
-
-
 def reduce_all(arrays, op="sum"):
     """Each worker's result for its arrays, by worker."""
     return in_threads(

@@ -154,7 +154,6 @@ def connections(place):
     [
         ("process", "epoch", (1, 1), True, 1),
         ("process", 3, (0, 2), True, 2),
-        ("process", 4, (1, 2), True, 2),  # At the end of the first.
         ("server", 2, (1, 2), False, 1),
     ],
 )
@@ -257,7 +256,8 @@ def test_a_kill_between_the_writes_leaves_the_checkpoint_before(
 
 def check_the_one_before(tmp_path, address):
     tables = tmp_path / ("server_tables" if "grpc" in address else "tables")
-    of_tables = json.loads((tables / "manifest.json").read_text())["save"]
+    manifest = json.loads((tables / "manifest.json").read_text())
+    of_tables = int(manifest["save"])
     newest = max(tmp_path.glob("checkpoint-*.json"))
     named = json.loads(newest.read_text())["tables"]
 
@@ -301,7 +301,7 @@ def test_the_last_checkpoints_stay(embedded, tmp_path):
     assert numbers == [f"checkpoint-00000{i}.json" for i in (3, 4, 5)]
     assert len(list(tmp_path.glob("dense-*"))) == 3
     saves = {
-        json.loads(p.read_text())["save"]
+        int(json.loads(p.read_text())["save"])
         for p in (tmp_path / "tables").glob("manifest*.json")
     }
     # The one before goes with the next save.

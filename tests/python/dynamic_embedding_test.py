@@ -51,13 +51,6 @@ def train_step(layer, *args, loss_fn=tf.reduce_sum, **kwargs):
     return output
 
 
-def as_numpy(x):
-    if not IS_LEGACY:
-        return keras.ops.convert_to_numpy(x)
-    # Not `numpy()` of a variable, which is that of `get_weights`.
-    return tf.convert_to_tensor(x).numpy()
-
-
 # --- Calls ------------------------------------------------------------------
 
 
@@ -215,8 +208,10 @@ def make_batch(kind):
     return ids, weights, *tensors
 
 
-@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
-@pytest.mark.parametrize("kind", ["ragged", "sparse", "dense"])
+@pytest.mark.parametrize(
+    ("kind", "combiner"),
+    [("ragged", "sum"), ("sparse", "mean"), ("dense", "sqrtn")],
+)
 def test_ids_are_pooled_over_the_last_axis(combiner, kind):
     layer = make_pooling_layer(combiner)
     ids, weights, id_tensor, weight_tensor = make_batch(kind)
@@ -234,8 +229,10 @@ def test_ids_are_pooled_over_the_last_axis(combiner, kind):
     assert tuple(layer.compute_output_shape((1, 2, 2))) == (1, 2, 2)
 
 
-@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
-@pytest.mark.parametrize("kind", ["ragged", "sparse", "dense"])
+@pytest.mark.parametrize(
+    ("kind", "combiner"),
+    [("ragged", "mean"), ("sparse", "sqrtn"), ("dense", "mean")],
+)
 def test_pooled_gradients_equal_those_of_tensorflow(combiner, kind):
     """Against tf.nn.embedding_lookup_sparse on a variable."""
     layer = make_pooling_layer(combiner)
@@ -350,18 +347,6 @@ def test_id_zero_is_padding_with_mask_zero():
 
 
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
-def test_padding_takes_no_part_in_pooling(combiner):
-    layer = make_pooling_layer(combiner, mask_zero=True)
-
-    output = layer(tf.constant([[1, 2, 0], [0, 0, 0]]))
-
-    np.testing.assert_allclose(
-        output, pooled(combiner, [[1, 2], []], [[1, 1], []]), rtol=1e-6
-    )
-    assert layer.compute_mask(tf.constant([[1, 0]])) is None
-
-
-@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 def test_padding_takes_no_part_in_pooling_whatever_it_weighs(combiner):
     layer = make_pooling_layer(combiner, mask_zero=True)
 
@@ -372,6 +357,12 @@ def test_padding_takes_no_part_in_pooling_whatever_it_weighs(combiner):
     np.testing.assert_allclose(
         output, pooled(combiner, [[1, 2]], [[1.0, 0.5]]), rtol=1e-6
     )
+    np.testing.assert_allclose(
+        layer(tf.constant([[1, 2, 0], [0, 0, 0]])),
+        pooled(combiner, [[1, 2], []], [[1, 1], []]),
+        rtol=1e-6,
+    )
+    assert layer.compute_mask(tf.constant([[1, 0]])) is None
 
 
 def test_id_zero_is_ordinary_without_mask_zero():
@@ -442,69 +433,6 @@ def test_fit_learns_what_depends_on_the_ids():
     model.evaluate(ids + 1, labels, verbose=0)
     model.predict(ids + 1, verbose=0)
     assert ids_of(layer.table) == sorted(set(ids.ravel().tolist()))
-
-
-@pytest.mark.parametrize("run_eagerly", [False, True])
-def test_train_on_batch_equals_a_custom_loop(run_eagerly):
-    ids, labels = make_data(32)
-
-    def make():
-        keras.utils.set_random_seed(1)
-        return make_model(run_eagerly=run_eagerly)
-
-    model, layer = make()
-    loop_model, loop_layer = make()
-    optimizer = keras.optimizers.Adam()
-    loss_fn = keras.losses.BinaryCrossentropy()
-
-    @tf.function
-    def step(x, y):
-        with tf.GradientTape() as tape:
-            loss = loss_fn(y, loop_model(x, training=True))
-        weights = loop_model.trainable_variables
-        gradients = tape.gradient(loss, weights)
-        optimizer.apply_gradients(zip(gradients, weights, strict=True))
-
-    for _ in range(3):
-        model.train_on_batch(ids, labels)
-        step(tf.constant(ids), tf.constant(labels))
-
-    every = np.unique(ids)
-    np.testing.assert_allclose(
-        layer.table.lookup(every), loop_layer.table.lookup(every), rtol=1e-5
-    )
-    for one, two in zip(model.weights, loop_model.weights, strict=True):
-        np.testing.assert_allclose(as_numpy(one), as_numpy(two), rtol=1e-5)
-
-
-def test_steps_per_execution_push_each_step():
-    model, layer = make_model(steps_per_execution=4)
-    ids, labels = make_data(256)
-
-    model.fit(ids, labels, batch_size=32, epochs=1, verbose=0)
-
-    assert layer.table.iterations == 8
-    assert ids_of(layer.table) == sorted(set(ids.ravel().tolist()))
-
-
-def test_a_subclassed_model_trains():
-    class Model(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.embedding = make_layer(dim=4)
-            self.dense = keras.layers.Dense(1)
-
-        def call(self, ids, training=False):
-            x = self.embedding(ids, training=training)
-            return self.dense(tf.reduce_mean(x, axis=1))
-
-    model = Model()
-    model.compile("sgd", "mse")
-    ids, labels = make_data(32)
-
-    model.fit(ids, labels, verbose=0)
-
-    assert ids_of(model.embedding.table) == sorted(set(ids.ravel().tolist()))
 
 
 def test_a_schedule_is_followed_step_by_step():
@@ -587,26 +515,6 @@ def test_jit_compile_is_left_out_with_a_warning():
 
     assert layer.table.size() > 0
     assert not make_model(jit_compile="auto")[0].jit_compile
-
-
-def test_a_model_trains_on_servers_as_it_does_embedded():
-    ids, labels = make_data(128)
-
-    def train():
-        keras.utils.set_random_seed(5)
-        model, layer = make_model(
-            DynamicEmbedding(4, optimizer="adam", name="emb", seed=3)
-        )
-        model.fit(ids, labels, epochs=2, shuffle=False, verbose=0)
-        return layer.table.lookup(np.unique(ids)).numpy(), layer.table
-
-    expected, _ = train()
-    with running_cluster(2) as cluster:
-        rows, table = train()
-        assert table.cluster is cluster
-        assert table.name == "emb"
-
-    np.testing.assert_allclose(rows, expected, rtol=1e-6, atol=1e-7)
 
 
 # --- Loss scaling and mixed precision ---------------------------------------
@@ -855,39 +763,6 @@ def adam_model(**kwargs):
     )
 
 
-def check_same_and_trains_alike(model, layer, loaded, loaded_layer, ids):
-    labels = np.ones((len(ids), 1), np.float32)
-    every = np.unique(ids)
-    np.testing.assert_array_equal(
-        loaded_layer.table.lookup(every), layer.table.lookup(every)
-    )
-    np.testing.assert_allclose(
-        loaded.predict(ids, verbose=0), model.predict(ids, verbose=0)
-    )
-    # The optimizer state of the rows came along.
-    model.train_on_batch(ids, labels)
-    loaded.train_on_batch(ids, labels)
-    np.testing.assert_allclose(
-        loaded_layer.table.lookup(every),
-        layer.table.lookup(every),
-        rtol=1e-4,
-        atol=1e-6,
-    )
-
-
-def test_save_and_load_model_bring_rows_and_their_state_back(tmp_path):
-    model, layer = adam_model(name="emb")
-    ids, labels = make_data(64)
-    model.fit(ids, labels, epochs=2, verbose=0)
-
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-
-    loaded_layer = loaded.get_layer("emb")
-    assert loaded_layer.table.name != layer.table.name
-    check_same_and_trains_alike(model, layer, loaded, loaded_layer, ids)
-
-
 def test_save_and_load_weights_replace_the_rows(tmp_path):
     ids, labels = make_data(64)
     model, layer = adam_model()
@@ -996,23 +871,6 @@ def test_of_layers_that_share_a_table_one_stores_the_rows(tmp_path):
         for layer in loaded.layers:
             if isinstance(layer, DynamicEmbedding):
                 np.testing.assert_array_equal(layer.table.lookup(ids), rows)
-
-
-def test_rows_on_servers_stay_there(tmp_path):
-    ids, labels = make_data(32)
-    with running_cluster(2):
-        model, layer = adam_model(name="emb")
-        model.fit(ids, labels, verbose=0)
-        rows = layer.table.lookup(ids).numpy()
-
-        with pytest.warns(UserWarning, match="'emb'.*do not go into the file"):
-            model.save(tmp_path / "model.keras")
-        loaded = keras.models.load_model(tmp_path / "model.keras")
-
-        assert loaded.get_layer("emb").table.name == "emb"
-        np.testing.assert_array_equal(
-            loaded.get_layer("emb").table.lookup(ids), rows
-        )
 
 
 def test_a_file_of_another_dim_is_refused_and_nothing_changes(tmp_path):

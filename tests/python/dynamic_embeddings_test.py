@@ -28,13 +28,6 @@ def _fresh_keras():
     keras.mixed_precision.set_global_policy("float32")
 
 
-@pytest.fixture(params=[0, 2], ids=["embedded", "two_servers"])
-def cluster(request):
-    """For what crosses the wire in another form than of one table."""
-    with running_cluster(request.param) as cluster:
-        yield cluster
-
-
 # What each feature of the model below is.
 FEATURES = {
     "user": {

@@ -7,23 +7,13 @@ import pytest
 
 import tfswitch as tsw
 from tests.python.worker_threads import wait_until
+from tests.support import make_table
 
 
 @pytest.fixture
 def cluster(make_cluster):
     """Of servers, where what tables know has to travel."""
     return make_cluster(2)
-
-
-def make_table(eviction=None, **kwargs):
-    kwargs.setdefault("initializer", "zeros")
-    kwargs.setdefault("optimizer", tsw.optimizers.SGD(1.0))
-    return tsw.EmbeddingTable(
-        kwargs.pop("name", "user"),
-        kwargs.pop("dim", 2),
-        eviction=eviction,
-        **kwargs,
-    )
 
 
 def push(table, ids, gradient=0.0, **kwargs):
@@ -37,7 +27,7 @@ def ids_of(table):
 
 
 def test_rows_that_are_not_seen_for_longer_go(cluster):
-    table = make_table(tsw.eviction.Ttl(3))
+    table = make_table(eviction=tsw.eviction.Ttl(3))
     for day in range(6):
         cluster.day = day
         push(table, [day, 100])
@@ -57,7 +47,7 @@ def test_rows_that_are_not_seen_for_longer_go(cluster):
 
 
 def test_lookups_do_not_keep_rows(cluster):
-    table = make_table(tsw.eviction.Ttl(3))
+    table = make_table(eviction=tsw.eviction.Ttl(3))
     cluster.day = 0
     push(table, [1])
     cluster.day = 10
@@ -68,7 +58,7 @@ def test_lookups_do_not_keep_rows(cluster):
 
 
 def test_a_dry_run_of_another_day_does_not_change_the_day(cluster):
-    table = make_table(tsw.eviction.Ttl(3))
+    table = make_table(eviction=tsw.eviction.Ttl(3))
     cluster.day = 1
     push(table, [1])
     cluster.day = 100
@@ -81,7 +71,9 @@ def test_a_dry_run_of_another_day_does_not_change_the_day(cluster):
 
 def test_a_dry_run_counts_and_touches_nothing(cluster):
     table = make_table(
-        tsw.eviction.AnyOf([tsw.eviction.Ttl(3), tsw.eviction.MaxRows(15)]),
+        eviction=tsw.eviction.AnyOf(
+            [tsw.eviction.Ttl(3), tsw.eviction.MaxRows(15)]
+        ),
         admission=tsw.admission.MinCount(2),
         statistics=tsw.statistics.Usage(),
     )
@@ -118,7 +110,7 @@ def test_a_dry_run_counts_and_touches_nothing(cluster):
 def test_a_row_goes_on_the_day_that_its_score_falls_below(
     embedded, show, click, last_day
 ):
-    table = make_table(tsw.eviction.ShowClickScore(0.8))
+    table = make_table(eviction=tsw.eviction.ShowClickScore(0.8))
     embedded.day = 0
     push(table, [1], shows=[show], clicks=[click])
 
@@ -131,7 +123,7 @@ def test_a_row_goes_on_the_day_that_its_score_falls_below(
 
 
 def test_rows_of_small_norm_go(cluster):
-    table = make_table(tsw.eviction.L2Norm(0.5))
+    table = make_table(eviction=tsw.eviction.L2Norm(0.5))
     table.assign(
         [1, 2, 3, 4], [[0.3, 0.3], [0.3, 0.41], [0.0, -0.6], [0.0, 0.0]]
     )
@@ -142,7 +134,7 @@ def test_rows_of_small_norm_go(cluster):
 
 @pytest.mark.parametrize("order", ["lru", "lfu"])
 def test_the_most_recent_or_frequent_rows_stay(embedded, order):
-    table = make_table(tsw.eviction.MaxRows(30, order=order))
+    table = make_table(eviction=tsw.eviction.MaxRows(30, order=order))
     for i in range(100):
         embedded.day = i
         # The later, the more seldom.
@@ -159,7 +151,7 @@ def test_the_most_recent_or_frequent_rows_stay(embedded, order):
 def test_max_rows_is_shared_among_servers(make_cluster, num_servers, spare):
     """All are equal: as many stay as may, with each server's rounding."""
     cluster = make_cluster(num_servers)
-    table = make_table(tsw.eviction.MaxRows(3000))
+    table = make_table(eviction=tsw.eviction.MaxRows(3000))
     cluster.day = 1
     push(table, np.arange(30_000))
 
@@ -171,7 +163,7 @@ def test_max_rows_is_shared_among_servers(make_cluster, num_servers, spare):
 
 def test_each_row_counts_for_the_first_rule_that_applies(cluster):
     table = make_table(
-        tsw.eviction.AnyOf(
+        eviction=tsw.eviction.AnyOf(
             [
                 tsw.eviction.L2Norm(1.0),
                 tsw.eviction.Ttl(3),
@@ -212,13 +204,13 @@ def test_a_policy_may_come_with_the_call(cluster):
 
 def test_restored_tables_go_on_with_their_day(make_cluster, tmp_path):
     saving = make_cluster(2)
-    table = make_table(tsw.eviction.Ttl(3))
+    table = make_table(eviction=tsw.eviction.Ttl(3))
     saving.day = 5
     push(table, np.arange(20))
     saving.save(str(tmp_path))
     for servers in (0, 3):
         loading = make_cluster(servers)
-        table = make_table(tsw.eviction.Ttl(3, every_secs=3600))
+        table = make_table(eviction=tsw.eviction.Ttl(3, every_secs=3600))
         loading.restore(str(tmp_path))
         # Days since 1970 would be far beyond.
         assert table.shrink()["evicted_rows"] == 0
@@ -237,7 +229,7 @@ def test_dense_tables_have_no_rows_to_evict(cluster):
 
 def test_an_evicted_id_starts_anew(cluster):
     table = make_table(
-        tsw.eviction.Ttl(1), optimizer=tsw.optimizers.Adagrad(0.5)
+        eviction=tsw.eviction.Ttl(1), optimizer=tsw.optimizers.Adagrad(0.5)
     )
     cluster.day = 0
     push(table, [1, 2], gradient=1.0)
@@ -253,7 +245,7 @@ def test_an_evicted_id_starts_anew(cluster):
 
 def test_memory_of_evicted_rows_is_given_back_and_used_again(embedded):
     table = make_table(
-        tsw.eviction.Ttl(1), dim=64, statistics=tsw.statistics.Usage()
+        eviction=tsw.eviction.Ttl(1), dim=64, statistics=tsw.statistics.Usage()
     )
     ids = np.arange(300_000)
     embedded.day = 0
@@ -282,7 +274,7 @@ def test_memory_of_evicted_rows_is_given_back_and_used_again(embedded):
 
 def test_evicting_while_training_goes_on_is_safe(cluster):
     table = make_table(
-        tsw.eviction.MaxRows(2000), statistics=tsw.statistics.Usage()
+        eviction=tsw.eviction.MaxRows(2000), statistics=tsw.statistics.Usage()
     )
     ends = threading.Event()
     errors = []
@@ -317,7 +309,7 @@ def test_evicting_while_training_goes_on_is_safe(cluster):
 
 
 def test_the_server_shrinks_by_itself(cluster):
-    table = make_table(tsw.eviction.Ttl(0.5, every_secs=0.05))
+    table = make_table(eviction=tsw.eviction.Ttl(0.5, every_secs=0.05))
     cluster.day = 0
     push(table, [1])
     cluster.day = 1

@@ -10,20 +10,10 @@ import tensorflow as tf
 import tfswitch as tsw
 from tests.conftest import running_cluster
 from tests.programs import run_python
-from tests.support import free_ports
+from tests.support import free_ports, make_table
 from tfswitch import export
 
 DEADLINE_SECS = 60.0
-
-
-def make_table(name="t", **kwargs):
-    return tsw.EmbeddingTable(
-        name,
-        2,
-        initializer="zeros",
-        optimizer=tsw.optimizers.SGD(1.0),
-        **kwargs,
-    )
 
 
 def push(table, ids, **kwargs):
@@ -121,7 +111,7 @@ def test_a_schedule_writes_a_base_and_then_deltas(table, tmp_path):
 def test_a_base_comes_when_the_last_one_is_old(table, tmp_path, monkeypatch):
     schedule = export.Schedule(tmp_path, base_every_secs=100.0, keep_bases=1)
     schedule.export()
-    begun = manifest_of(tmp_path, "base-00000001")["created_ms"] / 1000
+    begun = int(manifest_of(tmp_path, "base-00000001")["created_ms"]) / 1000
     for seconds, kind in ((99.0, "delta"), (101.0, "base")):
         clock = types.SimpleNamespace(time=lambda s=seconds: begun + s)
         monkeypatch.setattr(export, "time", clock)

@@ -486,8 +486,15 @@ def traced_memory():
         tracemalloc.stop()
 
 
-@each_kind
-@each_format
+@pytest.mark.parametrize(
+    ("cluster", "write", "read"),
+    [
+        (3, write_numpy, read_numpy),
+        (0, write_parquet, read_parquet),
+        (3, write_tfrecord, read_tfrecord),
+    ],
+    indirect=["cluster"],
+)
 def test_rows_that_are_sorted_in_runs_give_the_same_content(
     cluster, tmp_path, monkeypatch, write, read
 ):
@@ -506,9 +513,9 @@ def test_rows_that_are_sorted_in_runs_give_the_same_content(
     assert_same_content(tmp_path / "in_runs", tmp_path / "at_once")
 
 
-@each_format
+@pytest.mark.parametrize("write", [write_numpy, write_parquet])
 def test_writing_takes_memory_for_a_run_and_not_for_the_table(
-    embedded, tmp_path, monkeypatch, write, read
+    embedded, tmp_path, monkeypatch, write
 ):
     monkeypatch.setattr(_sorted, "_RUN_BYTES", 1 << 18)
     table = filled_table(dim=32, num_rows=50_000)

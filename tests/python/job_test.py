@@ -74,12 +74,10 @@ def fit(worker, *callbacks):
 @pytest.mark.parametrize(
     ("consistency", "callbacks"),
     [
-        ("asp", lambda: []),
         (tsw.train.Consistency.ssp(1), lambda: []),
-        ("bsp", lambda: []),
         ("bsp", lambda: [tsw.keras.SyncEpochs()]),
     ],
-    ids=["asp", "ssp", "bsp", "bsp and SyncEpochs"],
+    ids=["ssp", "bsp and SyncEpochs"],
 )
 def test_fit_goes_on_where_the_job_is_and_ends_if_that_has_ended(
     client, capfd, consistency, callbacks

@@ -140,14 +140,6 @@ ORDERS = {
         "load ops",
         "import pyarrow",
     ],
-    "pyarrow_first_ops_last": [
-        "import pyarrow",
-        "load native",
-        "start servers",
-        "import grpcio",
-        "import tensorflow",
-        "load ops",
-    ],
     "tensorflow_first_grpcio_last": [
         "import tensorflow",
         "load ops",
@@ -380,29 +372,31 @@ def test_unsupported_tensorflow_is_told_those_that_are(
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("program", "spoil", "told"),
     [
-        # As if the other package had been installed after this one.
-        (lambda package: (package / "__init__.py").write_text(""), "overwr"),
-        # As if both had been installed, and then the other one uninstalled.
-        (lambda package: (package / "__init__.py").unlink(), "or removed"),
-        # As if it had been installed before this one.
         (
+            "from tfswitch import ops",
+            # As if the other package had been installed after this one.
+            lambda package: (package / "__init__.py").write_text(""),
+            "overwr",
+        ),
+        (
+            "from tfswitch.cli import main; main()",  # The other one's command.
+            # As if both had been installed, and then the other one uninstalled.
+            lambda package: (package / "__init__.py").unlink(),
+            "or removed",
+        ),
+        (
+            "import sys; sys.argv = ['tfswitch', 'version']\n"
+            "import tfswitch_command; tfswitch_command.main()",
+            # As if it had been installed before this one.
             lambda package: package.with_name(
                 "tfswitch-1.1.1.dist-info"
             ).mkdir(),
             "tfswitch-1.1.1.dist-info is of another package",
         ),
     ],
-)
-@pytest.mark.parametrize(
-    "program",
-    [
-        "from tfswitch import ops",
-        "from tfswitch.cli import main; main()",  # The other one's command.
-        "import sys; sys.argv = ['tfswitch', 'version']\n"
-        "import tfswitch_command; tfswitch_command.main()",
-    ],
+    ids=["installed_later", "uninstalled", "installed_before"],
 )
 def test_files_of_the_other_tfswitch_are_told(
     program: str, spoil: Callable[[Path], object], told: str, tmp_path: Path
@@ -480,9 +474,10 @@ except ImportError as error:
     print(error)
 """
 
-    message = run_new_interpreter(
-        program, TF_USE_LEGACY_KERAS=str(int(name == "tf_keras"))
-    )
+    legacy = str(int(name == "tf_keras"))
+    message = run_python(
+        "-c", program, env=environment(TF_USE_LEGACY_KERAS=legacy)
+    ).stdout
 
     assert f"this is {name} {version}." in message
     assert f"pip install '{remedy}'" in message
@@ -498,7 +493,7 @@ os.environ["TF_USE_LEGACY_KERAS"] = "1"
 import tfswitch as tsw
 print(issubclass(tsw.keras.DynamicEmbedding, tf.keras.layers.Layer))
 """
-    assert run_new_interpreter(program).split()[-1] == "True"
+    assert run_python("-c", program).stdout.split()[-1] == "True"
 
 
 def test_installation_without_a_module_says_how_to_get_it(
@@ -623,7 +618,7 @@ print("done")
 """
 
 
-@pytest.mark.parametrize("where", ["embedded", "strings", "remote"])
+@pytest.mark.parametrize("where", ["strings", "remote"])
 def test_cpp_server_linked_to_tensorflow_answers_as_python_does(
     where: str, tmp_path: Path
 ) -> None:

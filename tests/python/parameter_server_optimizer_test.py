@@ -28,7 +28,6 @@ TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
 
 OPTIMIZERS = {
     "sgd": lambda **kwargs: keras.optimizers.SGD(0.1, **kwargs),
-    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
     "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.8, nesterov=True),
     "adagrad": lambda: keras.optimizers.Adagrad(0.1),
     "adam": lambda: keras.optimizers.Adam(0.05),
@@ -149,6 +148,14 @@ def fit(model, inputs=FEATURES, epochs=2, **kwargs):
     return history.history["loss"]
 
 
+def steps(model):
+    """What `fit` does, in a third of its time."""
+    for _ in range(2):
+        for i in range(0, len(FEATURES), BATCH_SIZE):
+            batch = slice(i, i + BATCH_SIZE)
+            model.train_on_batch(FEATURES[batch], TARGETS[batch])
+
+
 def assert_same_weights(model, expected):
     if not isinstance(expected, list):
         expected = expected.get_weights()
@@ -169,14 +176,11 @@ def fit_with_keras(name):
 @pytest.mark.parametrize(
     ("name", "kind", "where"),
     [
-        ("sgd", "asp", "embedded"),
-        ("momentum", "ssp", "two_servers"),
         ("nesterov", "bsp", "embedded"),
         ("adagrad", "asp", "two_servers"),
-        ("adam", "bsp", "two_servers"),
         ("adamw", "ssp", "embedded"),
         ("rmsprop", "bsp", "embedded"),
-        ("amsgrad", "asp", "two_servers"),
+        ("amsgrad", "ssp", "two_servers"),
     ],
 )
 def test_fit_equals_keras(name, kind, where):
@@ -197,9 +201,7 @@ def test_fit_equals_keras(name, kind, where):
 @pytest.mark.parametrize(
     ("kind", "where"),
     [
-        ("asp", "two_servers"),
-        ("ssp", "embedded"),
-        ("bsp", "embedded"),
+        ("asp", "embedded"),
         ("bsp", "two_servers"),
     ],
 )
@@ -256,7 +258,7 @@ def test_fit_builds_a_model_as_keras_does(embedded):
 def test_names_and_objects_stand_for_those_of_keras(embedded, ours, theirs):
     plain, model = make_model(theirs()), make_model(on_servers(ours))
 
-    fit(plain), fit(model)
+    steps(plain), fit(model)
 
     assert_same_weights(model, plain)
 
@@ -296,7 +298,7 @@ def test_a_schedule_is_followed_step_by_step(embedded):
     plain = make_model(keras.optimizers.SGD(schedule()))
     model = make_model(on_servers(keras.optimizers.SGD(schedule())))
 
-    fit(plain), fit(model)
+    steps(plain), fit(model)
 
     assert_same_weights(model, plain)
 
@@ -343,7 +345,7 @@ def test_gradients_are_clipped_as_keras_does(embedded, clip, kind):
     plain = make_model(OPTIMIZERS["sgd"](**clip))
     model = make_model(on_servers(OPTIMIZERS["sgd"](**clip), KINDS[kind]))
 
-    fit(plain), fit(model)
+    steps(plain), fit(model)
 
     assert_same_weights(model, plain)
     with pytest.raises(AssertionError):
@@ -370,8 +372,8 @@ def test_a_variable_without_gradient_stays(embedded):
 
 @pytest.mark.parametrize(
     ("kind", "in_graph"),
-    [("bsp", False), ("asp", True), ("bsp", True)],
-    ids=["eager", "graph_asp", "graph_bsp"],
+    [("bsp", False), ("asp", True)],
+    ids=["eager", "graph"],
 )
 def test_a_custom_loop_equals_keras(embedded, kind, in_graph):
     def train(optimizer):
@@ -440,13 +442,13 @@ def test_a_float16_policy_scales_and_unscales(embedded):
 # --- Workers ----------------------------------------------------------------
 
 
-def test_a_fit_leaves_the_group_and_a_second_one_joins_again(cluster):
+def test_a_fit_leaves_the_group_and_a_second_one_joins_again(embedded):
     plain = make_model(OPTIMIZERS["adam"]())
     model = make_model(on_servers(OPTIMIZERS["adam"](), "bsp"))
 
-    fit(plain), fit(model)
+    steps(plain), fit(model)
     first = model.optimizer.worker.stats()
-    fit(plain), fit(model)
+    steps(plain), fit(model)
     second = model.optimizer.worker.stats()
 
     assert first["workers"]["active"] == second["workers"]["active"] == 0
@@ -615,7 +617,6 @@ def test_bsp_weighs_a_batch_by_the_ids_that_layers_see():
         ("asp", None, False, False),
         ("asp", "mean", True, True),
         ("bsp", None, True, False),
-        ("bsp", "local", False, False),
     ],
 )
 def test_alone_variables_without_gradient_are_those_of_keras(
@@ -811,7 +812,7 @@ def test_config_round_trip_keeps_every_argument(optimizer):
 def test_a_compiled_model_is_saved_and_loaded(embedded, tmp_path):
     plain = make_model(OPTIMIZERS["adam"]())
     model = make_model(on_servers(OPTIMIZERS["adam"](), "bsp"))
-    fit(plain), fit(model)
+    steps(plain), fit(model)
     model.save(tmp_path / "model.keras")
 
     loaded = keras.models.load_model(tmp_path / "model.keras")
@@ -820,7 +821,7 @@ def test_a_compiled_model_is_saved_and_loaded(embedded, tmp_path):
     assert loaded.optimizer.consistency == Consistency.bsp()
     assert_same_weights(loaded, model)
     # On the same servers it goes on where the first one was.
-    fit(plain), fit(loaded)
+    steps(plain), fit(loaded)
     assert_same_weights(loaded, plain)
 
 
@@ -828,7 +829,7 @@ def test_a_loaded_model_joins_at_its_first_step_with_its_weights(tmp_path):
     plain = make_model(OPTIMIZERS["sgd"]())
     model = make_model(on_servers(OPTIMIZERS["sgd"](), "bsp"))
     with training_cluster("one_server"):
-        fit(plain), fit(model)
+        steps(plain), fit(model)
         model.save(tmp_path / "model.keras")
 
     with training_cluster("one_server") as cluster:
@@ -840,7 +841,7 @@ def test_a_loaded_model_joins_at_its_first_step_with_its_weights(tmp_path):
         with pytest.raises(ValueError, match="no table yet"):
             _ = loaded.optimizer.table
 
-        fit(plain), fit(loaded)
+        steps(plain), fit(loaded)
         assert_same_weights(loaded, plain)
 
 
@@ -861,13 +862,13 @@ def test_a_checkpoint_of_the_servers_brings_variables_back(tmp_path):
     plain = make_model(OPTIMIZERS["adam"]())
     with training_cluster("two_servers") as cluster:
         model = make_model(on_servers(OPTIMIZERS["adam"](), table="t"))
-        fit(plain), fit(model)
+        steps(plain), fit(model)
         cluster.save(tmp_path)
 
     with training_cluster("one_server") as cluster:
         cluster.restore(tmp_path)
         again = make_model(on_servers(OPTIMIZERS["adam"](), table="t"), seed=77)
-        fit(plain), fit(again)
+        steps(plain), fit(again)
 
         assert_same_weights(again, plain)
 

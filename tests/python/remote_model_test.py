@@ -412,7 +412,7 @@ def test_arguments_are_named(tmp_path, arguments, message):
 def test_addresses_that_can_be_connected_to_are_taken(table, tmp_path, address):
     path = save(table, tmp_path / "1", addresses=address)
     contents = json.loads((path / tsw.export.MODEL_FILE).read_text())
-    assert contents["addresses"] == address
+    assert contents["remote"]["addresses"] == address
 
 
 def test_the_file_says_where_the_rows_are(table, tmp_path):
@@ -423,13 +423,14 @@ def test_the_file_says_where_the_rows_are(table, tmp_path):
     assert len(contents.pop("id")) == 16
     assert contents == {
         "format": "tfswitch-model",
-        "version": 1,
-        "mode": "remote",
+        "version": 2,
         "tables": {"t": 4},
-        "addresses": tsw.cluster.default_cluster().address,
-        "deadline_seconds": 10.0,
-        "cache_rows": 7,
-        "cache_seconds": 2,
+        "remote": {
+            "addresses": tsw.cluster.default_cluster().address,
+            "deadline_secs": 10.0,
+            "cache_rows": 7,
+            "cache_secs": 2,
+        },
     }
 
 

@@ -10,18 +10,11 @@ import numpy as np
 import pytest
 
 import tfswitch as tsw
-from tests.conftest import running_cluster
 from tfswitch._progress_bar import progress_bar
 
 IDS = np.arange(500)
 ROWS = np.random.default_rng(1).normal(size=(500, 3)).astype(np.float32)
 GRADIENTS = np.random.default_rng(2).normal(size=(500, 3))
-
-
-@pytest.fixture(params=[0, 2], ids=["embedded", "two_servers"])
-def cluster(request):
-    with running_cluster(request.param) as cluster:
-        yield cluster
 
 
 def make(name, dim=3, optimizer=None, **kwargs):
@@ -73,19 +66,6 @@ def test_a_table_that_was_saved_alone_is_restored_under_another_name(
     user.restore(tmp_path / "both", saved_name="copy")
     np.testing.assert_array_equal(read(user), stepped)
     np.testing.assert_array_equal(read(copy), ROWS)
-
-
-def test_two_tables_change_their_names_at_once(cluster, tmp_path):
-    one, two = make("one"), make("two")
-    one.assign(IDS, ROWS)
-    two.assign(IDS, -ROWS)
-    cluster.save(tmp_path)
-
-    report = cluster.restore(tmp_path, {"one": "two", "two": "one"})
-
-    assert sorted(report["tables"]) == ["one", "two"]
-    np.testing.assert_array_equal(read(one), -ROWS)
-    np.testing.assert_array_equal(read(two), ROWS)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +161,7 @@ class Terminal(io.StringIO):
 
 
 def test_a_terminal_gets_a_bar_and_a_file_nothing(
-    cluster, tmp_path, monkeypatch
+    embedded, tmp_path, monkeypatch
 ):
     _table = trained("user")
     for stream, progress, has_bar in (
@@ -192,8 +172,8 @@ def test_a_terminal_gets_a_bar_and_a_file_nothing(
     ):
         monkeypatch.setattr(sys, "stderr", stream)
 
-        cluster.save(tmp_path, progress=progress)
-        cluster.restore(tmp_path, progress=progress)
+        embedded.save(tmp_path, progress=progress)
+        embedded.restore(tmp_path, progress=progress)
 
         shown = stream.getvalue()
         assert ("saving to" in shown) == has_bar
@@ -223,12 +203,12 @@ def test_a_bar_shows_the_rows_of_its_own_call(monkeypatch):
     assert "1,250 of 5,000 rows" in stream.getvalue()
 
 
-def test_a_failed_restore_ends_its_bar(cluster, tmp_path, monkeypatch):
+def test_a_failed_restore_ends_its_bar(embedded, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
-    tsw.EmbeddingTable("t", 2, cluster=cluster)
-    cluster.save(tmp_path / "here")
+    tsw.EmbeddingTable("t", 2)
+    embedded.save(tmp_path / "here")
 
     with pytest.raises(KeyError, match=r"no checkpoint at .* has 'here'"):
-        cluster.restore(tmp_path / "none", progress=True)
+        embedded.restore(tmp_path / "none", progress=True)
 
     assert "restoring from" in stream.getvalue()

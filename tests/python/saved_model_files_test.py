@@ -49,16 +49,15 @@ def test_a_model_file_that_cannot_be_read_is_named(path):
     damaged = tf.errors.DataLossError
     unfit = tf.errors.FailedPreconditionError
     for text, error, message in [
-        ({"version": 2}, unfit, "of version 2"),
+        ({"version": 1}, unfit, "has format version 1"),
         ({"tables": {"t": 3}}, unfit, "has dim 2, the model has dim 3"),
         ({"tables": {"t": 2, "u": 2}}, unfit, "has no table 'u'"),
-        ({"version": None}, unfit, "version null"),
-        ({"format": "other"}, damaged, "none of tfswitch"),
-        ({"rows": None}, damaged, "'rows'"),
-        ({"more": 1}, damaged, "unknown field 'more'"),
+        ({"format": "other"}, damaged, "not JSON of a tfswitch-model"),
+        ({"embedded": None}, damaged, "'mode' is missing"),
+        ({"more": 1}, damaged, "more"),
         (DEEP, damaged, "is damaged"),
         (
-            contents.replace('"version": 1', f'"version": {DEEP}'),
+            contents.replace('"version": 2', f'"version": {DEEP}'),
             damaged,
             "inside each other",
         ),

@@ -116,6 +116,7 @@ def test_a_loaded_model_gives_the_bits_of_predict(model, tmp_path):
     assert_same(serve(loaded, INPUTS), expected)
 
 
+@pytest.mark.parametrize("trained", [2], ids=["two_servers"], indirect=True)
 def test_a_model_that_is_moved_is_served_without_its_trainer(model, tmp_path):
     tsw.saved_model.save(model, tmp_path / "1")
     path = (tmp_path / "1").rename(tmp_path / "elsewhere")

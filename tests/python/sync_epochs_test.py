@@ -7,19 +7,13 @@ import numpy as np
 import pytest
 
 import tfswitch as tsw
-from tests.python.worker_threads import Call, running_clients
+from tests.python.worker_threads import Call
 from tfswitch.keras._backend import keras
 
 Worker = tsw.train.Worker
 
 FEATURES = np.ones((8, 1), np.float32)
 TARGETS = np.zeros((8, 1), np.float32)
-
-
-@pytest.fixture(params=[0, 2], ids=["embedded", "two_servers"])
-def client(request):
-    with running_clients(request.param) as client:
-        yield client
 
 
 def make_model(worker, consistency="bsp"):

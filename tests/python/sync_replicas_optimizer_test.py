@@ -278,7 +278,7 @@ _cases = iter(range(1_000_000))
     sizes=st.lists(st.integers(1, 5), min_size=1, max_size=4),
 )
 @settings(
-    max_examples=examples(6),
+    max_examples=examples(3),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -315,13 +315,11 @@ def _model(ids, is_sparse=True):
 @pytest.mark.parametrize(
     ("inner", "tolerance"),
     [
-        (lambda: v1.train.GradientDescentOptimizer(0.5), 1e-6),
-        (lambda: v1.train.MomentumOptimizer(0.5, 0.9), 1e-6),
         (lambda: v1.train.MomentumOptimizer(0.5, 0.9, use_nesterov=True), 1e-6),
         (lambda: v1.train.AdagradOptimizer(0.5), 1e-6),
         (lambda: v1.train.AdamOptimizer(0.05), 5e-6),
     ],
-    ids=["sgd", "momentum", "nesterov", "adagrad", "adam"],
+    ids=["nesterov", "adagrad", "adam"],
 )
 def test_uneven_workers_equal_one_process(client, name, inner, tolerance):
     is_sparse = not isinstance(inner(), v1.train.MomentumOptimizer)
@@ -398,7 +396,11 @@ def test_a_step_may_be_divided_by_replicas_or_as_at_first(
     )
 
 
-@pytest.mark.parametrize("late", ["drop", "carry"])
+@pytest.mark.parametrize(
+    ("servers", "late"),
+    [("tables", "drop"), ("variables", "carry")],
+    indirect=["servers"],
+)
 def test_backup_workers_use_or_count_every_gradient(servers, name, late):
     counts = [10, 4, 6]
     batches, num_rows = batches_of(counts, [2])
@@ -705,10 +707,8 @@ def _many_kinds(ids):
             False,
         ),
         (lambda: v1.train.FtrlOptimizer(0.1), True),
-        (lambda: v1.train.RMSPropOptimizer(0.1), False),
-        (lambda: v1.train.AdamOptimizer(0.1), True),
     ],
-    ids=["nesterov", "ftrl-clips", "rmsprop", "adam-clips"],
+    ids=["nesterov", "ftrl-clips"],
 )
 def test_any_optimizer_equals_one_process_in_float64(
     variable_servers, name, inner, clips
@@ -772,7 +772,7 @@ def test_rows_are_averaged_over_the_gradients_that_have_them(
     )
 
 
-@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float64])
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
 def test_variables_of_all_float_types_are_trained(
     variable_servers, name, dtype
 ):
@@ -828,7 +828,7 @@ def test_nothing_is_left_staged_after_many_epochs(variable_servers, name):
 
     def run(script, mine):
         with script.training() as (session, step):
-            for _ in range(10):
+            for _ in range(3):
                 for batch in mine:
                     step(batch)
                 script.hook.finish_epoch()

@@ -6,6 +6,7 @@ forms below were hard to read. The better wording stands beside each.
 
 import ast
 import io
+import itertools
 import re
 import subprocess
 import tokenize
@@ -129,16 +130,16 @@ def problems(path: str) -> Iterator[str]:
     kind = {".md": in_page, ".py": in_python}.get(Path(path).suffix, in_cc)
     for paragraph in kind(text):
         whole = " ".join(words for _, words in paragraph)
+        lengths = itertools.accumulate(len(words) + 1 for _, words in paragraph)
+        ends = [
+            (n, end) for (n, _), end in zip(paragraph, lengths, strict=True)
+        ]
         # Names of code may have any words.
         whole = re.sub(r"`[^`]*`", lambda name: "x" * len(name.group()), whole)
         for form, better in FORMS.items():
             for match in re.finditer(form, whole):
-                end = 0
-                for number, words in paragraph:  # noqa: B007
-                    end += len(words) + 1
-                    if match.start() < end:
-                        break
-                yield f'{path}:{number}: "{match.group()}": {better}'
+                line = next(n for n, end in ends if match.start() < end)
+                yield f'{path}:{line}: "{match.group()}": {better}'
 
 
 def test_texts_have_none_of_the_forms_that_are_hard_to_read() -> None:

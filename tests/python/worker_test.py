@@ -9,12 +9,12 @@ import pytest
 import tensorflow as tf
 
 import tfswitch as tsw
+from tests import support
 from tests.python.worker_threads import (
     Call,
     arrivals,
     in_threads,
     join_workers,
-    leave_group,
     running_clients,
     wait_for_stderr,
     wait_until,
@@ -28,36 +28,11 @@ Consistency = tsw.train.Consistency
 Worker = tsw.train.Worker
 
 AWAY = (ConnectionError, TimeoutError)
-KINDS = [
-    pytest.param("asp", id="asp"),
-    pytest.param(Consistency.ssp(1), id="ssp"),
-    pytest.param("bsp", id="bsp"),
-]
 
 
-@pytest.fixture(params=[0, 2], ids=["embedded", "two_servers"])
-def client(request):
-    """`client(i)` is client number i of one cluster, of each kind."""
-    with running_clients(request.param) as client:
-        yield client
-
-
-@pytest.fixture
-def local():
-    """`local(i)` is client number i of one embedded cluster."""
-    with running_clients(0) as client:
-        yield client
-
-
-def make_table(cluster, consistency="bsp", **kwargs):
-    kwargs.setdefault("initializer", "zeros")
-    kwargs.setdefault("optimizer", tsw.optimizers.SGD(1.0))
-    return tsw.EmbeddingTable(
-        kwargs.pop("name", "t"),
-        1,
-        consistency=consistency,
-        cluster=cluster,
-        **kwargs,
+def make_table(cluster, consistency="bsp", name="t", **kwargs):
+    return support.make_table(
+        name, 1, consistency=consistency, cluster=cluster, **kwargs
     )
 
 
@@ -111,17 +86,7 @@ def test_bad_arguments_are_named_and_nobody_joins(local, arguments, message):
 
 @pytest.mark.parametrize(
     "weight",
-    [
-        -1,
-        -1e-300,
-        float("nan"),
-        float("inf"),
-        [1.0],
-        np.ones(1),
-        "many",
-        None,
-        1j,
-    ],
+    [-1e-300, float("nan"), float("inf"), np.ones(1), "many", None],
     ids=repr,
 )
 def test_a_bad_weight_is_refused_and_no_step_ends(local, weight):
@@ -134,9 +99,7 @@ def test_a_bad_weight_is_refused_and_no_step_ends(local, weight):
 
 
 @pytest.mark.parametrize(
-    "weight",
-    [0, 3, 2.5, np.float32(2), np.int64(2), np.array(2.0), tf.constant(2.0)],
-    ids=repr,
+    "weight", [0, np.int64(2), np.array(2.0), tf.constant(2.0)], ids=repr
 )
 def test_a_weight_is_any_scalar(local, weight):
     worker = Worker(0, 1, consistency="bsp", cluster=local(0))
@@ -207,28 +170,13 @@ def test_of_two_workers_with_one_id_the_first_hears_of_the_remedy(client):
     assert second.stats()["workers"]["active"] == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "here", "asked"),
-    [
-        ({"consistency": "asp"}, r"bsp\(mean\) here", "asp asked"),
-        (
-            {"consistency": Consistency.bsp("sum")},
-            r"bsp\(mean\) here",
-            r"bsp\(sum\) asked",
-        ),
-        ({"num_workers": 3}, "num_workers=2 .*here", "num_workers=3 .*asked"),
-        ({"lease_secs": 7.0}, "lease=30s .*here", "lease=7s .*asked"),
-        ({"join_secs": 5.0}, "join_timeout=10m .*here", "=5s .*asked"),
-    ],
-)
-def test_other_settings_than_the_group_has_are_named_with_them(
-    client, arguments, here, asked
-):
+def test_other_settings_than_the_group_has_are_named_with_them(client):
     Worker(0, 2, consistency="bsp", cluster=client(0))
-    arguments = {"num_workers": 2, "consistency": "bsp", **arguments}
 
-    with pytest.raises(ValueError, match=f"group 'train' .*{here}.*{asked}"):
-        Worker(1, cluster=client(1), **arguments)
+    with pytest.raises(
+        ValueError, match=r"group 'train' .*bsp\(mean\) here.*asp asked"
+    ):
+        Worker(1, 2, consistency="asp", cluster=client(1))
 
 
 def test_a_group_that_all_have_left_takes_other_settings(client):
@@ -238,15 +186,6 @@ def test_a_group_that_all_have_left_takes_other_settings(client):
     worker.end_step()
 
     assert worker.stats()["workers"]["active"] == 1
-
-
-def test_groups_do_not_wait_for_each_other(client):
-    one = Worker(0, 1, consistency="bsp", group="one", cluster=client(0))
-    Worker(0, 2, consistency="bsp", group="two", cluster=client(1))
-
-    one.end_step()
-
-    assert one.stats()["clock"] == 1
 
 
 # --- bsp --------------------------------------------------------------------
@@ -283,62 +222,11 @@ def test_bsp_averages_by_weight_or_sums(client, reduction, expected):
     assert value_of(tables[0]) == expected
 
 
-def test_bsp_is_one_step_of_the_optimizer(client):
-    adagrad = tsw.optimizers.Adagrad(0.5)
-    workers = join_workers(client, 3, consistency="bsp")
-    tables = [make_table(client(i), optimizer=adagrad) for i in range(3)]
-    alone = make_table(client(0), "asp", name="alone", optimizer=adagrad)
-
-    for step in range(1, 4):
-        for i, table in enumerate(tables):
-            table.push([1, 2 + i], [[step * (i + 1.0)], [3.0 * step]])
-        end_steps(*workers)
-        alone.push([1, 2, 3, 4], [[2.0 * step]] + [[1.0 * step]] * 3)
-
-    np.testing.assert_allclose(
-        tables[0].lookup([1, 2, 3, 4]),
-        alone.lookup([1, 2, 3, 4]),
-        rtol=1e-6,
-    )
-
-
-def test_bsp_sums_the_pushes_of_one_step(client):
-    worker = Worker(0, 1, consistency="bsp", cluster=client(0))
-    table = make_table(client(0))
-
-    for _ in range(3):
-        table.push([1, 2], [[1.0], [2.0]])
-    worker.end_step(weight=7)
-
-    assert [value_of(table, row) for row in (1, 2)] == [-3.0, -6.0]
-
-
-def test_a_worker_without_samples_does_not_count_in_the_mean(client):
-    one, two = join_workers(client, 2, consistency="bsp")
-    table = make_table(client(0))
-
-    table.push([1], [[4.0]])
-    in_threads(lambda: one.end_step(2), lambda: two.end_step(0))
-
-    assert value_of(table) == -4.0
-
-
-def test_a_round_without_samples_changes_nothing(client):
-    worker = Worker(0, 1, consistency="bsp", cluster=client(0))
-    table = make_table(client(0))
-
-    table.push([1], [[4.0]])
-    worker.end_step(0)
-
-    assert value_of(table) == 0.0
-    assert worker.stats()["clock"] == 1
-
-
 # --- ssp and asp ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("staleness", [0, 2])
-def test_ssp_lets_a_worker_be_so_far_ahead_and_no_further(client, staleness):
+def test_ssp_lets_a_worker_be_so_far_ahead_and_no_further(client):
+    staleness = 2
     fast, slow = join_workers(client, 2, consistency=Consistency.ssp(staleness))
     table = make_table(client(0), Consistency.ssp(staleness))
 
@@ -353,9 +241,7 @@ def test_ssp_lets_a_worker_be_so_far_ahead_and_no_further(client, staleness):
     assert not blocked.is_over
     slow.end_step()
     blocked.result()
-    assert fast.stats()["workers"]["staleness"][: staleness + 1] == (
-        [2, *[1] * staleness] if staleness else [2]
-    )
+    assert fast.stats()["workers"]["staleness"][:3] == [2, 1, 1]
 
 
 def test_asp_waits_for_nobody(client):
@@ -374,11 +260,8 @@ def test_asp_waits_for_nobody(client):
 # --- Waiting ends -----------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(Consistency.ssp(0), id="ssp"), "bsp"]
-)
-def test_a_wait_that_takes_too_long_names_who_is_missing(client, kind):
-    one, *_ = join_workers(client, 3, consistency=kind, wait_secs=0.05)
+def test_a_wait_that_takes_too_long_names_who_is_missing(client):
+    one, *_ = join_workers(client, 3, consistency="bsp", wait_secs=0.05)
 
     with pytest.raises(
         TimeoutError,
@@ -386,13 +269,6 @@ def test_a_wait_that_takes_too_long_names_who_is_missing(client, kind):
         r"\), worker 2 of 3 \(at step 0",
     ):
         one.end_step()
-
-
-def test_a_wait_for_workers_that_never_joined_counts_them(client):
-    worker = Worker(0, 3, consistency="bsp", wait_secs=0.05, cluster=client(0))
-
-    with pytest.raises(TimeoutError, match="2 of 3 workers that have not join"):
-        worker.end_step()
 
 
 def test_ending_a_step_again_after_a_timeout_goes_on_waiting(client):
@@ -428,16 +304,6 @@ def test_a_timeout_does_not_let_a_worker_run_ahead(client):
     assert fast.stats()["clock"] == 1
 
 
-@pytest.mark.parametrize("kind", KINDS[1:])
-def test_who_never_joins_is_not_waited_for_beyond_join_secs(client, kind):
-    worker = Worker(0, 3, consistency=kind, join_secs=0.05, cluster=client(0))
-
-    for _ in range(3):
-        Call(worker.end_step).result()
-
-    assert worker.stats()["clock"] == 3
-
-
 def test_who_was_lost_is_said_and_ends_those_that_want_that(client, capfd):
     events = queue.Queue()
     worker = Worker(
@@ -466,10 +332,9 @@ def test_who_was_lost_is_said_and_ends_those_that_want_that(client, capfd):
     assert "at the end: lost worker 1 after 0 steps that count, worker 2" in err
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_next_step_joins_again(client, kind):
-    worker = Worker(0, 1, consistency=kind, cluster=client(0))
-    table = make_table(client(0), kind)
+def test_the_next_step_joins_again(client):
+    worker = Worker(0, 1, consistency="bsp", cluster=client(0))
+    table = make_table(client(0))
     table.push([1], [[1.0]])
     worker.end_step()
     worker.leave()
@@ -482,33 +347,11 @@ def test_the_next_step_joins_again(client, kind):
     assert worker.stats()["workers"]["rejoined"] == 1
 
 
-# --- Late ones --------------------------------------------------------------
-
-
-def test_a_round_whose_workers_have_died_is_applied_by_who_comes_next(client):
-    one, two = join_workers(client, 2, consistency="bsp")
-    table = make_table(client(0))
-    table.push([1], [[2.0]])
-    blocked = Call(one.end_step)
-    wait_until(lambda: arrivals(two) == 1)
-    leave_group(one)  # As if its lease had ended.
-    with pytest.raises(RuntimeError, match="has left meanwhile"):
-        blocked.result()
-    two.leave()  # Closes the round, which has nobody to wait for it.
-    assert value_of(table) == 0.0
-
-    late = Worker(1, 2, consistency="bsp", cluster=client(2))
-
-    assert late.stats()["workers"]["rounds"] == 1
-    assert value_of(table) == -2.0
-
-
 # --- Pushes -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS[1:])
-def test_a_push_without_a_worker_is_refused(client, kind):
-    table = make_table(client(0), kind)
+def test_a_push_without_a_worker_is_refused(client):
+    table = make_table(client(0))
 
     with pytest.raises(
         RuntimeError, match=r"'t'.*make a tfswitch\.train\.Worker first"
@@ -518,19 +361,9 @@ def test_a_push_without_a_worker_is_refused(client, kind):
     assert table.size() == 0
 
 
-@pytest.mark.parametrize(
-    ("table_kind", "worker_kind"),
-    [
-        ("bsp", "asp"),
-        ("bsp", Consistency.ssp(0)),
-        (Consistency.ssp(1), "asp"),
-        (Consistency.ssp(1), Consistency.ssp(2)),
-    ],
-    ids=repr,
-)
-def test_a_push_of_a_laxer_worker_is_refused(client, table_kind, worker_kind):
-    Worker(0, 1, consistency=worker_kind, cluster=client(0))
-    table = make_table(client(0), table_kind)
+def test_a_push_of_a_laxer_worker_is_refused(client):
+    Worker(0, 1, consistency=Consistency.ssp(2), cluster=client(0))
+    table = make_table(client(0), Consistency.ssp(1))
 
     with pytest.raises(RuntimeError, match="consistency of the strictest tabl"):
         table.push([1], [[1.0]])
@@ -538,21 +371,9 @@ def test_a_push_of_a_laxer_worker_is_refused(client, table_kind, worker_kind):
     assert table.size() == 0
 
 
-@pytest.mark.parametrize(
-    ("table_kind", "worker_kind"),
-    [
-        ("asp", "bsp"),
-        ("asp", Consistency.ssp(1)),
-        (Consistency.ssp(1), Consistency.ssp(0)),
-        (Consistency.ssp(1), "bsp"),
-    ],
-    ids=repr,
-)
-def test_a_push_of_a_stricter_worker_is_applied_at_once(
-    client, table_kind, worker_kind
-):
-    Worker(0, 1, consistency=worker_kind, cluster=client(0))
-    table = make_table(client(0), table_kind)
+def test_a_push_of_a_stricter_worker_is_applied_at_once(client):
+    Worker(0, 1, consistency="bsp", cluster=client(0))
+    table = make_table(client(0), Consistency.ssp(1))
 
     assert int(table.push([1], [[1.0]])) == 1
 
@@ -568,19 +389,6 @@ def test_a_refused_push_in_a_graph_is_an_error_of_tensorflow(local):
 
     with pytest.raises(tf.errors.FailedPreconditionError, match="Worker first"):
         step()
-
-
-def test_a_gradient_that_is_not_finite_never_reaches_the_round(client):
-    worker = Worker(0, 1, consistency="bsp", cluster=client(0))
-    table = make_table(client(0))
-    table.push([1], [[1.0]])
-
-    with pytest.raises(ValueError, match=r"key 2|id 2"):
-        table.push([1, 2], [[1.0], [float("nan")]])
-    worker.end_step()
-
-    assert value_of(table) == -1.0
-    assert table.size() == 1
 
 
 def test_a_graph_ends_its_step_by_an_op(client):
@@ -740,24 +548,19 @@ def test_a_server_that_is_gone_is_named():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "kind"),
-    [(signal.SIGSTOP, Consistency.ssp(0)), (signal.SIGKILL, "bsp")],
-    ids=["hangs", "killed"],
-)
-def test_a_server_that_stops_answering_ends_a_wait(number, kind):
+def test_a_server_that_stops_answering_ends_a_wait():
     """`wait_secs` is for other workers; the server has its own deadline."""
     with ServerProcess() as server:
         address = f"grpc://{server.address}"
         clusters = [tsw.Cluster(address, timeout=1.0 + i) for i in range(2)]
         one, two = (
-            Worker(i, 2, consistency=kind, cluster=clusters[i], wait_secs=600)
+            Worker(i, 2, consistency="bsp", cluster=clusters[i], wait_secs=600)
             for i in range(2)
         )
         blocked = Call(one.end_step)
         wait_until(lambda: arrivals(two) == 1)
 
-        server.signal(number)
+        server.signal(signal.SIGSTOP)
 
         with pytest.raises(AWAY, match=server.address):
             blocked.result()

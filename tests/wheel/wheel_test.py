@@ -137,9 +137,16 @@ def train_and_serve(python: Path, folder: Path) -> str:
         *("cmake", "-G", "Ninja", "-S", ROOT / "examples" / "serving_cc"),
         *("-B", folder / "cc", f"-DPython_EXECUTABLE={python}"),
         f"-DCMAKE_PREFIX_PATH={prefix}",
+        "-DCMAKE_EXE_LINKER_FLAGS=-Wl,--as-needed",
+        "-DCMAKE_CXX_STANDARD_LIBRARIES=-lresolv",
     )
     run("ninja", "-C", folder / "cc")
     predict = folder / "cc" / "predict_file"
+    # TensorFlow, of which it calls nothing, and nothing else of that.
+    needed = run("readelf", "-d", predict)
+    assert "[libtensorflow_cc.so.2]" in needed
+    assert "[libtensorflow_framework.so.2]" in needed
+    assert "libresolv" not in needed
     table = run(
         *hidden(predict, "--model=models", "--input=in.csv"), cwd=folder
     )

@@ -111,7 +111,7 @@ class Optimizer(Policy):
             return NotImplemented
         return self.get_config() == other.get_config()
 
-    __hash__ = None  # A schedule may have no hash.
+    __hash__ = None  # type: ignore[assignment]  # A schedule may have no hash.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

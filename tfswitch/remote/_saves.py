@@ -75,9 +75,9 @@ def parse(text: bytes, where: str) -> Save:
         manifest = json.loads(text)
         if manifest["format"] != "tfswitch-checkpoint":
             raise ValueError("it is not one of tfswitch")
-        if manifest["version"] != 1:
+        if manifest["version"] != 2:
             raise ValueError(
-                f"this tfswitch reads version 1, and it has version "
+                f"this tfswitch reads version 2, and it has version "
                 f"{manifest['version']!r}"
             )
         files = [
@@ -85,11 +85,11 @@ def parse(text: bytes, where: str) -> Save:
             for name, table in manifest["tables"].items()
             for entry in table["files"]
         ]
-        server = manifest.get("server", {"files": [], "num_writes": 0})
+        server = manifest.get("server", {"files": [], "num_writes": "0"})
         files += [_file(entry, _SERVER_FOLDER) for entry in server["files"]]
         return Save(
             text,
-            _integer(manifest.get("save", 0), 10**12),
+            _integer(manifest["save"], 10**12),
             str(manifest["save_id"]),
             tuple(files),
             _integer(server["num_writes"], 2**64 - 1),
@@ -128,17 +128,18 @@ def _file(entry: dict[str, Any], folder: str) -> SavedFile:
             f"expected a file in '{folder}/', which ends in .safetensors, got "
             f"{name!r}"
         )
-    if not re.fullmatch(r"[0-9a-fA-F]{1,8}", entry["crc32"]):
-        raise ValueError(f"crc32 of '{name}'")
     return SavedFile(
-        name, _integer(entry["bytes"], 2**62), int(entry["crc32"], 16)
+        name,
+        _integer(entry["bytes"], 2**62),
+        _integer(entry["crc32"], 2**32 - 1),
     )
 
 
 def _integer(value: object, most: int) -> int:
-    if type(value) is not int or not 0 <= value <= most:
+    # Numbers of 64 bits are strings.
+    if not re.fullmatch(r"[0-9]{1,20}", f"{value}") or int(f"{value}") > most:
         raise ValueError(f"expected a number, got {value!r}")
-    return value
+    return int(f"{value}")
 
 
 def sort(saves: Iterable[Save]) -> list[Save]:

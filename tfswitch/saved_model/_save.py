@@ -181,15 +181,6 @@ class _Remote:
                 "cache_rows", rows, "a number of rows, or 0 for no cache"
             )
 
-    def in_file(self) -> dict[str, Any]:
-        """Returns the entries of the model file."""
-        return {
-            "addresses": self.addresses,
-            "deadline_seconds": self.deadline_secs,
-            "cache_rows": self.cache_rows,
-            "cache_seconds": self.cache_secs,
-        }
-
 
 def _flush(folder: str) -> None:
     """Flushes a folder, and all that is below it, to the disk."""
@@ -277,20 +268,21 @@ def _write(
         if not tables:
             raise ValueError("the model has no lookup at all in a table")
         cluster = cluster_of(tables.values())
-        content = {
+        # `ModelFile` of protos/tfswitch/v1/export.proto.
+        content: dict[str, Any] = {
             "format": "tfswitch-model",
-            "version": 1,
+            "version": 2,
             # Tells it from another model that is saved to the same path.
             "id": secrets.token_hex(8),
             "tables": {n: t.dim for n, t in sorted(tables.items())},
-            "mode": "embedded" if remote is None else "remote",
         }
         if remote is None:
-            content["rows"] = os.path.relpath(
+            rows = os.path.relpath(
                 export.MODEL_ROWS, os.path.dirname(export.MODEL_FILE)
             )
+            content["embedded"] = {"rows": rows}
         else:
-            content |= remote.in_file()
+            content["remote"] = dataclasses.asdict(remote)
         if remote is not None and remote.addresses is None:
             if not cluster.is_remote:
                 raise ValueError(
@@ -307,7 +299,7 @@ def _write(
                     "`addresses` which servers they will be on, or save with "
                     '`mode="embedded"`.'
                 )
-            content["addresses"] = cluster.address
+            content["remote"]["addresses"] = cluster.address
         with open(file, "w", encoding="utf-8") as model_file:
             json.dump(content, model_file)
         try:

@@ -22,6 +22,7 @@
 #include "cc/base/files.h"
 #include "cc/base/json.h"
 #include "cc/checkpoint/checkpoint.h"
+#include "cc/wire/json.h"
 #include "tests/cc/testing/choices.h"
 #include "tests/cc/testing/fuzz_target.h"
 #include "tests/cc/testing/scoped_folder.h"
@@ -34,6 +35,8 @@ absl::Status Never() { return absl::OkStatus(); }
 
 // Rows of many inputs would fill the memory.
 constexpr int kInputsPerTable = 1000;
+
+constexpr char kData[] = "t/data.safetensors";
 
 std::string Read(const std::string& path) {
   return ReadWholeFile(path, 1 << 20).value();
@@ -64,7 +67,7 @@ Tables MakeTables() {
   return tables;
 }
 
-// A manifest, which is also a part of one, and a file that it names "data".
+// A manifest, and a file that it names kData.
 struct Seed {
   Json manifest;
   Json header;
@@ -86,23 +89,22 @@ std::vector<Seed> MakeSeeds(const ScopedFolder& folder) {
       if (!table->ApplyGradients(batch).ok()) std::abort();
     }
     PartWriter writer(folder.path(), "s1", 0, 1, /*all_tables=*/true, Never);
-    writer.SetWorkQueues("[]");
+    writer.SetWorkQueues(v1::SavedWorkQueues());
     if (!AddTable(*table, writer).ok()) std::abort();
-    const std::string part = writer.Finish();
-    if (!Commit(folder.path(), "s1", {part}, {}).ok()) std::abort();
+    if (!Commit(folder.path(), "s1", {writer.Finish()}, {}).ok()) std::abort();
     Json manifest = ParseJson(Read(folder.path() + "/manifest.json")).value();
-    manifest.update(ParseJson(part).value());
     for (Json file : manifest["tables"]["t"]["files"]) {
       const std::string text =
           Read(folder.path() + "/" + file["name"].get<std::string>());
       uint64_t length;
       std::memcpy(&length, text.data(), sizeof(length));
       const size_t body = sizeof(length) + length;
-      file["name"] = "data";
+      file["name"] = kData;
       Seed seed = {manifest,
                    ParseJson({text.data() + sizeof(length), length}).value(),
                    text.substr(body)};
       seed.manifest["tables"]["t"]["files"] = Json::array({file});
+      seed.manifest["tables"]["t"]["num_rows"] = "0";
       seeds.push_back(std::move(seed));
     }
   }
@@ -174,20 +176,24 @@ void ReadInput(Choices choices) {
   while (!choices.IsOver()) {
     ChangeBytes(&choices, choices.Byte() % 2 == 0 ? &data : &text);
   }
-  Write(folder.path() + "/data", data);
-  Commit(folder.path(), "s1", {text}, {}).status().IgnoreError();
+  Write(absl::StrCat(folder.path(), "/", kData), data);
+  v1::CheckpointPart part;
+  MessageFromJson(text, "part", part.mutable_manifest()).IgnoreError();
+  part.set_num_shards(1);
+  part.set_all_tables(true);
+  Commit(folder.path(), "s1", {part}, {}).status().IgnoreError();
   Write(folder.path() + "/manifest.json", text);
-  absl::StatusOr<Manifest> manifest = ReadManifest(folder.path());
+  absl::StatusOr<v1::CheckpointManifest> manifest = ReadManifest(folder.path());
   if (!manifest.ok()) return;
-  for (auto& [name, saved] : manifest->tables) {
+  for (auto& [name, saved] : *manifest->mutable_tables()) {
     // The maker of a file also makes its checksum.
-    for (RowFile& file : saved.files) {
-      if (rows.has_value()) file.num_rows = static_cast<int64_t>(*rows);
-      file.name = "data";
-      file.bytes = static_cast<int64_t>(data.size());
-      file.crc32 = static_cast<uint32_t>(
+    for (v1::CheckpointFile& file : *saved.mutable_files()) {
+      if (rows.has_value()) file.set_num_rows(static_cast<int64_t>(*rows));
+      file.set_name(kData);
+      file.set_bytes(static_cast<int64_t>(data.size()));
+      file.set_crc32(static_cast<uint32_t>(
           crc32(0, reinterpret_cast<const Bytef*>(data.data()),
-                static_cast<uInt>(data.size())));
+                static_cast<uInt>(data.size()))));
     }
     for (const auto& table : tables) {
       LoadTable(folder.path(), saved, 0, 1, Never, *table).IgnoreError();

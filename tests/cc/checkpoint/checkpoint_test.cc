@@ -5,11 +5,11 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <memory>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -19,6 +19,8 @@
 #include "absl/time/time.h"
 #include "cc/base/files.h"
 #include "cc/base/log_writer.h"
+#include "cc/wire/json.h"
+#include "cc/wire/table_config_conversion.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cc/testing/snapshots.h"
@@ -74,6 +76,11 @@ class CheckpointTest : public testing::Test {
     return ReadManifest(path_).status();
   }
 
+  // The file of table "user".
+  static v1::CheckpointFile* FileOf(v1::CheckpointManifest& manifest) {
+    return (*manifest.mutable_tables())["user"].mutable_files(0);
+  }
+
   int CountRowFiles() const {
     int count = 0;
     for (const auto& entry :
@@ -93,9 +100,9 @@ TEST_F(CheckpointTest, ManifestKeepsTheConfig) {
   const auto manifest = ReadManifest(path_);
 
   ASSERT_TRUE(manifest.ok()) << manifest.status();
-  ASSERT_EQ(manifest->tables.count("user"), 1u);
-  EXPECT_EQ(manifest->tables.at("user").config, table->config());
-  EXPECT_EQ(manifest->tables.at("user").slot_floats, 4);
+  ASSERT_EQ(manifest->tables().count("user"), 1u);
+  EXPECT_EQ(FromProto(manifest->tables().at("user").config()), table->config());
+  EXPECT_EQ(manifest->tables().at("user").slot_floats(), 4);
 }
 
 TEST_F(CheckpointTest, NoCommitNoCheckpoint) {
@@ -110,10 +117,10 @@ TEST_F(CheckpointTest, SavesBeyondThoseToKeepGoWithTheirFiles) {
   const auto table = MakeTable("user", 10);
   for (int i = 1; i <= 4; ++i) Save(*table, absl::StrCat("s", i));
 
-  EXPECT_EQ(ReadManifest(path_)->save_id, "s4");
-  EXPECT_EQ(ReadManifest(path_)->number, 4);
-  EXPECT_EQ(ReadManifest(path_, 3)->save_id, "s3");
-  EXPECT_EQ(ReadManifest(path_, 0, 1)->save_id, "s3");
+  EXPECT_EQ(ReadManifest(path_)->save_id(), "s4");
+  EXPECT_EQ(ReadManifest(path_)->save(), 4);
+  EXPECT_EQ(ReadManifest(path_, 3)->save_id(), "s3");
+  EXPECT_EQ(ReadManifest(path_, 0, 1)->save_id(), "s3");
   const absl::Status gone = ReadManifest(path_, 2).status();
   EXPECT_EQ(gone.code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(gone.message(), HasSubstr("has no save 2; it has: 4, 3"));
@@ -121,8 +128,8 @@ TEST_F(CheckpointTest, SavesBeyondThoseToKeepGoWithTheirFiles) {
             absl::StatusCode::kNotFound);
   EXPECT_EQ(CountRowFiles(), 2);
   auto loaded = MakeTable("user", 0);
-  ASSERT_TRUE(LoadTable(path_, ReadManifest(path_, 3)->tables.at("user"), 0, 1,
-                        Never, *loaded)
+  ASSERT_TRUE(LoadTable(path_, ReadManifest(path_, 3)->tables().at("user"), 0,
+                        1, Never, *loaded)
                   .ok());
   EXPECT_EQ(loaded->size(), 10);
 
@@ -141,20 +148,20 @@ TEST_F(CheckpointTest, OldSavesThatCannotBeRemovedAreNamed) {
   EXPECT_THAT(
       testing::internal::GetCapturedStderr(),
       AllOf(HasSubstr("old saves stay in"), HasSubstr("manifest-000001.json")));
-  EXPECT_EQ(ReadManifest(path_)->number, 3);
+  EXPECT_EQ(ReadManifest(path_)->save(), 3);
 }
 
 TEST_F(CheckpointTest, AfterTheLastNumberThereIsNoSave) {
   Save(*MakeTable("user", 10), "s1");
   const std::string last = absl::StrReplaceAll(
-      ManifestText(), {{"\"save\": 1", "\"save\": 1000000000000"}});
+      ManifestText(), {{"\"save\": \"1\"", "\"save\": \"1000000000000\""}});
   ASSERT_TRUE(ReadManifestText(last).ok());
   PartWriter writer(path_, "s2", 0, 1, true, Never);
   ASSERT_TRUE(AddTable(*MakeTable("user", 10), writer).ok());
 
   EXPECT_THAT(Commit(path_, "s2", {writer.Finish()}, {}).status().message(),
               HasSubstr("no number after save 1000000000000"));
-  EXPECT_EQ(ReadManifest(path_)->save_id, "s1");
+  EXPECT_EQ(ReadManifest(path_)->save_id(), "s1");
 }
 
 TEST_F(CheckpointTest, AFileIsNoCheckpoint) {
@@ -178,7 +185,7 @@ TEST_F(CheckpointTest, ASaveOfSomeTablesSharesTheFilesOfTheOthers) {
   for (const int64_t number : {0, 4}) {
     const auto manifest = ReadManifest(path_, number);
     ASSERT_TRUE(manifest.ok()) << manifest.status();
-    for (const auto& [name, saved] : manifest->tables) {
+    for (const auto& [name, saved] : manifest->tables()) {
       auto loaded = MakeTable(name, 0);
       EXPECT_TRUE(LoadTable(path_, saved, 0, 1, Never, *loaded).ok());
       EXPECT_EQ(loaded->size(), 10) << name;
@@ -194,10 +201,10 @@ TEST_F(CheckpointTest, TheLastRowsOfAnotherIncarnationStay) {
 
   const auto kept = ReadManifest(path_, 0, 2);
   ASSERT_TRUE(kept.ok()) << kept.status();
-  EXPECT_EQ(kept->save_id, "good2");
+  EXPECT_EQ(kept->save_id(), "good2");
   auto loaded = MakeTable("user", 0);
   ASSERT_TRUE(
-      LoadTable(path_, kept->tables.at("user"), 0, 1, Never, *loaded).ok());
+      LoadTable(path_, kept->tables().at("user"), 0, 1, Never, *loaded).ok());
   EXPECT_EQ(loaded->size(), 20);
   EXPECT_EQ(CountRowFiles(), 3);
 }
@@ -212,10 +219,10 @@ TEST_F(CheckpointTest, TheLargestOfOtherIncarnationsStays) {
 
   const auto kept = ReadManifest(path_, 1);
   ASSERT_TRUE(kept.ok()) << kept.status();
-  EXPECT_EQ(kept->save_id, "good");
+  EXPECT_EQ(kept->save_id(), "good");
   auto loaded = MakeTable("user", 0);
   ASSERT_TRUE(
-      LoadTable(path_, kept->tables.at("user"), 0, 1, Never, *loaded).ok());
+      LoadTable(path_, kept->tables().at("user"), 0, 1, Never, *loaded).ok());
   EXPECT_EQ(loaded->size(), 20);
   EXPECT_EQ(CountRowFiles(), 4);
 }
@@ -225,10 +232,10 @@ TEST_F(CheckpointTest, WithoutItsManifestTheSaveBeforeIsTheNewest) {
   Save(*MakeTable("item", 20), "s2", /*all_tables=*/false);
   std::filesystem::remove(path_ + "/manifest.json");
 
-  EXPECT_EQ(ReadManifest(path_)->save_id, "s1");
+  EXPECT_EQ(ReadManifest(path_)->save_id(), "s1");
   Save(*MakeTable("item", 30), "s3", /*all_tables=*/false);
-  EXPECT_EQ(ReadManifest(path_)->number, 2);
-  EXPECT_EQ(ReadManifest(path_)->tables.count("user"), 1u);
+  EXPECT_EQ(ReadManifest(path_)->save(), 2);
+  EXPECT_EQ(ReadManifest(path_)->tables().count("user"), 1u);
 }
 
 TEST_F(CheckpointTest, TablesAreNotDroppedUnlessTheyAreNamed) {
@@ -236,16 +243,16 @@ TEST_F(CheckpointTest, TablesAreNotDroppedUnlessTheyAreNamed) {
   const auto item = MakeTable("item", 10);
   PartWriter writer(path_, "s2", 0, 1, true, Never);
   ASSERT_TRUE(AddTable(*item, writer).ok());
-  const std::string part = writer.Finish();
+  const v1::CheckpointPart part = writer.Finish();
 
   const absl::Status status = Commit(path_, "s2", {part}, {}).status();
 
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(status.message(), HasSubstr("has tables that the servers have "
                                           "not: 'user'"));
-  EXPECT_EQ(ReadManifest(path_)->save_id, "s1");
+  EXPECT_EQ(ReadManifest(path_)->save_id(), "s1");
   EXPECT_TRUE(Commit(path_, "s2", {part}, {2, {"user"}}).ok());
-  EXPECT_EQ(ReadManifest(path_)->tables.count("user"), 0u);
+  EXPECT_EQ(ReadManifest(path_)->tables().count("user"), 0u);
 }
 
 TEST_F(CheckpointTest, ATableThatIsNotWholeIsNotPublished) {
@@ -253,7 +260,7 @@ TEST_F(CheckpointTest, ATableThatIsNotWholeIsNotPublished) {
   PartWriter first(path_, "s1", 0, 2, true, Never);
   PartWriter second(path_, "s1", 1, 2, true, Never);
   ASSERT_TRUE(AddTable(*table, first).ok());
-  const std::string part = first.Finish();
+  const v1::CheckpointPart part = first.Finish();
   const absl::Status missing =
       Commit(path_, "s1", {part, second.Finish()}, {}).status();
   // Of the same name, and made by itself.
@@ -271,12 +278,12 @@ TEST_F(CheckpointTest, ATableThatIsNotWholeIsNotPublished) {
 TEST_F(CheckpointTest, ARepeatedCommitIsTheFirst) {
   PartWriter writer(path_, "s1", 0, 1, true, Never);
   ASSERT_TRUE(AddTable(*MakeTable("user", 10), writer).ok());
-  const std::string part = writer.Finish();
+  const v1::CheckpointPart part = writer.Finish();
   EXPECT_EQ(Commit(path_, "s1", {part}, {}).value(), 1);
   EXPECT_EQ(Commit(path_, "s1", {part}, {}).value(), 1);
   Save(*MakeTable("user", 20), "s2");
   EXPECT_EQ(Commit(path_, "s1", {part}, {}).value(), 1);
-  EXPECT_EQ(ReadManifest(path_)->save_id, "s2");
+  EXPECT_EQ(ReadManifest(path_)->save_id(), "s2");
   EXPECT_EQ(ReadManifest(path_, 0, 2).status().code(),
             absl::StatusCode::kNotFound);
 }
@@ -284,7 +291,7 @@ TEST_F(CheckpointTest, ARepeatedCommitIsTheFirst) {
 TEST_F(CheckpointTest, WaitingForAnotherWriterEndsWhenItIsInterrupted) {
   PartWriter writer(path_, "s1", 0, 1, true, Never);
   ASSERT_TRUE(AddTable(*MakeTable("user", 10), writer).ok());
-  const std::string part = writer.Finish();
+  const v1::CheckpointPart part = writer.Finish();
   int asked = 0;
   const Interrupt stop = [&]() -> absl::Status {
     return ++asked < 3 ? absl::OkStatus() : absl::UnavailableError("stopping");
@@ -327,14 +334,14 @@ TEST_F(CheckpointTest, SavesAtTheSameTimeAreAllWhole) {
   }
   for (std::thread& thread : threads) thread.join();
 
-  EXPECT_EQ(ReadManifest(path_)->number, kSavers * kSaves);
+  EXPECT_EQ(ReadManifest(path_)->save(), kSavers * kSaves);
   EXPECT_EQ(CountRowFiles(), kSavers);
   for (int i = 0; i < kSavers; ++i) {
     const auto manifest = ReadManifest(path_, 0, i);
     ASSERT_TRUE(manifest.ok()) << manifest.status();
     auto loaded = MakeTable("user", 0);
     EXPECT_TRUE(
-        LoadTable(path_, manifest->tables.at("user"), 0, 1, Never, *loaded)
+        LoadTable(path_, manifest->tables().at("user"), 0, 1, Never, *loaded)
             .ok());
   }
 }
@@ -344,31 +351,26 @@ TEST_F(CheckpointTest, FilesThatNoSaveHasWrittenAreRefusedAndStay) {
   std::ofstream(path_ + "/mine.safetensors") << "mine";
   // A file of another save; as long as that of the next one.
   std::filesystem::copy(
-      path_ + "/" + ReadManifest(path_)->tables.at("user").files.at(0).name,
+      path_ + "/" + ReadManifest(path_)->tables().at("user").files(0).name(),
       path_ + "/user/mine.safetensors");
   PartWriter writer(path_, "s2", 0, 1, true, Never);
   ASSERT_TRUE(AddTable(*MakeTable("user", 10), writer).ok());
-  const std::string part = writer.Finish();
+  const v1::CheckpointPart part = writer.Finish();
   for (const std::string bad :
        {"mine.safetensors", "../mine.safetensors", "user/../mine.safetensors",
         "/etc/passwd", "user/.safetensors", "item/s2-0.safetensors",
         "user/mine.safetensors"}) {
-    std::string changed = part;
-    const size_t begin = changed.find("user/");
-    changed.replace(begin, changed.find('"', begin) - begin, bad);
+    v1::CheckpointPart changed = part;
+    FileOf(*changed.mutable_manifest())->set_name(bad);
     EXPECT_EQ(Commit(path_, "s2", {changed}, {}).status().code(),
               absl::StatusCode::kInvalidArgument)
         << bad;
   }
   // A table without a name, as the folder itself.
-  EXPECT_EQ(Commit(path_, "s2",
-                   {R"({"save_id": "s2", "shard_index": 0, "num_shards": 1,
-                        "all_tables": true, "tables": {"": {"config":
-                        {"name": "", "dim": 4}, "slot_floats": 0,
-                        "files": []}}})"},
-                   {})
-                .status()
-                .code(),
+  v1::CheckpointPart nameless = part;
+  v1::CheckpointManifest& manifest = *nameless.mutable_manifest();
+  (*manifest.mutable_tables())[""] = manifest.tables().at("user");
+  EXPECT_EQ(Commit(path_, "s2", {nameless}, {}).status().code(),
             absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(Commit(path_, "../s2", {part}, {}).status().code(),
             absl::StatusCode::kInvalidArgument);
@@ -422,10 +424,11 @@ TEST_F(CheckpointTest, AManifestThatCannotBeWrittenLeavesTheFormerOne) {
   EXPECT_THAT(status.message(), HasSubstr("manifest.json"));
   const auto manifest = ReadManifest(path_);
   ASSERT_TRUE(manifest.ok()) << manifest.status();
-  EXPECT_EQ(manifest->save_id, "s1");
+  EXPECT_EQ(manifest->save_id(), "s1");
   auto loaded = MakeTable("user", 0);
   ASSERT_TRUE(
-      LoadTable(path_, manifest->tables.at("user"), 0, 1, Never, *loaded).ok());
+      LoadTable(path_, manifest->tables().at("user"), 0, 1, Never, *loaded)
+          .ok());
   EXPECT_EQ(loaded->size(), 10);
 }
 
@@ -443,7 +446,7 @@ TEST_F(CheckpointTest, AFileThatIsNotSeenWholeLeavesTheFormerManifest) {
       Commit(path_, "s2", {writer.Finish()}, {}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(status.message(), HasSubstr("is not visible in"));
-  EXPECT_EQ(ReadManifest(path_)->save_id, "s1");
+  EXPECT_EQ(ReadManifest(path_)->save_id(), "s1");
 }
 
 TEST_F(CheckpointTest, RepeatedSavesDoNotShareFiles) {
@@ -464,7 +467,8 @@ TEST_F(CheckpointTest, NamesOfAnyKindMakeSafeFolders) {
     ASSERT_TRUE(manifest.ok()) << manifest.status();
     auto loaded = MakeTable(name, 0);
     ASSERT_TRUE(
-        LoadTable(path_, manifest->tables.at(name), 0, 1, Never, *loaded).ok());
+        LoadTable(path_, manifest->tables().at(name), 0, 1, Never, *loaded)
+            .ok());
     EXPECT_EQ(loaded->size(), 3);
   }
   EXPECT_FALSE(std::filesystem::exists(path_ + "/../up"));
@@ -475,7 +479,7 @@ TEST_F(CheckpointTest, EmptyTableIsSavedToo) {
 
   const auto manifest = ReadManifest(path_);
   ASSERT_TRUE(manifest.ok());
-  EXPECT_TRUE(manifest->tables.at("user").files.empty());
+  EXPECT_TRUE(manifest->tables().at("user").files().empty());
 }
 
 TEST_F(CheckpointTest, PartsOfDifferentSavesAreRefused) {
@@ -494,112 +498,65 @@ TEST_F(CheckpointTest, PartsOfDifferentSavesAreRefused) {
   EXPECT_EQ(
       Commit(path_, "s1", {first.Finish(), first.Finish()}, {}).status().code(),
       absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(Commit(path_, "s1", {"{"}, {}).status().code(),
-            absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(ReadManifest(path_).status().code(), absl::StatusCode::kNotFound);
 }
 
-TEST_F(CheckpointTest, DamagedOrNewerManifestIsNamed) {
-  Save(*MakeTable("user", 4), "s1");
-  const std::string name = path_ + "/manifest.json";
-  const std::string text = ManifestText();
+// tests/cc/wire/json_test.cc has what the rules of the fields refuse.
+TEST_F(CheckpointTest, ManifestsAndPartsThatCannotBeAreRefusedByName) {
+  PartWriter writer(path_, "s1", 0, 1, true, Never);
+  ASSERT_TRUE(AddTable(*MakeTable("user", 10), writer).ok());
+  const v1::CheckpointPart good = writer.Finish();
+  ASSERT_TRUE(Commit(path_, "s1", {good}, {}).ok());
+  const v1::CheckpointManifest saved = ReadManifest(path_).value();
+  using Table = v1::CheckpointTable;
+  using File = v1::CheckpointFile;
+  const std::vector<std::pair<std::function<void(Table*, File*)>, std::string>>
+      changes = {
+          // 2^61 keys of 8 bytes are 0 bytes, if they are counted in 64 bits.
+          {[](Table*, File* f) { f->set_num_rows(int64_t{1} << 61); },
+           "num_rows of 'user/s1"},
+          {[](Table*, File* f) { f->set_num_rows(9); },
+           "num_rows of table 'user': 10, and its files have 9"},
+          {[](Table*, File* f) { f->set_kind(File::MARKS); },
+           "kind of 'user/s1"},
+          {[](Table*, File* f) { f->set_name("../user/s1.safetensors"); },
+           "name of '../user/s1"},
+          {[](Table*, File* f) { f->set_virtual_shards_end(1025); },
+           "virtual shards of 'user/s1"},
+          {[](Table*, File* f) { f->set_virtual_shards_begin(1025); },
+           "virtual shards of 'user/s1"},
+          {[](Table*, File* f) { f->set_bytes(-1); }, "bytes' is -1"},
+          {[](Table* t, File*) { t->set_last_day(-2.0f); }, "last_day"},
+          {[](Table* t, File*) { t->set_slot_floats(-1); }, "slot_floats"},
+          // Fewer than its statistics: slots would be read before their begin.
+          {[](Table* t, File*) {
+             t->mutable_config()->mutable_statistics()->mutable_show_click();
+           },
+           "slot_floats of table 'user'"},
+          {[](Table* t, File*) { t->mutable_config()->set_dim(0); },
+           "config of table 'user'"},
+          {[](Table* t, File*) { t->mutable_config()->set_name("item"); },
+           "config of table 'user'"}};
+  for (const auto& [change, why] : changes) {
+    v1::CheckpointManifest manifest = saved;
+    change(&(*manifest.mutable_tables())["user"], FileOf(manifest));
+    ASSERT_TRUE(
+        WriteMessageFile(path_ + "/manifest.json", 1 << 20, &manifest).ok());
 
-  std::ofstream(name) << text.substr(0, text.size() / 2);
-  EXPECT_EQ(ReadManifest(path_).status().code(), absl::StatusCode::kDataLoss);
-  EXPECT_THAT(std::string(ReadManifest(path_).status().message()),
-              HasSubstr(name));
-  std::string newer = text;
-  newer.replace(newer.find("\"version\": 1"), 12, "\"version\": 9");
-  std::ofstream(name) << newer;
-  EXPECT_EQ(ReadManifest(path_).status().code(),
-            absl::StatusCode::kFailedPrecondition);
-  std::string outside = text;
-  const size_t at = outside.find("user/s1");
-  ASSERT_NE(at, std::string::npos);
-  outside.replace(at, 4, "../.");
-  std::ofstream(name) << outside;
-  EXPECT_EQ(ReadManifest(path_).status().code(), absl::StatusCode::kDataLoss);
-}
+    const absl::Status damage = ReadManifest(path_).status();
 
-TEST_F(CheckpointTest, AFileOfAnotherKindIsNotTakenForRows) {
-  Save(*MakeTable("user", 10), "s1");
-  const std::string name = path_ + "/manifest.json";
-  const std::string text = ManifestText();
-  const size_t place = text.rfind("\"name\":");
-  ASSERT_NE(place, text.npos);
-  for (const char* kind :
-       {"7", "null", "[\"bloom\"]", "{}", "true", "\"\"", "\"blooms\""}) {
-    std::ofstream(name) << text.substr(0, place) << "\"kind\": " << kind << ", "
-                        << text.substr(place);
-
-    const absl::Status status = ReadManifest(path_).status();
-
-    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
-    EXPECT_THAT(std::string(status.message()),
-                AllOf(HasSubstr(name), HasSubstr("kind of 'user/s1-s00000"),
-                      HasSubstr(absl::StrCat("got ", kind))));
-  }
-}
-
-// A list in a list in a list: functions that call themselves for each would end
-// the process.
-TEST_F(CheckpointTest, JsonThatIsTooDeepIsRefusedInPartsAndManifests) {
-  const std::string deep =
-      std::string(200'000, '[') + std::string(200'000, ']');
-  const std::string part =
-      absl::StrCat(R"({"save_id": "s1", "shard_index": 0, "num_shards": 1, )",
-                   R"("all_tables": true, "tables": {}, "work_queues": )");
-
-  const absl::Status status =
-      Commit(path_, "s1", {part + deep + "}"}, {}).status();
-
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()),
-              AllOf(HasSubstr("save 's1': a part of the manifest"),
-                    HasSubstr("inside each other")));
-  EXPECT_TRUE(Commit(path_, "s1", {part + "[[[]]]}"}, {}).ok());
-  const std::string text = ManifestText();
-  for (const auto& [from, to] :
-       std::vector<std::pair<std::string, std::string>>{
-           {"\"work_queues\":", "\"work_queues\": " + deep + ", \"x\":"},
-           {"\"tables\":", "\"tables\": " + deep + ", \"x\":"}}) {
-    ASSERT_TRUE(absl::StrContains(text, from)) << text;
-    const absl::Status damage =
-        ReadManifestText(absl::StrReplaceAll(text, {{from, to}}));
-    EXPECT_EQ(damage.code(), absl::StatusCode::kDataLoss);
+    EXPECT_EQ(damage.code(), absl::StatusCode::kDataLoss) << why << damage;
     EXPECT_THAT(std::string(damage.message()),
-                AllOf(HasSubstr(path_), HasSubstr("inside each other")));
-  }
-}
+                AllOf(HasSubstr(path_ + "/manifest.json"), HasSubstr(why)));
+    v1::CheckpointPart part = good;
+    change(&(*part.mutable_manifest()->mutable_tables())["user"],
+           FileOf(*part.mutable_manifest()));
 
-TEST_F(CheckpointTest, NumbersThatCannotBeAreRefusedByName) {
-  Save(*MakeTable("user", 10), "s1");
-  const std::string text = ManifestText();
-  for (const auto& [from, to, name] :
-       std::vector<std::tuple<std::string, std::string, std::string>>{
-           // 2^61 keys of 8 bytes are 0 bytes, if they are counted in 64 bits.
-           {"\"num_rows\": 10,\n", "\"num_rows\": 2305843009213693952,\n",
-            "num_rows of 'user/s1"},
-           {"\"num_rows\": 10,\n", "\"num_rows\": -1,\n", "entry of a file"},
-           {"\"bytes\": ", "\"bytes\": 9223372036854775808, \"x\": ",
-            "entry of a file"},
-           // These would be 4 and 1024, cut to 32 bits.
-           {"\"slot_floats\": 4", "\"slot_floats\": 4294967300",
-            "entry of table 'user'"},
-           {"1024\n", "4294968320\n", "virtual_shards of 'user/s1"},
-           {"1024\n", "1025\n", "virtual_shards of 'user/s1"},
-           {" 0,\n", " 1025,\n", "virtual_shards of 'user/s1"},
-           {"\"dim\": 4", "\"dim\": 0", "config of table 'user'"}}) {
-    std::string changed = text;
-    const size_t place = changed.find(from);
-    ASSERT_NE(place, changed.npos) << from << " in " << text;
-    changed.replace(place, from.size(), to);
+    const absl::Status refused = Commit(path_, "s1", {part}, {}).status();
 
-    const absl::Status status = ReadManifestText(changed);
-
-    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << to << status;
-    EXPECT_THAT(std::string(status.message()),
-                AllOf(HasSubstr(path_), HasSubstr(name)));
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << why;
+    EXPECT_THAT(std::string(refused.message()),
+                HasSubstr("save 's1': a part of the manifest"));
   }
 }
 
@@ -614,7 +571,7 @@ TEST_F(CheckpointTest, RowsThatDoNotFitTheTableAreRefused) {
   auto adam = EmbeddingTable::Create(config).value();
 
   const absl::Status status =
-      LoadTable(path_, manifest->tables.at("user"), 0, 1, Never, *adam);
+      LoadTable(path_, manifest->tables().at("user"), 0, 1, Never, *adam);
 
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(status.message()),
@@ -635,7 +592,7 @@ TEST_F(CheckpointTest, OptimizersOfEqualStateMayDifferInTheirKnobs) {
     EXPECT_TRUE(manifest.ok()) << manifest.status();
     config.optimizer = to;
     auto table = EmbeddingTable::Create(config).value();
-    return LoadTable(path_, manifest->tables.at("user"), 0, 1, Never, *table);
+    return LoadTable(path_, manifest->tables().at("user"), 0, 1, Never, *table);
   };
   StepOptions options;
   options.l2 = 0.5f;
@@ -672,19 +629,14 @@ TEST_F(CheckpointTest, StepsOfDenseUpdatesComeBackAndDamagedOnesAreNamed) {
   const auto manifest = ReadManifest(path_);
 
   ASSERT_TRUE(manifest.ok()) << manifest.status();
-  const SavedSteps& steps = manifest->tables.at("user").steps;
+  const SavedSteps steps = StepsOf(manifest->tables().at("user"));
   EXPECT_EQ(steps.last_step, 3);
   ASSERT_EQ(steps.runs.size(), 2);
   EXPECT_EQ(steps.runs[1].first, 3);
   EXPECT_EQ(steps.runs[1].learning_rate, 0.25f);
   for (const auto& [from, to] :
        std::vector<std::pair<std::string, std::string>>{
-           {"\"steps\"", "\"pets\""},
-           {"\"last_step\": 3", "\"last_step\": 2"},
-           {"\"last_step\": 3", "\"last_step\": 4294967299"},
-           {"0.25", "\"0.25\""},
-           {"0.25", "-1"},
-           {"0.25", "1e300"}}) {
+           {"\"last_step\": 3", "\"last_step\": 2"}, {"0.25", "-1"}}) {
     ASSERT_TRUE(absl::StrContains(text, from)) << text;
 
     const absl::Status status =
@@ -719,7 +671,7 @@ class LoadedStateTest : public CheckpointTest {
   std::pair<Floats, Floats> Load(LoadedState state) {
     auto table = EmbeddingTable::Create(config_).value();
     const absl::Status status =
-        LoadTable(path_, ReadManifest(path_)->tables.at("saved"), 0, 1, Never,
+        LoadTable(path_, ReadManifest(path_)->tables().at("saved"), 0, 1, Never,
                   *table, /*progress=*/nullptr, state);
     EXPECT_TRUE(status.ok()) << status;
     Floats embedding(2);
@@ -807,8 +759,8 @@ TEST_F(CheckpointTest, IdsThatWaitKeepTheirCountsUnlessTheyHaveOptimizerState) {
       auto table = EmbeddingTable::Create(config).value();
 
       const absl::Status status =
-          LoadTable(path_, ReadManifest(path_)->tables.at("user"), 0, 1, Never,
-                    *table, /*progress=*/nullptr, state);
+          LoadTable(path_, ReadManifest(path_)->tables().at("user"), 0, 1,
+                    Never, *table, /*progress=*/nullptr, state);
 
       ASSERT_TRUE(status.ok()) << status;
       UsageOfRow usage;

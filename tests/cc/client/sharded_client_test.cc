@@ -6,13 +6,14 @@
 
 #include "cc/base/steady_clock.h"
 #include "cc/client/checkpoints.h"
-#include "cc/client/done_call.h"
 #include "cc/client/local_client.h"
 #include "cc/shard/shard.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/cc/testing/coordination.h"
 #include "tests/cc/testing/forwarding_client.h"
 #include "tests/cc/testing/parameter_client_suite.h"
+#include "tests/cc/testing/saves.h"
 #include "tests/cc/testing/scoped_folder.h"
 
 namespace tfswitch {
@@ -97,11 +98,12 @@ TEST(ShardedClientTest, CheckpointRestoresToAnyNumberOfShards) {
     Fill(writer.client(), keys);
     const auto rows = FirstFloats(writer.client());
     const ScopedFolder folder;
-    ASSERT_TRUE(SaveCheckpoint(writer.client(), {folder.path()}).ok());
+    ASSERT_TRUE(SaveCheckpoint(writer.client(), SaveTo(folder.path())).ok());
     for (const uint32_t restored_with : {1u, 2u, 3u, 8u}) {
       ShardedUnderTest reader(restored_with);
 
-      const auto report = RestoreCheckpoint(reader.client(), {folder.path()});
+      const auto report =
+          RestoreCheckpoint(reader.client(), RestoreFrom(folder.path()));
 
       ASSERT_TRUE(report.ok()) << report.status();
       EXPECT_EQ(report->num_rows(), 5000);
@@ -140,36 +142,15 @@ TEST(ShardedClientTest, AFailedSaveOrRestoreNamesWhatStays) {
   const ScopedFolder folder;
 
   EXPECT_EQ(
-      SaveCheckpoint(client, {folder.path()}).status(),
+      SaveCheckpoint(client, SaveTo(folder.path())).status(),
       absl::ResourceExhaustedError(
           "disk full; and files of this save stay in the folder: no abort"));
   const absl::Status status =
-      RestoreCheckpoint(client, {folder.path()}).status();
+      RestoreCheckpoint(client, RestoreFrom(folder.path())).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(std::string(status.message()),
               testing::EndsWith("; and servers keep rows of this restore until "
                                 "the next: no drop"));
-}
-
-TEST(ShardedClientTest, ServersThatHoldNoRoundsSaveTheRowsThatThereAre) {
-  class Older final : public ForwardingClient {
-   public:
-    using ForwardingClient::ForwardingClient;
-    std::unique_ptr<PendingCall> StartCall(
-        const google::protobuf::Message& request,
-        google::protobuf::Message* response, absl::Duration timeout) override {
-      if (request.GetDescriptor() == v1::HoldRoundsRequest::descriptor()) {
-        return Done(absl::UnimplementedError("no such call"));
-      }
-      return ForwardingClient::StartCall(request, response, timeout);
-    }
-  };
-  Older client(NewLocalClient(std::make_shared<Shard>(ShardOptions{})));
-  ASSERT_TRUE(client.CreateTable(Config()).ok());
-  Fill(client, ManyKeys(10));
-  const ScopedFolder folder;
-
-  EXPECT_EQ(SaveCheckpoint(client, {folder.path()})->num_rows(), 10);
 }
 
 TEST(ShardedClientTest, AShardThatWasStartedAnewComesToTheRoundOfTheOthers) {
@@ -178,10 +159,8 @@ TEST(ShardedClientTest, AShardThatWasStartedAnewComesToTheRoundOfTheOthers) {
   GroupClient& groups = cluster.client().groups();
   ASSERT_TRUE(groups.CreateGroup("g", {}).ok());
   const WorkerGroup::Place place = groups.Join("g", 0, 0, 0, 0, "").value();
-  const GroupMember worker = {"g", 0, place.incarnation};
-  Round none;
-  none.number = WorkerGroup::kNoRound;
-  none.group_instance = place.group_instance - 1;
+  const GroupMember worker = MemberOf("g", 0, place.incarnation());
+  Round none = RoundOf(WorkerGroup::kNoRound, {}, place.group_instance() - 1);
   ASSERT_TRUE(cluster.shard(1).CommitRound("g", none).ok());
   for (int64_t clock = 0; clock < 3; ++clock) {
     ASSERT_TRUE(groups.Arrive(worker, clock, clock, 1.0, {}).ok());
@@ -190,10 +169,10 @@ TEST(ShardedClientTest, AShardThatWasStartedAnewComesToTheRoundOfTheOthers) {
   }
   const ScopedFolder folder;
 
-  const auto report = SaveCheckpoint(cluster.client(), {folder.path()});
+  const auto report = SaveCheckpoint(cluster.client(), SaveTo(folder.path()));
 
   ASSERT_TRUE(report.ok()) << report.status();
-  none.group_instance = place.group_instance;
+  none.set_group_instance(place.group_instance());
   EXPECT_EQ(cluster.shard(1).CommitRound("g", none).value(), 2);
 }
 

@@ -23,6 +23,7 @@
 #include "cc/shard/shard.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/cc/testing/coordination.h"
 #include "tests/cc/testing/scoped_folder.h"
 
 namespace tfswitch {
@@ -416,14 +417,15 @@ TEST_P(RepairTest, ItGoesBackToWhatIsWholeAndKeepsTheRest) {
 }
 
 TEST_P(RepairTest, WorkersJoinAgainAfterARepair) {
-  GroupMember member = {"g", 0, 0};
+  GroupMember member = MemberOf("g", 0, 0);
   {
     Server server(good_, GetParam());
     Coordinator& coordinator = *server.shard().FindCoordinator().value();
     ASSERT_TRUE(coordinator.CreateGroup("g", WorkerGroupOptions()).ok());
-    member.incarnation = coordinator.Join("g", 0)->incarnation;
+    member.set_incarnation(coordinator.Join(JoinOf("g", 0))->incarnation());
     ASSERT_TRUE(
-        coordinator.Arrive(member, 0, /*round=*/WorkerGroup::kNoRound, 1.0)
+        coordinator
+            .Arrive(ArrivalOf(member, 0, /*round=*/WorkerGroup::kNoRound, 1.0))
             .ok());
   }
   Shorten(Segments(good_).back(), 8);  // The arrival is lost.

@@ -26,10 +26,10 @@
 #include "cc/base/steady_clock.h"
 #include "cc/recovery/repair.h"
 #include "cc/shard/control_calls.h"
-#include "cc/wire/coordination_conversion.h"
 #include "cc/wire/table_config_conversion.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/cc/testing/coordination.h"
 #include "tests/cc/testing/scoped_folder.h"
 
 namespace tfswitch {
@@ -69,7 +69,7 @@ class ServerRun {
     v1::CommitCheckpointRequest commit;
     commit.set_path(path);
     commit.set_save_id("s");
-    commit.add_manifest_parts(*part);
+    *commit.add_manifest_parts() = *part;
     return shard_.CommitCheckpoint(commit).status();
   }
   absl::Status StageRestore(const std::string& path, const std::string& id) {
@@ -299,8 +299,8 @@ TEST(StateKeeperTest, SavesOfChangesBringTheSameRowsAsTheyWere) {
         ASSERT_TRUE(run.SaveNow().ok());
         const auto manifest =
             checkpoint::ReadManifest(scoped.path() + "/state").value();
-        for (const auto& file : manifest.tables.at("t").files) {
-          if (!files.insert(file.name).second) ++num_shared;
+        for (const auto& file : manifest.tables().at("t").files()) {
+          if (!files.insert(file.name()).second) ++num_shared;
         }
         EXPECT_EQ(checkpoint::RowsOf(manifest),
                   static_cast<uint64_t>(table->size()));
@@ -325,9 +325,9 @@ TEST(StateKeeperTest, ASaveThatSharesNoFileStays) {
     }
     const auto manifest =
         checkpoint::ReadManifest(scoped.path() + "/state").value();
-    ASSERT_EQ(manifest.tables.at("t").files.size(), 3u);
+    ASSERT_EQ(manifest.tables().at("t").files_size(), 3);
     fs::remove(scoped.path() + "/state/" +
-               manifest.tables.at("t").files[0].name);
+               manifest.tables().at("t").files(0).name());
   }
   ServerRun run(scoped.path());
   ASSERT_TRUE(run.Recover().ok());
@@ -503,7 +503,7 @@ TEST(StateKeeperTest, ItSavesAtIntervals) {
 
   for (;; absl::SleepFor(absl::Milliseconds(5))) {
     const auto save = checkpoint::ReadManifest(scoped.path() + "/state");
-    if (save.ok() && save->number >= 3) break;
+    if (save.ok() && save->save() >= 3) break;
   }
 }
 
@@ -697,21 +697,10 @@ TEST(PushLogRecoveryTest, AStepOfWorkersThatIsOpenIsClosedAfterwards) {
       return StepTag{"g", worker, worker + 1, clock};
     };
     const auto round = [](int64_t number) {
-      Round round;
-      round.number = number;
-      round.group_instance = 5;
-      round.next_incarnation = 3;
-      round.active = {1, 2};
-      round.total_weight = 2.0;
-      for (uint32_t worker : {0, 1}) {
-        Contribution contribution;
-        contribution.worker = worker;
-        contribution.incarnation = worker + 1;
-        contribution.clock = number;
-        contribution.weight = 1.0;
-        round.contributions.push_back(contribution);
-      }
-      return round;
+      return RoundOf(number,
+                     {ContributionOf(0, 1, number, 1.0),
+                      ContributionOf(1, 2, number, 1.0)},
+                     /*group_instance=*/5);
     };
     std::map<Key, std::vector<float>> undisturbed;
     for (const bool is_killed : {false, true}) {
@@ -754,7 +743,7 @@ TEST(PushLogRecoveryTest, AStepOfWorkersThatIsOpenIsClosedAfterwards) {
         save.add_tables(config.name);
         v1::CommitRoundRequest& last = *save.mutable_cut()->add_rounds();
         last.set_group("g");
-        *last.mutable_round() = ToProto(round(1));
+        *last.mutable_round() = round(1);
         const auto part = (*run)->SaveShard(save);
         ASSERT_TRUE(part.ok()) << part.status();
       } else {
@@ -794,10 +783,10 @@ class GroupRecoveryTest : public testing::Test {
     options.num_workers = 2;
     ASSERT_TRUE(coordinator().CreateGroup("g", options).ok());
     for (uint32_t worker : {0, 1}) {
-      const auto place = coordinator().Join("g", worker);
+      const auto place = coordinator().Join(JoinOf("g", worker));
       ASSERT_TRUE(place.ok());
-      members_[worker] = {"g", worker, place->incarnation};
-      instance_ = place->group_instance;
+      members_[worker] = MemberOf("g", worker, place->incarnation());
+      instance_ = place->group_instance();
     }
   }
 
@@ -817,13 +806,14 @@ class GroupRecoveryTest : public testing::Test {
     return run_
         ->Push({worker + 1, worker + 2},
                {worker + 8, 1 + static_cast<uint64_t>(clock)}, true,
-               StepTag{"g", worker, member.incarnation, clock})
+               StepTag{"g", worker, member.incarnation(), clock})
         .status();
   }
 
   absl::Status Arrive(uint32_t worker, int64_t clock) {
     return coordinator()
-        .Arrive(members_[worker], clock, /*round=*/clock, 2.0 + worker)
+        .Arrive(
+            ArrivalOf(members_[worker], clock, /*round=*/clock, 2.0 + worker))
         .status();
   }
 
@@ -856,15 +846,15 @@ TEST_F(GroupRecoveryTest, TheOpenStepOfAGroupCountsAfterAKill) {
         const auto round = coordinator().WaitForRound(members_[0], clock,
                                                       absl::InfinitePast());
         ASSERT_TRUE(round.ok()) << round.status();
-        EXPECT_EQ(round->group_instance, instance_);
-        EXPECT_EQ(round->contributions.size(), 2u);
+        EXPECT_EQ(round->group_instance(), instance_);
+        EXPECT_EQ(round->contributions_size(), 2);
         ASSERT_EQ((*run_)->CommitRound("g", *round).value(), clock);
         Kill(is_killed, is_saved);
       }
       if (!is_killed) undisturbed = run_->Rows();
       EXPECT_EQ(run_->Rows(), undisturbed);
       EXPECT_EQ(undisturbed.size(), 3u);
-      EXPECT_EQ(coordinator().GroupStats("g")->rounds, 4);
+      EXPECT_EQ(coordinator().GroupStats("g")->rounds(), 4);
     }
   }
 }
@@ -872,38 +862,40 @@ TEST_F(GroupRecoveryTest, TheOpenStepOfAGroupCountsAfterAKill) {
 TEST_F(GroupRecoveryTest, EachItemOfAWorkQueueIsHandedOutOnce) {
   Start();
   MakeGroup();
-  WorkQueueOptions options;
-  options.items = {"a", "b", "c", "d", "e"};
-  ASSERT_TRUE(coordinator().CreateWorkQueue("g", "q", options).ok());
+  const WorkQueueOptions options = ItemsOf({"a", "b", "c", "d", "e"});
+  ASSERT_TRUE(coordinator().CreateWorkQueue(QueueOf("g", "q", options)).ok());
   std::vector<std::string> finished;
   for (int i = 0; i < 5; ++i) {
     const GroupMember& member = members_[i % 2];
-    const auto item = coordinator().TakeWorkItem(member, "q");
+    const auto item = coordinator().TakeWorkItem(TakeOf(member, "q"));
     ASSERT_TRUE(item.ok() && item->has_value());
     Kill(true, i == 1);
-    const auto again = coordinator().TakeWorkItem(member, "q");
+    const auto again = coordinator().TakeWorkItem(TakeOf(member, "q"));
     ASSERT_TRUE(again.ok() && again->has_value());
-    EXPECT_EQ((*again)->value, (*item)->value);
-    const WorkProgress progress = {"q", 0, (*item)->index, 3};
-    ASSERT_TRUE(
-        coordinator()
-            .Arrive(member, i / 2, WorkerGroup::kNoRound, 3.0, {progress})
-            .ok());
+    EXPECT_EQ((*again)->value(), (*item)->value());
+    const WorkProgress progress = ProgressOf("q", 0, (*item)->index(), 3);
+    ASSERT_TRUE(coordinator()
+                    .Arrive(ArrivalOf(member, i / 2, WorkerGroup::kNoRound, 3.0,
+                                      {progress}))
+                    .ok());
     Kill(true, i == 2);
-    EXPECT_EQ((*coordinator().TakeWorkItem(member, "q"))->offset, 3);
-    ASSERT_TRUE(
-        coordinator().FinishWorkItem(member, "q", 0, (*item)->index).ok());
+    EXPECT_EQ((*coordinator().TakeWorkItem(TakeOf(member, "q")))->offset(), 3);
+    ASSERT_TRUE(coordinator()
+                    .FinishWorkItem(FinishOf(member, "q", 0, (*item)->index()))
+                    .ok());
     Kill(true, i == 3);
     // Its answer was lost.
-    ASSERT_TRUE(
-        coordinator().FinishWorkItem(member, "q", 0, (*item)->index).ok());
-    finished.push_back((*item)->value);
+    ASSERT_TRUE(coordinator()
+                    .FinishWorkItem(FinishOf(member, "q", 0, (*item)->index()))
+                    .ok());
+    finished.push_back((*item)->value());
   }
 
-  EXPECT_EQ(finished, options.items);
-  EXPECT_FALSE(coordinator().TakeWorkItem(members_[0], "q")->has_value());
-  EXPECT_EQ(coordinator().WorkQueueStats("g", "q")->num_finished, 5);
-  EXPECT_EQ(coordinator().WorkQueueStats("g", "q")->reissued, 0);
+  EXPECT_THAT(finished, testing::ElementsAreArray(options.items()));
+  EXPECT_FALSE(
+      coordinator().TakeWorkItem(TakeOf(members_[0], "q"))->has_value());
+  EXPECT_EQ(coordinator().WorkQueueStats("g", "q")->num_finished(), 5);
+  EXPECT_EQ(coordinator().WorkQueueStats("g", "q")->reissued(), 0);
 }
 
 TEST_F(GroupRecoveryTest, AWorkerThatDiedWithTheServerIsGivenUpAfterwards) {
@@ -911,25 +903,25 @@ TEST_F(GroupRecoveryTest, AWorkerThatDiedWithTheServerIsGivenUpAfterwards) {
   WorkerGroupOptions options;
   options.lease = absl::Milliseconds(20);
   ASSERT_TRUE(coordinator().CreateGroup("g", options).ok());
-  const auto place = coordinator().Join("g", 0);
+  const auto place = coordinator().Join(JoinOf("g", 0));
   ASSERT_TRUE(place.ok());
   absl::SleepFor(absl::Milliseconds(30));
   Kill(true);
   // The lease began with the end of the recovery.
-  ASSERT_EQ(coordinator().GroupStats("g")->num_active, 1);
+  ASSERT_EQ(coordinator().GroupStats("g")->num_active(), 1);
 
-  const auto other = coordinator().Join("g", 1);
+  const auto other = coordinator().Join(JoinOf("g", 1));
   ASSERT_TRUE(other.ok());
-  ASSERT_TRUE(
-      coordinator()
-          .Arrive({"g", 1, other->incarnation}, other->clock, other->round, 1.0)
-          .ok());
+  ASSERT_TRUE(coordinator()
+                  .Arrive(ArrivalOf(MemberOf("g", 1, other->incarnation()),
+                                    other->clock(), other->round(), 1.0))
+                  .ok());
   EXPECT_TRUE(coordinator()
-                  .WaitForRound({"g", 1, other->incarnation}, other->round,
-                                SteadyNow() + absl::Seconds(20))
+                  .WaitForRound(MemberOf("g", 1, other->incarnation()),
+                                other->round(), SteadyNow() + absl::Seconds(20))
                   .ok());
   Kill(true);
-  EXPECT_EQ(coordinator().GroupStats("g")->expired, 1);
+  EXPECT_EQ(coordinator().GroupStats("g")->expired(), 1);
 }
 
 // A group that is older than its workers would refuse their steps.
@@ -965,13 +957,14 @@ TEST_F(GroupRecoveryTest, AfterAPowerLossWorkersJoinAgain) {
     if (is_always_synced) keeper.log.sync_every = absl::ZeroDuration();
     Start(keeper);
     MakeGroup();
-    WorkQueueOptions options;
-    options.items = {"a", "b"};
-    ASSERT_TRUE(coordinator().CreateWorkQueue("g", "q", options).ok());
-    ASSERT_TRUE(coordinator().TakeWorkItem(members_[0], "q").ok());
+    const WorkQueueOptions options = ItemsOf({"a", "b"});
+    ASSERT_TRUE(coordinator().CreateWorkQueue(QueueOf("g", "q", options)).ok());
+    ASSERT_TRUE(coordinator().TakeWorkItem(TakeOf(members_[0], "q")).ok());
     // Its step would count with a round that is open.
-    ASSERT_TRUE(
-        coordinator().Arrive(members_[0], 0, 0, 1.0, {{"q", 0, 0, 3}}).ok());
+    ASSERT_TRUE(coordinator()
+                    .Arrive(ArrivalOf(members_[0], 0, 0, 1.0,
+                                      {ProgressOf("q", 0, 0, 3)}))
+                    .ok());
     run_.reset();
     {
       std::fstream file(scoped_.path() + "/writes",
@@ -989,10 +982,10 @@ TEST_F(GroupRecoveryTest, AfterAPowerLossWorkersJoinAgain) {
     // As they are from then on.
     Start(keeper);
     EXPECT_TRUE(coordinator().Heartbeat(members_[0]).ok());
-    const auto item = coordinator().TakeWorkItem(members_[0], "q");
+    const auto item = coordinator().TakeWorkItem(TakeOf(members_[0], "q"));
     ASSERT_TRUE(item.ok() && item->has_value());
-    EXPECT_EQ((*item)->value, "a");
-    EXPECT_EQ((*item)->offset, 0);
+    EXPECT_EQ((*item)->value(), "a");
+    EXPECT_EQ((*item)->offset(), 0);
   }
 }
 

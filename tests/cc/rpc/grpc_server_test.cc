@@ -34,6 +34,7 @@
 #include "gtest/gtest.h"
 #include "tests/cc/rpc/server_under_test.h"
 #include "tests/cc/testing/deadlines.h"
+#include "tests/cc/testing/saves.h"
 #include "tests/cc/testing/scoped_folder.h"
 #include "tfswitch/v1/coordination.grpc.pb.h"
 #include "tfswitch/v1/parameter_server.grpc.pb.h"
@@ -560,7 +561,7 @@ TEST(GrpcServerTest, WorkersThatWaitLeaveThreadsForOthers) {
   std::vector<uint64_t> incarnations;
   for (uint32_t worker = 0; worker < 7; ++worker) {
     incarnations.push_back(
-        client->groups().Join("g", worker, 0, 0, 0, "")->incarnation);
+        client->groups().Join("g", worker, 0, 0, 0, "")->incarnation());
   }
   const auto wait = [&](uint32_t worker, int64_t milliseconds) {
     v1::WaitAtBarrierRequest request;
@@ -607,7 +608,7 @@ TEST(GrpcServerTest, ARestoreEndsWhenItsClientHasGone) {
   const auto client = *Connect(server->address());
   ASSERT_TRUE(client->CreateTable(SmallTable("t")).ok());
   ASSERT_TRUE(PushOnes(*client, "t", 2, {1}).ok());
-  ASSERT_TRUE(SaveCheckpoint(*client, {folder.path()}).ok());
+  ASSERT_TRUE(SaveCheckpoint(*client, SaveTo(folder.path())).ok());
   std::string rows;
   for (const auto& entry :
        std::filesystem::recursive_directory_iterator(folder.path())) {

@@ -21,6 +21,7 @@
 #include "gtest/gtest.h"
 #include "tests/cc/rpc/server_under_test.h"
 #include "tests/cc/rpc/tcp_proxy.h"
+#include "tests/cc/testing/coordination.h"
 #include "tfswitch/v1/parameter_server.grpc.pb.h"
 
 namespace tfswitch {
@@ -400,12 +401,7 @@ TEST(ManyCallsTest, APushThatCannotBeAppliedLeavesTheOthersAppliedOnce) {
     ASSERT_TRUE(PullRows(*client, table, 1, {1}, true).ok());
   }
   // The round of clock 0 is over.
-  Round round;
-  round.contributions = {{0, 1, 0, 1.0}};
-  round.total_weight = 1.0;
-  round.group_instance = 1;
-  round.active = {1};
-  round.next_incarnation = 2;
+  const Round round = RoundOf(0, {ContributionOf(0, 1, 0, 1.0)});
   int64_t committed = 0;
   ASSERT_TRUE(
       client->StartCommitRound(0, "g", round, &committed, {})->Wait().ok());

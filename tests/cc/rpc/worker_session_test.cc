@@ -25,6 +25,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cc/rpc/server_under_test.h"
+#include "tests/cc/testing/coordination.h"
 #include "tests/cc/testing/forwarding_client.h"
 
 namespace tfswitch {
@@ -49,7 +50,7 @@ class MortalGroups final : public GroupClient {
   }
   void FailLeaving() { fails_leaving_ = true; }
 
-  absl::StatusOr<Arrival> ArriveAndWait(
+  absl::StatusOr<v1::ArriveResponse> ArriveAndWait(
       const GroupMember& member, int64_t clock, int64_t round, double weight,
       const std::vector<WorkProgress>& progress, int64_t staleness,
       absl::Time deadline) override {
@@ -395,26 +396,6 @@ TEST_P(WorkerSessionTest, AStepThatCountsIsNotTakenAgain) {
   EXPECT_EQ(again->GetReport()->workers().rounds(), 6);
 }
 
-TEST_P(WorkerSessionTest, ALateWorkerJoinsTheOpenRound) {
-  const auto client = cluster_.Connect();
-  CreateRows(*client, 10.0f);
-  const auto session = Join(client, OptionsOf(0, 1));
-  for (int step = 0; step < 3; ++step) {
-    ASSERT_TRUE(TrainStep(*client, *session, 1.0f).ok());
-  }
-  const auto late_client = cluster_.Connect();
-  const auto late = Join(late_client, OptionsOf(5, 1));
-  EXPECT_EQ(late->CurrentStep()->clock, 3);
-  EXPECT_THAT(SomeRows(*late_client), Each(7.0f));
-
-  std::thread other(
-      [&] { EXPECT_TRUE(TrainStep(*late_client, *late, 3.0f).ok()); });
-  EXPECT_TRUE(TrainStep(*client, *session, 1.0f).ok());
-  other.join();
-
-  EXPECT_THAT(SomeRows(*client), Each(7.0f - 2.0f));
-}
-
 TEST_P(WorkerSessionTest, OneGivenUpJoinsAgainAndItsStepDoesNotCount) {
   const auto client = cluster_.Connect();
   CreateRows(*client, 10.0f);
@@ -431,7 +412,7 @@ TEST_P(WorkerSessionTest, OneGivenUpJoinsAgainAndItsStepDoesNotCount) {
   ASSERT_TRUE(report.ok());
   EXPECT_EQ(report->dropped_steps(), 1);
   EXPECT_EQ(report->workers().rejoined(), 1);
-  EXPECT_GT(session->member().incarnation, before.incarnation);
+  EXPECT_GT(session->member().incarnation(), before.incarnation());
 
   EXPECT_TRUE(TrainStep(*client, *session, 1.0f).ok());
   EXPECT_THAT(SomeRows(*client), Each(8.0f));
@@ -598,9 +579,9 @@ TEST_P(WorkerSessionTest, AGroupOfAClockThatWasSetBackIsNotTakenForAnOlderOne) {
   // What the last server remembers of the group before the coordinator was
   // started again: its clock was a day ahead.
   Round before;
-  before.group_instance =
-      static_cast<uint64_t>(absl::ToUnixNanos(absl::Now() + absl::Hours(24)));
-  before.next_incarnation = before.group_instance + 5;
+  before.set_group_instance(
+      static_cast<uint64_t>(absl::ToUnixNanos(absl::Now() + absl::Hours(24))));
+  before.set_next_incarnation(before.group_instance() + 5);
   const auto commit = [&] {
     int64_t committed = -7;
     return client
@@ -623,10 +604,10 @@ TEST_P(WorkerSessionTest, AGroupOfAClockThatWasSetBackIsNotTakenForAnOlderOne) {
 
   const auto report = session->GetReport();
   ASSERT_TRUE(report.ok());
-  EXPECT_GT(session->member().incarnation, before.next_incarnation);
+  EXPECT_GT(session->member().incarnation(), before.next_incarnation());
   EXPECT_EQ(report->dropped_steps(), 0);
   EXPECT_EQ(report->workers().rounds(), 2);
-  before.number = 1;
+  before.set_number(1);
   EXPECT_EQ(commit().code(), absl::StatusCode::kAborted);
   EXPECT_THAT(SomeRows(*client), Each(4.0f));
 }
@@ -820,14 +801,15 @@ TEST_P(WorkerSessionTest, ANewWorkerBringsInTheRoundsThatNobodyDid) {
   GroupClient& groups = client->groups();
   const WorkerGroup::Place place = *groups.Join(
       "g", 1, /*previous_incarnation=*/0, /*newer_instance=*/0, 0, "");
-  const GroupMember dying = {"g", 1, place.incarnation};
+  const GroupMember dying = MemberOf("g", 1, place.incarnation());
   for (int64_t i = 0; i < 3; ++i) {
-    ASSERT_TRUE(Push(*client, {"g", 1, place.incarnation, place.clock + i},
+    ASSERT_TRUE(Push(*client, {"g", 1, place.incarnation(), place.clock() + i},
                      kSomeKeys,
                      std::vector<float>(kSomeKeys.size() * kDim, 2.0f))
                     .ok());
     ASSERT_TRUE(
-        groups.Arrive(dying, place.clock + i, place.round + i, 1.0, {}).ok());
+        groups.Arrive(dying, place.clock() + i, place.round() + i, 1.0, {})
+            .ok());
   }
   ASSERT_TRUE(groups.Leave(dying, absl::Seconds(10)).ok());
   EXPECT_EQ(groups.GroupStats("g", absl::Minutes(1))->rounds(), 4);
@@ -905,11 +887,11 @@ TEST_P(WorkerSessionTest, BehindABarrierIsWhatTheDeadHaveNotBroughtIn) {
   // One that dies between its arrival and the commit.
   GroupClient& groups = client->groups();
   const WorkerGroup::Place place = *groups.Join("g", 1, 0, 0, 0, "");
-  const GroupMember dying = {"g", 1, place.incarnation};
-  ASSERT_TRUE(Push(*client, {"g", 1, place.incarnation, place.clock}, kSomeKeys,
-                   std::vector<float>(kSomeKeys.size() * kDim, 2.0f))
+  const GroupMember dying = MemberOf("g", 1, place.incarnation());
+  ASSERT_TRUE(Push(*client, {"g", 1, place.incarnation(), place.clock()},
+                   kSomeKeys, std::vector<float>(kSomeKeys.size() * kDim, 2.0f))
                   .ok());
-  ASSERT_TRUE(groups.Arrive(dying, place.clock, place.round, 1.0, {}).ok());
+  ASSERT_TRUE(groups.Arrive(dying, place.clock(), place.round(), 1.0, {}).ok());
   ASSERT_TRUE(groups.Leave(dying, absl::Seconds(10)).ok());
 
   ASSERT_TRUE(session->WaitAtBarrier("end", absl::Seconds(60)).ok());

@@ -59,14 +59,23 @@ class CountingClient final : public ForwardingClient {
   int num_exports_ = 0;
 };
 
+v1::ScoreRule RuleOf(float base_threshold, float delta_threshold,
+                     float delta_keep_days) {
+  v1::ScoreRule rule;
+  rule.set_base_threshold(base_threshold);
+  rule.set_delta_threshold(delta_threshold);
+  rule.set_delta_keep_days(delta_keep_days);
+  return rule;
+}
+
 // With one shard, and with three.
 class ExporterTest : public testing::TestWithParam<int> {
  protected:
   ExporterTest() : shards_(MakeShards(GetParam())), client_(MakeClient()) {
     std::string pattern = testing::TempDir() + "/exporterXXXXXX";
     path_ = mkdtemp(pattern.data());
-    options_.path = path_;
-    options_.tables = {"t"};
+    options_.set_path(path_);
+    options_.add_tables("t");
   }
   ~ExporterTest() override {
     std::error_code error;
@@ -113,11 +122,11 @@ class ExporterTest : public testing::TestWithParam<int> {
     ASSERT_TRUE(pushed.ok()) << pushed.status();
   }
 
-  ExportReport Publish(bool is_delta) {
-    options_.is_delta = is_delta;
+  v1::PublishExportResponse Publish(bool is_delta) {
+    options_.set_delta(is_delta);
     const auto report = PublishExport(*client_, options_);
     EXPECT_TRUE(report.ok()) << report.status();
-    return report.value_or(ExportReport{});
+    return report.value_or(v1::PublishExportResponse());
   }
 
   // What the client and who serves the exports read.
@@ -143,7 +152,7 @@ class ExporterTest : public testing::TestWithParam<int> {
   const std::vector<std::shared_ptr<Shard>> shards_;
   std::shared_ptr<ParameterClient> client_;
   std::string path_;
-  ExportOptions options_;
+  v1::PublishExportRequest options_;
 };
 
 // A call that hears of its own progress goes on, and no other does.
@@ -187,27 +196,27 @@ TEST_P(ExporterTest, WhatIsServedIsWhatWasTrained) {
   std::vector<Key> keys;
   for (Key key = 0; key < 400; ++key) keys.push_back(key);
   Push(keys);
-  const ExportReport base = Publish(false);
-  EXPECT_EQ(base.number, 1);
-  EXPECT_EQ(base.num_rows, 400);
+  const v1::PublishExportResponse base = Publish(false);
+  EXPECT_EQ(base.number(), 1);
+  EXPECT_EQ(base.num_rows(), 400);
   ExpectServedAsTrained();
 
   Push({3, 4, 450});
   ASSERT_TRUE(client_->Erase("t", std::vector<Key>{5, 6}).ok());
-  const ExportReport delta = Publish(true);
-  EXPECT_EQ(delta.number, 2);
-  EXPECT_EQ(delta.num_rows, 3);
-  EXPECT_EQ(delta.num_removed, 2);
+  const v1::PublishExportResponse delta = Publish(true);
+  EXPECT_EQ(delta.number(), 2);
+  EXPECT_EQ(delta.num_rows(), 3);
+  EXPECT_EQ(delta.num_removed(), 2);
   ExpectServedAsTrained();
 
-  const ExportReport nothing = Publish(true);
-  EXPECT_FALSE(nothing.is_published);
-  EXPECT_EQ(nothing.number, 2);
+  const v1::PublishExportResponse nothing = Publish(true);
+  EXPECT_FALSE(nothing.published());
+  EXPECT_EQ(nothing.number(), 2);
   EXPECT_EQ(ListExports(path_).value().size(), 2);
 
   Push({7});
-  options_.keep_bases = 1;
-  EXPECT_EQ(Publish(false).number, 3);
+  options_.set_keep_bases(1);
+  EXPECT_EQ(Publish(false).number(), 3);
   ExpectServedAsTrained();
   EXPECT_EQ(ListExports(path_).value().size(), 1);
 }
@@ -238,7 +247,7 @@ TEST_P(ExporterTest, ADeltaOfAnotherTableIsRefusedAndLeavesNothing) {
   Push({1});
   Publish(false);
   ASSERT_TRUE(client_->DropTable("t").ok());
-  options_.is_delta = true;
+  options_.set_delta(true);
   EXPECT_EQ(PublishExport(*client_, options_).status().code(),
             absl::StatusCode::kNotFound);
   // One that was not restored would take the rows away from readers.
@@ -257,13 +266,13 @@ TEST_P(ExporterTest, ADeltaOfAnotherTableIsRefusedAndLeavesNothing) {
   EXPECT_THAT(std::string(PublishExport(*client_, options_).status().message()),
               HasSubstr("another value for an id without a row"));
   EXPECT_EQ(ListExports(path_).value().size(), 1);
-  EXPECT_EQ(Publish(false).number, 2);
+  EXPECT_EQ(Publish(false).number(), 2);
 }
 
 // As after a restore: the rows are there, and nobody knows what has changed.
 TEST_P(ExporterTest, ADeltaOfUnknownChangesIsTheDifferenceToTheFiles) {
   for (const RowFormat format : {RowFormat::kFloat32, RowFormat::kInt8}) {
-    options_.format = format;
+    options_.set_row_format(std::string(NameOf(format)));
     const auto change = [this] {
       ASSERT_TRUE(client_->CreateTable(Config()).ok());
       std::vector<Key> keys;
@@ -282,18 +291,18 @@ TEST_P(ExporterTest, ADeltaOfUnknownChangesIsTheDifferenceToTheFiles) {
     change();
     Push({4, 450, 460});
     ASSERT_TRUE(client_->Erase("t", std::vector<Key>{6, 7}).ok());
-    const ExportReport delta = Publish(true);
-    EXPECT_TRUE(delta.is_delta);
+    const v1::PublishExportResponse delta = Publish(true);
+    EXPECT_TRUE(delta.delta());
     // 3 is as in the base again, 4 and 460 are new, 5 has come back.
-    EXPECT_EQ(delta.num_rows, 4);
+    EXPECT_EQ(delta.num_rows(), 4);
     // 6 has gone before, and 451 and 7 have gone now.
-    EXPECT_EQ(delta.num_removed, 2);
+    EXPECT_EQ(delta.num_removed(), 2);
     if (format == RowFormat::kFloat32) ExpectServedAsTrained();
-    EXPECT_FALSE(Publish(true).is_published);
+    EXPECT_FALSE(Publish(true).published());
 
     // The table knows the changes again.
     Push({8});
-    EXPECT_EQ(Publish(true).num_rows, 1);
+    EXPECT_EQ(Publish(true).num_rows(), 1);
     if (format == RowFormat::kFloat32) ExpectServedAsTrained();
     ASSERT_TRUE(client_->DropTable("t").ok());
   }
@@ -303,19 +312,19 @@ TEST_P(ExporterTest, ADifferenceByARuleIsWhatABaseWouldBring) {
   TableConfig config = Config();
   config.statistics.kind = StatisticsKind::kShowClick;
   config.statistics.nonclk_coeff = 1.0f;
-  options_.rule = ScoreRule{2.0f, 10.0f, 16.0f};
+  *options_.mutable_rule() = RuleOf(2.0f, 10.0f, 16.0f);
   ASSERT_TRUE(client_->CreateTable(config).ok());
   Push({1, 2, 3});
   Push({1, 2, 3});
-  EXPECT_EQ(Publish(false).num_rows, 3);
+  EXPECT_EQ(Publish(false).num_rows(), 3);
   ASSERT_TRUE(client_->DropTable("t").ok());
   ASSERT_TRUE(client_->CreateTable(config).ok());
   Push({1, 2, 4, 5});
   Push({1, 2, 4});
   Push({2});
-  const ExportReport delta = Publish(true);
-  EXPECT_EQ(delta.num_rows, 2);  // 2 is another, 4 is new, 5 is not worth it.
-  EXPECT_EQ(delta.num_removed, 1);  // 3.
+  const v1::PublishExportResponse delta = Publish(true);
+  EXPECT_EQ(delta.num_rows(), 2);  // 2 is another, 4 is new, 5 is not worth it.
+  EXPECT_EQ(delta.num_removed(), 1);  // 3.
 }
 
 TEST_P(ExporterTest, ScoresAreCommittedOnlyWhenTheExportIsThere) {
@@ -324,17 +333,17 @@ TEST_P(ExporterTest, ScoresAreCommittedOnlyWhenTheExportIsThere) {
   config.statistics.nonclk_coeff = 1.0f;
   ASSERT_TRUE(client_->CreateTable(config).ok());
   Push({1, 2, 3});
-  options_.rule = ScoreRule{1.0f, 1.0f, 16.0f};
-  EXPECT_EQ(Publish(false).num_rows, 3);
+  *options_.mutable_rule() = RuleOf(1.0f, 1.0f, 16.0f);
+  EXPECT_EQ(Publish(false).num_rows(), 3);
   Push({2});
   const std::string file = path_ + "/delta-00000002";
   ObstructingClient obstructing(client_, file);
-  options_.is_delta = true;
+  options_.set_delta(true);
   const absl::Status status = PublishExport(obstructing, options_).status();
   EXPECT_THAT(std::string(status.message()), HasSubstr("cannot publish"));
   std::filesystem::remove(file);
-  EXPECT_EQ(Publish(true).num_rows, 1);
-  EXPECT_FALSE(Publish(true).is_published);
+  EXPECT_EQ(Publish(true).num_rows(), 1);
+  EXPECT_FALSE(Publish(true).published());
 }
 
 TEST_P(ExporterTest, ScoresOfATableThatAnotherClientHasMadeAnewAreCommitted) {
@@ -347,29 +356,29 @@ TEST_P(ExporterTest, ScoresOfATableThatAnotherClientHasMadeAnewAreCommitted) {
   ASSERT_TRUE(client_->DropTable("t").ok());
   ASSERT_TRUE(client_->CreateTable(config).ok());
   Push({1, 2, 3});
-  options_.rule = ScoreRule{1.0f, 1.0f, 16.0f};
+  *options_.mutable_rule() = RuleOf(1.0f, 1.0f, 16.0f);
   client_ = exporting;
-  EXPECT_EQ(Publish(false).num_rows, 3);
-  EXPECT_FALSE(Publish(true).is_published);
+  EXPECT_EQ(Publish(false).num_rows(), 3);
+  EXPECT_FALSE(Publish(true).published());
 }
 
 TEST_P(ExporterTest, ScoresOfManyTablesAreCommitted) {
   TableConfig config = Config();
   config.statistics.kind = StatisticsKind::kShowClick;
   config.statistics.nonclk_coeff = 1.0f;
-  options_.tables.clear();
+  options_.clear_tables();
   // In all, as each takes address space, of which TSan has little.
   const int num_tables = 20 / GetParam();
   for (int i = 0; i < num_tables; ++i) {
     config.name = absl::StrCat("t", i);
-    options_.tables.push_back(config.name);
+    options_.add_tables(config.name);
     const auto created = client_->CreateTable(config);
     ASSERT_TRUE(created.ok()) << created;
     Push({1, 2, 3}, config.name);
   }
-  options_.rule = ScoreRule{1.0f, 1.0f, 16.0f};
-  EXPECT_EQ(Publish(false).num_rows, 3 * num_tables);
-  EXPECT_FALSE(Publish(true).is_published);
+  *options_.mutable_rule() = RuleOf(1.0f, 1.0f, 16.0f);
+  EXPECT_EQ(Publish(false).num_rows(), 3 * num_tables);
+  EXPECT_FALSE(Publish(true).published());
 }
 
 TEST_P(ExporterTest, FormatAndRuleAreThoseOfTheExportBefore) {
@@ -379,45 +388,45 @@ TEST_P(ExporterTest, FormatAndRuleAreThoseOfTheExportBefore) {
   ASSERT_TRUE(client_->CreateTable(config).ok());
   Push({1, 2, 3});
   Push({3});
-  options_.rule = ScoreRule{2.0f, 0.125f, 16.0f};
-  options_.format = RowFormat::kInt8;
-  EXPECT_EQ(Publish(false).num_rows, 1);
-  options_.rule.reset();
-  options_.format.reset();
+  *options_.mutable_rule() = RuleOf(2.0f, 0.125f, 16.0f);
+  options_.set_row_format("int8");
+  EXPECT_EQ(Publish(false).num_rows(), 1);
+  options_.clear_rule();
+  options_.clear_row_format();
   Push({2});
-  EXPECT_EQ(Publish(true).num_rows, 1);
-  EXPECT_EQ(Publish(false).num_rows, 2);
-  const ExportManifest base = ReadExport(path_, {3, false}).value();
-  ASSERT_TRUE(base.rule.has_value());
-  EXPECT_EQ(base.rule->base_threshold, 2.0f);
-  EXPECT_EQ(base.rule->delta_threshold, 0.125f);
-  EXPECT_EQ(base.rule->delta_keep_days, 16.0f);
-  EXPECT_EQ(base.tables.at("t").format, RowFormat::kInt8);
+  EXPECT_EQ(Publish(true).num_rows(), 1);
+  EXPECT_EQ(Publish(false).num_rows(), 2);
+  const v1::ExportContent base = ReadExport(path_, {3, false}).value();
+  ASSERT_TRUE(base.has_rule());
+  EXPECT_EQ(base.rule().base_threshold(), 2.0f);
+  EXPECT_EQ(base.rule().delta_threshold(), 0.125f);
+  EXPECT_EQ(base.rule().delta_keep_days(), 16.0f);
+  EXPECT_EQ(base.tables().at("t").row_format(), "int8");
 
   // Also of one that is older, if the last cannot be read.
   std::ofstream(path_ + "/base-00000003/manifest.json") << "damaged";
-  EXPECT_EQ(Publish(false).num_rows, 2);
-  EXPECT_EQ(ReadExport(path_, {4, false})->tables.at("t").format,
-            RowFormat::kInt8);
-  options_.all_rows = true;
-  options_.format = RowFormat::kFloat16;
-  EXPECT_EQ(Publish(false).num_rows, 3);
-  options_.all_rows = false;
-  EXPECT_EQ(Publish(false).num_rows, 3);
-  EXPECT_FALSE(ReadExport(path_, {6, false})->rule.has_value());
+  EXPECT_EQ(Publish(false).num_rows(), 2);
+  EXPECT_EQ(ReadExport(path_, {4, false})->tables().at("t").row_format(),
+            "int8");
+  options_.set_all_rows(true);
+  options_.set_row_format("float16");
+  EXPECT_EQ(Publish(false).num_rows(), 3);
+  options_.set_all_rows(false);
+  EXPECT_EQ(Publish(false).num_rows(), 3);
+  EXPECT_FALSE(ReadExport(path_, {6, false})->has_rule());
 }
 
 TEST_P(ExporterTest, ABaseFollowsWhereADeltaCannotIfThatIsWanted) {
   ASSERT_TRUE(client_->CreateTable(Config()).ok());
   Push({1});
-  options_.base_if_broken = true;
-  const ExportReport first = Publish(true);
-  EXPECT_FALSE(first.is_delta);
-  EXPECT_THAT(first.why_base, HasSubstr("there is no export"));
+  options_.set_base_if_broken(true);
+  const v1::PublishExportResponse first = Publish(true);
+  EXPECT_FALSE(first.delta());
+  EXPECT_THAT(first.why_base(), HasSubstr("there is no export"));
   Push({2});
-  const ExportReport delta = Publish(true);
-  EXPECT_TRUE(delta.is_delta);
-  EXPECT_EQ(delta.why_base, "");
+  const v1::PublishExportResponse delta = Publish(true);
+  EXPECT_TRUE(delta.delta());
+  EXPECT_EQ(delta.why_base(), "");
 
   ASSERT_TRUE(client_->DropTable("t").ok());
   // A table that has gone may come back, and is not left out.
@@ -425,20 +434,20 @@ TEST_P(ExporterTest, ABaseFollowsWhereADeltaCannotIfThatIsWanted) {
             absl::StatusCode::kNotFound);
   ASSERT_TRUE(client_->CreateTable(Config()).ok());
   Push({3, 4, 5});
-  const ExportReport again = Publish(true);
-  EXPECT_FALSE(again.is_delta);
-  EXPECT_EQ(again.number, 3);
-  EXPECT_EQ(again.num_rows, 3);
-  EXPECT_THAT(again.why_base, HasSubstr("only 0 of the 2 ids"));
+  const v1::PublishExportResponse again = Publish(true);
+  EXPECT_FALSE(again.delta());
+  EXPECT_EQ(again.number(), 3);
+  EXPECT_EQ(again.num_rows(), 3);
+  EXPECT_THAT(again.why_base(), HasSubstr("only 0 of the 2 ids"));
 
   std::ofstream(path_ + "/base-00000003/manifest.json") << "damaged";
-  EXPECT_EQ(Publish(true).number, 4);
+  EXPECT_EQ(Publish(true).number(), 4);
   ExpectServedAsTrained();
 }
 
 TEST_P(ExporterTest, ATableThatIsGoneIsNotLeftOutOfAnExportOfAll) {
-  options_.tables.clear();
-  options_.all_tables = true;
+  options_.clear_tables();
+  options_.set_all_tables(true);
   EXPECT_EQ(PublishExport(*client_, options_).status().code(),
             absl::StatusCode::kNotFound);
   TableConfig other = Config();
@@ -449,10 +458,10 @@ TEST_P(ExporterTest, ATableThatIsGoneIsNotLeftOutOfAnExportOfAll) {
   Publish(false);
   ASSERT_TRUE(client_->DropTable("u").ok());
   Push({2});
-  options_.base_if_broken = true;
+  options_.set_base_if_broken(true);
   CountingClient client(client_);
   for (const bool is_delta : {false, true}) {
-    options_.is_delta = is_delta;
+    options_.set_delta(is_delta);
     const absl::Status status = PublishExport(client, options_).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
     EXPECT_THAT(std::string(status.message()),
@@ -465,9 +474,10 @@ TEST_P(ExporterTest, ATableThatIsGoneIsNotLeftOutOfAnExportOfAll) {
   // No table was read in vain.
   EXPECT_EQ(client.num_exports(), 0);
 
-  options_.all_tables = false;
-  options_.tables = {"t"};
-  EXPECT_EQ(Publish(false).num_rows, 2);
+  options_.set_all_tables(false);
+  options_.clear_tables();
+  options_.add_tables("t");
+  EXPECT_EQ(Publish(false).num_rows(), 2);
 }
 
 TEST_P(ExporterTest, ADeltaDoesNotFollowAnotherExportThanIsAskedFor) {
@@ -475,49 +485,52 @@ TEST_P(ExporterTest, ADeltaDoesNotFollowAnotherExportThanIsAskedFor) {
   config.statistics.kind = StatisticsKind::kShowClick;
   ASSERT_TRUE(client_->CreateTable(config).ok());
   Push({1});
-  options_.base_if_broken = true;
-  options_.format = RowFormat::kFloat32;
+  options_.set_base_if_broken(true);
+  options_.set_row_format("float32");
   Publish(false);
-  const auto why = [this] { return Publish(true).why_base; };
+  const auto why = [this] { return Publish(true).why_base(); };
   EXPECT_EQ(why(), "");
 
-  options_.format = RowFormat::kInt8;
+  options_.set_row_format("int8");
   EXPECT_THAT(why(), HasSubstr("int8, and are float32 in base-00000001"));
   EXPECT_EQ(why(), "");
-  options_.rule = ScoreRule{0.1f, 0.2f, 3.0f};
+  *options_.mutable_rule() = RuleOf(0.1f, 0.2f, 3.0f);
   EXPECT_THAT(why(), HasSubstr("another rule"));
   EXPECT_EQ(why(), "");
-  options_.rule->delta_threshold = 0.3f;
+  options_.mutable_rule()->set_delta_threshold(0.3f);
   EXPECT_THAT(why(), HasSubstr("another rule"));
-  options_.rule.reset();
+  options_.clear_rule();
   EXPECT_EQ(why(), "");
-  options_.all_rows = true;
+  options_.set_all_rows(true);
   EXPECT_THAT(why(), HasSubstr("all rows"));
   EXPECT_EQ(why(), "");
 
   config.name = "u";
   ASSERT_TRUE(client_->CreateTable(config).ok());
   EXPECT_EQ(why(), "");
-  options_.tables = {"u", "t"};
+  options_.clear_tables();
+  options_.add_tables("u");
+  options_.add_tables("t");
   EXPECT_THAT(why(), HasSubstr("'u' is not in"));
   EXPECT_EQ(why(), "");
-  options_.tables = {"u"};
+  options_.clear_tables();
+  options_.add_tables("u");
   EXPECT_THAT(why(), HasSubstr("'t' is not asked for"));
-  options_.tables.clear();
+  options_.clear_tables();
   EXPECT_EQ(why(), "");
-  options_.all_tables = true;
+  options_.set_all_tables(true);
   EXPECT_THAT(why(), HasSubstr("'t' is not in"));
   EXPECT_EQ(why(), "");
 
-  options_.base_if_broken = false;
-  options_.format = RowFormat::kFloat16;
+  options_.set_base_if_broken(false);
+  options_.set_row_format("float16");
   EXPECT_EQ(PublishExport(*client_, options_).status().code(),
             absl::StatusCode::kFailedPrecondition);
 }
 
 TEST_P(ExporterTest, ABusyFolderLeadsToNoBase) {
   ASSERT_TRUE(client_->CreateTable(Config()).ok());
-  options_.base_if_broken = true;
+  options_.set_base_if_broken(true);
   Publish(true);
   const auto busy = ExportWriter::Begin(path_, /*is_delta=*/true).value();
   EXPECT_EQ(PublishExport(*client_, options_).status().code(),

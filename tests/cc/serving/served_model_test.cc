@@ -28,12 +28,12 @@ using testing::HasSubstr;
 namespace fs = std::filesystem;
 
 constexpr char kRemote[] = R"({
-  "format": "tfswitch-model", "version": 1, "id": "ID", "mode": "remote",
-  "tables": {"t": 1}, "addresses": "grpc://a:1,b:2", "deadline_seconds": 2.5,
-  "cache_rows": 100, "cache_seconds": 0.5})";
+  "format": "tfswitch-model", "version": 2, "id": "ID", "tables": {"t": 1},
+  "remote": {"addresses": "grpc://a:1,b:2", "deadline_secs": 2.5,
+             "cache_rows": 100, "cache_secs": 0.5}})";
 constexpr char kEmbedded[] = R"({
-  "format": "tfswitch-model", "version": 1, "id": "ID", "mode": "embedded",
-  "tables": {"t": 1}, "rows": "../rows"})";
+  "format": "tfswitch-model", "version": 2, "id": "ID", "tables": {"t": 1},
+  "embedded": {"rows": "../rows"}})";
 
 // Sets a variable of the environment for as long as it lives.
 class Variable {
@@ -80,10 +80,10 @@ class ServedModelTest : public testing::Test {
     args.keys = absl::MakeConstSpan(&key, 1);
     args.embeddings = absl::MakeConstSpan(&value, 1);
     ASSERT_TRUE(client_->Assign(args).ok());
-    ExportOptions options;
-    options.path = path_ + "/m/rows";
-    options.tables = {"t"};
-    ASSERT_TRUE(PublishExport(*client_, options).ok());
+    v1::PublishExportRequest request;
+    request.set_path(path_ + "/m/rows");
+    request.add_tables("t");
+    ASSERT_TRUE(PublishExport(*client_, request).ok());
   }
 
   void Write(const std::string& text) {
@@ -104,11 +104,6 @@ class ServedModelTest : public testing::Test {
     return OpenServedModel(file(), [](const std::string&, absl::Duration) {
       return absl::UnimplementedError("no servers");
     });
-  }
-
-  absl::Status ReadStatus(const std::string& text) {
-    Write(text);
-    return ReadModelFile(file()).status();
   }
 
   const std::shared_ptr<ParameterClient> client_;
@@ -241,7 +236,7 @@ TEST_F(ServedModelTest, TheEnvironmentGoesBeforeTheFile) {
   const Variable deadline("TFSWITCH_SERVING_DEADLINE_SECONDS", "0.25");
   const Variable rows("TFSWITCH_SERVING_CACHE_ROWS", "0");
   const Variable seconds("TFSWITCH_SERVING_CACHE_SECONDS", "7");
-  RemoteRowsOptions options = ReadModelFile(file()).value().remote;
+  RemoteRowsOptions options = OptionsOf(ReadModelFile(file()).value().remote());
   EXPECT_EQ(options.cache_rows, 100);
   EXPECT_EQ(options.cache_lifetime, absl::Seconds(0.5));
   ASSERT_TRUE(ReadServingEnvironment(&options).ok());
@@ -262,47 +257,6 @@ TEST_F(ServedModelTest, TheEnvironmentGoesBeforeTheFile) {
       EXPECT_THAT(std::string(status.message()), HasSubstr(name));
     }
   }
-}
-
-TEST_F(ServedModelTest, WhatIsWrongWithAFileIsNamed) {
-  EXPECT_EQ(ReadModelFile(file()).status().code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(ReadStatus("").code(), absl::StatusCode::kDataLoss);
-  EXPECT_EQ(ReadStatus("{}").code(), absl::StatusCode::kDataLoss);
-  EXPECT_EQ(ReadStatus(R"({"format": 1})").code(), absl::StatusCode::kDataLoss);
-  const absl::Status version = ReadStatus(
-      absl::StrReplaceAll(kRemote, {{": 1, \"id\"", ": 2, \"id\""}}));
-  EXPECT_EQ(version.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(version.message()), HasSubstr("version 2"));
-
-  const std::vector<std::vector<std::string>> changes = {
-      {"\"ID\"", "\"\"", "'id'"},
-      {"\"remote\"", "\"cloud\"", "embedded or remote"},
-      {"\"grpc://a:1,b:2\"", "\"\"", "'addresses'"},
-      {"2.5", "0", "'deadline_seconds'"},
-      {"2.5", "-1", "'deadline_seconds'"},
-      {"2.5", "\"1\"", "'deadline_seconds'"},
-      {": 100", ": -1", "'cache_rows'"},
-      {"0.5", "0", "'cache_seconds'"},
-      {"{\"t\": 1}", "[]", "'tables'"},
-      {"{\"t\": 1}", "{\"t\": -1}", "'tables.t'"},
-      {"\"cache_rows\"", "\"cash_rows\"", "cash_rows"},
-  };
-  for (const auto& change : changes) {
-    const absl::Status status =
-        ReadStatus(absl::StrReplaceAll(kRemote, {{change[0], change[1]}}));
-    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << change[1];
-    EXPECT_THAT(std::string(status.message()), HasSubstr(file()));
-    EXPECT_THAT(std::string(status.message()), HasSubstr(change[2]));
-  }
-}
-
-TEST_F(ServedModelTest, ADeeplyNestedFileIsDamagedAndNoMore) {
-  const std::string deep =
-      std::string(500'000, '[') + std::string(500'000, ']');
-  const absl::Status status = ReadStatus(absl::StrReplaceAll(
-      kRemote, {{": 1, \"id\"", absl::StrCat(": ", deep, ", \"id\"")}}));
-  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
-  EXPECT_LT(status.message().size(), 1000);
 }
 
 }  // namespace

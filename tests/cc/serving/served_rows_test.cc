@@ -417,24 +417,6 @@ TEST_F(ServedRowsTest, WhatTheModelLooksUpMustBeThere) {
               AllOf(HasSubstr("'u'"), HasSubstr("it has: t")));
 }
 
-TEST_F(ServedRowsTest, AnotherVersionOfTheFormatIsNamed) {
-  Base({{1, 1.0f}});
-  const std::string manifest = path_ + "/base-00000001/manifest.json";
-  std::string text;
-  {
-    std::ifstream file(manifest);
-    text.assign(std::istreambuf_iterator<char>(file), {});
-  }
-  const std::string version = absl::StrCat("\"version\": ", kExportVersion);
-  const size_t at = text.find(version);
-  ASSERT_NE(at, std::string::npos);
-  text.replace(at, version.size(), "\"version\": 9");
-  std::ofstream(manifest) << text;
-  const absl::Status other = ServedRows::Open(options_).status();
-  EXPECT_EQ(other.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(other.message()), HasSubstr("version 9"));
-}
-
 TEST_F(ServedRowsTest, AWatchServesWhatAppears) {
   Base({{1, 1.0f}});
   const auto rows = Open();

@@ -15,6 +15,7 @@
 #include "cc/base/mutex.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/cc/testing/coordination.h"
 
 namespace tfswitch {
 namespace {
@@ -53,30 +54,22 @@ struct PushOf {
 
 // The steps of workers, each a (worker, clock), with weights 1, 2, ...; the
 // other workers below 50 have gone.
-Round RoundOf(int64_t number,
-              const std::vector<std::pair<uint32_t, int64_t>>& steps) {
-  Round round;
-  round.number = number;
-  round.group_instance = kInstance;
-  round.next_incarnation = IncarnationOf(50);
+Round RoundOfSteps(int64_t number,
+                   const std::vector<std::pair<uint32_t, int64_t>>& steps) {
+  std::vector<Contribution> contributions;
   for (const auto& [worker, clock] : steps) {
-    const double weight = static_cast<double>(round.contributions.size()) + 1.0;
-    round.contributions.push_back(
-        {worker, IncarnationOf(worker), clock, weight});
-    round.total_weight += weight;
-    if (round.active.empty() || round.active.back() != IncarnationOf(worker)) {
-      round.active.push_back(IncarnationOf(worker));
-    }
+    contributions.push_back(
+        ContributionOf(worker, IncarnationOf(worker), clock,
+                       static_cast<double>(contributions.size()) + 1.0));
   }
+  Round round = RoundOf(number, contributions, kInstance);
+  round.set_next_incarnation(IncarnationOf(50));
   return round;
 }
 
 // What a worker that has joined brings before all rounds of its group.
 Round BeginningOf(uint64_t instance) {
-  Round round;
-  round.number = WorkerGroup::kNoRound;
-  round.group_instance = instance;
-  return round;
+  return RoundOf(WorkerGroup::kNoRound, {}, instance);
 }
 
 // Commits, and writes down what is applied: "t/6: 1*[7,8](0.5,0.25) ..." is
@@ -128,7 +121,7 @@ TEST(GradientAccumulatorTest, ARoundIsAppliedOnceHoweverOftenItIsCommitted) {
   Committer committer(&stage);
   ASSERT_TRUE(stage.Add(StepOf(0, 0), "t", PushOf(0.5f)).ok());
   ASSERT_TRUE(stage.Add(StepOf(1, 0), "t", PushOf(0.25f)).ok());
-  const Round round = RoundOf(0, {{0, 0}, {1, 0}});
+  const Round round = RoundOfSteps(0, {{0, 0}, {1, 0}});
 
   EXPECT_EQ(committer.Commit(round).value(), 0);
   EXPECT_THAT(committer.applied(), ElementsAre("t/3: 1*[1](0.5) 2*[1](0.25)"));
@@ -137,7 +130,7 @@ TEST(GradientAccumulatorTest, ARoundIsAppliedOnceHoweverOftenItIsCommitted) {
   EXPECT_EQ(stage.num_staged_steps(), 0);
 
   // A repetition that comes when a later round has been committed.
-  EXPECT_EQ(committer.Commit(RoundOf(1, {{0, 1}})).value(), 1);
+  EXPECT_EQ(committer.Commit(RoundOfSteps(1, {{0, 1}})).value(), 1);
   EXPECT_EQ(committer.Commit(round).value(), 1);
   EXPECT_THAT(committer.applied(), IsEmpty());
 }
@@ -147,12 +140,12 @@ TEST(GradientAccumulatorTest, RoundsOfTheLeastNumbersThereAreChangeNothing) {
   GradientAccumulator stage;
   Committer committer(&stage);
   ASSERT_TRUE(stage.Add(StepOf(0, 0), "t", PushOf(0.5f)).ok());
-  Round round = RoundOf(kLeast, {{0, 0}});
-  round.first_kept = kLeast;
+  Round round = RoundOfSteps(kLeast, {{0, 0}});
+  round.set_first_kept(kLeast);
 
   EXPECT_EQ(committer.Commit(round).value(), WorkerGroup::kNoRound);
   EXPECT_THAT(committer.applied(), IsEmpty());
-  EXPECT_EQ(committer.Commit(RoundOf(0, {{0, 0}})).value(), 0);
+  EXPECT_EQ(committer.Commit(RoundOfSteps(0, {{0, 0}})).value(), 0);
   EXPECT_THAT(committer.applied(), ElementsAre("t/1: 1*[1](0.5)"));
 }
 
@@ -160,11 +153,11 @@ TEST(GradientAccumulatorTest, NoRoundFollowsTheLastNumberThereIs) {
   constexpr int64_t kLast = std::numeric_limits<int64_t>::max();
   GradientAccumulator stage;
   Committer committer(&stage);
-  Round round = RoundOf(kLast, {});
-  round.first_kept = kLast;
+  Round round = RoundOfSteps(kLast, {});
+  round.set_first_kept(kLast);
 
   EXPECT_EQ(committer.Commit(round).value(), kLast);
-  EXPECT_EQ(committer.Commit(RoundOf(0, {})).value(), kLast);
+  EXPECT_EQ(committer.Commit(RoundOfSteps(0, {})).value(), kLast);
 }
 
 TEST(GradientAccumulatorTest, ApplySeesWorkersInOrderWhateverArrivesFirst) {
@@ -191,7 +184,8 @@ TEST(GradientAccumulatorTest, ApplySeesWorkersInOrderWhateverArrivesFirst) {
       const Arrival& arrival = arrivals[i];
       ASSERT_TRUE(stage.Add(arrival.step, arrival.table, arrival.push).ok());
     }
-    ASSERT_TRUE(committer.Commit(RoundOf(0, {{0, 4}, {1, 9}, {2, 0}})).ok());
+    ASSERT_TRUE(
+        committer.Commit(RoundOfSteps(0, {{0, 4}, {1, 9}, {2, 0}})).ok());
     if (expected.empty()) {
       expected = committer.applied();
       ASSERT_EQ(expected.size(), 2u);
@@ -209,7 +203,7 @@ TEST(GradientAccumulatorTest, TwoStepsOfOneWorkerInARoundGoByClock) {
   Committer committer(&stage);
   ASSERT_TRUE(stage.Add(StepOf(0, 6), "t", PushOf(6.0f)).ok());
   ASSERT_TRUE(stage.Add(StepOf(0, 5), "t", PushOf(5.0f)).ok());
-  ASSERT_TRUE(committer.Commit(RoundOf(0, {{0, 5}, {0, 6}})).ok());
+  ASSERT_TRUE(committer.Commit(RoundOfSteps(0, {{0, 5}, {0, 6}})).ok());
   EXPECT_THAT(committer.applied(), ElementsAre("t/3: 1*[1](5) 2*[1](6)"));
 }
 
@@ -217,7 +211,7 @@ TEST(GradientAccumulatorTest, AStepThatPushedNothingStillWeighs) {
   GradientAccumulator stage;
   Committer committer(&stage);
   ASSERT_TRUE(stage.Add(StepOf(1, 0), "t", PushOf(1.0f)).ok());
-  ASSERT_TRUE(committer.Commit(RoundOf(0, {{0, 0}, {1, 0}})).ok());
+  ASSERT_TRUE(committer.Commit(RoundOfSteps(0, {{0, 0}, {1, 0}})).ok());
   EXPECT_THAT(committer.applied(), ElementsAre("t/3: 2*[1](1)"));
 }
 
@@ -227,9 +221,9 @@ TEST(GradientAccumulatorTest, AStepOfWeightZeroCountsForNothing) {
   ASSERT_TRUE(stage.Add(StepOf(0, 0), "t", PushOf(1.0f)).ok());
   ASSERT_TRUE(stage.Add(StepOf(1, 0), "t", PushOf(2.0f)).ok());
   ASSERT_TRUE(stage.Add(StepOf(1, 0), "u", PushOf(3.0f)).ok());
-  Round round = RoundOf(0, {{0, 0}, {1, 0}});
-  round.contributions[1].weight = 0.0;
-  round.total_weight = 1.0;
+  Round round = RoundOfSteps(0, {{0, 0}, {1, 0}});
+  round.mutable_contributions(1)->set_weight(0.0);
+  round.set_total_weight(1.0);
   EXPECT_EQ(committer.Commit(round).value(), 0);
   EXPECT_THAT(committer.applied(), ElementsAre("t/1: 1*[1](1)"));
   EXPECT_EQ(stage.num_staged_steps(), 0);
@@ -241,14 +235,15 @@ TEST(GradientAccumulatorTest, MissingRoundsAreReportedAndComeFirst) {
   for (int64_t clock = 0; clock < 4; ++clock) {
     ASSERT_TRUE(stage.Add(StepOf(0, clock), "t", PushOf(1.0f)).ok());
   }
-  ASSERT_EQ(committer.Commit(RoundOf(0, {{0, 0}})).value(), 0);
+  ASSERT_EQ(committer.Commit(RoundOfSteps(0, {{0, 0}})).value(), 0);
 
-  EXPECT_EQ(committer.Commit(RoundOf(3, {{0, 3}})).value(), 0);
+  EXPECT_EQ(committer.Commit(RoundOfSteps(3, {{0, 3}})).value(), 0);
   EXPECT_THAT(committer.applied(), IsEmpty());
   EXPECT_EQ(stage.num_staged_steps(), 3);
 
   for (int64_t number = 1; number < 4; ++number) {
-    EXPECT_EQ(committer.Commit(RoundOf(number, {{0, number}})).value(), number);
+    EXPECT_EQ(committer.Commit(RoundOfSteps(number, {{0, number}})).value(),
+              number);
     EXPECT_THAT(committer.applied(), ElementsAre("t/1: 1*[1](1)"));
   }
 }
@@ -257,9 +252,9 @@ TEST(GradientAccumulatorTest, AServerThatKnowsNoRoundTakesUpTheOneThatIsThere) {
   GradientAccumulator stage;
   Committer committer(&stage);
   ASSERT_TRUE(stage.Add(StepOf(0, 17), "t", PushOf(1.0f)).ok());
-  Round round = RoundOf(17, {{0, 17}});
+  Round round = RoundOfSteps(17, {{0, 17}});
   // First come those that somebody might have staged steps for.
-  round.first_kept = 17;
+  round.set_first_kept(17);
   EXPECT_EQ(committer.Commit(round).value(), 17);
   EXPECT_THAT(committer.applied(), ElementsAre("t/1: 1*[1](1)"));
 }
@@ -270,14 +265,14 @@ TEST(GradientAccumulatorTest, TheFirstRoundThatComesNeedNotBeTheFirst) {
   Committer committer(&stage);
   ASSERT_TRUE(stage.Add(StepOf(0, 0), "t", PushOf(1.0f)).ok());
   ASSERT_TRUE(stage.Add(StepOf(1, 0), "t", PushOf(2.0f)).ok());
-  EXPECT_EQ(committer.Commit(RoundOf(1, {{1, 0}})).value(),
+  EXPECT_EQ(committer.Commit(RoundOfSteps(1, {{1, 0}})).value(),
             WorkerGroup::kNoRound);
   EXPECT_THAT(committer.applied(), ElementsAre());
-  Round first = RoundOf(0, {{0, 0}});
-  first.active = {IncarnationOf(0), IncarnationOf(1)};
+  Round first = RoundOfSteps(0, {{0, 0}});
+  first.add_active(IncarnationOf(1));
   EXPECT_EQ(committer.Commit(first).value(), 0);
   EXPECT_THAT(committer.applied(), ElementsAre("t/1: 1*[1](1)"));
-  EXPECT_EQ(committer.Commit(RoundOf(1, {{1, 0}})).value(), 1);
+  EXPECT_EQ(committer.Commit(RoundOfSteps(1, {{1, 0}})).value(), 1);
   EXPECT_THAT(committer.applied(), ElementsAre("t/1: 1*[1](2)"));
 }
 
@@ -285,7 +280,7 @@ TEST(GradientAccumulatorTest, APushAtAClosedClockIsRefusedWithWorkerAndClock) {
   GradientAccumulator stage;
   Committer committer(&stage);
   ASSERT_TRUE(stage.Add(StepOf(4, 7), "t", PushOf(1.0f)).ok());
-  ASSERT_TRUE(committer.Commit(RoundOf(0, {{4, 7}})).ok());
+  ASSERT_TRUE(committer.Commit(RoundOfSteps(0, {{4, 7}})).ok());
 
   for (const int64_t clock : {6, 7}) {
     const absl::Status status = stage.Add(StepOf(4, clock), "t", PushOf(1.0f));
@@ -305,7 +300,7 @@ TEST(GradientAccumulatorTest, AStepThatCameTooLateForItsRoundIsGivenUp) {
   ASSERT_TRUE(stage.Add(StepOf(0, 4), "t", PushOf(4.0f)).ok());
   ASSERT_TRUE(stage.Add(StepOf(0, 5), "t", PushOf(5.0f)).ok());  // Next round.
 
-  ASSERT_TRUE(committer.Commit(RoundOf(0, {{0, 4}})).ok());
+  ASSERT_TRUE(committer.Commit(RoundOfSteps(0, {{0, 4}})).ok());
 
   EXPECT_THAT(committer.applied(), ElementsAre("t/1: 1*[1](4)"));
   EXPECT_EQ(stage.num_staged_steps(), 1);
@@ -319,15 +314,15 @@ TEST(GradientAccumulatorTest, StepsOfWorkersThatHaveGoneAreGivenUp) {
     ASSERT_TRUE(stage.Add(step, "t", PushOf(1.0f)).ok());
   }
 
-  ASSERT_TRUE(committer.Commit(RoundOf(0, {{0, 0}})).ok());
+  ASSERT_TRUE(committer.Commit(RoundOfSteps(0, {{0, 0}})).ok());
 
   EXPECT_EQ(stage.num_staged_steps(), 1);
   // What the one that has gone still sends is dropped: no error, as it hears of
   // its end when its step ends.
   EXPECT_TRUE(stage.Add(StepOf(3, 1), "t", PushOf(1.0f)).ok());
   EXPECT_EQ(stage.num_staged_steps(), 1);
-  Round next = RoundOf(1, {{50, 0}});
-  next.next_incarnation = IncarnationOf(51);
+  Round next = RoundOfSteps(1, {{50, 0}});
+  next.set_next_incarnation(IncarnationOf(51));
   EXPECT_EQ(committer.Commit(next).value(), 1);
   EXPECT_THAT(committer.applied(), ElementsAre("t/1: 1*[1](1)"));
 }
@@ -336,8 +331,8 @@ TEST(GradientAccumulatorTest, OneThatIsThereAndDidNotContributeKeepsItsStep) {
   GradientAccumulator stage;
   Committer committer(&stage);
   ASSERT_TRUE(stage.Add(StepOf(3, 0), "t", PushOf(1.0f)).ok());
-  Round round = RoundOf(0, {{0, 0}});
-  round.active.push_back(IncarnationOf(3));
+  Round round = RoundOfSteps(0, {{0, 0}});
+  round.add_active(IncarnationOf(3));
   ASSERT_TRUE(committer.Commit(round).ok());
   EXPECT_EQ(stage.num_staged_steps(), 1);
 }
@@ -346,19 +341,13 @@ TEST(GradientAccumulatorTest, ACoordinatorThatWasStartedAgainCountsFromZero) {
   GradientAccumulator stage;
   Committer committer(&stage);
   for (int64_t number = 0; number < 3; ++number) {
-    ASSERT_TRUE(committer.Commit(RoundOf(number, {{0, number}})).ok());
+    ASSERT_TRUE(committer.Commit(RoundOfSteps(number, {{0, number}})).ok());
   }
   ASSERT_TRUE(stage.Add(StepOf(0, 3), "t", PushOf(1.0f)).ok());  // Never ends.
   StepTag step = StepOf(0, 0);
   step.incarnation = 1000;
   ASSERT_TRUE(stage.Add(step, "t", PushOf(2.0f)).ok());
-  Round anew;
-  anew.number = 0;
-  anew.contributions = {{0, 1000, 0, 1.0}};
-  anew.total_weight = 1.0;
-  anew.group_instance = 1000;
-  anew.active = {1000};
-  anew.next_incarnation = 1001;
+  Round anew = RoundOf(0, {ContributionOf(0, 1000, 0, 1.0)}, 1000);
 
   EXPECT_EQ(committer.Commit(BeginningOf(1000)).value(), WorkerGroup::kNoRound);
   EXPECT_EQ(committer.Commit(anew).value(), 0);
@@ -366,12 +355,12 @@ TEST(GradientAccumulatorTest, ACoordinatorThatWasStartedAgainCountsFromZero) {
   EXPECT_EQ(stage.num_staged_steps(), 0);
 
   // A worker of before, that has not heard of it.
-  const absl::Status old = committer.Commit(RoundOf(3, {{0, 3}})).status();
+  const absl::Status old = committer.Commit(RoundOfSteps(3, {{0, 3}})).status();
   EXPECT_EQ(old.code(), absl::StatusCode::kAborted);
   EXPECT_THAT(std::string(old.message()),
               AllOf(HasSubstr("'g'"), HasSubstr("join again")));
   EXPECT_THAT(committer.applied(), IsEmpty());
-  anew.number = 1;
+  anew.set_number(1);
   EXPECT_EQ(committer.Commit(anew).value(), 1);
   // Of each worker that joins comes one.
   EXPECT_EQ(committer.Commit(BeginningOf(1000)).value(), 1);
@@ -380,7 +369,7 @@ TEST(GradientAccumulatorTest, ACoordinatorThatWasStartedAgainCountsFromZero) {
 TEST(GradientAccumulatorTest, AGroupThatIsOlderThanTheOneKnownIsToldSo) {
   GradientAccumulator stage;
   Committer committer(&stage);
-  ASSERT_TRUE(committer.Commit(RoundOf(0, {{0, 0}})).ok());
+  ASSERT_TRUE(committer.Commit(RoundOfSteps(0, {{0, 0}})).ok());
 
   // The clock of a coordinator that was started again was set back.
   const absl::Status refused =
@@ -405,13 +394,13 @@ TEST(GradientAccumulatorTest, ALateRoundIsRefusedThoughItsInstanceIsGreater) {
   ASSERT_TRUE(committer.Commit(BeginningOf(kInstance)).ok());
   ASSERT_TRUE(stage.Add(StepOf(0, 0), "t", PushOf(1.0f)).ok());
 
-  Round late = RoundOf(0, {{0, 0}});
-  late.group_instance = 1000;
+  Round late = RoundOfSteps(0, {{0, 0}});
+  late.set_group_instance(1000);
   const absl::Status refused = committer.Commit(late).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kAborted);
   EXPECT_EQ(NewerInstanceOf(refused), 0u);
 
-  EXPECT_EQ(committer.Commit(RoundOf(0, {{0, 0}})).value(), 0);
+  EXPECT_EQ(committer.Commit(RoundOfSteps(0, {{0, 0}})).value(), 0);
   EXPECT_THAT(committer.applied(), ElementsAre("t/1: 1*[1](1)"));
 }
 
@@ -427,7 +416,7 @@ TEST(GradientAccumulatorTest, AllWorkersOfARoundGetItsFirstError) {
     applied.push_back(table);
     return table == "a" ? absl::OkStatus() : absl::InternalError(table);
   };
-  const Round round = RoundOf(0, {{0, 0}});
+  const Round round = RoundOfSteps(0, {{0, 0}});
   for (int worker = 0; worker < 3; ++worker) {
     const absl::Status status = stage.Commit("g", round, fail).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
@@ -436,7 +425,7 @@ TEST(GradientAccumulatorTest, AllWorkersOfARoundGetItsFirstError) {
   EXPECT_THAT(applied, ElementsAre("a", "b", "c"));
 
   // It counts as committed: the next one may come.
-  EXPECT_EQ(stage.Commit("g", RoundOf(1, {{0, 1}}), fail).value(), 1);
+  EXPECT_EQ(stage.Commit("g", RoundOfSteps(1, {{0, 1}}), fail).value(), 1);
   EXPECT_EQ(stage.Commit("g", round, fail).value(), 1);
 }
 
@@ -446,12 +435,12 @@ TEST(GradientAccumulatorTest, GroupsDoNotDisturbEachOther) {
   ASSERT_TRUE(stage.Add(StepOf(0, 0, "g"), "t", PushOf(1.0f)).ok());
   ASSERT_TRUE(stage.Add(StepOf(0, 0, "h"), "t", PushOf(2.0f)).ok());
 
-  ASSERT_TRUE(committer.Commit(RoundOf(0, {{0, 0}}), "g").ok());
+  ASSERT_TRUE(committer.Commit(RoundOfSteps(0, {{0, 0}}), "g").ok());
 
   EXPECT_EQ(stage.num_staged_steps(), 1);
   EXPECT_FALSE(stage.Add(StepOf(0, 0, "g"), "t", PushOf(1.0f)).ok());
   EXPECT_TRUE(stage.Add(StepOf(0, 1, "h"), "t", PushOf(1.0f)).ok());
-  EXPECT_EQ(committer.Commit(RoundOf(0, {{0, 0}}), "h").value(), 0);
+  EXPECT_EQ(committer.Commit(RoundOfSteps(0, {{0, 0}}), "h").value(), 0);
   EXPECT_THAT(committer.applied(), ElementsAre("t/1: 1*[1](2)"));
 }
 
@@ -498,7 +487,7 @@ TEST(GradientAccumulatorTest, ManyThreadsAddAndCommit) {
         // Nobody commits before all have arrived; then all do, while the quick
         // ones add to the next round.
         barrier.Wait();
-        const Round round = RoundOf(
+        const Round round = RoundOfSteps(
             number, {{0, number}, {1, number}, {2, number}, {3, number}});
         for (const std::string& group : groups) {
           const absl::StatusOr<int64_t> committed =

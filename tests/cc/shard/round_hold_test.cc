@@ -52,12 +52,18 @@ class Waiting {
   std::thread thread_;
 };
 
+v1::SavedWorkQueues OneQueue() {
+  v1::SavedWorkQueues saved;
+  saved.add_queues()->set_queue("q");
+  return saved;
+}
+
 TEST(RoundHoldTest, NothingIsHeldBeforeASave) {
   RoundHold hold;
 
   EXPECT_TRUE(hold.Wait([] { return absl::CancelledError(); }).ok());
   EXPECT_FALSE(RoundHold::Kept(&hold, "a").is_held());
-  EXPECT_FALSE(hold.SetWorkQueues("a", "[]"));
+  EXPECT_FALSE(hold.SetWorkQueues("a", v1::SavedWorkQueues()));
 }
 
 TEST(RoundHoldTest, ARoundWaitsForTheEndOfTheSave) {
@@ -81,14 +87,14 @@ TEST(RoundHoldTest, AHoldEndsByItself) {
   EXPECT_TRUE(hold.Wait(Never).ok());
 
   EXPECT_FALSE(RoundHold::Kept(&hold, "a").is_held());
-  EXPECT_FALSE(hold.SetWorkQueues("a", "[]"));
+  EXPECT_FALSE(hold.SetWorkQueues("a", v1::SavedWorkQueues()));
 }
 
 TEST(RoundHoldTest, ARepeatedBeginLetsItLast) {
   RoundHold hold;
   ASSERT_TRUE(hold.Begin("a", kMoment));
   ASSERT_TRUE(hold.Begin("a", RoundHold::kLongest));
-  ASSERT_TRUE(hold.SetWorkQueues("a", "[1]"));
+  ASSERT_TRUE(hold.SetWorkQueues("a", OneQueue()));
 
   RoundHold longer;
   ASSERT_TRUE(longer.Begin("b", 2 * kMoment));
@@ -96,7 +102,7 @@ TEST(RoundHoldTest, ARepeatedBeginLetsItLast) {
 
   const RoundHold::Kept kept(&hold, "a");
   EXPECT_TRUE(kept.is_held());
-  EXPECT_EQ(kept.work_queues(), "[1]");
+  EXPECT_EQ(kept.work_queues()->queues_size(), 1);
 }
 
 TEST(RoundHoldTest, AKeptHoldLastsUntilTheLastHasLetGo) {
@@ -124,7 +130,7 @@ TEST(RoundHoldTest, AKeptHoldLastsUntilTheLastHasLetGo) {
 TEST(RoundHoldTest, OneSaveAtATimeHoldsRounds) {
   RoundHold hold;
   ASSERT_TRUE(hold.Begin("a", RoundHold::kLongest));
-  ASSERT_TRUE(hold.SetWorkQueues("a", "[1]"));
+  ASSERT_TRUE(hold.SetWorkQueues("a", OneQueue()));
   EXPECT_FALSE(hold.Begin("b", RoundHold::kLongest));
   EXPECT_TRUE(hold.IsHeldByOther("b"));
   EXPECT_FALSE(hold.IsHeldByOther("a"));
@@ -134,7 +140,7 @@ TEST(RoundHoldTest, OneSaveAtATimeHoldsRounds) {
   ASSERT_TRUE(hold.Begin("b", RoundHold::kLongest));
   const RoundHold::Kept kept(&hold, "b");
   EXPECT_TRUE(kept.is_held());
-  EXPECT_EQ(kept.work_queues(), std::nullopt);
+  EXPECT_FALSE(kept.work_queues().has_value());
 }
 
 TEST(RoundHoldTest, ARoundDoesNotWaitForTheNextSaveToo) {

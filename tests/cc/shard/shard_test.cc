@@ -31,9 +31,10 @@
 #include "cc/base/log_writer.h"
 #include "cc/base/racy_memory.h"
 #include "cc/table/counting_bloom.h"
-#include "cc/wire/coordination_conversion.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/cc/testing/coordination.h"
+#include "tests/cc/testing/scoped_folder.h"
 
 namespace tfswitch {
 namespace {
@@ -419,10 +420,9 @@ v1::SaveShardRequest SaveOf(const std::string& path, const std::string& id,
   return request;
 }
 
-v1::CommitCheckpointRequest CommitOf(const std::string& path,
-                                     const std::string& id,
-                                     const std::vector<std::string>& parts,
-                                     uint32_t keep = 2) {
+v1::CommitCheckpointRequest CommitOf(
+    const std::string& path, const std::string& id,
+    const std::vector<v1::CheckpointPart>& parts, uint32_t keep = 2) {
   v1::CommitCheckpointRequest request;
   request.set_path(path);
   request.set_save_id(id);
@@ -592,13 +592,15 @@ TEST_F(CheckpointFolderTest, AnAbortedSaveLeavesNoFilesAndWritesNoMore) {
 TEST_F(CheckpointFolderTest, PartsThatAServerHasNotWrittenAreNotPublished) {
   Shard shard(OptionsBelow(root_));
   ASSERT_TRUE(shard.CreateTable(Config("t")).ok());
-  const std::string part = shard.SaveShard(SaveOf("good", "new", true)).value();
+  const v1::CheckpointPart part =
+      shard.SaveShard(SaveOf("good", "new", true)).value();
   // The same save, of other contents.
   Shard other(OptionsBelow(root_));
-  const std::string forged = other.SaveShard(SaveOf("x", "new", true)).value();
+  const v1::CheckpointPart forged =
+      other.SaveShard(SaveOf("x", "new", true)).value();
 
-  for (const std::vector<std::string>& parts :
-       std::vector<std::vector<std::string>>{{}, {forged}}) {
+  for (const std::vector<v1::CheckpointPart>& parts :
+       std::vector<std::vector<v1::CheckpointPart>>{{}, {forged}}) {
     v1::CommitCheckpointRequest commit = CommitOf("good", "new", parts, 1);
     commit.add_dropped_tables("t");
     const absl::Status status = shard.CommitCheckpoint(commit).status();
@@ -628,8 +630,10 @@ TEST_F(CheckpointFolderTest, WhatNobodyPublishesGoesWithALaterSave) {
     const std::filesystem::directory_iterator files(root_ + "/x/t");
     return std::distance(begin(files), end(files));
   };
-  const std::string left = shard.SaveShard(SaveOf("x", "left", true)).value();
-  const std::string part = shard.SaveShard(SaveOf("x", "s", true)).value();
+  const v1::CheckpointPart left =
+      shard.SaveShard(SaveOf("x", "left", true)).value();
+  const v1::CheckpointPart part =
+      shard.SaveShard(SaveOf("x", "s", true)).value();
 
   EXPECT_EQ(count_files(), 1);
   EXPECT_FALSE(shard.CommitCheckpoint(CommitOf("x", "left", {left}, 2)).ok());
@@ -1048,16 +1052,11 @@ class RoundsTest : public testing::Test {
 
   // Worker w has weights[w], and is at clock `number`.
   static Round RoundOf(int64_t number, const std::vector<double>& weights) {
-    Round round;
-    round.number = number;
-    round.group_instance = 1;
+    std::vector<Contribution> contributions;
     for (uint32_t w = 0; w < weights.size(); ++w) {
-      round.contributions.push_back({w, w + 1, number, weights[w]});
-      round.total_weight += weights[w];
-      round.active.push_back(w + 1);
+      contributions.push_back(ContributionOf(w, w + 1, number, weights[w]));
     }
-    round.next_incarnation = weights.size() + 1;
-    return round;
+    return ::tfswitch::RoundOf(number, contributions);
   }
 
   // Zeros for what is not there.
@@ -1094,7 +1093,8 @@ TEST_F(RoundsTest, APushUpdatesNothingUntilItsRoundIsCommitted) {
 }
 
 TEST_F(RoundsTest, ARestoreDropsWhatWaitsForItsRound) {
-  const std::string path = testing::TempDir() + "/staged_when_restored";
+  const ScopedFolder folder;
+  const std::string path = folder.path() + "/c";
   ASSERT_TRUE(Push("t", {1}, {1, 1}, StepOf(0)).ok());
   ASSERT_TRUE(shard_.CommitRound("g", RoundOf(0, {1.0})).ok());
   const auto part = shard_.SaveShard(SaveOf(path, "s", false, {"t"}));
@@ -1197,7 +1197,7 @@ TEST(RoundsOrderTest, TheResultDoesNotDependOnWhatArrivesFirst) {
     const auto table = shard.FindTable("t").value();
     for (int64_t number = 0; number < kRounds; ++number) {
       Round round;
-      round.number = number;
+      round.set_number(number);
       struct Sent {
         StepTag step;
         std::vector<Key> keys;
@@ -1206,8 +1206,8 @@ TEST(RoundsOrderTest, TheResultDoesNotDependOnWhatArrivesFirst) {
       std::vector<Sent> sent;
       for (uint32_t w = 0; w < kWorkers; ++w) {
         const double weight = 1.0 + random() % 7;
-        round.contributions.push_back({w, w + 1, number, weight});
-        round.total_weight += weight;
+        *round.add_contributions() = ContributionOf(w, w + 1, number, weight);
+        round.set_total_weight(round.total_weight() + weight);
         // Two to one table within a step.
         for (int i = 0; i < 2; ++i) {
           Sent push;
@@ -1328,16 +1328,14 @@ class HeldRoundsTest : public SumRoundsTest {
     for (const Round& round : rounds) {
       v1::CommitRoundRequest& proto = *request.mutable_cut()->add_rounds();
       proto.set_group("g");
-      *proto.mutable_round() = ToProto(round);
+      *proto.mutable_round() = round;
     }
     return request;
   }
 };
 
 TEST_F(HeldRoundsTest, ARoundWaitsUnlessItIsAppliedAlready) {
-  Round none;
-  none.number = WorkerGroup::kNoRound;
-  none.group_instance = 1;
+  const Round none = ::tfswitch::RoundOf(WorkerGroup::kNoRound, {});
 
   EXPECT_EQ(Commit(RoundOf(0, {1.0})).value(), 0);
   EXPECT_EQ(Commit(none).value(), 0);
@@ -1374,7 +1372,7 @@ TEST_F(HeldRoundsTest, ASaveThatIsNotOfTheLastRoundIsRefused) {
     EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
     EXPECT_THAT(std::string(status.message()),
                 AllOf(HasSubstr("'g'"), HasSubstr("round 0"),
-                      HasSubstr(absl::StrCat("round ", round.number)),
+                      HasSubstr(absl::StrCat("round ", round.number())),
                       HasSubstr("Save again")));
     v1::HoldRoundsRequest hold;
     hold.set_save_id("s");

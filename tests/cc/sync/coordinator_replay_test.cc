@@ -13,17 +13,17 @@
 #include "absl/time/clock.h"
 #include "cc/base/steady_clock.h"
 #include "cc/sync/coordinator.h"
-#include "cc/sync/work_queue_json.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/cc/testing/coordination.h"
 
 namespace tfswitch {
 namespace {
 
 // All that can be told about a coordinator.
 std::string StateOf(Coordinator& coordinator) {
-  return absl::StrCat(SavedWorkQueuesToJson(coordinator.SaveWorkQueues()), "\n",
-                      coordinator.SaveGroups());
+  return absl::StrCat(coordinator.SaveWorkQueues().DebugString(), "\n",
+                      coordinator.SaveGroups().DebugString());
 }
 
 // Keeps the records of a coordinator, and a save.
@@ -66,8 +66,8 @@ class Logged {
  private:
   bool refuses_ = false;
   std::vector<std::string> events_;
-  std::vector<SavedWorkQueue> queues_;
-  std::string groups_ = "[]";
+  v1::SavedWorkQueues queues_;
+  v1::SavedGroups groups_;
   size_t num_saved_ = 0;
   Coordinator coordinator_;
 };
@@ -81,9 +81,9 @@ struct RandomWorker {
   std::optional<WorkItem> item;
 
   void Place(const WorkerGroup::Place& place) {
-    member.incarnation = place.incarnation;
-    clock = place.clock;
-    round = place.round;
+    member.set_incarnation(place.incarnation());
+    clock = place.clock();
+    round = place.round();
     visits = 0;
     item.reset();
   }
@@ -105,17 +105,15 @@ TEST(CoordinatorReplayTest, AnyCallsBringTheSameStateAgain) {
       options.carries_late_contributions = draw(2) == 0;
     }
     // Leases end within a run; and the time for others to join.
-    options.lease = absl::Microseconds(100 + draw(3000));
-    options.join_timeout = absl::Microseconds(draw(2000));
+    options.lease = absl::Milliseconds(1 + draw(3));
+    options.join_timeout = absl::Milliseconds(draw(3));
     ASSERT_TRUE(logged->CreateGroup("g", options).ok());
-    WorkQueueOptions queue;
-    queue.items = {"a", "b", "c", "d"};
-    queue.num_epochs = 3;
-    queue.shuffles = draw(2) == 0;
-    ASSERT_TRUE(logged->CreateWorkQueue("g", "q", queue).ok());
+    WorkQueueOptions queue = ItemsOf({"a", "b", "c", "d"}, 3);
+    queue.set_shuffle(draw(2) == 0);
+    ASSERT_TRUE(logged->CreateWorkQueue(QueueOf("g", "q", queue)).ok());
     std::vector<RandomWorker> workers(3);
     for (uint32_t i = 0; i < workers.size(); ++i) {
-      workers[i].member = {"g", i, 0};
+      workers[i].member = MemberOf("g", i, 0);
     }
     const int save_at = draw(200);
     for (int i = 0; i < 200; ++i) {
@@ -124,10 +122,10 @@ TEST(CoordinatorReplayTest, AnyCallsBringTheSameStateAgain) {
       const GroupMember member = worker.member;
       switch (draw(12)) {
         case 0: {
-          const auto place = logged->Join(
-              "g", member.worker, draw(2) == 0 ? member.incarnation : 0,
-              draw(20) == 0 ? member.incarnation : 0, draw(5),
-              draw(20) == 0 ? "k" : "j");
+          const auto place = logged->Join(JoinOf(
+              "g", member.worker(), draw(2) == 0 ? member.incarnation() : 0,
+              draw(20) == 0 ? member.incarnation() : 0, draw(5),
+              draw(20) == 0 ? "k" : "j"));
           if (absl::IsAlreadyExists(place.status())) break;
           ASSERT_TRUE(place.ok()) << place.status();
           worker.Place(*place);
@@ -142,24 +140,24 @@ TEST(CoordinatorReplayTest, AnyCallsBringTheSameStateAgain) {
           const std::string barrier =
               draw(2) == 0 ? WorkerGroup::kEndOfEpoch : WorkQueueBarrier("q");
           const auto place = logged->WaitAtBarrier(
-              member, barrier, worker.visits, absl::InfinitePast());
+              VisitOf(member, barrier, worker.visits), absl::InfinitePast());
           if (place.ok()) {
             ++worker.visits;
-            worker.clock = place->clock;
-            worker.round = place->round;
+            worker.clock = place->clock();
+            worker.round = place->round();
           }
           break;
         }
         case 3:
         case 4: {
-          const auto item = logged->TakeWorkItem(member, "q");
+          const auto item = logged->TakeWorkItem(TakeOf(member, "q"));
           if (item.ok()) worker.item = *item;
           break;
         }
         case 5:
           if (!worker.item.has_value()) break;
-          (void)logged->FinishWorkItem(member, "q", worker.item->epoch,
-                                       worker.item->index);
+          (void)logged->FinishWorkItem(FinishOf(
+              member, "q", worker.item->epoch(), worker.item->index()));
           worker.item.reset();
           break;
         case 6:
@@ -175,15 +173,16 @@ TEST(CoordinatorReplayTest, AnyCallsBringTheSameStateAgain) {
         default: {
           std::vector<WorkProgress> progress;
           if (worker.item.has_value() && draw(2) == 0) {
-            worker.item->offset += 1 + draw(3);
-            progress.push_back({"q", worker.item->epoch, worker.item->index,
-                                worker.item->offset});
+            worker.item->set_offset(worker.item->offset() + 1 + draw(3));
+            progress.push_back(ProgressOf("q", worker.item->epoch(),
+                                          worker.item->index(),
+                                          worker.item->offset()));
           }
-          worker.member.mark += draw(2);
+          worker.member.set_mark(worker.member.mark() + draw(2));
           const auto open = logged->Arrive(
-              worker.member, worker.clock,
-              draw(5) == 0 ? WorkerGroup::kNoRound : worker.round,
-              1.0 / (1 + draw(5)), progress);
+              ArrivalOf(worker.member, worker.clock,
+                        draw(5) == 0 ? WorkerGroup::kNoRound : worker.round,
+                        1.0 / (1 + draw(5)), progress));
           if (!open.ok()) break;
           ++worker.clock;
           worker.round = *open;
@@ -197,13 +196,12 @@ TEST(CoordinatorReplayTest, AnyCallsBringTheSameStateAgain) {
 TEST(CoordinatorReplayTest, WhatTheLogRefusesHasNotHappened) {
   Logged logged;
   ASSERT_TRUE(logged->CreateGroup("g", {}).ok());
-  const auto place = logged->Join("g", 0);
+  const auto place = logged->Join(JoinOf("g", 0));
   ASSERT_TRUE(place.ok());
-  const GroupMember member = {"g", 0, place->incarnation};
-  WorkQueueOptions queue;
-  queue.items = {"a", "b"};
-  ASSERT_TRUE(logged->CreateWorkQueue("g", "q", queue).ok());
-  const auto item = logged->TakeWorkItem(member, "q");
+  const GroupMember member = MemberOf("g", 0, place->incarnation());
+  const WorkQueueOptions queue = ItemsOf({"a", "b"});
+  ASSERT_TRUE(logged->CreateWorkQueue(QueueOf("g", "q", queue)).ok());
+  const auto item = logged->TakeWorkItem(TakeOf(member, "q"));
   ASSERT_TRUE(item.ok() && item->has_value());
   const std::string before = StateOf(*logged.operator->());
 
@@ -212,34 +210,35 @@ TEST(CoordinatorReplayTest, WhatTheLogRefusesHasNotHappened) {
     return absl::IsResourceExhausted(status);
   };
   EXPECT_TRUE(refused(logged->CreateGroup("h", {})));
-  EXPECT_TRUE(refused(logged->Join("g", 1).status()));
-  EXPECT_TRUE(refused(logged->Arrive(member, 0, 0, 1.0).status()));
-  EXPECT_TRUE(refused(logged->FinishWorkItem(member, "q", 0, 0)));
-  EXPECT_TRUE(refused(logged->TakeWorkItem(member, "q").status()));
-  EXPECT_TRUE(refused(logged->CreateWorkQueue("g", "r", queue)));
+  EXPECT_TRUE(refused(logged->Join(JoinOf("g", 1)).status()));
+  EXPECT_TRUE(refused(logged->Arrive(ArrivalOf(member, 0, 0, 1.0)).status()));
+  EXPECT_TRUE(refused(logged->FinishWorkItem(FinishOf(member, "q", 0, 0))));
+  EXPECT_TRUE(refused(logged->TakeWorkItem(TakeOf(member, "q")).status()));
+  EXPECT_TRUE(refused(logged->CreateWorkQueue(QueueOf("g", "r", queue))));
   EXPECT_TRUE(refused(
-      logged->WaitAtBarrier(member, "b", 0, absl::InfinitePast()).status()));
+      logged->WaitAtBarrier(VisitOf(member, "b", 0), absl::InfinitePast())
+          .status()));
   EXPECT_TRUE(refused(logged->Leave(member)));
   EXPECT_EQ(StateOf(*logged.operator->()), before);
 
   logged.Refuse(false);
-  EXPECT_TRUE(logged->Arrive(member, 0, 0, 1.0).ok());
-  EXPECT_TRUE(logged->FinishWorkItem(member, "q", 0, 0).ok());
+  EXPECT_TRUE(logged->Arrive(ArrivalOf(member, 0, 0, 1.0)).ok());
+  EXPECT_TRUE(logged->FinishWorkItem(FinishOf(member, "q", 0, 0)).ok());
   logged.ExpectSameAfterReplay();
 }
 
 TEST(CoordinatorReplayTest, RepetitionsAndHeartbeatsAreNotLogged) {
   Logged logged;
   ASSERT_TRUE(logged->CreateGroup("g", {}).ok());
-  const auto place = logged->Join("g", 0);
-  const GroupMember member = {"g", 0, place->incarnation};
-  ASSERT_TRUE(logged->Arrive(member, 0, 0, 1.0).ok());
+  const auto place = logged->Join(JoinOf("g", 0));
+  const GroupMember member = MemberOf("g", 0, place->incarnation());
+  ASSERT_TRUE(logged->Arrive(ArrivalOf(member, 0, 0, 1.0)).ok());
   const size_t num_events = logged.num_events();
 
   for (int i = 0; i < 5; ++i) {
     EXPECT_TRUE(logged->CreateGroup("g", {}).ok());
     EXPECT_TRUE(logged->Heartbeat(member).ok());
-    EXPECT_TRUE(logged->Arrive(member, 0, 0, 1.0).ok());
+    EXPECT_TRUE(logged->Arrive(ArrivalOf(member, 0, 0, 1.0)).ok());
     EXPECT_TRUE(
         logged->WaitForRound(member, 0, absl::InfinitePast()).status().ok());
   }
@@ -251,14 +250,17 @@ TEST(CoordinatorReplayTest, ARecordThatNoCallHasWrittenIsAnError) {
   Coordinator coordinator;
   ASSERT_TRUE(coordinator.CreateGroup("g", {}).ok());
 
-  for (const char* text :
-       {"{}", "[]", "[\"join\"]", "[\"dance\",\"g\",0,1]", "[\"arrive\",\"g\"]",
-        "[\"join\",\"g\",0,0,0,1e300]", "[\"join\",\"g\",0.5,0,0,0]",
-        // A queue of no epochs, and a group without a lease.
-        "[\"create_queue\",\"g\",\"q\",[[\"a\"],0,false,1]]",
-        "[\"create_group\",\"h\",[[0,0],0,[0,0],0,false,\"\"],1]"}) {
-    EXPECT_TRUE(absl::IsDataLoss(coordinator.Replay(text))) << text;
+  std::vector<v1::CoordinationRecord> records(3);  // The first has no change.
+  // A queue of no epochs, and a group without a lease.
+  *records[1].mutable_create_work_queue() =
+      QueueOf("g", "q", ItemsOf({"a"}, 0));
+  records[2].mutable_create_group()->set_group("h");
+  for (const v1::CoordinationRecord& record : records) {
+    EXPECT_TRUE(
+        absl::IsDataLoss(coordinator.Replay(record.SerializeAsString())))
+        << record.DebugString();
   }
+  EXPECT_TRUE(absl::IsDataLoss(coordinator.Replay("no message")));
 }
 
 }  // namespace

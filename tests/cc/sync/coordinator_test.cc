@@ -5,6 +5,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "cc/base/log_writer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/cc/testing/coordination.h"
 #include "tests/cc/testing/deadlines.h"
 
 namespace tfswitch {
@@ -30,22 +32,24 @@ WorkerGroupOptions GroupOf(uint32_t num_workers) {
 // Trains `num_steps` steps in rounds; returns the rounds it waited for.
 std::vector<Round> TrainInRounds(Coordinator* coordinator, uint32_t worker,
                                  int num_steps) {
-  const WorkerGroup::Place member = *coordinator->Join("g", worker);
+  const WorkerGroup::Place member = *coordinator->Join(JoinOf("g", worker));
   std::vector<Round> rounds;
-  int64_t round = member.round;
+  int64_t round = member.round();
   for (int i = 0; i < num_steps; ++i) {
-    EXPECT_TRUE(coordinator
-                    ->Arrive({"g", worker, member.incarnation},
-                             member.clock + i, round, worker + 1.0)
-                    .ok());
+    EXPECT_TRUE(
+        coordinator
+            ->Arrive(ArrivalOf(MemberOf("g", worker, member.incarnation()),
+                               member.clock() + i, round, worker + 1.0))
+            .ok());
     absl::StatusOr<Round> closed = coordinator->WaitForRound(
-        {"g", worker, member.incarnation}, round, Soon());
+        MemberOf("g", worker, member.incarnation()), round, Soon());
     EXPECT_TRUE(closed.ok()) << closed.status();
     if (!closed.ok()) break;
     rounds.push_back(*std::move(closed));
     ++round;
   }
-  EXPECT_TRUE(coordinator->Leave({"g", worker, member.incarnation}).ok());
+  EXPECT_TRUE(
+      coordinator->Leave(MemberOf("g", worker, member.incarnation())).ok());
   return rounds;
 }
 
@@ -55,13 +59,13 @@ TEST(CoordinatorTest, GroupsAndWorkersTooManyAreRefusedAndNamed) {
   limits.max_workers = 2;
   Coordinator coordinator(limits);
   ASSERT_TRUE(coordinator.CreateGroup("g", GroupOf(2)).ok());
-  ASSERT_TRUE(coordinator.Join("g", 7).ok());
-  const WorkerGroup::Place place = coordinator.Join("g", 8).value();
-  ASSERT_TRUE(coordinator.Leave({"g", 8, place.incarnation}).ok());
+  ASSERT_TRUE(coordinator.Join(JoinOf("g", 7)).ok());
+  const WorkerGroup::Place place = coordinator.Join(JoinOf("g", 8)).value();
+  ASSERT_TRUE(coordinator.Leave(MemberOf("g", 8, place.incarnation())).ok());
 
   const absl::Status group = coordinator.CreateGroup("h", GroupOf(1));
   // Workers that have gone are remembered, too.
-  const absl::Status worker = coordinator.Join("g", 9).status();
+  const absl::Status worker = coordinator.Join(JoinOf("g", 9)).status();
   WorkerGroupOptions many = GroupOf(1);
   many.contributions_per_round = 3;
   const absl::Status contributions = coordinator.CreateGroup("g", many);
@@ -77,7 +81,7 @@ TEST(CoordinatorTest, GroupsAndWorkersTooManyAreRefusedAndNamed) {
   EXPECT_THAT(std::string(contributions.message()),
               AllOf(HasSubstr("got 3"), HasSubstr("--max_workers")));
   EXPECT_TRUE(coordinator.CreateGroup("g", GroupOf(2)).ok());
-  EXPECT_TRUE(coordinator.Join("g", 8).ok());
+  EXPECT_TRUE(coordinator.Join(JoinOf("g", 8)).ok());
 }
 
 TEST(CoordinatorTest, ACutHasTheRoundsThatOneOfTheShardsHasNotApplied) {
@@ -85,14 +89,23 @@ TEST(CoordinatorTest, ACutHasTheRoundsThatOneOfTheShardsHasNotApplied) {
   ASSERT_TRUE(coordinator.CreateGroup("g", GroupOf(1)).ok());
   ASSERT_TRUE(coordinator.CreateGroup("idle", GroupOf(1)).ok());
   const uint64_t instance =
-      TrainInRounds(&coordinator, 0, 4).at(0).group_instance;
-  const auto numbers = [&](const std::vector<CommittedRound>& committed) {
+      TrainInRounds(&coordinator, 0, 4).at(0).group_instance();
+  using Committed = std::tuple<std::string, uint64_t, int64_t>;
+  const auto numbers = [&](const std::vector<Committed>& committed) {
+    v1::TakeCutRequest request;
+    for (const auto& [group, of_instance, number] : committed) {
+      v1::CommittedRound& each = *request.add_committed();
+      each.set_group(group);
+      each.set_group_instance(of_instance);
+      each.set_number(number);
+    }
     std::vector<int64_t> numbers;
-    for (const auto& [group, round] :
-         coordinator.TakeCut(committed, 2, false).rounds) {
-      EXPECT_EQ(group, "g");
-      EXPECT_EQ(round.group_instance, instance);
-      numbers.push_back(round.number);
+    const v1::Cut cut =
+        coordinator.TakeCut(request, 2, /*work_queues=*/nullptr);
+    for (const v1::CommitRoundRequest& each : cut.rounds()) {
+      EXPECT_EQ(each.group(), "g");
+      EXPECT_EQ(each.round().group_instance(), instance);
+      numbers.push_back(each.round().number());
     }
     return numbers;
   };
@@ -116,16 +129,17 @@ TEST(CoordinatorTest, NamesOfAnyLengthAreNotKept) {
   const std::string name(2000, 'x');
   WorkerGroupOptions options;
   ASSERT_TRUE(coordinator.CreateGroup("g", options).ok());
-  const uint64_t incarnation = coordinator.Join("g", 0)->incarnation;
-  WorkQueueOptions queue;
-  queue.items = {"item"};
+  const uint64_t incarnation = coordinator.Join(JoinOf("g", 0))->incarnation();
+  const WorkQueueOptions queue = ItemsOf({"item"});
   options.settings = name;
 
   for (const absl::Status& status :
        {coordinator.CreateGroup(name, WorkerGroupOptions()),
         coordinator.CreateGroup("h", options),
-        coordinator.CreateWorkQueue("g", name, queue),
-        coordinator.WaitAtBarrier({"g", 0, incarnation}, name, 0, Soon())
+        coordinator.CreateWorkQueue(QueueOf("g", name, queue)),
+        coordinator
+            .WaitAtBarrier(VisitOf(MemberOf("g", 0, incarnation), name, 0),
+                           Soon())
             .status()}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
     EXPECT_THAT(std::string(status.message()),
@@ -148,44 +162,47 @@ TEST(CoordinatorTest, UnevenWorkersSeeTheSameRoundsAndAllEnd) {
   for (int w = 0; w < kWorkers; ++w) {
     ASSERT_EQ(rounds[w].size(), 100u + 50 * w);
     for (size_t r = 0; r < rounds[w].size(); ++r) {
-      EXPECT_EQ(rounds[w][r].number, static_cast<int64_t>(r));
-      EXPECT_EQ(rounds[w][r].contributions,
-                rounds[kWorkers - 1][r].contributions);
+      EXPECT_EQ(rounds[w][r].number(), static_cast<int64_t>(r));
+      EXPECT_EQ(rounds[w][r].SerializeAsString(),
+                rounds[kWorkers - 1][r].SerializeAsString());
     }
   }
-  const WorkerGroup::Stats stats = *coordinator.GroupStats("g");
-  EXPECT_EQ(stats.rounds, 250);
-  EXPECT_EQ(stats.contributions, 100 + 150 + 200 + 250);
-  EXPECT_EQ(stats.num_active, 0);
+  const v1::GetGroupStatsResponse stats = *coordinator.GroupStats("g");
+  EXPECT_EQ(stats.rounds(), 250);
+  EXPECT_EQ(stats.contributions(), 100 + 150 + 200 + 250);
+  EXPECT_EQ(stats.num_active(), 0);
 }
 
 TEST(CoordinatorTest, AGroupBeginsAnewAboveANewerInstanceThatAWorkerHasMet) {
   Coordinator coordinator;
   ASSERT_TRUE(coordinator.CreateGroup("g", GroupOf(2)).ok());
-  const WorkerGroup::Place first = *coordinator.Join("g", 0);
-  const uint64_t newer = first.group_instance + (uint64_t{1} << 60);
-  ASSERT_TRUE(
-      coordinator.Arrive({"g", 0, first.incarnation}, 0, first.round, 1.0)
-          .ok());
+  const WorkerGroup::Place first = *coordinator.Join(JoinOf("g", 0));
+  const uint64_t newer = first.group_instance() + (uint64_t{1} << 60);
+  ASSERT_TRUE(coordinator
+                  .Arrive(ArrivalOf(MemberOf("g", 0, first.incarnation()), 0,
+                                    first.round(), 1.0))
+                  .ok());
   absl::Status waited;
   std::thread waits([&] {
-    waited = coordinator.WaitForRound({"g", 0, first.incarnation}, 0, Soon())
+    waited = coordinator
+                 .WaitForRound(MemberOf("g", 0, first.incarnation()), 0, Soon())
                  .status();
   });
 
-  const WorkerGroup::Place other = *coordinator.Join("g", 1, 0, newer);
+  const WorkerGroup::Place other = *coordinator.Join(JoinOf("g", 1, 0, newer));
   waits.join();
 
   EXPECT_EQ(waited.code(), absl::StatusCode::kNotFound) << waited;
-  EXPECT_GT(other.group_instance, newer);
-  EXPECT_GE(other.incarnation, other.group_instance);
+  EXPECT_GT(other.group_instance(), newer);
+  EXPECT_GE(other.incarnation(), other.group_instance());
   // Whoever has met it as well joins what has begun anew.
   const WorkerGroup::Place again =
-      *coordinator.Join("g", 0, first.incarnation, newer);
-  EXPECT_EQ(again.group_instance, other.group_instance);
-  EXPECT_TRUE(coordinator.Heartbeat({"g", 1, other.incarnation}).ok());
-  EXPECT_EQ(again.round, 0);
-  EXPECT_EQ(coordinator.Join("g", 2, 0, ~uint64_t{0}).status().code(),
+      *coordinator.Join(JoinOf("g", 0, first.incarnation(), newer));
+  EXPECT_EQ(again.group_instance(), other.group_instance());
+  EXPECT_TRUE(
+      coordinator.Heartbeat(MemberOf("g", 1, other.incarnation())).ok());
+  EXPECT_EQ(again.round(), 0);
+  EXPECT_EQ(coordinator.Join(JoinOf("g", 2, 0, ~uint64_t{0})).status().code(),
             absl::StatusCode::kInvalidArgument);
 }
 
@@ -198,21 +215,25 @@ TEST(CoordinatorTest, BoundedStalenessHoldsWithThreads) {
   std::vector<std::thread> threads;
   for (uint32_t w = 0; w < kWorkers; ++w) {
     threads.emplace_back([&, w] {
-      const WorkerGroup::Place member = *coordinator.Join("g", w);
+      const WorkerGroup::Place member = *coordinator.Join(JoinOf("g", w));
       for (int64_t clock = 0; clock < kSteps; ++clock) {
         const absl::Status turn = coordinator.WaitForTurn(
-            {"g", w, member.incarnation}, clock, kStaleness, Soon());
+            MemberOf("g", w, member.incarnation()), clock, kStaleness, Soon());
         ASSERT_TRUE(turn.ok()) << turn;
-        ASSERT_TRUE(coordinator
-                        .Arrive({"g", w, member.incarnation}, clock,
-                                WorkerGroup::kNoRound, 0.0)
-                        .ok());
+        ASSERT_TRUE(
+            coordinator
+                .Arrive(ArrivalOf(MemberOf("g", w, member.incarnation()), clock,
+                                  WorkerGroup::kNoRound, 0.0))
+                .ok());
       }
-      EXPECT_TRUE(coordinator.Leave({"g", w, member.incarnation}).ok());
+      EXPECT_TRUE(
+          coordinator.Leave(MemberOf("g", w, member.incarnation())).ok());
     });
   }
   for (std::thread& thread : threads) thread.join();
-  const std::vector<int64_t> counts = coordinator.GroupStats("g")->staleness;
+  const auto stats = coordinator.GroupStats("g").value();
+  const std::vector<int64_t> counts(stats.staleness().begin(),
+                                    stats.staleness().end());
   int64_t total = 0;
   for (size_t s = 0; s < counts.size(); ++s) {
     if (static_cast<int64_t>(s) > kStaleness) {
@@ -226,19 +247,23 @@ TEST(CoordinatorTest, BoundedStalenessHoldsWithThreads) {
 TEST(CoordinatorTest, AWaitThatTakesTooLongSaysForWhom) {
   Coordinator coordinator;
   ASSERT_TRUE(coordinator.CreateGroup("g", GroupOf(2)).ok());
-  const WorkerGroup::Place a = *coordinator.Join("g", 0);
-  ASSERT_TRUE(coordinator.Join("g", 4).ok());
-  ASSERT_TRUE(coordinator.Arrive({"g", 0, a.incarnation}, 0, 0, 1.0).ok());
+  const WorkerGroup::Place a = *coordinator.Join(JoinOf("g", 0));
+  ASSERT_TRUE(coordinator.Join(JoinOf("g", 4)).ok());
+  ASSERT_TRUE(
+      coordinator
+          .Arrive(ArrivalOf(MemberOf("g", 0, a.incarnation()), 0, 0, 1.0))
+          .ok());
 
   const absl::Status round =
-      coordinator.WaitForRound({"g", 0, a.incarnation}, 0, AtOnce()).status();
+      coordinator.WaitForRound(MemberOf("g", 0, a.incarnation()), 0, AtOnce())
+          .status();
   EXPECT_EQ(round.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(round.message(), HasSubstr("group 'g': round 0 waits for"));
   EXPECT_THAT(round.message(),
               HasSubstr("worker 4 (at step 0, last heard 0 s ago)"));
 
-  const absl::Status turn =
-      coordinator.WaitForTurn({"g", 0, a.incarnation}, 1, 0, AtOnce());
+  const absl::Status turn = coordinator.WaitForTurn(
+      MemberOf("g", 0, a.incarnation()), 1, 0, AtOnce());
   EXPECT_EQ(turn.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(turn.message(),
               HasSubstr("worker 4 (at step 0, last heard 0 s ago)"));
@@ -251,16 +276,20 @@ TEST(CoordinatorTest, ADeadWorkerHoldsTheOthersUpForItsLeaseAndTheLogSaysSo) {
   options.lease = absl::Milliseconds(2200);
   Coordinator coordinator;
   ASSERT_TRUE(coordinator.CreateGroup("g", options).ok());
-  const WorkerGroup::Place a = *coordinator.Join("g", 0);
-  ASSERT_TRUE(coordinator.Join("g", 1).ok());  // And is never heard of again.
-  ASSERT_TRUE(coordinator.Arrive({"g", 0, a.incarnation}, 0, 0, 1.0).ok());
+  const WorkerGroup::Place a = *coordinator.Join(JoinOf("g", 0));
+  ASSERT_TRUE(
+      coordinator.Join(JoinOf("g", 1)).ok());  // And is never heard of again.
+  ASSERT_TRUE(
+      coordinator
+          .Arrive(ArrivalOf(MemberOf("g", 0, a.incarnation()), 0, 0, 1.0))
+          .ok());
   // The one that waits is alive, however long it takes.
   const absl::StatusOr<Round> round =
-      coordinator.WaitForRound({"g", 0, a.incarnation}, 0, Soon());
+      coordinator.WaitForRound(MemberOf("g", 0, a.incarnation()), 0, Soon());
   ASSERT_TRUE(round.ok()) << round.status();
-  EXPECT_EQ(round->contributions.size(), 1u);
-  EXPECT_EQ(coordinator.GroupStats("g")->expired, 1);
-  ASSERT_TRUE(coordinator.Leave({"g", 0, a.incarnation}).ok());
+  EXPECT_EQ(round->contributions_size(), 1);
+  EXPECT_EQ(coordinator.GroupStats("g")->expired(), 1);
+  ASSERT_TRUE(coordinator.Leave(MemberOf("g", 0, a.incarnation())).ok());
   EXPECT_TRUE(LogWriter::Get().Flush(absl::Minutes(1)));
   EXPECT_THAT(
       testing::internal::GetCapturedStderr(),
@@ -277,12 +306,13 @@ TEST(CoordinatorTest, ADeadWorkerHoldsTheOthersUpForItsLeaseAndTheLogSaysSo) {
 TEST(CoordinatorTest, ShutdownEndsAllWaits) {
   Coordinator coordinator;
   ASSERT_TRUE(coordinator.CreateGroup("g", GroupOf(2)).ok());
-  const WorkerGroup::Place a = *coordinator.Join("g", 0);
+  const WorkerGroup::Place a = *coordinator.Join(JoinOf("g", 0));
   std::thread waiting([&] {
-    EXPECT_EQ(coordinator.WaitForRound({"g", 0, a.incarnation}, 0, Soon())
-                  .status()
-                  .code(),
-              absl::StatusCode::kCancelled);
+    EXPECT_EQ(
+        coordinator.WaitForRound(MemberOf("g", 0, a.incarnation()), 0, Soon())
+            .status()
+            .code(),
+        absl::StatusCode::kCancelled);
   });
   coordinator.Shutdown();
   waiting.join();
@@ -290,11 +320,11 @@ TEST(CoordinatorTest, ShutdownEndsAllWaits) {
 
 TEST(CoordinatorTest, GroupsAreCreatedOnceAndUnknownOnesAreNamed) {
   Coordinator coordinator;
-  EXPECT_EQ(coordinator.Join("g", 0).status().code(),
+  EXPECT_EQ(coordinator.Join(JoinOf("g", 0)).status().code(),
             absl::StatusCode::kNotFound);
   ASSERT_TRUE(coordinator.CreateGroup("g", GroupOf(2)).ok());
   EXPECT_TRUE(coordinator.CreateGroup("g", GroupOf(2)).ok());
-  const auto member = coordinator.Join("g", 0);
+  const auto member = coordinator.Join(JoinOf("g", 0));
   ASSERT_TRUE(member.ok());
   const absl::Status other = coordinator.CreateGroup("g", GroupOf(3));
   EXPECT_EQ(other.code(), absl::StatusCode::kAlreadyExists);
@@ -308,11 +338,11 @@ TEST(CoordinatorTest, GroupsAreCreatedOnceAndUnknownOnesAreNamed) {
             absl::StatusCode::kInvalidArgument);
 
   // Nobody trains in it any more: it is free for another job.
-  ASSERT_TRUE(coordinator.Leave({"g", 0, member->incarnation}).ok());
+  ASSERT_TRUE(coordinator.Leave(MemberOf("g", 0, member->incarnation())).ok());
   EXPECT_TRUE(coordinator.CreateGroup("g", GroupOf(3)).ok());
-  const auto anew = coordinator.Join("g", 0);
+  const auto anew = coordinator.Join(JoinOf("g", 0));
   ASSERT_TRUE(anew.ok());
-  EXPECT_GT(anew->incarnation, member->incarnation);
+  EXPECT_GT(anew->incarnation(), member->incarnation());
 }
 
 }  // namespace

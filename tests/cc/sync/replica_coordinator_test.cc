@@ -43,8 +43,8 @@ absl::StatusOr<ReplicaPlace> Join(ReplicaCoordinator* replicas,
 // Until worker 1, of two, is; worker 0 beats for itself and the applier.
 void WaitUntilOneIsGivenUp(ReplicaCoordinator* replicas,
                            const ReplicaPlace& zero, uint64_t applier) {
-  while (replicas->stats().num_active == 2) {
-    ASSERT_TRUE(replicas->Heartbeat(0, zero.incarnation, applier).ok());
+  while (replicas->stats().num_active() == 2) {
+    ASSERT_TRUE(replicas->Heartbeat(0, zero.incarnation(), applier).ok());
     absl::SleepFor(absl::Milliseconds(5));
   }
 }
@@ -59,7 +59,7 @@ std::vector<Round> Apply(ReplicaCoordinator* replicas, uint64_t applier) {
           << round.status();
       return rounds;
     }
-    EXPECT_TRUE(replicas->ConfirmRound(applier, round->number).ok());
+    EXPECT_TRUE(replicas->ConfirmRound(applier, round->number()).ok());
     rounds.push_back(*std::move(round));
   }
 }
@@ -75,11 +75,11 @@ void Train(ReplicaCoordinator* replicas, const WorkerGroupOptions& options,
         replicas->EndStep(worker, worker + 1.0, Soon(), &*place, &has_arrived);
     ASSERT_TRUE(ended.ok()) << ended;
   }
-  const auto after = replicas->WaitAtBarrier(worker, place->incarnation,
+  const auto after = replicas->WaitAtBarrier(worker, place->incarnation(),
                                              "end of epoch", 0, Soon());
   ASSERT_TRUE(after.ok()) << after.status();
   const absl::Status left =
-      replicas->LeaveTogether(worker, place->incarnation, 0, 1, Soon());
+      replicas->LeaveTogether(worker, place->incarnation(), 0, 1, Soon());
   EXPECT_TRUE(left.ok()) << left;
 }
 
@@ -101,14 +101,14 @@ TEST(ReplicaCoordinatorTest, UnevenWorkersAreAppliedRoundByRoundAndAllEnd) {
     applies.join();
     ASSERT_EQ(rounds.size(), 150);
     for (size_t i = 0; i < rounds.size(); ++i) {
-      EXPECT_EQ(rounds[i].number, static_cast<int64_t>(i));
+      EXPECT_EQ(rounds[i].number(), static_cast<int64_t>(i));
       std::vector<uint32_t> wanted;
       for (uint32_t w = 0; w < kWorkers; ++w) {
         if (i < 50 * w) wanted.push_back(w);
       }
       std::vector<uint32_t> found;
-      for (const Contribution& c : rounds[i].contributions) {
-        found.push_back(c.worker);
+      for (const Contribution& c : rounds[i].contributions()) {
+        found.push_back(c.worker());
       }
       EXPECT_EQ(found, wanted);
     }
@@ -126,12 +126,13 @@ TEST(ReplicaCoordinatorTest, AStepIsOverWhenItsRoundHasBeenApplied) {
   EXPECT_THAT(early.message(), HasSubstr("the worker that takes the steps"));
   EXPECT_TRUE(has_arrived);
   const Round round = *replicas.NextRound(applier, Soon());
-  EXPECT_TRUE(replicas.ConfirmRound(applier, round.number).ok());
-  EXPECT_TRUE(replicas.ConfirmRound(applier, round.number).ok());  // Repeated.
+  EXPECT_TRUE(replicas.ConfirmRound(applier, round.number()).ok());
+  EXPECT_TRUE(
+      replicas.ConfirmRound(applier, round.number()).ok());  // Repeated.
   EXPECT_TRUE(replicas.EndStep(0, 1.0, Soon(), &place, &has_arrived).ok());
-  EXPECT_EQ(place.clock, 1);
-  EXPECT_EQ(place.round, 1);
-  EXPECT_EQ(replicas.stats().contributions, 1);
+  EXPECT_EQ(place.clock(), 1);
+  EXPECT_EQ(place.round(), 1);
+  EXPECT_EQ(replicas.stats().contributions(), 1);
 }
 
 TEST(ReplicaCoordinatorTest, AWaitNamesWhomItWaitsFor) {
@@ -145,18 +146,18 @@ TEST(ReplicaCoordinatorTest, AWaitNamesWhomItWaitsFor) {
   bool has_arrived = false;
   EXPECT_THAT(replicas.EndStep(0, 1.0, AtOnce(), &zero, &has_arrived).message(),
               HasSubstr("round 0 waits for worker 1 of 2 (at step 0)"));
-  EXPECT_THAT(replicas.WaitAtBarrier(1, one.incarnation, "b", 0, AtOnce())
+  EXPECT_THAT(replicas.WaitAtBarrier(1, one.incarnation(), "b", 0, AtOnce())
                   .status()
                   .message(),
               HasSubstr("the worker that takes the steps"));
   EXPECT_TRUE(replicas.NextRound(applier, Soon()).ok());
   EXPECT_TRUE(replicas.ConfirmRound(applier, 0).ok());
-  EXPECT_THAT(replicas.WaitAtBarrier(1, one.incarnation, "b", 0, AtOnce())
+  EXPECT_THAT(replicas.WaitAtBarrier(1, one.incarnation(), "b", 0, AtOnce())
                   .status()
                   .message(),
               HasSubstr("barrier 'b' waits for worker 0"));
   EXPECT_THAT(
-      replicas.LeaveTogether(0, zero.incarnation, 0, 0, AtOnce()).message(),
+      replicas.LeaveTogether(0, zero.incarnation(), 0, 0, AtOnce()).message(),
       HasSubstr("not at the same"));
 }
 
@@ -171,7 +172,7 @@ TEST(ReplicaCoordinatorTest, AnApplierThatIsNotHeardOfEndsAll) {
   EXPECT_EQ(ended.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(ended.message(), HasSubstr("was not heard of for 50ms"));
   EXPECT_THAT(ended.message(), HasSubstr("start all workers again"));
-  EXPECT_EQ(replicas.Heartbeat(1, place.incarnation, 0).code(),
+  EXPECT_EQ(replicas.Heartbeat(1, place.incarnation(), 0).code(),
             absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(replicas.NextRound(applier, Soon()).status().code(),
             absl::StatusCode::kFailedPrecondition);
@@ -186,10 +187,10 @@ TEST(ReplicaCoordinatorTest, AnApplierThatLeavesOrFailsEndsAll) {
     if (fails) {
       replicas.FailApplying(applier, "NaN in 'v'");
     } else {
-      replicas.Leave(0, chief.incarnation, applier);
+      replicas.Leave(0, chief.incarnation(), applier);
     }
     const absl::Status ended =
-        replicas.WaitAtBarrier(1, place.incarnation, "b", 0, Soon()).status();
+        replicas.WaitAtBarrier(1, place.incarnation(), "b", 0, Soon()).status();
     EXPECT_EQ(ended.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_THAT(ended.message(),
                 HasSubstr(fails ? "NaN in 'v'" : "has left before the others"));
@@ -215,7 +216,7 @@ TEST(ReplicaCoordinatorTest, AnotherApplierEndsTheWorkersOfTheOneBefore) {
   const uint64_t first = *replicas.BeginApplying(ReplicasOf(1));
   const ReplicaPlace place = *Join(&replicas, ReplicasOf(1), 0);
   EXPECT_TRUE(replicas.BeginApplying(ReplicasOf(1)).ok());
-  EXPECT_THAT(replicas.Heartbeat(0, place.incarnation, first).message(),
+  EXPECT_THAT(replicas.Heartbeat(0, place.incarnation(), first).message(),
               HasSubstr("was started again"));
   EXPECT_THAT(replicas.ConfirmRound(first, 0).message(),
               HasSubstr("was started again"));
@@ -230,7 +231,7 @@ TEST(ReplicaCoordinatorTest, AWorkerThatWasGivenUpComesBackWithItsNextStep) {
   std::thread applies([&] { rounds = Apply(&replicas, applier); });
   ReplicaPlace zero = *Join(&replicas, options, 0);
   ReplicaPlace one = *Join(&replicas, options, 1);
-  const uint64_t before = one.incarnation;
+  const uint64_t before = one.incarnation();
   // Worker 1 is not heard of: worker 0 beats for both it and the applier.
   WaitUntilOneIsGivenUp(&replicas, zero, applier);
   bool has_arrived = false;
@@ -238,22 +239,23 @@ TEST(ReplicaCoordinatorTest, AWorkerThatWasGivenUpComesBackWithItsNextStep) {
   has_arrived = false;
   // Its step does not count; the next does.
   ASSERT_TRUE(replicas.EndStep(1, 1.0, Soon(), &one, &has_arrived).ok());
-  EXPECT_NE(one.incarnation, before);
-  EXPECT_EQ(one.round, 1);
+  EXPECT_NE(one.incarnation(), before);
+  EXPECT_EQ(one.round(), 1);
   std::thread other([&] {
     bool arrived = false;
     EXPECT_TRUE(replicas.EndStep(1, 1.0, Soon(), &one, &arrived).ok());
-    EXPECT_TRUE(replicas.LeaveTogether(1, one.incarnation, 0, 0, Soon()).ok());
+    EXPECT_TRUE(
+        replicas.LeaveTogether(1, one.incarnation(), 0, 0, Soon()).ok());
   });
   has_arrived = false;
   EXPECT_TRUE(replicas.EndStep(0, 1.0, Soon(), &zero, &has_arrived).ok());
-  EXPECT_TRUE(replicas.LeaveTogether(0, zero.incarnation, 0, 0, Soon()).ok());
+  EXPECT_TRUE(replicas.LeaveTogether(0, zero.incarnation(), 0, 0, Soon()).ok());
   other.join();
   applies.join();
   ASSERT_EQ(rounds.size(), 2);
-  EXPECT_EQ(rounds[0].contributions.size(), 1);
-  EXPECT_EQ(rounds[1].contributions.size(), 2);
-  EXPECT_EQ(replicas.stats().rejoined, 1);
+  EXPECT_EQ(rounds[0].contributions_size(), 1);
+  EXPECT_EQ(rounds[1].contributions_size(), 2);
+  EXPECT_EQ(replicas.stats().rejoined(), 1);
 }
 
 TEST(ReplicaCoordinatorTest,
@@ -269,18 +271,18 @@ TEST(ReplicaCoordinatorTest,
   // Worker 1 dies in its wait, and worker 0 has no data.
   absl::Status left;
   std::thread other([&] {
-    left = replicas.LeaveTogether(0, zero.incarnation, 0, 0, Soon());
+    left = replicas.LeaveTogether(0, zero.incarnation(), 0, 0, Soon());
   });
   std::vector<Round> rounds;
   std::thread applies([&] { rounds = Apply(&replicas, applier); });
-  while (replicas.Heartbeat(0, zero.incarnation, applier).ok()) {
+  while (replicas.Heartbeat(0, zero.incarnation(), applier).ok()) {
     absl::SleepFor(absl::Milliseconds(5));
   }
   other.join();
   applies.join();
   EXPECT_TRUE(left.ok()) << left;
   ASSERT_EQ(rounds.size(), 1);
-  EXPECT_EQ(rounds[0].contributions[0].worker, 1);
+  EXPECT_EQ(rounds[0].contributions(0).worker(), 1);
 }
 
 TEST(ReplicaCoordinatorTest, OtherOptionsAndSenselessEventsAreRefused) {
@@ -301,7 +303,7 @@ TEST(ReplicaCoordinatorTest, OtherOptionsAndSenselessEventsAreRefused) {
             absl::StatusCode::kOutOfRange);
   // Another process with the same index takes the place.
   const ReplicaPlace same = *Join(&replicas, ReplicasOf(2), 0);
-  EXPECT_NE(same.incarnation, place.incarnation);
+  EXPECT_NE(same.incarnation(), place.incarnation());
   EXPECT_THAT(replicas.EndStep(0, 1.0, Soon(), &place, &has_arrived).message(),
               HasSubstr("started again elsewhere"));
 }
@@ -319,8 +321,8 @@ TEST(ReplicaCoordinatorTest, WhoIsStartedAgainDoesNotJoinADeadApplier) {
   EXPECT_TRUE(replicas.BeginApplying(ReplicasOf(2)).ok());
   other.join();
   ASSERT_TRUE(place.ok()) << place.status();
-  EXPECT_GT(place->incarnation, before.incarnation);
-  EXPECT_TRUE(replicas.Heartbeat(1, place->incarnation, 0).ok());
+  EXPECT_GT(place->incarnation(), before.incarnation());
+  EXPECT_TRUE(replicas.Heartbeat(1, place->incarnation(), 0).ok());
 }
 
 TEST(ReplicaCoordinatorTest, WhoMissesTheEndOfASessionIsNotInTheNext) {
@@ -331,15 +333,15 @@ TEST(ReplicaCoordinatorTest, WhoMissesTheEndOfASessionIsNotInTheNext) {
   ReplicaPlace one = *Join(&replicas, options, 1);
   WaitUntilOneIsGivenUp(&replicas, zero, applier);
   ASSERT_TRUE(
-      replicas.LeaveTogether(0, zero.incarnation, applier, 0, Soon()).ok());
-  EXPECT_THAT(Join(&replicas, options, 1, one.incarnation).status().message(),
+      replicas.LeaveTogether(0, zero.incarnation(), applier, 0, Soon()).ok());
+  EXPECT_THAT(Join(&replicas, options, 1, one.incarnation()).status().message(),
               HasSubstr("the other workers have ended their session"));
   applier = *replicas.BeginApplying(options);
   ASSERT_TRUE(Join(&replicas, options, 0).ok());
   bool has_arrived = false;
   EXPECT_THAT(replicas.EndStep(1, 1.0, Soon(), &one, &has_arrived).message(),
               HasSubstr("the other workers have ended their session"));
-  EXPECT_THAT(Join(&replicas, options, 1, one.incarnation).status().message(),
+  EXPECT_THAT(Join(&replicas, options, 1, one.incarnation()).status().message(),
               HasSubstr("the other workers have ended their session"));
 }
 
@@ -351,20 +353,21 @@ TEST(ReplicaCoordinatorTest, TheApplierLeavesThoughAnotherIsElsewhere) {
   const ReplicaPlace one = *Join(&replicas, options, 1);
   std::thread other([&] {
     EXPECT_TRUE(
-        replicas.WaitAtBarrier(1, one.incarnation, "e", 0, Soon()).ok());
+        replicas.WaitAtBarrier(1, one.incarnation(), "e", 0, Soon()).ok());
   });
-  EXPECT_TRUE(replicas.WaitAtBarrier(0, zero.incarnation, "e", 0, Soon()).ok());
+  EXPECT_TRUE(
+      replicas.WaitAtBarrier(0, zero.incarnation(), "e", 0, Soon()).ok());
   other.join();
   WaitUntilOneIsGivenUp(&replicas, zero, applier);
   // It comes back to the end of an epoch that the others have ended.
-  const ReplicaPlace again = *Join(&replicas, options, 1, one.incarnation);
-  EXPECT_EQ(replicas.WaitAtBarrier(1, again.incarnation, "e", 0, AtOnce())
+  const ReplicaPlace again = *Join(&replicas, options, 1, one.incarnation());
+  EXPECT_EQ(replicas.WaitAtBarrier(1, again.incarnation(), "e", 0, AtOnce())
                 .status()
                 .code(),
             absl::StatusCode::kDeadlineExceeded);
   ASSERT_TRUE(
-      replicas.LeaveTogether(0, zero.incarnation, applier, 1, Soon()).ok());
-  EXPECT_EQ(replicas.stats().num_active, 1);
+      replicas.LeaveTogether(0, zero.incarnation(), applier, 1, Soon()).ok());
+  EXPECT_EQ(replicas.stats().num_active(), 1);
   EXPECT_EQ(replicas.NextRound(applier, Soon()).status().code(),
             absl::StatusCode::kCancelled);
   // Nobody joins the applier that has left.
@@ -378,20 +381,20 @@ TEST(ReplicaCoordinatorTest, AStepOfOneThatWasGivenUpIsCountedAsDropped) {
   const uint64_t applier = *replicas.BeginApplying(options);
   const ReplicaPlace zero = *Join(&replicas, options, 0);
   ReplicaPlace one = *Join(&replicas, options, 1);
-  const uint64_t before = one.incarnation;
+  const uint64_t before = one.incarnation();
   WaitUntilOneIsGivenUp(&replicas, zero, applier);
   bool has_arrived = false;
   EXPECT_TRUE(replicas.EndStep(1, 1.0, Soon(), &one, &has_arrived).ok());
-  EXPECT_EQ(replicas.stats().dropped, 1);
-  EXPECT_EQ(replicas.stats().expired, 1);
+  EXPECT_EQ(replicas.stats().dropped(), 1);
+  EXPECT_EQ(replicas.stats().expired(), 1);
   // Who beats for it does not know yet what it has become.
   for (int i = 0; i < 500; ++i) {
-    ASSERT_TRUE(replicas.Heartbeat(0, zero.incarnation, applier).ok());
+    ASSERT_TRUE(replicas.Heartbeat(0, zero.incarnation(), applier).ok());
     ASSERT_TRUE(replicas.Heartbeat(1, before, 0).ok());
     absl::SleepFor(absl::Milliseconds(5));
   }
-  EXPECT_EQ(replicas.stats().expired, 1);
-  EXPECT_EQ(replicas.stats().num_active, 2);
+  EXPECT_EQ(replicas.stats().expired(), 1);
+  EXPECT_EQ(replicas.stats().num_active(), 2);
 }
 
 TEST(ReplicaCoordinatorTest, WhoLeavesDuringItsStepStaysAway) {
@@ -402,10 +405,10 @@ TEST(ReplicaCoordinatorTest, WhoLeavesDuringItsStepStaysAway) {
   bool has_arrived = false;
   EXPECT_EQ(replicas.EndStep(1, 1.0, AtOnce(), &one, &has_arrived).code(),
             absl::StatusCode::kDeadlineExceeded);
-  replicas.Leave(1, one.incarnation, 0);
+  replicas.Leave(1, one.incarnation(), 0);
   EXPECT_EQ(replicas.EndStep(1, 1.0, Soon(), &one, &has_arrived).code(),
             absl::StatusCode::kCancelled);
-  EXPECT_EQ(replicas.stats().num_active, 1);
+  EXPECT_EQ(replicas.stats().num_active(), 1);
 }
 
 TEST(ReplicaCoordinatorTest, WhoLeavesMayNotKnowWhatItHasBecome) {
@@ -414,13 +417,13 @@ TEST(ReplicaCoordinatorTest, WhoLeavesMayNotKnowWhatItHasBecome) {
   const uint64_t applier = *replicas.BeginApplying(options);
   const ReplicaPlace zero = *Join(&replicas, options, 0);
   ReplicaPlace one = *Join(&replicas, options, 1);
-  const uint64_t before = one.incarnation;
+  const uint64_t before = one.incarnation();
   WaitUntilOneIsGivenUp(&replicas, zero, applier);
   bool has_arrived = false;
   EXPECT_TRUE(replicas.EndStep(1, 1.0, Soon(), &one, &has_arrived).ok());
-  EXPECT_EQ(replicas.stats().num_active, 2);
+  EXPECT_EQ(replicas.stats().num_active(), 2);
   replicas.Leave(1, before, 0);
-  EXPECT_EQ(replicas.stats().num_active, 1);
+  EXPECT_EQ(replicas.stats().num_active(), 1);
 }
 
 TEST(ReplicaCoordinatorTest,
@@ -429,14 +432,14 @@ TEST(ReplicaCoordinatorTest,
   ReplicaCoordinator replicas("g");
   const uint64_t applier = *replicas.BeginApplying(options);
   ReplicaPlace place;
-  place.incarnation = applier + (uint64_t{1} << 50);
+  place.set_incarnation(applier + (uint64_t{1} << 50));
   bool has_arrived = false;
 
   EXPECT_EQ(replicas.EndStep(0, 1.0, AtOnce(), &place, &has_arrived).code(),
             absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(Join(&replicas, options, 0, place.incarnation).status().code(),
+  EXPECT_EQ(Join(&replicas, options, 0, place.incarnation()).status().code(),
             absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(replicas.stats().num_active, 0);
+  EXPECT_EQ(replicas.stats().num_active(), 0);
 }
 
 TEST(ReplicaCoordinatorTest, AnApplierLivesThoughItHasNotJoined) {
@@ -463,16 +466,16 @@ TEST(ReplicaCoordinatorTest, AJoinThatWaitsOnIsOneJoin) {
   ReplicaPlace place;
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(
-        replicas.Join(ReplicasOf(1), 0, zero.incarnation, 0, AtOnce(), &place)
+        replicas.Join(ReplicasOf(1), 0, zero.incarnation(), 0, AtOnce(), &place)
             .code(),
         absl::StatusCode::kDeadlineExceeded);
   }
-  EXPECT_EQ(replicas.stats().rejoined, 1);
+  EXPECT_EQ(replicas.stats().rejoined(), 1);
   ASSERT_TRUE(replicas.ConfirmRound(applier, 0).ok());
   EXPECT_TRUE(
-      replicas.Join(ReplicasOf(1), 0, zero.incarnation, 0, Soon(), &place)
+      replicas.Join(ReplicasOf(1), 0, zero.incarnation(), 0, Soon(), &place)
           .ok());
-  EXPECT_TRUE(replicas.Heartbeat(0, place.incarnation, 0).ok());
+  EXPECT_TRUE(replicas.Heartbeat(0, place.incarnation(), 0).ok());
 }
 
 TEST(ReplicaCoordinatorTest, WhoHasNotJoinedIsToldToGiveTheHook) {

@@ -11,25 +11,25 @@
 #include "cc/sync/coordinator.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/cc/testing/coordination.h"
 #include "tests/cc/testing/deadlines.h"
 
 namespace tfswitch {
 namespace {
 
+using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Pair;
 
 WorkQueueOptions QueueOptions(int num_items, int64_t num_epochs = 1) {
-  WorkQueueOptions options;
-  for (int i = 0; i < num_items; ++i) {
-    options.items.push_back(std::to_string(i));
-  }
-  options.num_epochs = num_epochs;
-  return options;
+  std::vector<std::string> items;
+  for (int i = 0; i < num_items; ++i) items.push_back(std::to_string(i));
+  return ItemsOf(items, num_epochs);
 }
 
 // Waits until so many do at barriers.
 void WaitForWaiting(Coordinator* coordinator, int64_t count) {
-  while (coordinator->GroupStats("g")->num_waiting != count) {
+  while (coordinator->GroupStats("g")->num_waiting() != count) {
     std::this_thread::yield();
   }
 }
@@ -49,75 +49,80 @@ class WorkQueueCoordinationTest : public testing::Test {
   }
 
   void CreateQueue(int num_items, int64_t num_epochs = 1) {
-    ASSERT_TRUE(
-        coordinator_
-            .CreateWorkQueue("g", "q", QueueOptions(num_items, num_epochs))
-            .ok());
+    ASSERT_TRUE(coordinator_
+                    .CreateWorkQueue(
+                        QueueOf("g", "q", QueueOptions(num_items, num_epochs)))
+                    .ok());
   }
 
   Worker Join(uint32_t id, uint64_t previous = 0) {
-    return {id, *coordinator_.Join("g", id, previous)};
+    return {id, *coordinator_.Join(JoinOf("g", id, previous))};
   }
 
   std::optional<WorkItem> Take(const Worker& worker) {
     const auto item = coordinator_.TakeWorkItem(
-        {"g", worker.id, worker.place.incarnation}, "q");
+        TakeOf(MemberOf("g", worker.id, worker.place.incarnation()), "q"));
     EXPECT_TRUE(item.ok()) << item.status();
     return item.value_or(std::nullopt);
   }
 
   absl::Status Finish(const Worker& worker, const WorkItem& item) {
     return coordinator_.FinishWorkItem(
-        {"g", worker.id, worker.place.incarnation}, "q", item.epoch,
-        item.index);
+        FinishOf(MemberOf("g", worker.id, worker.place.incarnation()), "q",
+                 item.epoch(), item.index()));
   }
 
   // Ends the worker's next step, with its item advanced to `offset`.
   absl::Status Advance(Worker* worker, const WorkItem& item, int64_t offset) {
     absl::Status status =
         coordinator_
-            .Arrive({"g", worker->id, worker->place.incarnation},
-                    worker->place.clock, worker->place.round, 1.0,
-                    {{"q", item.epoch, item.index, offset}})
+            .Arrive(ArrivalOf(
+                MemberOf("g", worker->id, worker->place.incarnation()),
+                worker->place.clock(), worker->place.round(), 1.0,
+                {ProgressOf("q", item.epoch(), item.index(), offset)}))
             .status();
-    if (status.ok()) ++worker->place.clock;
+    if (status.ok()) worker->place.set_clock(worker->place.clock() + 1);
     return status;
   }
 
   void Leave(const Worker& worker) {
     ASSERT_TRUE(
-        coordinator_.Leave({"g", worker.id, worker.place.incarnation}).ok());
+        coordinator_.Leave(MemberOf("g", worker.id, worker.place.incarnation()))
+            .ok());
   }
 
   absl::Status WaitAtBarrier(const Worker& worker, int64_t visit = 0) {
     return coordinator_
-        .WaitAtBarrier({"g", worker.id, worker.place.incarnation},
-                       WorkQueueBarrier("q"), visit, Soon())
+        .WaitAtBarrier(
+            VisitOf(MemberOf("g", worker.id, worker.place.incarnation()),
+                    WorkQueueBarrier("q"), visit),
+            Soon())
         .status();
   }
 
-  int64_t Epoch() { return coordinator_.WorkQueueStats("g", "q")->epoch; }
+  int64_t Epoch() { return coordinator_.WorkQueueStats("g", "q")->epoch(); }
 
   Coordinator coordinator_;
 };
 
 TEST(WorkQueueLimitsTest, QueuesAndItemsTooManyAreRefusedAndNamed) {
-  WorkQueueOptions queue;
-  queue.items = {std::string(1000, 'x')};
+  WorkQueueOptions queue = ItemsOf({std::string(1000, 'x')});
   CoordinatorLimits limits;
   limits.max_work_queues = 2;
-  limits.max_work_queue_bytes = 2 * queue.ItemBytes() - 1;
+  limits.max_work_queue_bytes = 2 * ItemBytes(queue) - 1;
   Coordinator coordinator(limits);
   for (const char* group : {"g", "h"}) {
     ASSERT_TRUE(coordinator.CreateGroup(group, WorkerGroupOptions()).ok());
   }
-  ASSERT_TRUE(coordinator.CreateWorkQueue("g", "q", queue).ok());
+  ASSERT_TRUE(coordinator.CreateWorkQueue(QueueOf("g", "q", queue)).ok());
 
   // Those of other groups count, too.
-  const absl::Status bytes = coordinator.CreateWorkQueue("h", "r", queue);
-  queue.items = {"x"};
-  ASSERT_TRUE(coordinator.CreateWorkQueue("h", "r", queue).ok());
-  const absl::Status number = coordinator.CreateWorkQueue("h", "s", queue);
+  const absl::Status bytes =
+      coordinator.CreateWorkQueue(QueueOf("h", "r", queue));
+  queue = ItemsOf({"x"});
+  ASSERT_TRUE(coordinator.CreateWorkQueue(QueueOf("h", "r", queue)).ok());
+  const absl::Status number =
+      coordinator.CreateWorkQueue(QueueOf("h", "s", queue));
 
   for (const auto& [status, named] :
        {std::pair{bytes, "work queue 'r'"}, {number, "work queue 's'"}}) {
@@ -127,11 +132,14 @@ TEST(WorkQueueLimitsTest, QueuesAndItemsTooManyAreRefusedAndNamed) {
   EXPECT_THAT(std::string(bytes.message()),
               HasSubstr("--max_work_queue_bytes"));
   EXPECT_THAT(std::string(number.message()), HasSubstr("--max_work_queues"));
-  EXPECT_TRUE(coordinator.CreateWorkQueue("h", "r", queue).ok());
+  EXPECT_TRUE(coordinator.CreateWorkQueue(QueueOf("h", "r", queue)).ok());
   // Those that are there already need no more room.
-  std::vector<SavedWorkQueue> saved = coordinator.SaveWorkQueues();
+  v1::SavedWorkQueues saved = coordinator.SaveWorkQueues();
   EXPECT_TRUE(coordinator.CheckRestore(saved).ok());
-  saved.push_back({"h", "s", queue, {}});
+  SavedWorkQueue& added = *saved.add_queues();
+  added.set_group("h");
+  added.set_queue("s");
+  *added.mutable_options() = queue;
   EXPECT_EQ(coordinator.CheckRestore(saved).code(),
             absl::StatusCode::kResourceExhausted);
 }
@@ -140,12 +148,13 @@ TEST_F(WorkQueueCoordinationTest, ProgressInMoreQueuesThanThereAreIsRefused) {
   Worker a = Join(0);
   CreateQueue(1);
   const WorkItem item = *Take(a);
-  const std::vector<WorkProgress> twice(2, {"q", item.epoch, item.index, 1});
+  const std::vector<WorkProgress> twice(
+      2, ProgressOf("q", item.epoch(), item.index(), 1));
 
   const absl::Status status =
       coordinator_
-          .Arrive({"g", a.id, a.place.incarnation}, a.place.clock,
-                  a.place.round, 1.0, twice)
+          .Arrive(ArrivalOf(MemberOf("g", a.id, a.place.incarnation()),
+                            a.place.clock(), a.place.round(), 1.0, twice))
           .status();
 
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
@@ -160,7 +169,7 @@ TEST_F(WorkQueueCoordinationTest, OneThatLeavesReturnsItsItemAtItsLastStep) {
   ASSERT_TRUE(Advance(&a, item, 4).ok());
   EXPECT_FALSE(Take(b).has_value());
   Leave(a);
-  EXPECT_EQ(Take(b)->offset, 4);
+  EXPECT_EQ(Take(b)->offset(), 4);
 }
 
 TEST_F(WorkQueueCoordinationTest, OneWhoseLeaseEndsReturnsItsItem) {
@@ -177,25 +186,16 @@ TEST_F(WorkQueueCoordinationTest, OneWhoseLeaseEndsReturnsItsItem) {
   EXPECT_TRUE(Take(b).has_value());
 }
 
-TEST_F(WorkQueueCoordinationTest, OneThatIsStartedAnewReturnsItsItem) {
-  const Worker a = Join(0);
-  Join(1);
-  CreateQueue(2);
-  ASSERT_EQ(Take(a)->index, 0);
-  const Worker again = Join(0);
-  EXPECT_EQ(Take(again)->index, 0);
-}
-
 TEST_F(WorkQueueCoordinationTest, ARepeatedArrivalAdvancesOnce) {
   Worker a = Join(0);
   const Worker b = Join(1);
   CreateQueue(2);
   const WorkItem item = *Take(a);
   ASSERT_TRUE(Advance(&a, item, 4).ok());
-  --a.place.clock;
+  a.place.set_clock(a.place.clock() - 1);
   ASSERT_TRUE(Advance(&a, item, 9).ok());  // The first one's counts.
   Leave(a);
-  EXPECT_EQ(Take(b)->offset, 4);
+  EXPECT_EQ(Take(b)->offset(), 4);
 }
 
 TEST_F(WorkQueueCoordinationTest, AnItemOfAnotherLetsNobodyArrive) {
@@ -215,15 +215,15 @@ TEST_F(WorkQueueCoordinationTest, AContributionThatAdvancesStands) {
   ASSERT_TRUE(Advance(&a, *Take(a), 4).ok());
   // What it goes on with is behind what it has contributed.
   const Worker again = Join(0);
-  EXPECT_EQ(Take(again)->offset, 4);
-  EXPECT_EQ(again.place.round, 1);
+  EXPECT_EQ(Take(again)->offset(), 4);
+  EXPECT_EQ(again.place.round(), 1);
   ASSERT_TRUE(Advance(&b, *Take(b), 4).ok());
-  const auto round =
-      coordinator_.WaitForRound({"g", 1, b.place.incarnation}, 0, Soon());
+  const auto round = coordinator_.WaitForRound(
+      MemberOf("g", 1, b.place.incarnation()), 0, Soon());
   ASSERT_TRUE(round.ok());
-  ASSERT_EQ(round->contributions.size(), 2u);
-  EXPECT_EQ(round->contributions[0].incarnation, a.place.incarnation);
-  EXPECT_EQ(coordinator_.GroupStats("g")->dropped, 0);
+  ASSERT_EQ(round->contributions_size(), 2);
+  EXPECT_EQ(round->contributions(0).incarnation(), a.place.incarnation());
+  EXPECT_EQ(coordinator_.GroupStats("g")->dropped(), 0);
 }
 
 TEST_F(WorkQueueCoordinationTest, AContributionStandsThoughAllHaveGone) {
@@ -232,16 +232,16 @@ TEST_F(WorkQueueCoordinationTest, AContributionStandsThoughAllHaveGone) {
   ASSERT_TRUE(Advance(&a, *Take(a), 4).ok());
   Leave(a);
   const Worker again = Join(0);
-  EXPECT_EQ(Take(again)->offset, 4);
+  EXPECT_EQ(Take(again)->offset(), 4);
   const Worker b = Join(1);
   ASSERT_TRUE(coordinator_
-                  .Arrive({"g", 1, b.place.incarnation}, b.place.clock,
-                          b.place.round, 1.0)
+                  .Arrive(ArrivalOf(MemberOf("g", 1, b.place.incarnation()),
+                                    b.place.clock(), b.place.round(), 1.0))
                   .ok());
-  const auto round =
-      coordinator_.WaitForRound({"g", 1, b.place.incarnation}, 0, Soon());
+  const auto round = coordinator_.WaitForRound(
+      MemberOf("g", 1, b.place.incarnation()), 0, Soon());
   ASSERT_TRUE(round.ok()) << round.status();
-  EXPECT_EQ(round->contributions.size(), 2u);
+  EXPECT_EQ(round->contributions_size(), 2);
 }
 
 TEST_F(WorkQueueCoordinationTest, WhatARoundThatNeverClosesHasIsTakenAgain) {
@@ -251,7 +251,7 @@ TEST_F(WorkQueueCoordinationTest, WhatARoundThatNeverClosesHasIsTakenAgain) {
   Leave(a);
   // Another job of this name, for which the open round is gone.
   ASSERT_TRUE(coordinator_.CreateGroup("g", {}).ok());
-  EXPECT_EQ(Take(Join(0))->offset, 0);
+  EXPECT_EQ(Take(Join(0))->offset(), 0);
 }
 
 TEST_F(WorkQueueCoordinationTest, WhatARoundThatHasClosedHasIsNotLost) {
@@ -266,15 +266,15 @@ TEST_F(WorkQueueCoordinationTest, WhatARoundThatHasClosedHasIsNotLost) {
   ASSERT_TRUE(coordinator_.CreateGroup("g", others).ok());
 
   const Worker again = Join(0);
-  EXPECT_EQ(again.place.round, 1);
-  const auto round =
-      coordinator_.WaitForRound({"g", 0, again.place.incarnation}, 0, Soon());
+  EXPECT_EQ(again.place.round(), 1);
+  const auto round = coordinator_.WaitForRound(
+      MemberOf("g", 0, again.place.incarnation()), 0, Soon());
   ASSERT_TRUE(round.ok()) << round.status();
-  ASSERT_EQ(round->contributions.size(), 1u);
-  EXPECT_EQ(round->contributions[0].incarnation, a.place.incarnation);
+  ASSERT_EQ(round->contributions_size(), 1);
+  EXPECT_EQ(round->contributions(0).incarnation(), a.place.incarnation());
   // The servers take it for a round of the same coordinator.
-  EXPECT_EQ(round->group_instance, a.place.incarnation);
-  EXPECT_EQ(Take(again)->offset, 4);
+  EXPECT_EQ(round->group_instance(), a.place.incarnation());
+  EXPECT_EQ(Take(again)->offset(), 4);
 }
 
 TEST_F(WorkQueueCoordinationTest,
@@ -285,10 +285,11 @@ TEST_F(WorkQueueCoordinationTest,
   const WorkItem item = *Take(a);
   ASSERT_TRUE(Advance(&a, item, 4).ok());
 
-  const auto anew = coordinator_.Join("g", 1, 0, a.place.group_instance + 1000);
+  const auto anew =
+      coordinator_.Join(JoinOf("g", 1, 0, a.place.group_instance() + 1000));
 
   ASSERT_TRUE(anew.ok()) << anew.status();
-  EXPECT_EQ(Take({1, *anew})->offset, 0);
+  EXPECT_EQ(Take({1, *anew})->offset(), 0);
 }
 
 TEST_F(WorkQueueCoordinationTest, TheEpochEndsWhenAllWaitAndAllIsFinished) {
@@ -333,21 +334,24 @@ TEST_F(WorkQueueCoordinationTest, WhoWaitsTakesOverWhileOthersStillWork) {
   std::optional<WorkerGroup::Place> after;
   std::thread waiting([&] {
     const auto place = coordinator_.WaitAtBarrier(
-        {"g", 0, a.place.incarnation}, WorkQueueBarrier("q"), 0, Soon());
+        VisitOf(MemberOf("g", 0, a.place.incarnation()), WorkQueueBarrier("q"),
+                0),
+        Soon());
     EXPECT_TRUE(place.ok()) << place.status();
     if (place.ok()) after = *place;
   });
   WaitForWaiting(&coordinator_, 1);
   EXPECT_TRUE(coordinator_
-                  .Arrive({"g", 1, b.place.incarnation}, 0,
-                          WorkerGroup::kNoRound, 1.0, {{"q", 0, of_b.index, 3}})
+                  .Arrive(ArrivalOf(MemberOf("g", 1, b.place.incarnation()), 0,
+                                    WorkerGroup::kNoRound, 1.0,
+                                    {ProgressOf("q", 0, of_b.index(), 3)}))
                   .ok());
   Leave(c);  // B goes on with its own item.
   waiting.join();
-  EXPECT_EQ(Take(a)->index, 1);
+  EXPECT_EQ(Take(a)->index(), 1);
   ASSERT_TRUE(after.has_value());
-  EXPECT_EQ(after->clock, 1);
-  EXPECT_EQ(after->round, 0);
+  EXPECT_EQ(after->clock(), 1);
+  EXPECT_EQ(after->round(), 0);
 }
 
 TEST_F(WorkQueueCoordinationTest, OneFromAnEpochThatIsOverDoesNotWait) {
@@ -362,7 +366,7 @@ TEST_F(WorkQueueCoordinationTest, OneFromAnEpochThatIsOverDoesNotWait) {
   // It was away for its lease, and has not heard that the barrier opened.
   const Worker again = Join(1);
   EXPECT_TRUE(WaitAtBarrier(again).ok());
-  EXPECT_EQ(coordinator_.GroupStats("g")->num_waiting, 0);
+  EXPECT_EQ(coordinator_.GroupStats("g")->num_waiting(), 0);
 }
 
 TEST_F(WorkQueueCoordinationTest, AnotherBarrierEndsNoEpoch) {
@@ -372,7 +376,9 @@ TEST_F(WorkQueueCoordinationTest, AnotherBarrierEndsNoEpoch) {
   ASSERT_TRUE(Finish(a, *Take(a)).ok());
   ASSERT_TRUE(
       coordinator_
-          .WaitAtBarrier({"g", 0, a.place.incarnation}, "saved", 0, Soon())
+          .WaitAtBarrier(
+              VisitOf(MemberOf("g", 0, a.place.incarnation()), "saved", 0),
+              Soon())
           .ok());
   EXPECT_EQ(Epoch(), 0);
   ASSERT_TRUE(WaitAtBarrier(a, 1).ok());
@@ -386,11 +392,14 @@ TEST_F(WorkQueueCoordinationTest, ASaveHasNothingOfOpenRounds) {
   const WorkItem of_a = *Take(a);
   const WorkItem of_b = *Take(b);
   ASSERT_TRUE(Advance(&a, of_a, 4).ok());
-  EXPECT_EQ(coordinator_.SaveWorkQueues().at(0).state.unfinished,
-            (std::map<int64_t, int64_t>{{0, 0}, {1, 0}}));
+  const auto unfinished = [this] {
+    const SavedWorkQueue saved = coordinator_.SaveWorkQueues().queues(0);
+    return std::map<int64_t, int64_t>(saved.unfinished().begin(),
+                                      saved.unfinished().end());
+  };
+  EXPECT_THAT(unfinished(), ElementsAre(Pair(0, 0), Pair(1, 0)));
   ASSERT_TRUE(Advance(&b, of_b, 3).ok());  // Closes the round.
-  EXPECT_EQ(coordinator_.SaveWorkQueues().at(0).state.unfinished,
-            (std::map<int64_t, int64_t>{{0, 4}, {1, 3}}));
+  EXPECT_THAT(unfinished(), ElementsAre(Pair(0, 4), Pair(1, 3)));
 }
 
 TEST_F(WorkQueueCoordinationTest, ARestoredQueueGoesOnInANewServer) {
@@ -405,18 +414,20 @@ TEST_F(WorkQueueCoordinationTest, ARestoredQueueGoesOnInANewServer) {
   Coordinator other;
   ASSERT_TRUE(other.CheckRestore(saved).ok());
   other.RestoreWorkQueues(saved);
-  EXPECT_EQ(other.WorkQueueStats("g", "q")->num_finished, 1);
+  EXPECT_EQ(other.WorkQueueStats("g", "q")->num_finished(), 1);
   ASSERT_TRUE(other.CreateGroup("g", {}).ok());
   const absl::Status differs =
-      other.CreateWorkQueue("g", "q", QueueOptions(3, 1));
+      other.CreateWorkQueue(QueueOf("g", "q", QueueOptions(3, 1)));
   EXPECT_EQ(differs.code(), absl::StatusCode::kAlreadyExists);
   EXPECT_THAT(differs.message(), HasSubstr("epochs: 2 here, 1 asked"));
-  ASSERT_TRUE(other.CreateWorkQueue("g", "q", QueueOptions(3, 2)).ok());
-  const uint64_t incarnation = other.Join("g", 5)->incarnation;
-  const WorkItem item = **other.TakeWorkItem({"g", 5, incarnation}, "q");
-  EXPECT_EQ(item.index, 1);
-  EXPECT_EQ(item.offset, 4);
-  EXPECT_EQ(other.WorkQueueStats("g", "q")->num_finished, 1);
+  ASSERT_TRUE(
+      other.CreateWorkQueue(QueueOf("g", "q", QueueOptions(3, 2))).ok());
+  const uint64_t incarnation = other.Join(JoinOf("g", 5))->incarnation();
+  const WorkItem item =
+      **other.TakeWorkItem(TakeOf(MemberOf("g", 5, incarnation), "q"));
+  EXPECT_EQ(item.index(), 1);
+  EXPECT_EQ(item.offset(), 4);
+  EXPECT_EQ(other.WorkQueueStats("g", "q")->num_finished(), 1);
 }
 
 TEST_F(WorkQueueCoordinationTest, ARestoreTakesItemsFromTheirWorkers) {
@@ -429,28 +440,30 @@ TEST_F(WorkQueueCoordinationTest, ARestoreTakesItemsFromTheirWorkers) {
   // Its step does not count, as somebody takes all of it again.
   EXPECT_EQ(Advance(&a, item, 4).code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(Finish(a, item).code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(Take(a)->offset, 0);
+  EXPECT_EQ(Take(a)->offset(), 0);
 }
 
 TEST_F(WorkQueueCoordinationTest, WhatARestoreHandsOutAgainCountsForNothing) {
   Worker a = Join(0);
   const Worker b = Join(1);
   CreateQueue(1);
-  ASSERT_TRUE(coordinator_.CreateWorkQueue("g", "other", QueueOptions(1)).ok());
+  ASSERT_TRUE(
+      coordinator_.CreateWorkQueue(QueueOf("g", "other", QueueOptions(1)))
+          .ok());
   const auto saved = coordinator_.SaveWorkQueues();
   ASSERT_TRUE(Advance(&a, *Take(a), 4).ok());  // And waits for B's step.
   coordinator_.RestoreWorkQueues(saved);
   ASSERT_TRUE(coordinator_
-                  .Arrive({"g", 1, b.place.incarnation}, b.place.clock,
-                          b.place.round, 3.0)
+                  .Arrive(ArrivalOf(MemberOf("g", 1, b.place.incarnation()),
+                                    b.place.clock(), b.place.round(), 3.0))
                   .ok());
-  const auto round =
-      coordinator_.WaitForRound({"g", 0, a.place.incarnation}, 0, Soon());
+  const auto round = coordinator_.WaitForRound(
+      MemberOf("g", 0, a.place.incarnation()), 0, Soon());
   ASSERT_TRUE(round.ok()) << round.status();
-  ASSERT_EQ(round->contributions.size(), 2u);
-  EXPECT_EQ(round->contributions[0].weight, 0.0);
-  EXPECT_EQ(round->total_weight, 3.0);
-  EXPECT_EQ(Take(b)->offset, 0);
+  ASSERT_EQ(round->contributions_size(), 2);
+  EXPECT_EQ(round->contributions(0).weight(), 0.0);
+  EXPECT_EQ(round->total_weight(), 3.0);
+  EXPECT_EQ(Take(b)->offset(), 0);
 }
 
 TEST_F(WorkQueueCoordinationTest, AVoidStepsItemIsTakenFromWhoeverHasIt) {
@@ -464,29 +477,31 @@ TEST_F(WorkQueueCoordinationTest, AVoidStepsItemIsTakenFromWhoeverHasIt) {
 
   EXPECT_EQ(Finish(a, item).code(), absl::StatusCode::kFailedPrecondition);
   const WorkItem again = *Take(a);
-  EXPECT_EQ(again.offset, 0);
+  EXPECT_EQ(again.offset(), 0);
   EXPECT_TRUE(Finish(a, again).ok());
-  EXPECT_EQ(coordinator_.WorkQueueStats("g", "q")->num_finished, 1);
+  EXPECT_EQ(coordinator_.WorkQueueStats("g", "q")->num_finished(), 1);
 }
 
 TEST_F(WorkQueueCoordinationTest, ARestoreOfOtherQueuesLeavesAStepAlone) {
   Worker a = Join(0);
   const Worker b = Join(1);
   CreateQueue(1);
-  ASSERT_TRUE(coordinator_.CreateWorkQueue("g", "other", QueueOptions(1)).ok());
+  ASSERT_TRUE(
+      coordinator_.CreateWorkQueue(QueueOf("g", "other", QueueOptions(1)))
+          .ok());
   auto saved = coordinator_.SaveWorkQueues();
-  ASSERT_EQ(saved[0].queue, "other");
-  saved.pop_back();
+  ASSERT_EQ(saved.queues(0).queue(), "other");
+  saved.mutable_queues()->RemoveLast();
   ASSERT_TRUE(Advance(&a, *Take(a), 4).ok());
   coordinator_.RestoreWorkQueues(saved);
   ASSERT_TRUE(coordinator_
-                  .Arrive({"g", 1, b.place.incarnation}, b.place.clock,
-                          b.place.round, 3.0)
+                  .Arrive(ArrivalOf(MemberOf("g", 1, b.place.incarnation()),
+                                    b.place.clock(), b.place.round(), 3.0))
                   .ok());
-  const auto round =
-      coordinator_.WaitForRound({"g", 0, a.place.incarnation}, 0, Soon());
+  const auto round = coordinator_.WaitForRound(
+      MemberOf("g", 0, a.place.incarnation()), 0, Soon());
   ASSERT_TRUE(round.ok()) << round.status();
-  EXPECT_EQ(round->total_weight, 4.0);
+  EXPECT_EQ(round->total_weight(), 4.0);
 }
 
 TEST_F(WorkQueueCoordinationTest, ARestoreWakesThoseWhoWaitForTheEpochsEnd) {
@@ -505,17 +520,18 @@ TEST_F(WorkQueueCoordinationTest, ARestoreWakesThoseWhoWaitForTheEpochsEnd) {
 TEST_F(WorkQueueCoordinationTest, AQueueThatIsThereWithOtherItemsIsKept) {
   CreateQueue(2);
   auto saved = coordinator_.SaveWorkQueues();
-  saved[0].options.items[1] = "x";
+  SavedWorkQueue& first = *saved.mutable_queues(0);
+  first.mutable_options()->set_items(1, "x");
   const absl::Status status = coordinator_.CheckRestore(saved);
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(status.message(), HasSubstr("item 1: '1' here, 'x'"));
-  saved[0].queue = "other";
+  first.set_queue("other");
   EXPECT_TRUE(coordinator_.CheckRestore(saved).ok());
-  saved[0].state.num_taken = 3;
+  first.set_num_taken(3);
   EXPECT_EQ(coordinator_.CheckRestore(saved).code(),
             absl::StatusCode::kDataLoss);
-  saved[0].state.num_taken = 0;
-  saved[0].options.items.clear();
+  first.set_num_taken(0);
+  first.mutable_options()->clear_items();
   const absl::Status damaged = coordinator_.CheckRestore(saved);
   EXPECT_EQ(damaged.code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(damaged.message(),
@@ -524,20 +540,26 @@ TEST_F(WorkQueueCoordinationTest, AQueueThatIsThereWithOtherItemsIsKept) {
 
 TEST_F(WorkQueueCoordinationTest, ErrorsNameWhatIsMissing) {
   const Worker a = Join(0);
-  EXPECT_EQ(coordinator_.CreateWorkQueue("other", "q", QueueOptions(1)).code(),
+  EXPECT_EQ(coordinator_.CreateWorkQueue(QueueOf("other", "q", QueueOptions(1)))
+                .code(),
             absl::StatusCode::kNotFound);
-  EXPECT_EQ(coordinator_.CreateWorkQueue("g", "", QueueOptions(1)).code(),
-            absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(coordinator_.CreateWorkQueue("g", "q", {}).code(),
+  EXPECT_EQ(
+      coordinator_.CreateWorkQueue(QueueOf("g", "", QueueOptions(1))).code(),
+      absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(coordinator_.CreateWorkQueue(QueueOf("g", "q", {})).code(),
             absl::StatusCode::kInvalidArgument);
   const absl::Status no_queue =
-      coordinator_.TakeWorkItem({"g", 0, a.place.incarnation}, "q").status();
+      coordinator_
+          .TakeWorkItem(TakeOf(MemberOf("g", 0, a.place.incarnation()), "q"))
+          .status();
   EXPECT_EQ(no_queue.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(no_queue.message(), HasSubstr("no work queue 'q'"));
   // As after a restart, when the group is not there either.
   EXPECT_EQ(Coordinator().WorkQueueStats("g", "q").status(), no_queue);
   CreateQueue(1);
-  EXPECT_EQ(coordinator_.TakeWorkItem({"g", 7, 1}, "q").status().code(),
+  EXPECT_EQ(coordinator_.TakeWorkItem(TakeOf(MemberOf("g", 7, 1), "q"))
+                .status()
+                .code(),
             absl::StatusCode::kNotFound);
 }
 

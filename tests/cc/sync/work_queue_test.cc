@@ -7,12 +7,12 @@
 #include <random>
 #include <set>
 #include <string>
-#include <utility>
+#include <tuple>
 #include <vector>
 
-#include "cc/sync/work_queue_json.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/cc/testing/coordination.h"
 
 namespace tfswitch {
 namespace {
@@ -23,12 +23,11 @@ using testing::Not;
 using testing::UnorderedElementsAre;
 
 WorkQueueOptions LetteredItems(int num_items, int64_t num_epochs = 1) {
-  WorkQueueOptions options;
+  std::vector<std::string> items;
   for (int i = 0; i < num_items; ++i) {
-    options.items.push_back(std::string(1, static_cast<char>('a' + i)));
+    items.push_back(std::string(1, static_cast<char>('a' + i)));
   }
-  options.num_epochs = num_epochs;
-  return options;
+  return ItemsOf(items, num_epochs);
 }
 
 bool NobodyIsThere(uint32_t, uint64_t) { return false; }
@@ -38,9 +37,9 @@ std::vector<std::string> Drain(WorkQueue* queue, uint32_t worker = 0,
                                uint64_t incarnation = 1) {
   std::vector<std::string> values;
   while (const auto item = queue->Take(worker, incarnation)) {
-    values.push_back(item->value);
+    values.push_back(item->value());
     EXPECT_TRUE(
-        queue->Finish(worker, incarnation, item->epoch, item->index).ok());
+        queue->Finish(worker, incarnation, item->epoch(), item->index()).ok());
   }
   return values;
 }
@@ -48,46 +47,46 @@ std::vector<std::string> Drain(WorkQueue* queue, uint32_t worker = 0,
 TEST(WorkQueueTest, EveryItemIsHandedOutOnceAnEpoch) {
   WorkQueue queue("q", LetteredItems(3, 2));
   EXPECT_THAT(Drain(&queue), ElementsAre("a", "b", "c"));
-  EXPECT_EQ(queue.stats().epoch, 0);  // Until somebody asks.
+  EXPECT_EQ(queue.stats().epoch(), 0);  // Until somebody asks.
   queue.EndEpochIfFinished();
-  EXPECT_EQ(queue.stats().epoch, 1);
+  EXPECT_EQ(queue.stats().epoch(), 1);
   EXPECT_THAT(Drain(&queue), ElementsAre("a", "b", "c"));
   queue.EndEpochIfFinished();
-  EXPECT_EQ(queue.stats().epoch, 2);
+  EXPECT_EQ(queue.stats().epoch(), 2);
   EXPECT_THAT(Drain(&queue), ElementsAre());
   queue.EndEpochIfFinished();
-  EXPECT_EQ(queue.stats().epoch, 2);
+  EXPECT_EQ(queue.stats().epoch(), 2);
 }
 
 TEST(WorkQueueTest, WorkersHaveDifferentItemsAndOneEach) {
   WorkQueue queue("q", LetteredItems(2));
   const WorkItem a = *queue.Take(0, 1);
   const WorkItem b = *queue.Take(1, 2);
-  EXPECT_NE(a.index, b.index);
+  EXPECT_NE(a.index(), b.index());
   EXPECT_FALSE(queue.Take(2, 3).has_value());
-  EXPECT_EQ(queue.Take(0, 1)->index, a.index);  // The answer was lost.
-  EXPECT_EQ(queue.stats().num_leased, 2);
+  EXPECT_EQ(queue.Take(0, 1)->index(), a.index());  // The answer was lost.
+  EXPECT_EQ(queue.stats().num_leased(), 2);
 }
 
 TEST(WorkQueueTest, AnEpochGoesOnWhileSomebodyHasAnItem) {
   WorkQueue queue("q", LetteredItems(1, 2));
   ASSERT_TRUE(queue.Take(0, 1).has_value());
   queue.EndEpochIfFinished();
-  EXPECT_EQ(queue.stats().epoch, 0);
+  EXPECT_EQ(queue.stats().epoch(), 0);
 }
 
 TEST(WorkQueueTest, AnItemOfOneThatHasGoneGoesOnAtItsOffset) {
   WorkQueue queue("q", LetteredItems(2));
   ASSERT_TRUE(queue.Take(0, 1).has_value());
-  ASSERT_TRUE(queue.Advance(0, 1, {"q", 0, 0, 5}).ok());
+  ASSERT_TRUE(queue.Advance(0, 1, ProgressOf("q", 0, 0, 5)).ok());
   queue.ReturnItems(NobodyIsThere);
 
   const WorkItem again = *queue.Take(1, 2);  // Before one that is new.
-  EXPECT_EQ(again.index, 0);
-  EXPECT_EQ(again.offset, 5);
-  EXPECT_EQ(queue.stats().reissued, 1);
+  EXPECT_EQ(again.index(), 0);
+  EXPECT_EQ(again.offset(), 5);
+  EXPECT_EQ(queue.stats().reissued(), 1);
   // Who had it has it no more.
-  EXPECT_EQ(queue.Advance(0, 1, {"q", 0, 0, 6}).code(),
+  EXPECT_EQ(queue.Advance(0, 1, ProgressOf("q", 0, 0, 6)).code(),
             absl::StatusCode::kNotFound);
   const absl::Status finished = queue.Finish(0, 1, 0, 0);
   EXPECT_EQ(finished.code(), absl::StatusCode::kFailedPrecondition);
@@ -98,8 +97,8 @@ TEST(WorkQueueTest, AnItemOfOneThatHasGoneGoesOnAtItsOffset) {
 TEST(WorkQueueTest, AnotherIncarnationIsAnotherWorker) {
   WorkQueue queue("q", LetteredItems(2));
   ASSERT_TRUE(queue.Take(0, 1).has_value());
-  ASSERT_TRUE(queue.Advance(0, 1, {"q", 0, 0, 3}).ok());
-  EXPECT_EQ(queue.Take(0, 2)->offset, 3);
+  ASSERT_TRUE(queue.Advance(0, 1, ProgressOf("q", 0, 0, 3)).ok());
+  EXPECT_EQ(queue.Take(0, 2)->offset(), 3);
   EXPECT_FALSE(queue.Finish(0, 1, 0, 0).ok());
   EXPECT_TRUE(queue.Finish(0, 2, 0, 0).ok());
 }
@@ -107,19 +106,19 @@ TEST(WorkQueueTest, AnotherIncarnationIsAnotherWorker) {
 TEST(WorkQueueTest, RepeatingAnEventChangesNothing) {
   WorkQueue queue("q", LetteredItems(2));
   ASSERT_TRUE(queue.Take(0, 1).has_value());
-  ASSERT_TRUE(queue.Advance(0, 1, {"q", 0, 0, 4}).ok());
-  ASSERT_TRUE(queue.Advance(0, 1, {"q", 0, 0, 4}).ok());
-  ASSERT_TRUE(queue.Advance(0, 1, {"q", 0, 0, 2}).ok());
-  EXPECT_EQ(queue.Take(0, 1)->offset, 4);
+  ASSERT_TRUE(queue.Advance(0, 1, ProgressOf("q", 0, 0, 4)).ok());
+  ASSERT_TRUE(queue.Advance(0, 1, ProgressOf("q", 0, 0, 4)).ok());
+  ASSERT_TRUE(queue.Advance(0, 1, ProgressOf("q", 0, 0, 2)).ok());
+  EXPECT_EQ(queue.Take(0, 1)->offset(), 4);
   EXPECT_TRUE(queue.Finish(0, 1, 0, 0).ok());
   EXPECT_TRUE(queue.Finish(0, 1, 0, 0).ok());
-  EXPECT_EQ(queue.stats().num_finished, 1);
+  EXPECT_EQ(queue.stats().num_finished(), 1);
 }
 
 TEST(WorkQueueTest, OrdersDependOnSeedAndEpochAlone) {
   WorkQueueOptions options = LetteredItems(20, 3);
-  options.shuffles = true;
-  options.seed = 7;
+  options.set_shuffle(true);
+  options.set_seed(7);
   const auto order_of = [](const WorkQueueOptions& of, int epochs) {
     WorkQueue queue("q", of);
     std::vector<std::vector<std::string>> orders;
@@ -133,11 +132,11 @@ TEST(WorkQueueTest, OrdersDependOnSeedAndEpochAlone) {
   for (const auto& order : orders) {
     EXPECT_EQ(std::set<std::string>(order.begin(), order.end()).size(), 20u);
   }
-  EXPECT_NE(orders[0], options.items);
+  EXPECT_THAT(orders[0], Not(testing::ElementsAreArray(options.items())));
   EXPECT_NE(orders[0], orders[1]);
   EXPECT_NE(orders[1], orders[2]);
   EXPECT_EQ(order_of(options, 3), orders);
-  options.seed = 8;
+  options.set_seed(8);
   EXPECT_NE(order_of(options, 3)[0], orders[0]);
 }
 
@@ -149,49 +148,44 @@ TEST(WorkQueueTest, WhatDiffersIsNamed) {
     return DescribeDifference(here, asked);
   };
   EXPECT_EQ(changed([](auto*) {}), "");
-  EXPECT_EQ(changed([](auto* o) { o->num_epochs = 3; }),
+  EXPECT_EQ(changed([](auto* o) { o->set_num_epochs(3); }),
             "epochs: 2 here, 3 asked");
-  EXPECT_EQ(changed([](auto* o) { o->shuffles = true; }),
+  EXPECT_EQ(changed([](auto* o) { o->set_shuffle(true); }),
             "shuffle: false here, true asked");
-  EXPECT_EQ(changed([](auto* o) { o->seed = 1; }), "seed: 0 here, 1 asked");
-  EXPECT_EQ(changed([](auto* o) { o->items.pop_back(); }),
+  EXPECT_EQ(changed([](auto* o) { o->set_seed(1); }), "seed: 0 here, 1 asked");
+  EXPECT_EQ(changed([](auto* o) { o->mutable_items()->RemoveLast(); }),
             "number of items: 3 here, 2 asked");
-  EXPECT_EQ(changed([](auto* o) { o->items[1] = "x"; }),
+  EXPECT_EQ(changed([](auto* o) { o->set_items(1, "x"); }),
             "item 1: 'b' here, 'x' asked");
 }
 
 TEST(WorkQueueTest, OptionsThatMakeNoSenseAreRefused) {
-  EXPECT_FALSE(LetteredItems(0).Validate().ok());
-  EXPECT_FALSE(LetteredItems(1, 0).Validate().ok());
-  EXPECT_TRUE(LetteredItems(1, 1).Validate().ok());
+  EXPECT_FALSE(Validate(LetteredItems(0)).ok());
+  EXPECT_FALSE(Validate(LetteredItems(1, 0)).ok());
+  EXPECT_TRUE(Validate(LetteredItems(1, 1)).ok());
 }
 
 TEST(WorkQueueTest, AStateThatDoesNotFitIsRefused) {
-  const auto restore = [](const WorkQueue::State& state) {
+  using Unfinished = std::map<int64_t, int64_t>;
+  const auto restore = [](int64_t epoch, int64_t num_taken,
+                          const Unfinished& unfinished) {
+    SavedWorkQueue state;
+    state.set_epoch(epoch);
+    state.set_num_taken(num_taken);
+    state.mutable_unfinished()->insert(unfinished.begin(), unfinished.end());
     return WorkQueue("q", LetteredItems(3, 2)).Restore(state).code();
   };
-  EXPECT_EQ(restore({0, 2, {{1, 5}}}), absl::StatusCode::kOk);
-  EXPECT_EQ(restore({2, 0, {}}), absl::StatusCode::kOk);
-  for (const WorkQueue::State& state :
-       std::vector<WorkQueue::State>{{3, 0, {}},
-                                     {-1, 0, {}},
-                                     {0, 4, {}},
-                                     {2, 1, {}},
-                                     {0, 2, {{2, 0}}},  // Not taken.
-                                     {0, 2, {{3, 0}}},
-                                     {0, 2, {{0, -1}}}}) {
-    EXPECT_EQ(restore(state), absl::StatusCode::kDataLoss);
-  }
-}
-
-TEST(WorkQueueTest, TextThatIsNotOfAQueueIsRefused) {
-  EXPECT_TRUE(SavedWorkQueuesFromJson("")->empty());
-  EXPECT_TRUE(SavedWorkQueuesFromJson("[]")->empty());
-  for (const char* text :
-       {"{}", "[1]", "[{}]", "[", R"([{"items": ["a"], "epochs": 1}])"}) {
-    EXPECT_EQ(SavedWorkQueuesFromJson(text).status().code(),
-              absl::StatusCode::kDataLoss)
-        << text;
+  EXPECT_EQ(restore(0, 2, {{1, 5}}), absl::StatusCode::kOk);
+  EXPECT_EQ(restore(2, 0, {}), absl::StatusCode::kOk);
+  using Bad = std::tuple<int64_t, int64_t, Unfinished>;
+  for (const Bad& bad : std::vector<Bad>{{3, 0, {}},
+                                         {-1, 0, {}},
+                                         {0, 4, {}},
+                                         {2, 1, {}},
+                                         {0, 2, {{2, 0}}},  // Not taken.
+                                         {0, 2, {{3, 0}}},
+                                         {0, 2, {{0, -1}}}}) {
+    EXPECT_EQ(std::apply(restore, bad), absl::StatusCode::kDataLoss);
   }
 }
 
@@ -214,15 +208,15 @@ class RandomTraining {
  public:
   explicit RandomTraining(uint32_t seed) : random_(seed) {
     options_ = LetteredItems(Draw(5) + 1, kEpochs);
-    options_.shuffles = Draw(2) == 0;
-    options_.seed = seed;
+    options_.set_shuffle(Draw(2) == 0);
+    options_.set_seed(seed);
     queue_.emplace("q", options_);
-    saved_text_ = Save();
+    Save();
   }
 
   void Run() {
     int step = 0;
-    while (queue_->stats().epoch < kEpochs) {
+    while (queue_->stats().epoch() < kEpochs) {
       ASSERT_LT(++step, 100000);
       const uint32_t worker = Draw(4);
       switch (Draw(12)) {
@@ -233,7 +227,7 @@ class RandomTraining {
           if (Draw(8) == 0) Restore();
           break;
         case 2:
-          if (Draw(8) == 0) saved_text_ = Save();
+          if (Draw(8) == 0) Save();
           break;
         case 3:
           EndEpoch();
@@ -260,36 +254,40 @@ class RandomTraining {
       const auto taken = queue_->Take(worker, holder.incarnation);
       if (!taken.has_value()) return;
       if (holder.item.has_value()) {
-        ASSERT_EQ(taken->index, holder.item->index);
+        ASSERT_EQ(taken->index(), holder.item->index());
       } else {
         for (const auto& [other, its] : holders_) {
-          ASSERT_FALSE(its.item.has_value() && its.item->index == taken->index)
-              << "two have item " << taken->index;
+          ASSERT_FALSE(its.item.has_value() &&
+                       its.item->index() == taken->index())
+              << "two have item " << taken->index();
         }
       }
-      ASSERT_EQ(taken->epoch, accounts_.epoch);
-      ASSERT_EQ(accounts_.finished.count(taken->index), 0u);
-      ASSERT_EQ(taken->offset, accounts_.trained[taken->index]);
+      ASSERT_EQ(taken->epoch(), accounts_.epoch);
+      ASSERT_EQ(accounts_.finished.count(taken->index()), 0u);
+      ASSERT_EQ(taken->offset(), accounts_.trained[taken->index()]);
       holder.item = taken;
       return;
     }
     WorkItem& item = *holder.item;
-    if (item.offset == kSamplesPerItem) {
+    if (item.offset() == kSamplesPerItem) {
       for (int i = Draw(2); i >= 0; --i) {
         ASSERT_TRUE(
-            queue_->Finish(worker, holder.incarnation, item.epoch, item.index)
+            queue_
+                ->Finish(worker, holder.incarnation, item.epoch(), item.index())
                 .ok());
       }
-      accounts_.finished.insert(item.index);
+      accounts_.finished.insert(item.index());
       holder.item.reset();
       return;
     }
-    item.offset = std::min<int64_t>(item.offset + 1 + Draw(3), kSamplesPerItem);
+    item.set_offset(
+        std::min<int64_t>(item.offset() + 1 + Draw(3), kSamplesPerItem));
     ASSERT_TRUE(queue_
                     ->Advance(worker, holder.incarnation,
-                              {"q", item.epoch, item.index, item.offset})
+                              ProgressOf("q", item.epoch(), item.index(),
+                                         item.offset()))
                     .ok());
-    accounts_.trained[item.index] = item.offset;
+    accounts_.trained[item.index()] = item.offset();
   }
 
   void Die(uint32_t worker) {
@@ -302,27 +300,24 @@ class RandomTraining {
 
   void EndEpoch() {
     queue_->EndEpochIfFinished();
-    if (queue_->stats().epoch == accounts_.epoch) return;
-    ASSERT_EQ(accounts_.finished.size(), options_.items.size());
+    if (queue_->stats().epoch() == accounts_.epoch) return;
+    ASSERT_EQ(accounts_.finished.size(), options_.items().size());
     for (const auto& [index, samples] : accounts_.trained) {
       ASSERT_EQ(samples, kSamplesPerItem);
     }
     accounts_ = {};
-    accounts_.epoch = queue_->stats().epoch;
+    accounts_.epoch = queue_->stats().epoch();
   }
 
-  std::string Save() {
+  void Save() {
     saved_accounts_ = accounts_;
-    return SavedWorkQueuesToJson({{"g", "q", options_, queue_->state()}});
+    saved_ = queue_->state();
   }
 
   void Restore() {
-    const auto saved = SavedWorkQueuesFromJson(saved_text_);
-    ASSERT_TRUE(saved.ok()) << saved.status();
-    const SavedWorkQueue& only = saved->at(0);
-    ASSERT_EQ(DescribeDifference(only.options, options_), "");
-    queue_.emplace("q", only.options);
-    ASSERT_TRUE(queue_->Restore(only.state).ok());
+    ASSERT_EQ(DescribeDifference(saved_.options(), options_), "");
+    queue_.emplace("q", saved_.options());
+    ASSERT_TRUE(queue_->Restore(saved_).ok());
     accounts_ = saved_accounts_;
     holders_.clear();
   }
@@ -333,7 +328,7 @@ class RandomTraining {
   uint64_t next_incarnation_ = 1;
   std::map<uint32_t, Holder> holders_;
   Accounts accounts_;
-  std::string saved_text_;
+  SavedWorkQueue saved_;
   Accounts saved_accounts_;
 };
 

@@ -9,6 +9,7 @@
 #include <set>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -38,9 +39,9 @@ struct Player {
          uint64_t previous = 0)
       : group(of_group), id(its_id) {
     const WorkerGroup::Place member = group->Join(id, now, previous);
-    incarnation = member.incarnation;
-    clock = member.clock;
-    round = member.round;
+    incarnation = member.incarnation();
+    clock = member.clock();
+    round = member.round();
   }
 
   absl::Status Arrive(absl::Time now, double weight = 1.0) {
@@ -62,8 +63,8 @@ struct Player {
 
 std::vector<uint32_t> WorkersOf(const Round& round) {
   std::vector<uint32_t> workers;
-  for (const Contribution& each : round.contributions) {
-    workers.push_back(each.worker);
+  for (const Contribution& each : round.contributions()) {
+    workers.push_back(each.worker());
   }
   return workers;
 }
@@ -83,8 +84,8 @@ TEST(WorkerGroupTest, ARoundClosesWhenEachWorkerHasContributed) {
   ASSERT_TRUE(round.ok());
   // In order of the workers, whoever came first.
   EXPECT_THAT(WorkersOf(*round), testing::ElementsAre(0, 1, 2));
-  EXPECT_EQ(round->total_weight, 7.0);
-  EXPECT_EQ(round->contributions[2].weight, 4.0);
+  EXPECT_EQ(round->total_weight(), 7.0);
+  EXPECT_EQ(round->contributions(2).weight(), 4.0);
 }
 
 TEST(WorkerGroupTest, LeavingClosesTheRoundThatWaitsForTheLeaver) {
@@ -103,7 +104,7 @@ TEST(WorkerGroupTest, LeavingClosesTheRoundThatWaitsForTheLeaver) {
   group.Leave(b.id, b.incarnation);  // Again, which is OK.
   group.Leave(a.id, a.incarnation);
   EXPECT_EQ(group.open_round(), 2);
-  EXPECT_EQ(group.stats().num_active, 0);
+  EXPECT_EQ(group.stats().num_active(), 0);
 }
 
 TEST(WorkerGroupTest, AContributionOfOneWhoLeftStillCounts) {
@@ -137,7 +138,7 @@ TEST(WorkerGroupTest, AWorkerThatDiesIsDroppedWhenItsLeaseEnds) {
   group.Tick(kStart + absl::Seconds(10));
 
   EXPECT_EQ(group.open_round(), 1);
-  EXPECT_EQ(group.stats().expired, 1);
+  EXPECT_EQ(group.stats().expired(), 1);
   const absl::Status status =
       group.Heartbeat(b.id, b.incarnation, kStart + absl::Seconds(11));
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
@@ -210,7 +211,7 @@ TEST(WorkerGroupTest, OneGivenUpThatComesBackDoesNotWaitForThoseWhoHaveEnded) {
   group.Tick(kStart + absl::Seconds(10));  // b is given up.
   EXPECT_EQ(group.open_round(), 1);
   group.Leave(a.id, a.incarnation);
-  EXPECT_EQ(group.stats().num_active, 0);
+  EXPECT_EQ(group.stats().num_active(), 0);
 
   const absl::Time later = kStart + absl::Seconds(20);
   Player back(&group, 1, later, b.incarnation);
@@ -258,17 +259,17 @@ TEST(WorkerGroupTest, AWorkerStartedAgainTakesItsOldPlace) {
   EXPECT_THAT(old.message(), HasSubstr("worker_id"));
   group.Leave(0, a.incarnation);  // Means the one that is gone.
   EXPECT_TRUE(group.IsMember(0, again.incarnation));
-  EXPECT_EQ(group.stats().rejoined, 1);
+  EXPECT_EQ(group.stats().rejoined(), 1);
   // It has not heard that its contribution counts, and makes another one.
   EXPECT_EQ(again.round, 0);
-  EXPECT_EQ(group.stats().dropped, 1);
+  EXPECT_EQ(group.stats().dropped(), 1);
   EXPECT_TRUE(b.Arrive(kStart).ok());
   EXPECT_EQ(group.open_round(), 0);
   EXPECT_TRUE(again.Arrive(kStart).ok());
   EXPECT_EQ(group.open_round(), 1);
-  const std::vector<Contribution> counted = group.ClosedRound(0)->contributions;
-  ASSERT_EQ(counted.size(), 2u);
-  EXPECT_EQ(counted[0].incarnation, again.incarnation);
+  const Round counted = group.ClosedRound(0).value();
+  ASSERT_EQ(counted.contributions_size(), 2);
+  EXPECT_EQ(counted.contributions(0).incarnation(), again.incarnation);
 }
 
 TEST(WorkerGroupTest, WhatOneHasContributedThatComesBackStands) {
@@ -278,7 +279,7 @@ TEST(WorkerGroupTest, WhatOneHasContributedThatComesBackStands) {
   const absl::Time later = kStart + absl::Seconds(9);
   ASSERT_TRUE(group.Heartbeat(b.id, b.incarnation, later).ok());
   group.Tick(kStart + absl::Seconds(10));
-  EXPECT_EQ(group.stats().expired, 1);
+  EXPECT_EQ(group.stats().expired(), 1);
 
   Player back(&group, 0, later, a.incarnation);
 
@@ -302,11 +303,11 @@ TEST(WorkerGroupTest, NothingIsLeftOverForTheNextRun) {
   Player again(&group, 0, kStart), b(&group, 1, kStart);
   EXPECT_EQ(again.clock, 0);
   EXPECT_EQ(again.round, 0);
-  EXPECT_EQ(group.stats().dropped, 1);
+  EXPECT_EQ(group.stats().dropped(), 1);
   ASSERT_TRUE(b.Arrive(kStart).ok());
   EXPECT_EQ(group.open_round(), 0);
   ASSERT_TRUE(again.Arrive(kStart).ok());
-  EXPECT_EQ(group.ClosedRound(0)->contributions.size(), 2u);
+  EXPECT_EQ(group.ClosedRound(0)->contributions_size(), 2);
 }
 
 TEST(WorkerGroupTest, OneStartedAgainStaysInARoundThatTakesManyContributions) {
@@ -330,9 +331,11 @@ TEST(WorkerGroupTest, ClosedRoundsSayWhichAreStillKept) {
     a.Proceed();
     ASSERT_TRUE(a.Arrive(kStart).ok());
   }
-  EXPECT_EQ(group.ClosedRound(kKept)->first_kept, 7);
+  EXPECT_EQ(group.ClosedRound(kKept)->first_kept(), 7);
   EXPECT_EQ(group.ClosedRound(6).status().code(),
             absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(group.ClosedRound(group.open_round()).status().code(),
+            absl::StatusCode::kNotFound);
 }
 
 // Whether a worker waits at a barrier.
@@ -354,7 +357,7 @@ TEST(WorkerGroupTest, ABarrierOpensWhenAllHaveCome) {
   ASSERT_TRUE(Enter(&a, "end").ok());
   ASSERT_TRUE(Enter(&b, "end").ok());
   EXPECT_TRUE(Waits(&group, a));
-  EXPECT_EQ(group.stats().num_waiting, 2);
+  EXPECT_EQ(group.stats().num_waiting(), 2);
   EXPECT_EQ(group.DescribeAbsent("end"), "1 of 3 workers that have not joined");
   Player c(&group, 2, kStart);
   EXPECT_EQ(group.DescribeAbsent("end"), "worker 2 of 3 (at step 0)");
@@ -384,8 +387,8 @@ TEST(WorkerGroupTest, NobodyWaitsForOneAtABarrierElsewhere) {
   // They go on together: at one clock, and each is missing in the next round.
   const auto place = group.PlaceAfterBarrier(b.id, b.incarnation);
   ASSERT_TRUE(place.ok() && place->has_value());
-  EXPECT_EQ((*place)->clock, 4);
-  EXPECT_EQ((*place)->round, 4);
+  EXPECT_EQ((*place)->clock(), 4);
+  EXPECT_EQ((*place)->round(), 4);
   a.Proceed();
   ASSERT_TRUE(a.Arrive(kStart).ok());
   EXPECT_EQ(group.DescribeMissing(4, kStart + absl::Seconds(5)),
@@ -607,7 +610,7 @@ TEST(WorkerGroupTest, ARepeatedArrivalChangesNothing) {
   EXPECT_TRUE(b.Arrive(kStart).ok());
   EXPECT_TRUE(group.Arrive(0, a.incarnation, 0, 0, 3.0, kStart).ok());
   EXPECT_EQ(group.open_round(), 1);
-  EXPECT_EQ(group.ClosedRound(0)->total_weight, 4.0);
+  EXPECT_EQ(group.ClosedRound(0)->total_weight(), 4.0);
 }
 
 TEST(WorkerGroupTest, WrongArrivalsAreRefused) {
@@ -641,8 +644,8 @@ TEST(WorkerGroupTest, BackupWorkersAreNotWaitedFor) {
 
     EXPECT_TRUE(slow.Arrive(kStart).ok());
 
-    EXPECT_EQ(group.stats().dropped, carries ? 0 : 1);
-    EXPECT_EQ(group.stats().carried, carries ? 1 : 0);
+    EXPECT_EQ(group.stats().dropped(), carries ? 0 : 1);
+    EXPECT_EQ(group.stats().carried(), carries ? 1 : 0);
     a.Proceed();
     EXPECT_TRUE(a.Arrive(kStart).ok());
     EXPECT_EQ(group.open_round(), carries ? 2 : 1);
@@ -693,38 +696,24 @@ TEST(WorkerGroupTest, StepsThatCountAreKnownWhoeverTookThem) {
   a.Proceed();
   ASSERT_TRUE(a.Arrive(kStart).ok());
   // Its second step waits for the other worker, and is withdrawn.
-  EXPECT_EQ(group.Join(0, kStart).num_steps, 1);
-  EXPECT_EQ(group.Join(1, kStart).num_steps, 1);
+  EXPECT_EQ(group.Join(0, kStart).num_steps(), 1);
+  EXPECT_EQ(group.Join(1, kStart).num_steps(), 1);
   // All have gone, and another run begins.
   group.Tick(kStart + Options(2).lease);
   const WorkerGroup::Place c = group.Join(0, kStart);
-  EXPECT_EQ(c.clock, 0);
-  EXPECT_EQ(c.num_steps, 1);
+  EXPECT_EQ(c.clock(), 0);
+  EXPECT_EQ(c.num_steps(), 1);
   ASSERT_TRUE(group
-                  .Arrive(0, c.incarnation, c.clock, c.round, 1.0, kStart,
+                  .Arrive(0, c.incarnation(), c.clock(), c.round(), 1.0, kStart,
                           /*stands=*/true)
                   .ok());
-  EXPECT_EQ(group.Join(0, kStart).num_steps, 2);
+  EXPECT_EQ(group.Join(0, kStart).num_steps(), 2);
   // A coordinator without them takes over those of the worker's checkpoint.
-  EXPECT_EQ(group.Join(0, kStart, 0, /*first_step=*/1).num_steps, 2);
-  EXPECT_EQ(group.Join(0, kStart, 0, /*first_step=*/7).num_steps, 7);
+  EXPECT_EQ(group.Join(0, kStart, 0, /*first_step=*/1).num_steps(), 2);
+  EXPECT_EQ(group.Join(0, kStart, 0, /*first_step=*/7).num_steps(), 7);
   // All tables go back in time, and whoever goes on says from where.
   group.VoidAll();
-  EXPECT_EQ(group.Join(0, kStart, 0, /*first_step=*/1).num_steps, 1);
-}
-
-TEST(WorkerGroupTest, OldRoundsAreForgotten) {
-  WorkerGroup group(Options(1));
-  Player a(&group, 0, kStart);
-  for (size_t i = 0; i <= WorkerGroup::kKeptRounds; ++i) {
-    a.Proceed();
-    ASSERT_TRUE(a.Arrive(kStart).ok());
-  }
-  EXPECT_EQ(group.ClosedRound(0).status().code(),
-            absl::StatusCode::kOutOfRange);
-  EXPECT_TRUE(group.ClosedRound(1).ok());
-  EXPECT_EQ(group.ClosedRound(group.open_round()).status().code(),
-            absl::StatusCode::kNotFound);
+  EXPECT_EQ(group.Join(0, kStart, 0, /*first_step=*/1).num_steps(), 1);
 }
 
 TEST(WorkerGroupTest, OptionsThatMakeNoSenseAreNamed) {
@@ -804,9 +793,9 @@ TEST_P(RandomGroupTest, NobodyIsForgottenAndNothingCountsTwice) {
           const auto place = group.PlaceAfterBarrier(id, player.incarnation);
           ASSERT_TRUE(place.ok()) << place.status();
           if (!place->has_value()) break;
-          ASSERT_GE((*place)->clock, player.clock);
-          player.clock = (*place)->clock;
-          player.round = (*place)->round;
+          ASSERT_GE((*place)->clock(), player.clock);
+          player.clock = (*place)->clock();
+          player.round = (*place)->round();
           at_barrier.erase(id);
         }
         // It waits while its round is open and has its contribution.
@@ -842,16 +831,17 @@ TEST_P(RandomGroupTest, NobodyIsForgottenAndNothingCountsTwice) {
   for (int64_t round = 0; round < group.open_round(); ++round) {
     const absl::StatusOr<Round> closed = group.ClosedRound(round);
     ASSERT_TRUE(closed.ok());
-    EXPECT_EQ(closed->number, round);
-    for (const Contribution& each : closed->contributions) {
+    EXPECT_EQ(closed->number(), round);
+    for (const Contribution& each : closed->contributions()) {
       EXPECT_TRUE(
-          counted.emplace(each.worker, each.incarnation, each.clock).second);
+          counted.emplace(each.worker(), each.incarnation(), each.clock())
+              .second);
     }
   }
   // or was withdrawn when its worker was started again.
   EXPECT_TRUE(std::includes(offered.begin(), offered.end(), counted.begin(),
                             counted.end()));
-  EXPECT_EQ(counted.size() + group.stats().dropped, offered.size());
+  EXPECT_EQ(counted.size() + group.stats().dropped(), offered.size());
 }
 
 TEST_P(RandomGroupTest, NoStepIsFurtherAheadThanTheStaleness) {
@@ -883,7 +873,9 @@ TEST_P(RandomGroupTest, NoStepIsFurtherAheadThanTheStaleness) {
     }
     ASSERT_TRUE(can_proceed);
   }
-  const std::vector<int64_t> counts = group.stats().staleness;
+  const auto stats = group.stats();
+  const std::vector<int64_t> counts(stats.staleness().begin(),
+                                    stats.staleness().end());
   int64_t total = 0;
   for (size_t s = 0; s < counts.size(); ++s) {
     if (static_cast<int64_t>(s) > staleness) {
@@ -902,10 +894,10 @@ struct JobPlayer : Player {
       : Player(of_group, its_id) {
     const WorkerGroup::Place place =
         group->Join(id, now, /*previous=*/0, /*first_step=*/0, job);
-    incarnation = place.incarnation;
-    clock = place.clock;
-    round = place.round;
-    position = place.position;
+    incarnation = place.incarnation();
+    clock = place.clock();
+    round = place.round();
+    position = {place.mark(), place.steps_since_mark()};
   }
 
   void Step(int64_t mark) {
@@ -918,13 +910,18 @@ struct JobPlayer : Player {
     group->Leave(id, incarnation);
   }
 
-  WorkerGroup::Position position;
+  std::pair<int64_t, int64_t> position;  // The mark, and the steps since.
 };
 
-void ExpectPosition(const WorkerGroup::Position& found, int64_t mark,
+void ExpectPosition(std::pair<int64_t, int64_t> found, int64_t mark,
                     int64_t steps) {
-  EXPECT_EQ(found.mark, mark);
-  EXPECT_EQ(found.steps, steps);
+  EXPECT_EQ(found, std::pair(mark, steps));
+}
+
+void GiveUp(WorkerGroup* group, const std::vector<uint32_t>& workers) {
+  WorkerGroup::Expiry expiry;
+  expiry.mutable_workers()->Add(workers.begin(), workers.end());
+  group->Expire(expiry);
 }
 
 TEST(WorkerGroupTest, AWorkerOfAJobGoesOnWhereItWasWhileTheOthersWait) {
@@ -952,15 +949,15 @@ TEST(WorkerGroupTest, AWorkerOfAJobThatWasGivenUpGoesOnWhereTheSlowestIs) {
   JobPlayer a(&group, 0, kStart, "j"), b(&group, 1, kStart, "j"),
       c(&group, 2, kStart, "j");
   c.Step(5);
-  group.Expire({{2}, false});
-  EXPECT_EQ(group.stats().losses.at(2).num_steps, 1);
+  GiveUp(&group, {2});
+  EXPECT_EQ(group.stats().losses().at(2).num_steps(), 1);
   for (int step = 0; step < 2; ++step) {
     a.Step(6);
     b.Step(6);
   }
   a.Step(7);
   ExpectPosition(JobPlayer(&group, 2, kStart, "j").position, 6, 2);
-  EXPECT_TRUE(group.stats().losses.at(2).is_back);
+  EXPECT_TRUE(group.stats().losses().at(2).is_back());
 }
 
 TEST(WorkerGroupTest, AnEpochThatEndedForAllHasEndedForOneThatComesBack) {
@@ -972,7 +969,7 @@ TEST(WorkerGroupTest, AnEpochThatEndedForAllHasEndedForOneThatComesBack) {
       group.Enter(0, a.incarnation, WorkerGroup::kEndOfEpoch, 0, kStart).ok());
   // Started again while the other one waits for the rest of its epoch.
   ExpectPosition(JobPlayer(&group, 1, kStart, "j").position, 5, 1);
-  group.Expire({{1}, false});
+  GiveUp(&group, {1});
   // Before a step of the next epoch.
   ExpectPosition(JobPlayer(&group, 1, kStart, "j").position, 6, 0);
 }
@@ -982,7 +979,7 @@ TEST(WorkerGroupTest, AWorkerOfAJobThatHasEndedHearsOfIt) {
   JobPlayer a(&group, 0, kStart, "j"), b(&group, 1, kStart, "j");
   a.Step(5);
   b.Step(5);
-  group.Expire({{1}, false});
+  GiveUp(&group, {1});
   a.Step(5);
   a.Leave(9);
   JobPlayer late(&group, 1, kStart, "j");
@@ -995,7 +992,7 @@ TEST(WorkerGroupTest, AWorkerOfAJobThatHasEndedHearsOfIt) {
   JobPlayer c(&killed, 0, kStart, "j"), d(&killed, 1, kStart, "j");
   c.Step(5);
   d.Step(5);
-  killed.Expire({{0, 1}, false});
+  GiveUp(&killed, {0, 1});
   ExpectPosition(JobPlayer(&killed, 1, kStart, "j").position, 5, 1);
   ExpectPosition(JobPlayer(&killed, 0, kStart, "j").position, 5, 1);
 }
@@ -1008,28 +1005,28 @@ TEST(WorkerGroupTest, AnotherJobBeginsAnewOnceNobodyTrainsTheFormerOne) {
   EXPECT_TRUE(group.CanJoin(0, "j"));
   EXPECT_FALSE(group.CanJoin(0, "k"));
   EXPECT_FALSE(group.CanJoin(0, ""));
-  group.Expire({{0}, false});
+  GiveUp(&group, {0});
   // Its own former process, which was killed, is no hindrance.
   EXPECT_TRUE(group.CanJoin(1, "k"));
   JobPlayer next(&group, 1, kStart, "k");
   ExpectPosition(next.position, 0, 0);
   EXPECT_EQ(next.clock, 0);
-  EXPECT_EQ(group.Join(0, kStart, 0, 0, "k").num_steps, 0);
+  EXPECT_EQ(group.Join(0, kStart, 0, 0, "k").num_steps(), 0);
 }
 
 TEST(WorkerGroupTest, LossesHaveNumbersAndThoseWhoNeverJoinedAreAmongThem) {
   WorkerGroup group(Options(3));
   Player a(&group, 0, kStart);
   group.Tick(kStart + absl::Seconds(5));
-  EXPECT_EQ(group.stats().num_losses, 0);
+  EXPECT_EQ(group.stats().num_losses(), 0);
   ASSERT_TRUE(
       group.Heartbeat(0, a.incarnation, kStart + absl::Seconds(60)).ok());
   group.Tick(kStart + absl::Seconds(60));
-  const WorkerGroup::Stats stats = group.stats();
-  EXPECT_EQ(stats.num_losses, 2);
-  EXPECT_EQ(stats.losses.at(1).number, 1);
-  EXPECT_FALSE(stats.losses.at(2).has_joined);
-  EXPECT_EQ(stats.expired, 0);
+  const v1::GetGroupStatsResponse stats = group.stats();
+  EXPECT_EQ(stats.num_losses(), 2);
+  EXPECT_EQ(stats.losses().at(1).number(), 1);
+  EXPECT_FALSE(stats.losses().at(2).has_joined());
+  EXPECT_EQ(stats.expired(), 0);
 }
 
 }  // namespace

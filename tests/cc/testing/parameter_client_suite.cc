@@ -21,7 +21,9 @@
 #include "cc/client/parameter_client.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/cc/testing/coordination.h"
 #include "tests/cc/testing/many_calls.h"
+#include "tests/cc/testing/saves.h"
 #include "tests/cc/testing/scoped_folder.h"
 
 namespace tfswitch {
@@ -594,12 +596,7 @@ TEST_P(ParameterClientSuite, PushesOfManyToBspTablesCountWithTheirRound) {
   const absl::Status status = client().StartPush(calls.pushes)->Wait();
   ASSERT_TRUE(status.ok()) << status;
   EXPECT_THAT(Pull("a", 2, {1, 2, 3, 4, 5, 6}), testing::Each(10.0f));
-  Round round;
-  round.contributions = {{0, 1, 0, 1.0}};
-  round.total_weight = 1.0;
-  round.group_instance = 1;
-  round.active = {1};
-  round.next_incarnation = 2;
+  const Round round = RoundOf(0, {ContributionOf(0, 1, 0, 1.0)});
 
   for (int shard = 0; shard < client().num_shards(); ++shard) {
     int64_t committed = 0;
@@ -678,12 +675,12 @@ TEST_P(ParameterClientSuite, SaveAndRestoreBringBackRowsAndSlots) {
   const auto saved = Export("t", true);
   const ScopedFolder folder;
 
-  const auto report = SaveCheckpoint(client(), {folder.path(), {}});
+  const auto report = SaveCheckpoint(client(), SaveTo(folder.path()));
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ(report->num_rows(), 3000);
   ASSERT_TRUE(Push("t", 3, keys, std::vector<float>(9000, 1.0f)).ok());
   Pull("t", 3, ManyKeys(10, 99), true);
-  const auto restored = RestoreCheckpoint(client(), {folder.path(), {}});
+  const auto restored = RestoreCheckpoint(client(), RestoreFrom(folder.path()));
 
   ASSERT_TRUE(restored.ok()) << restored.status();
   EXPECT_EQ(restored->num_rows(), 3000);
@@ -695,7 +692,7 @@ TEST_P(ParameterClientSuite, CommittingARestoreTwiceIsTheSameAsOnce) {
   ASSERT_TRUE(client().CreateTable(Config("t", 2)).ok());
   Pull("t", 2, {1, 2, 3}, true);
   const ScopedFolder folder;
-  ASSERT_TRUE(SaveCheckpoint(client(), {folder.path(), {"t", "t"}}).ok());
+  ASSERT_TRUE(SaveCheckpoint(client(), SaveTo(folder.path(), {"t", "t"})).ok());
   Pull("t", 2, {4}, true);
   v1::StageRestoreRequest args;
   args.set_path(folder.path());
@@ -719,13 +716,13 @@ TEST_P(ParameterClientSuite, SavingOneTableKeepsTheOthersOfTheCheckpoint) {
   Pull("a", 2, {1, 2, 3}, true);
   Pull("b", 2, {4}, true);
   const ScopedFolder folder;
-  ASSERT_TRUE(SaveCheckpoint(client(), {folder.path(), {}}).ok());
+  ASSERT_TRUE(SaveCheckpoint(client(), SaveTo(folder.path())).ok());
   Pull("a", 2, {9}, true);
 
-  ASSERT_TRUE(SaveCheckpoint(client(), {folder.path(), {"a"}}).ok());
+  ASSERT_TRUE(SaveCheckpoint(client(), SaveTo(folder.path(), {"a"})).ok());
   ASSERT_TRUE(client().DropTable("a").ok());
   ASSERT_TRUE(client().DropTable("b").ok());
-  const auto restored = RestoreCheckpoint(client(), {folder.path(), {}});
+  const auto restored = RestoreCheckpoint(client(), RestoreFrom(folder.path()));
 
   ASSERT_TRUE(restored.ok()) << restored.status();
   EXPECT_EQ(Size("a"), 4);
@@ -740,10 +737,8 @@ TEST_P(ParameterClientSuite, ASaveIsOfTheLastClosedRoundOnAllServers) {
   GroupClient& groups = client().groups();
   ASSERT_TRUE(groups.CreateGroup("g", {}).ok());
   const WorkerGroup::Place place = groups.Join("g", 0, 0, 0, 0, "").value();
-  const GroupMember worker = {"g", 0, place.incarnation};
-  WorkQueueOptions queue;
-  queue.items = {"item"};
-  ASSERT_TRUE(groups.CreateWorkQueue("g", "q", queue).ok());
+  const GroupMember worker = MemberOf("g", 0, place.incarnation());
+  ASSERT_TRUE(groups.CreateWorkQueue("g", "q", ItemsOf({"item"})).ok());
   ASSERT_TRUE(groups.TakeWorkItem(worker, "q").ok());
   const std::vector<Key> keys = ManyKeys(100);
   const std::vector<float> gradients(keys.size(), -1.0f);
@@ -754,14 +749,14 @@ TEST_P(ParameterClientSuite, ASaveIsOfTheLastClosedRoundOnAllServers) {
   push.gradients = gradients;
   push.learning_rate = 1.0f;
   push.insert_missing = true;
-  push.step = {"g", 0, place.incarnation, place.clock};
+  push.step = {"g", 0, place.incarnation(), place.clock()};
   int64_t committed = WorkerGroup::kNoRound;
   for (int64_t round = 0; round < 3; ++round, ++push.step.clock) {
     ASSERT_TRUE(client().Push(push).ok());
     if (round == 2) break;  // The worker dies in its third step.
     ASSERT_TRUE(groups
                     .Arrive(worker, push.step.clock, round, 1.0,
-                            {{"q", 0, 0, round + 1}})
+                            {ProgressOf("q", 0, 0, round + 1)})
                     .ok());
     const auto closed = groups.WaitForRound(worker, round, SteadyNow());
     ASSERT_TRUE(closed.ok()) << closed.status();
@@ -774,16 +769,16 @@ TEST_P(ParameterClientSuite, ASaveIsOfTheLastClosedRoundOnAllServers) {
   }
   const ScopedFolder folder;
 
-  const auto saved = SaveCheckpoint(client(), {folder.path()});
+  const auto saved = SaveCheckpoint(client(), SaveTo(folder.path()));
 
   ASSERT_TRUE(saved.ok()) << saved.status();
   EXPECT_THAT(Pull("t", 1, keys), testing::Each(2.0f));
   ASSERT_TRUE(groups.Leave(worker, absl::InfiniteDuration()).ok());
-  ASSERT_TRUE(RestoreCheckpoint(client(), {folder.path()}).ok());
+  ASSERT_TRUE(RestoreCheckpoint(client(), RestoreFrom(folder.path())).ok());
   EXPECT_THAT(Pull("t", 1, keys), testing::Each(2.0f));
-  const GroupMember next = {"g", 1,
-                            groups.Join("g", 1, 0, 0, 0, "")->incarnation};
-  EXPECT_EQ(groups.TakeWorkItem(next, "q").value()->offset, 2);
+  const GroupMember next =
+      MemberOf("g", 1, groups.Join("g", 1, 0, 0, 0, "")->incarnation());
+  EXPECT_EQ(groups.TakeWorkItem(next, "q").value()->offset(), 2);
   // Nobody is held up any more.
   Round round = groups.WaitForRound(next, 1, SteadyNow()).value();
   for (int shard = 0; shard < client().num_shards(); ++shard) {
@@ -799,7 +794,7 @@ TEST_P(ParameterClientSuite, DamagedCheckpointChangesNothing) {
   ASSERT_TRUE(client().CreateTable(Config("t", 2)).ok());
   Pull("t", 2, ManyKeys(100), true);
   const ScopedFolder folder;
-  ASSERT_TRUE(SaveCheckpoint(client(), {folder.path(), {}}).ok());
+  ASSERT_TRUE(SaveCheckpoint(client(), SaveTo(folder.path())).ok());
   ASSERT_TRUE(Push("t", 2, ManyKeys(100), std::vector<float>(200, 1.0f)).ok());
   const auto before = Export("t", true);
   // One bit of one row file.
@@ -816,7 +811,7 @@ TEST_P(ParameterClientSuite, DamagedCheckpointChangesNothing) {
   }
 
   const absl::Status status =
-      RestoreCheckpoint(client(), {folder.path(), {}}).status();
+      RestoreCheckpoint(client(), RestoreFrom(folder.path())).status();
 
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
   EXPECT_THAT(std::string(status.message()), testing::HasSubstr("checksum"));
@@ -837,15 +832,15 @@ TEST_P(ParameterClientSuite, TheNewestSaveThatCanBeReadIsRestored) {
     return found;
   };
   Pull("t", 2, ManyKeys(100), true);
-  ASSERT_EQ(SaveCheckpoint(client(), {folder.path()})->save(), 1);
+  ASSERT_EQ(SaveCheckpoint(client(), SaveTo(folder.path()))->save(), 1);
   const auto of_first = files();
   Pull("t", 2, ManyKeys(200), true);
-  ASSERT_EQ(SaveCheckpoint(client(), {folder.path()})->save(), 2);
+  ASSERT_EQ(SaveCheckpoint(client(), SaveTo(folder.path()))->save(), 2);
   for (const std::filesystem::path& file : files()) {
     if (of_first.count(file) == 0) std::filesystem::resize_file(file, 8);
   }
 
-  const auto restored = RestoreCheckpoint(client(), {folder.path()});
+  const auto restored = RestoreCheckpoint(client(), RestoreFrom(folder.path()));
 
   ASSERT_TRUE(restored.ok()) << restored.status();
   EXPECT_EQ(restored->save(), 1);
@@ -854,10 +849,9 @@ TEST_P(ParameterClientSuite, TheNewestSaveThatCanBeReadIsRestored) {
   EXPECT_THAT(restored->skipped()[0], testing::HasSubstr("truncated"));
   EXPECT_EQ(Size("t"), 100);
   const auto asked = [&](int64_t save) {
-    RestoreOptions options;
-    options.path = folder.path();
-    options.save = save;
-    return RestoreCheckpoint(client(), options).status().code();
+    v1::RestoreRequest request = RestoreFrom(folder.path());
+    request.set_save(save);
+    return RestoreCheckpoint(client(), request).status().code();
   };
   EXPECT_EQ(asked(1), absl::StatusCode::kOk);
   EXPECT_EQ(asked(2), absl::StatusCode::kDataLoss);
@@ -870,7 +864,7 @@ TEST_P(ParameterClientSuite, ASaveThatIsRefusedLeavesNoFiles) {
   ASSERT_TRUE(client().CreateTable(Config("b", 2)).ok());
   Pull("a", 2, ManyKeys(100), true);
   const ScopedFolder folder;
-  ASSERT_TRUE(SaveCheckpoint(client(), {folder.path()}).ok());
+  ASSERT_TRUE(SaveCheckpoint(client(), SaveTo(folder.path())).ok());
   const auto count = [&folder] {
     return std::distance(
         std::filesystem::recursive_directory_iterator(folder.path()), {});
@@ -879,23 +873,24 @@ TEST_P(ParameterClientSuite, ASaveThatIsRefusedLeavesNoFiles) {
   ASSERT_TRUE(client().DropTable("b").ok());
 
   const absl::Status refused =
-      SaveCheckpoint(client(), {folder.path()}).status();
+      SaveCheckpoint(client(), SaveTo(folder.path())).status();
 
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
   EXPECT_EQ(count(), before);
-  SaveOptions options;
-  options.path = folder.path();
-  options.dropped_tables = {"b"};
-  EXPECT_TRUE(SaveCheckpoint(client(), options).ok());
+  v1::SaveRequest request = SaveTo(folder.path());
+  request.add_dropped_tables("b");
+  EXPECT_TRUE(SaveCheckpoint(client(), request).ok());
 }
 
 TEST_P(ParameterClientSuite, RestoreOfNothingIsNotFound) {
   const ScopedFolder folder;
 
-  EXPECT_EQ(RestoreCheckpoint(client(), {folder.path(), {}}).status().code(),
-            absl::StatusCode::kNotFound);
-  EXPECT_EQ(SaveCheckpoint(client(), {folder.path(), {"nope"}}).status().code(),
-            absl::StatusCode::kNotFound);
+  EXPECT_EQ(
+      RestoreCheckpoint(client(), RestoreFrom(folder.path())).status().code(),
+      absl::StatusCode::kNotFound);
+  EXPECT_EQ(
+      SaveCheckpoint(client(), SaveTo(folder.path(), {"nope"})).status().code(),
+      absl::StatusCode::kNotFound);
 }
 
 TEST_P(ParameterClientSuite, OnlyMissingRowsAreAssignedIfAskedAndCounted) {
@@ -955,12 +950,8 @@ TEST_P(ParameterClientSuite, PushesToABspTableCountWhenTheirRoundIsCommitted) {
     }
     return committed;
   };
-  Round round;
-  round.contributions = {{0, 1, 0, 1.0}, {1, 2, 0, 3.0}};
-  round.total_weight = 4.0;
-  round.group_instance = 1;
-  round.active = {1, 2};
-  round.next_incarnation = 3;
+  Round round =
+      RoundOf(0, {ContributionOf(0, 1, 0, 1.0), ContributionOf(1, 2, 0, 3.0)});
   const auto pushed = push(0, 0, 4.0f);
   ASSERT_TRUE(pushed.ok()) << pushed.status();
   EXPECT_EQ(pushed->num_rows, 0);
@@ -973,7 +964,7 @@ TEST_P(ParameterClientSuite, PushesToABspTableCountWhenTheirRoundIsCommitted) {
   EXPECT_THAT(Pull("t", 2, keys), testing::Each(3.0f));
 
   // Round 1 is missing for round 2.
-  round.number = 2;
+  round.set_number(2);
   EXPECT_THAT(commit(round), testing::Each(0));
   EXPECT_EQ(push(0, 0, 1.0f).status().code(),
             absl::StatusCode::kFailedPrecondition);
@@ -1063,11 +1054,6 @@ TEST_P(ParameterClientSuite, ARoundIsOneStepOfDenseUpdatesOnAllShards) {
   ASSERT_TRUE(client().CreateTable(config).ok());
   const std::vector<Key> keys = ManyKeys(20);
   ASSERT_TRUE(Assign("t", 1, keys, std::vector<float>(20, 10.0f)).ok());
-  Round round;
-  round.total_weight = 2.0;
-  round.group_instance = 1;
-  round.active = {1, 2};
-  round.next_incarnation = 3;
   const auto step = [&](const std::vector<Key>& of_batch, int64_t number) {
     const std::vector<float> gradients(of_batch.size(), 1.0f);
     for (uint32_t worker = 0; worker < 2; ++worker) {
@@ -1080,8 +1066,8 @@ TEST_P(ParameterClientSuite, ARoundIsOneStepOfDenseUpdatesOnAllShards) {
       args.step = {"g", worker, worker + 1, number};
       ASSERT_TRUE(client().Push(args).ok());
     }
-    round.number = number;
-    round.contributions = {{0, 1, number, 1.0}, {1, 2, number, 1.0}};
+    const Round round = RoundOf(number, {ContributionOf(0, 1, number, 1.0),
+                                         ContributionOf(1, 2, number, 1.0)});
     for (int shard = 0; shard < client().num_shards(); ++shard) {
       int64_t committed = -7;
       ASSERT_TRUE(client()
