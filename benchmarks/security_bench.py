@@ -34,7 +34,7 @@ from figures import report
 
 import tfswitch as tsw
 from tests.faults import frames
-from tfswitch import _token_file
+from tfswitch._connection import _token_file
 
 _BENCH = flags.DEFINE_string("bench", None, "The folder of the C++ programs.")
 _SECONDS = flags.DEFINE_float("seconds", 3.0, "Of each turn.")

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tfswitch import _token_file
+from tfswitch._connection import _token_file
 
 
 class TokenFile:

@@ -33,7 +33,7 @@ if sys.argv[:1] != ["-m"] or _behind_m != ["tfswitch"]:
         statistics,
         train,
     )
-    from tfswitch._tls import Tls
+    from tfswitch._connection._tls import Tls
     from tfswitch.cluster import Cluster, connect
     from tfswitch.dense import DenseTable
     from tfswitch.server import Server

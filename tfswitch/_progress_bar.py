@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from tfswitch._control import Caller, call, integers
+from tfswitch._connection._control_calls import Caller, call, integers
 
 _INTERVAL_SECS = 0.2
 

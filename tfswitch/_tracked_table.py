@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.training.saving import saveable_object
 
-from tfswitch._ranges import bad_argument, is_number
+from tfswitch._settings._ranges import bad_argument, is_number
 
 # One more than a CheckpointManager keeps by default: a program may be killed
 # between the servers' save and the checkpoint that names it.

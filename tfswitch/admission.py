@@ -13,8 +13,14 @@ occurrences of all its workers together.
 import dataclasses
 from typing import Annotated, Any, ClassVar
 
-from tfswitch._policy import Policy, Registry
-from tfswitch._ranges import FINITE, Fraction, NonNegative, Share, integers
+from tfswitch._settings._policy import Policy, Registry
+from tfswitch._settings._ranges import (
+    FINITE,
+    Fraction,
+    NonNegative,
+    Share,
+    integers,
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,14 +11,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tfswitch import _addresses, _native, _tf_config, _tls, _tokens
-from tfswitch._control import call, integers
+from tfswitch import _native
+from tfswitch._connection import _addresses, _tf_config, _tls, _tokens
+from tfswitch._connection._control_calls import call, integers
+from tfswitch._connection._reports import ClusterStats, TableStats
 from tfswitch._progress_bar import progress_bar
-from tfswitch._ranges import Range, bad_argument, checked_text, is_number
-from tfswitch._reports import ClusterStats, TableStats
+from tfswitch._settings._ranges import (
+    Range,
+    bad_argument,
+    checked_text,
+    is_number,
+)
 
 if TYPE_CHECKING:
-    from tfswitch.remote.checkpoint import RemoteCheckpoint
+    from tfswitch.remote.store_checkpoints import RemoteCheckpoint
 
 _ACCEPTED = (
     '"local://" or "local://NAME" (this process), '
@@ -90,9 +96,9 @@ class Cluster:
         self.timeout = float(timeout)
         if may_move:
             # Only this form of address needs Ray.
-            from tfswitch import _following
+            from tfswitch._connection import _ray_addresses
 
-            _following.follow(address, self.timeout)
+            _ray_addresses.follow(address, self.timeout)
         # pybind11 prints all arguments if it cannot take one.
         self._native = _native.Cluster(
             checked_text("address", address),
@@ -280,7 +286,7 @@ class Cluster:
                 "server that could upload them",
             )
         # Only URLs need fsspec.
-        from tfswitch.remote.checkpoint import RemoteCheckpoint
+        from tfswitch.remote.store_checkpoints import RemoteCheckpoint
 
         return RemoteCheckpoint(path, self.timeout)
 

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from tfswitch._ranges import bad_argument, is_number
+from tfswitch._settings._ranges import bad_argument, is_number
 
 _KINDS = ("asp", "ssp", "bsp")
 _REDUCTIONS = ("mean", "sum")

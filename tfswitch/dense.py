@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfswitch import optimizers as optimizers_lib
-from tfswitch._table_spec import TableSpec
+from tfswitch._settings._table_spec import TableSpec
 from tfswitch.cluster import Cluster
 from tfswitch.ops import embedding_ops
 from tfswitch.table import EmbeddingTable, _python_errors

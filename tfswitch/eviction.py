@@ -10,8 +10,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from tfswitch._policy import Policy, Registry
-from tfswitch._ranges import NonNegative, Range, bad_argument, integers
+from tfswitch._settings._policy import Policy, Registry
+from tfswitch._settings._ranges import (
+    NonNegative,
+    Range,
+    bad_argument,
+    integers,
+)
 
 _SECS = Range(
     "0, or from 0.001 to 1e9 seconds",

@@ -18,8 +18,8 @@ from typing import Any, Literal, NamedTuple
 from absl import logging
 
 from tfswitch import _native
-from tfswitch._control import call, integers
-from tfswitch._ranges import bad_argument, check_seconds, is_number
+from tfswitch._connection._control_calls import call, integers
+from tfswitch._settings._ranges import bad_argument, check_seconds, is_number
 from tfswitch.cluster import Cluster, cluster_of, default_cluster, names_of
 
 # Beneath a SavedModel.

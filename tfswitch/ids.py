@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfswitch._ranges import (
+from tfswitch._settings._ranges import (
     NON_NEGATIVE_INT64,
     POSITIVE_INT,
     bad_argument,
     integers,
 )
 from tfswitch.ops import string_ops
-from tfswitch.ops.ids import (
+from tfswitch.ops.id_tensors import (
     map_values,
     to_id_array,
     to_id_tensor,

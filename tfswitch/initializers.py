@@ -11,8 +11,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from tfswitch._policy import Policy
-from tfswitch._ranges import bad_argument, is_number
+from tfswitch._settings._policy import Policy
+from tfswitch._settings._ranges import bad_argument, is_number
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,8 +5,9 @@ import os
 from collections.abc import Mapping
 from types import TracebackType
 
-from tfswitch import _native, _tls
-from tfswitch._ranges import bad_argument, is_number
+from tfswitch import _native
+from tfswitch._connection import _tls
+from tfswitch._settings._ranges import bad_argument, is_number
 
 
 class Server:

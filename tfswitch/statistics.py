@@ -7,8 +7,8 @@ with it, and are the basis of admission and eviction.
 import dataclasses
 from typing import Any
 
-from tfswitch._policy import Policy, Registry
-from tfswitch._ranges import NonNegative, Share
+from tfswitch._settings._policy import Policy, Registry
+from tfswitch._settings._ranges import NonNegative, Share
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfswitch import optimizers as optimizers_lib
-from tfswitch._policy import Policy
-from tfswitch._ranges import bad_argument
-from tfswitch._said_once import warn_once
+from tfswitch._settings._policy import Policy
+from tfswitch._settings._ranges import bad_argument
+from tfswitch._warn_once import warn_once
 
 _TYPES = ("float32", "float16", "bfloat16")
 _ROUNDINGS = ("stochastic", "nearest")

@@ -23,15 +23,15 @@ from tfswitch import initializers as initializers_lib
 from tfswitch import optimizers as optimizers_lib
 from tfswitch import statistics as statistics_lib
 from tfswitch import storage_dtype as storage_dtype_lib
-from tfswitch._control import call
-from tfswitch._learning_rate import LearningRate
-from tfswitch._ranges import NON_NEGATIVE_INT, bad_argument, is_number
-from tfswitch._reports import ShrinkReport, TableStats
-from tfswitch._table_spec import TableSpec
+from tfswitch._connection._control_calls import call
+from tfswitch._connection._reports import ShrinkReport, TableStats
+from tfswitch._settings._learning_rate import LearningRate
+from tfswitch._settings._ranges import NON_NEGATIVE_INT, bad_argument, is_number
+from tfswitch._settings._table_spec import TableSpec
 from tfswitch._tracked_table import TrackedTable
 from tfswitch.cluster import Cluster, default_cluster, num_restores
 from tfswitch.ops import TablePush, embedding_ops, serving_ops
-from tfswitch.ops.ids import to_array, to_id_array, to_id_tensor
+from tfswitch.ops.id_tensors import to_array, to_id_array, to_id_tensor
 from tfswitch.ops.resources import (
     HOST,
     HostVariable,

@@ -25,7 +25,7 @@ from tests.faults.training import IDS, count_table, new_seed
 from tests.programs import HANG_SECS, environment
 from tests.support import ServerProcess, examples, running_servers
 from tests.tokens import TokenFile
-from tfswitch import _token_file
+from tfswitch._connection import _token_file
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -16,9 +16,9 @@ import tfswitch_command
 
 tfswitch_command._put_package()
 
-from tfswitch import _tf_config  # noqa: E402
-from tfswitch._control import call  # noqa: E402
-from tfswitch._table_spec import TableSpec  # noqa: E402
+from tfswitch._connection import _tf_config  # noqa: E402
+from tfswitch._connection._control_calls import call  # noqa: E402
+from tfswitch._settings._table_spec import TableSpec  # noqa: E402
 from tfswitch.cluster import default_cluster  # noqa: E402
 from tfswitch.consistency import Consistency  # noqa: E402
 from tfswitch.optimizers import SGD  # noqa: E402

@@ -80,8 +80,9 @@ import json, os, pathlib, signal, sys, time
 import numpy as np
 import tfswitch_command
 tfswitch_command._put_package()
-from tfswitch import _tf_config, cluster, optimizers
-from tfswitch._table_spec import TableSpec
+from tfswitch._connection import _tf_config
+from tfswitch import cluster, optimizers
+from tfswitch._settings._table_spec import TableSpec
 
 number = _tf_config.task().number
 spec = TableSpec("zeros", optimizers.SGD(1.0), seed=0)

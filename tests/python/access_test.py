@@ -23,7 +23,7 @@ from tests.programs import environment, run_python
 from tests.python.worker_threads import wait_for_stderr, wait_until
 from tests.support import SERVER, ServerProcess
 from tests.tokens import TokenFile, id_of
-from tfswitch import _token_file
+from tfswitch._connection import _token_file
 
 IDS = np.arange(10)
 COMMAND = (sys.executable, "-c", "import tfswitch_command as c; c.main()")

@@ -21,7 +21,7 @@ CALENDAR = {
     "cc/sync/replica_coordinator.cc": 1,  # The same.
     "cc/table/row_statistics.cc": 1,  # The day of a push.
     "tfswitch/_progress_bar.py": 1,  # Ids that sort.
-    "tfswitch/_token_file.py": 1,  # When tokens expire.
+    "tfswitch/_connection/_token_file.py": 1,  # When tokens expire.
     "tfswitch/export.py": 1,  # The age of a base that may be of another day.
     "tfswitch/keras/_saved_rows.py": 1,  # The day of rows.
 }

@@ -23,7 +23,7 @@ from hypothesis.extra import numpy as hnp
 import tfswitch as tsw
 from tests.conftest import running_cluster
 from tests.support import examples
-from tfswitch import _rows
+from tfswitch._connection import _rows
 from tfswitch.io import (
     _layout,
     _sorted,

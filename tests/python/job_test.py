@@ -8,7 +8,7 @@ import pytest
 
 import tfswitch as tsw
 from tests.python.worker_threads import Call, running_clients, wait_for_stderr
-from tfswitch.keras import _going_on
+from tfswitch.keras import _resuming
 from tfswitch.keras._backend import keras
 
 Worker = tsw.train.Worker
@@ -45,8 +45,8 @@ def client():
 
 def fit(worker, *callbacks):
     """Trains in what stands for a new process; returns history and model."""
-    _going_on._num_fits.clear()
-    _going_on._behind.clear()
+    _resuming._num_fits.clear()
+    _resuming._behind.clear()
     keras.utils.set_random_seed(1)
     optimizer = tsw.keras.ParameterServerOptimizer(
         # Each step has a rate of its own.

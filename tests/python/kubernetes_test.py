@@ -26,7 +26,7 @@ from tests.certificates import Authority
 from tests.programs import ROOT, environment
 from tests.support import SERVER, ServerProcess
 from tests.tokens import TokenFile
-from tfswitch import _tf_config
+from tfswitch._connection import _tf_config
 
 MANIFESTS = ROOT / "deploy" / "kubernetes"
 CHART = ROOT / "deploy" / "helm" / "tfswitch"

@@ -18,7 +18,13 @@ import tfswitch as tsw
 from tests.programs import environment
 from tfswitch.cli import main as cli
 from tfswitch.cli import remote_server
-from tfswitch.remote import _desk, _saves, _transfer, checkpoint, companion
+from tfswitch.remote import (
+    _request_mailbox,
+    _saves,
+    _transfer,
+    companion,
+    store_checkpoints,
+)
 from tfswitch.remote._store import Store
 
 IDS = np.arange(50)
@@ -359,19 +365,19 @@ def test_a_save_that_goes_while_it_is_uploaded_is_left_out(
 
 
 def test_a_wait_that_is_interrupted_takes_its_request_back(memory, monkeypatch):
-    _desk.check_marker(memory, "", 1)
+    _request_mailbox.check_marker(memory, "", 1)
     seen: list[list[str]] = []
 
     def interrupt(seconds):
-        seen.append(_desk.request_ids(memory))
+        seen.append(_request_mailbox.request_ids(memory))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint.time, "sleep", interrupt)
+    monkeypatch.setattr(store_checkpoints.time, "sleep", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        checkpoint.RemoteCheckpoint(f"{memory.url}/x", 30.0).upload(1)
+        store_checkpoints.RemoteCheckpoint(f"{memory.url}/x", 30.0).upload(1)
 
     assert len(seen[0]) == 1
-    assert _desk.request_ids(memory) == []
+    assert _request_mailbox.request_ids(memory) == []
 
 
 def test_saves_of_servers_below_a_checkpoint_root_are_no_checkpoints(
@@ -494,7 +500,7 @@ def test_the_last_upload_has_a_deadline_that_is_said(ends, capfd):
 @pytest.mark.parametrize("path", ["", "a/../../b", "tfswitch-servers/x", "./a"])
 def test_a_checkpoint_that_is_not_below_the_servers_url_is_refused(path):
     with pytest.raises(ValueError, match="must lie below the servers' URL"):
-        _desk.checkpoint_path(path)
+        _request_mailbox.checkpoint_path(path)
 
 
 def test_a_missing_package_is_named_with_the_remedy(monkeypatch):
@@ -542,7 +548,7 @@ def test_a_save_that_nobody_uploads_says_so(
     make_cluster, memory, tmp_path, monkeypatch, capfd
 ):
     monkeypatch.chdir(tmp_path)
-    _desk.check_marker(memory, "", 1)
+    _request_mailbox.check_marker(memory, "", 1)
     with (
         tsw.Server(checkpoint_root=tmp_path) as server,
         tsw.connect(f"grpc://{server.address}", timeout=1.3) as cluster,
@@ -554,4 +560,4 @@ def test_a_save_that_nobody_uploads_says_so(
         waiting = f"waiting for save 1 to be in '{memory.url}/x'"
         assert waiting in capfd.readouterr().err
         # Nobody finds it later.
-        assert _desk.request_ids(memory) == []
+        assert _request_mailbox.request_ids(memory) == []

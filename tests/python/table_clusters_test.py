@@ -170,6 +170,8 @@ def test_a_model_of_two_clusters_is_refused(embedded, there, tmp_path):
         model.fit(
             tf.ones([2, 1], tf.int64),
             tf.ones([2, 1, 4]),
-            callbacks=[tsw.keras.Checkpoint(tmp_path / "c", every=1)],
+            callbacks=[
+                tsw.keras.callbacks.BackupAndRestore(tmp_path / "c", every=1)
+            ],
             verbose=0,
         )

@@ -7,7 +7,7 @@ import pytest
 from absl import app
 
 import tfswitch as tsw
-from tfswitch import _tf_config
+from tfswitch._connection import _tf_config
 from tfswitch.cli import main as cli
 from tfswitch.cli import programs
 

@@ -15,7 +15,7 @@ import pytest
 
 import tfswitch as tsw
 from tests.support import running_servers
-from tfswitch import _control
+from tfswitch._connection import _control_calls
 
 # A test that hangs fails after this; nothing is measured by it.
 HANG_SECS = 60.0
@@ -117,7 +117,7 @@ def join_workers(
 
 def leave_group(member: tsw.Cluster | tsw.train.Worker) -> None:
     """Has the process be no worker any more, which it does not notice."""
-    _control.call(member._native, "LeaveGroup")
+    _control_calls.call(member._native, "LeaveGroup")
 
 
 def _leave(cluster: tsw.Cluster) -> None:

@@ -14,7 +14,8 @@ from typing import Literal
 
 from absl import app
 
-from tfswitch import _addresses, _tf_config, export
+from tfswitch import export
+from tfswitch._connection import _addresses, _tf_config
 from tfswitch.cli._arguments import Parser, at_least, duration, names
 from tfswitch.cluster import Cluster
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from absl import app
 
-from tfswitch._reports import TableStats, format_bytes
+from tfswitch._connection._reports import TableStats, format_bytes
 from tfswitch.cli._arguments import Parser, at_least
 from tfswitch.cluster import Cluster
 

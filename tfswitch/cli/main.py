@@ -15,8 +15,8 @@ from typing import NamedTuple
 from absl import app, logging
 
 from tfswitch import _native
-from tfswitch._tf_config import TfConfigError
-from tfswitch._tokens import without_secrets
+from tfswitch._connection._tf_config import TfConfigError
+from tfswitch._connection._tokens import without_secrets
 from tfswitch.cli._arguments import Parser
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from absl import app
 
-from tfswitch import _tf_config
+from tfswitch._connection import _tf_config
 from tfswitch.cli import programs
 from tfswitch.cli._arguments import Parser, at_least, duration
 

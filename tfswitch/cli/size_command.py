@@ -16,9 +16,9 @@ import numpy as np
 from absl import app
 
 from tfswitch import _native, statistics, storage_dtype
-from tfswitch._control import call, integers
-from tfswitch._reports import format_bytes
-from tfswitch._table_spec import TableSpec
+from tfswitch._connection._control_calls import call, integers
+from tfswitch._connection._reports import format_bytes
+from tfswitch._settings._table_spec import TableSpec
 from tfswitch.cli._arguments import Parser, at_least, names, quantity
 from tfswitch.optimizers import _rules
 

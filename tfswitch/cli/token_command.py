@@ -7,8 +7,8 @@ from pathlib import Path
 
 from absl import app
 
-from tfswitch import _token_file
-from tfswitch._tokens import has_token
+from tfswitch._connection import _token_file
+from tfswitch._connection._tokens import has_token
 from tfswitch.cli._arguments import Parser, at_least, duration
 
 _LIMITS = dict(

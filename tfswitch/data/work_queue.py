@@ -11,8 +11,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfswitch import _native
-from tfswitch._control import call, integers
-from tfswitch._ranges import NON_NEGATIVE_INT64, bad_argument, is_number
+from tfswitch._connection._control_calls import call, integers
+from tfswitch._settings._ranges import (
+    NON_NEGATIVE_INT64,
+    bad_argument,
+    is_number,
+)
 from tfswitch.train._checks import check_count, check_seconds
 from tfswitch.train.barrier import EPOCH_SECS
 from tfswitch.train.worker import Worker

@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from tfswitch import optimizers as optimizers_lib
-from tfswitch._ranges import bad_argument
-from tfswitch._rows import Rows, assign_rows, find_not_finite
+from tfswitch._connection._rows import Rows, assign_rows, find_not_finite
+from tfswitch._settings._ranges import bad_argument
 from tfswitch.table import EmbeddingTable
 
 SLOTS = "slots"

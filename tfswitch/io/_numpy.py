@@ -12,7 +12,7 @@ from typing import cast
 
 import numpy as np
 
-from tfswitch._rows import Rows, rows_per_call
+from tfswitch._connection._rows import Rows, rows_per_call
 from tfswitch.io._files import published
 from tfswitch.io._layout import Layout, Source
 from tfswitch.io._sorted import SortedRows

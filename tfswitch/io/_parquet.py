@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tfswitch._ranges import POSITIVE_INT, bad_argument
-from tfswitch._rows import Rows, rows_per_call
+from tfswitch._connection._rows import Rows, rows_per_call
+from tfswitch._settings._ranges import POSITIVE_INT, bad_argument
 from tfswitch.io._files import Paths, find_files, published
 from tfswitch.io._layout import Layout, Source
 from tfswitch.io._sorted import SortedRows

@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 from google.protobuf import message as protobuf
 
-from tfswitch._ranges import bad_argument
-from tfswitch._rows import Rows, rows_per_call
+from tfswitch._connection._rows import Rows, rows_per_call
+from tfswitch._settings._ranges import bad_argument
 from tfswitch.io._files import Paths, find_files, published
 from tfswitch.io._layout import Layout, Source
 from tfswitch.io._sorted import Batch, SortedRows

@@ -4,22 +4,22 @@ With TF_USE_LEGACY_KERAS=1 in the environment, which also selects `tf.keras`,
 they are classes of tf_keras, else of Keras 3.
 """
 
-from tfswitch.keras import _going_on, callbacks
+from tfswitch.keras import _resuming, callbacks, layers
 from tfswitch.keras._saved_rows import load_without_rows
-from tfswitch.keras.checkpoint import Checkpoint
-from tfswitch.keras.dynamic_embedding import DynamicEmbedding
-from tfswitch.keras.dynamic_embeddings import DynamicEmbeddings
-from tfswitch.keras.export_tables import ExportTables
+from tfswitch.keras.callbacks import ExportTables, SyncEpochs
+from tfswitch.keras.layers import (
+    NCE,
+    DynamicEmbedding,
+    DynamicEmbeddings,
+    SampledSoftmax,
+)
 from tfswitch.keras.parameter_server_optimizer import ParameterServerOptimizer
-from tfswitch.keras.sampled_losses import NCE, SampledSoftmax
-from tfswitch.keras.sync_epochs import SyncEpochs
 from tfswitch.keras.warm_start import from_embedding, to_embedding
 
-_going_on.install()
+_resuming.install()
 
 __all__ = [
     "NCE",
-    "Checkpoint",
     "DynamicEmbedding",
     "DynamicEmbeddings",
     "ExportTables",
@@ -28,6 +28,7 @@ __all__ = [
     "SyncEpochs",
     "callbacks",
     "from_embedding",
+    "layers",
     "load_without_rows",
     "to_embedding",
 ]

@@ -24,8 +24,8 @@ from tfswitch.table import (
 )
 
 if TYPE_CHECKING:
-    from tfswitch.keras.dynamic_embedding import DynamicEmbedding
-    from tfswitch.keras.id_inputs import IdBatch
+    from tfswitch.keras.layers.dynamic_embedding import DynamicEmbedding
+    from tfswitch.keras.layers.id_inputs import IdBatch
 
 # The most tables of one op; see TFSWITCH_MAX_PARTS of cc/capi/tfswitch.h.
 MAX_TABLES = 256

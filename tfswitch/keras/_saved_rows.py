@@ -12,7 +12,7 @@ import numpy as np
 
 from tfswitch import optimizers as optimizers_lib
 from tfswitch import statistics as statistics_lib
-from tfswitch._said_once import warn_once
+from tfswitch._warn_once import warn_once
 from tfswitch.keras import _backend, _weights
 from tfswitch.table import EmbeddingTable
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfswitch import consistency as consistency_lib
 from tfswitch import optimizers as optimizers_lib
-from tfswitch._ranges import bad_argument, is_number
+from tfswitch._settings._ranges import bad_argument, is_number
 from tfswitch.cluster import Cluster, default_cluster
 from tfswitch.consistency import Consistency
 from tfswitch.dense import DensePush, DenseTable, pull_many, push_many

@@ -5,11 +5,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfswitch._rows import Rows, assign_rows, find_not_finite
+from tfswitch._connection._rows import Rows, assign_rows, find_not_finite
 from tfswitch._which_keras import IS_LEGACY, keras
-from tfswitch.keras import _backend, id_inputs
-from tfswitch.keras.dynamic_embedding import DynamicEmbedding
-from tfswitch.ops.ids import to_id_array, to_string_tensor
+from tfswitch.keras import _backend
+from tfswitch.keras.layers import id_inputs
+from tfswitch.keras.layers.dynamic_embedding import DynamicEmbedding
+from tfswitch.ops.id_tensors import to_id_array, to_string_tensor
 
 # A matrix of up to so many rows is made, however few rows the table has.
 _FEW_ROWS = 1_000_000

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfswitch import _ranges
+from tfswitch._settings import _ranges
 from tfswitch.keras import _backend
 
 __all__ = ["Calibration", "GroupAUC", "NormalizedEntropy"]

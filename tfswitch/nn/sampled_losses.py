@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfswitch.nn.samplers import Sampler, check_num_sampled
-from tfswitch.ops.ids import to_id_tensor
+from tfswitch.ops.id_tensors import to_id_tensor
 from tfswitch.table import EmbeddingTable, tie_to_weight
 
 

@@ -15,8 +15,8 @@ import tensorflow as tf
 # Where TensorFlow's own functions ask for `tf.random.set_seed`.
 from tensorflow.python.eager import context
 
-from tfswitch._ranges import bad_argument, is_number
-from tfswitch.ops.ids import to_id_array, to_id_tensor
+from tfswitch._settings._ranges import bad_argument, is_number
+from tfswitch.ops.id_tensors import to_id_array, to_id_tensor
 from tfswitch.ops.resources import HOST, in_plain_graph
 
 

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from tfswitch._policy import Policy
-from tfswitch._ranges import (
+from tfswitch._settings._policy import Policy
+from tfswitch._settings._ranges import (
     FINITE_NON_NEGATIVE,
     NUMBERS,
     FiniteOrNone,

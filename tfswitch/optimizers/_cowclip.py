@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import Any
 
-from tfswitch._ranges import (
+from tfswitch._settings._ranges import (
     FINITE_NON_NEGATIVE,
     FLAG,
     NonNegative,

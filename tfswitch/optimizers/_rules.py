@@ -6,7 +6,7 @@ The fields of a class are its arguments, in the order of its wire message.
 import dataclasses
 from typing import Annotated, Any
 
-from tfswitch._ranges import (
+from tfswitch._settings._ranges import (
     Decay,
     Flag,
     NonNegative,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tfswitch._ranges import is_number
+from tfswitch._settings._ranges import is_number
 from tfswitch.optimizers._base import Optimizer
 from tfswitch.optimizers._conversion import get
 

@@ -3,8 +3,8 @@
 Ray places, supervises and restarts the processes. Needs `tfswitch-ps[ray]`.
 """
 
-from tfswitch import (
-    _following,  # noqa: F401  First: it says how to install Ray.
+from tfswitch._connection import (
+    _ray_addresses,  # noqa: F401  First: it says how to install Ray.
 )
 from tfswitch.ray.checkpoints import restore_checkpoint, save_checkpoint
 from tfswitch.ray.servers import Servers, get_servers, start_servers

@@ -212,7 +212,7 @@ class ServerActor:
         """Reports the rows of all servers to Ray's metrics."""
         assert self._loop is not None
         _put_package()
-        from tfswitch._reports import TableStats
+        from tfswitch._connection._reports import TableStats
         from tfswitch.cluster import Cluster
 
         if self._has_tls and not any(

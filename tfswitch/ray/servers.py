@@ -18,8 +18,8 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from tfswitch import _following, _tls
-from tfswitch._ranges import bad_argument, is_number
+from tfswitch._connection import _ray_addresses, _tls
+from tfswitch._settings._ranges import bad_argument, is_number
 from tfswitch.ray import _server_actor
 
 # Each connected process makes one long call to an actor.
@@ -47,7 +47,7 @@ class Servers:
         self, name: str, actors: Sequence[Any], group: PlacementGroup
     ) -> None:
         self.name = name
-        self.address = f"{_following.SCHEME}{name}"
+        self.address = f"{_ray_addresses.SCHEME}{name}"
         self._actors = list(actors)
         self._group = group
 
@@ -66,7 +66,7 @@ class Servers:
             infos = ray.get([actor.info.remote() for actor in self._actors])
         except RayError as error:
             raise ConnectionError(
-                f"'{self.address}': {_following.reason(error)}"
+                f"'{self.address}': {_ray_addresses.reason(error)}"
             ) from error
         return [info["address"] for info in infos]
 
@@ -82,7 +82,7 @@ class Servers:
         """
         if not self._actors:
             return
-        _following.forget(self.name)
+        _ray_addresses.forget(self.name)
         actors, self._actors = self._actors, []
         give_up = time.monotonic() + timeout
         failures = []
@@ -96,7 +96,7 @@ class Servers:
                 except GetTimeoutError:
                     failure = f"it took longer than {timeout:g} s"
                 except RayError as error:
-                    failure = _following.reason(error)
+                    failure = _ray_addresses.reason(error)
                 if failure:
                     failures.append(f"server {index}: {failure}")
         finally:
@@ -237,7 +237,7 @@ def start_servers(
     if _is_in_use(name):
         raise ValueError(
             f"servers named {name!r} run in this Ray cluster already; connect "
-            f"to '{_following.SCHEME}{name}', or give these another `name`"
+            f"to '{_ray_addresses.SCHEME}{name}', or give these another `name`"
         )
     flags = {
         "push_log": push_log,
@@ -268,8 +268,8 @@ def start_servers(
         for index in range(num_servers):
             actors.append(
                 actor_type.options(
-                    name=_following.actor_name(name, index),
-                    namespace=_following.NAMESPACE,
+                    name=_ray_addresses.actor_name(name, index),
+                    namespace=_ray_addresses.NAMESPACE,
                     lifetime=lifetime,
                     max_restarts=max_restarts,
                     max_concurrency=_MAX_CALLS,
@@ -293,7 +293,7 @@ def start_servers(
                     data_dir=folder,
                     flags=_flags(flags),
                     has_tls=tls is not None,
-                    namespace=_following.NAMESPACE,
+                    namespace=_ray_addresses.NAMESPACE,
                     group=group,
                     metrics_secs=metrics_secs,
                 )
@@ -322,9 +322,11 @@ def get_servers(name: str = "tfswitch", timeout: float = 30.0) -> Servers:
 
     >>> tsw.ray.get_servers("nightly").stop()
     """
-    info = _following.ask(name, 0, timeout)
+    info = _ray_addresses.ask(name, 0, timeout)
     actors = [
-        ray.get_actor(_following.actor_name(name, i), _following.NAMESPACE)
+        ray.get_actor(
+            _ray_addresses.actor_name(name, i), _ray_addresses.NAMESPACE
+        )
         for i in range(info["num_servers"])
     ]
     return Servers(name, actors, info["group"])
@@ -332,7 +334,9 @@ def get_servers(name: str = "tfswitch", timeout: float = 30.0) -> Servers:
 
 def _is_in_use(name: str) -> bool:
     try:
-        ray.get_actor(_following.actor_name(name, 0), _following.NAMESPACE)
+        ray.get_actor(
+            _ray_addresses.actor_name(name, 0), _ray_addresses.NAMESPACE
+        )
     except ValueError:
         return False
     return True
@@ -376,7 +380,7 @@ def _wait_for_start(servers: Servers, give_up: float, timeout: float) -> None:
                 "logs of its actor"
             ) from error
         except RayError as error:
-            why = _following.reason(error)
+            why = _ray_addresses.reason(error)
             if "--insecure" in why:
                 raise RuntimeError(
                     "the servers can be reached by other machines: pass `tls` "

@@ -15,8 +15,8 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util import metrics
 
-from tfswitch import _tls
-from tfswitch._ranges import bad_argument, is_number
+from tfswitch._connection import _tls
+from tfswitch._settings._ranges import bad_argument, is_number
 from tfswitch.cluster import connect
 from tfswitch.ray.servers import Servers
 from tfswitch.train.worker import present_workers

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tfswitch.remote import _desk, _saves, _transfer
+from tfswitch.remote import _request_mailbox, _saves, _transfer
 from tfswitch.remote._store import Store, join
 
 _POLL_SECS = 1.0
@@ -110,7 +110,7 @@ class Companion:
         self._shard_index = shard_index
         self._num_shards = num_shards
         self._cluster = cluster
-        self._remote = _desk.shard_folder(shard_index)
+        self._remote = _request_mailbox.shard_folder(shard_index)
         self._is_over = threading.Event()
         self._wake = threading.Event()
         self._has_marker = False
@@ -213,7 +213,9 @@ class Companion:
 
     def _mark(self) -> None:
         if not self._has_marker:
-            _desk.check_marker(self._store, self._cluster, self._num_shards)
+            _request_mailbox.check_marker(
+                self._store, self._cluster, self._num_shards
+            )
             self._has_marker = True
 
     def _fetch_state(self) -> None:
@@ -232,7 +234,7 @@ class Companion:
 
         there, _ = _transfer.in_store(self._store, path)
         identity = self._store.read(
-            join(self._remote, "identity.json"), _desk.MAX_BYTES
+            join(self._remote, "identity.json"), _request_mailbox.MAX_BYTES
         )
         if there and identity is None:
             raise _saves.DamagedError(
@@ -305,7 +307,9 @@ class Companion:
             here = Path(folder)
             path = here.relative_to(self._root).as_posix()
             if path == ".":
-                names[:] = [name for name in names if name != _desk.SERVERS]
+                names[:] = [
+                    name for name in names if name != _request_mailbox.SERVERS
+                ]
             elif _saves.NEWEST in files:
                 names.clear()  # The folders of its tables are not searched.
                 yield path, here
@@ -465,14 +469,16 @@ class Companion:
         while not self._is_over.wait(max(poll, backoff.secs)):
             try:
                 if is_first:
-                    _desk.clear_answers(self._store)
+                    _request_mailbox.clear_answers(self._store)
                     is_first = False
-                listed = set(_desk.request_ids(self._store))
+                listed = set(_request_mailbox.request_ids(self._store))
                 for request_id in set(open_requests) - listed:
                     # Its client has given up.
                     open_requests.pop(request_id).answer = {}
                     said.pop(request_id, None)
-                    self._store.remove([_desk.answer_name(request_id)])
+                    self._store.remove(
+                        [_request_mailbox.answer_name(request_id)]
+                    )
                 new = listed - set(open_requests)
                 for request_id in new:
                     request = self._read_request(request_id)
@@ -490,12 +496,12 @@ class Companion:
                         "note": request.note,
                     }
                     if said.get(request.request_id) != answer:
-                        name = _desk.answer_name(request.request_id)
-                        _desk.write_json(self._store, name, answer)
+                        name = _request_mailbox.answer_name(request.request_id)
+                        _request_mailbox.write_json(self._store, name, answer)
                         said[request.request_id] = answer
                     if final is not None:
                         self._store.remove(
-                            [_desk.request_name(request.request_id)]
+                            [_request_mailbox.request_name(request.request_id)]
                         )
                         del open_requests[request.request_id]
                         del said[request.request_id]
@@ -516,12 +522,12 @@ class Companion:
     def _read_request(self, request_id: str) -> _Request | None:
         request = _Request(request_id, "", "", 0)
         try:
-            name = _desk.request_name(request_id)
-            value = _desk.read_json(self._store, name)
+            name = _request_mailbox.request_name(request_id)
+            value = _request_mailbox.read_json(self._store, name)
             if value is None:
                 return None  # The client has given up.
             request.action = str(value["action"])
-            request.path = _desk.checkpoint_path(str(value["path"]))
+            request.path = _request_mailbox.checkpoint_path(str(value["path"]))
             request.save = int(value["save"])
             if request.action not in ("fetch", "upload"):
                 raise ValueError(f"unknown action '{request.action}'")

@@ -1,6 +1,6 @@
 """Trained models as SavedModels that serve without the trainer."""
 
-from tfswitch.saved_model._control import (
+from tfswitch.saved_model._loaded_models import (
     ServedState,
     refresh,
     resume,

@@ -12,8 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfswitch import _addresses, _loader, export
-from tfswitch._ranges import bad_argument, check_seconds, is_number
+from tfswitch import _loader, export
+from tfswitch._connection import _addresses
+from tfswitch._settings._ranges import bad_argument, check_seconds, is_number
 from tfswitch._which_keras import keras
 from tfswitch.cluster import cluster_of
 from tfswitch.ops import serving_ops

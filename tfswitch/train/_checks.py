@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from tfswitch import _ranges
+from tfswitch._settings import _ranges
 
 _MAX_WORKERS = 1_000_000
 

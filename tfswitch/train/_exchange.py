@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tfswitch._control import call
+from tfswitch._connection._control_calls import call
 from tfswitch.optimizers import SGD
 from tfswitch.table import EmbeddingTable
 from tfswitch.train.worker import Worker

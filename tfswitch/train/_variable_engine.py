@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfswitch import _loader
-from tfswitch._control import integers
+from tfswitch._connection._control_calls import integers
 from tfswitch.train._checks import group_options
 from tfswitch.train._engine import (
     Engine,

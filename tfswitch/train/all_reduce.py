@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfswitch._ranges import bad_argument
+from tfswitch._settings._ranges import bad_argument
 from tfswitch.ops import is_of_rows
 from tfswitch.train._checks import check_choice
 from tfswitch.train._exchange import exchange_of, merge

@@ -1,6 +1,6 @@
 """A place where workers wait for each other."""
 
-from tfswitch._ranges import bad_argument
+from tfswitch._settings._ranges import bad_argument
 from tfswitch.train.worker import Worker
 
 # The barrier at which all kinds of training end epochs; kEndOfEpoch of

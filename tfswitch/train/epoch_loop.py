@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tfswitch._ranges import bad_argument
+from tfswitch._settings._ranges import bad_argument
 from tfswitch.train._checks import check_count, check_seconds
 from tfswitch.train.barrier import END_OF_EPOCH, EPOCH_SECS
 from tfswitch.train.sync_replicas_hook import SyncReplicasHook

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfswitch._ranges import bad_argument
+from tfswitch._settings._ranges import bad_argument
 from tfswitch.dense import DenseTable, push_many
-from tfswitch.ops.ids import to_id_tensor
+from tfswitch.ops.id_tensors import to_id_tensor
 from tfswitch.table import EmbeddingTable
 from tfswitch.train._shared_variables import SharedVariables
 from tfswitch.train.barrier import END_OF_EPOCH, EPOCH_SECS

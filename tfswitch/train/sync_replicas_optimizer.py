@@ -5,8 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfswitch import _tf_config
-from tfswitch._ranges import bad_argument
+from tfswitch._connection import _tf_config
+from tfswitch._settings._ranges import bad_argument
 from tfswitch.cluster import Cluster
 from tfswitch.consistency import Consistency
 from tfswitch.train._checks import (

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfswitch import _tf_config
 from tfswitch import consistency as consistency_lib
-from tfswitch._control import call, integers
-from tfswitch._ranges import bad_argument
+from tfswitch._connection import _tf_config
+from tfswitch._connection._control_calls import call, integers
+from tfswitch._settings._ranges import bad_argument
 from tfswitch.cluster import Cluster, default_cluster
 from tfswitch.consistency import Consistency
 from tfswitch.train._checks import (
@@ -347,7 +347,7 @@ class Worker:
             call(self._native, "LeaveGroup")
 
     def _leave_after_fit(self) -> None:
-        # The mark of the next `fit`; see tfswitch/keras/_going_on.py.
+        # The mark of the next `fit`; see tfswitch/keras/_resuming.py.
         if self._mark and not self._num_loops:
             self._set_mark(((self._mark >> 32) + 1) << 32)
         # Workers that come back wait for the others once more.

@@ -4,8 +4,8 @@ import os
 from typing import Any, NamedTuple
 
 from tfswitch import _native
-from tfswitch._control import call, integers
-from tfswitch._ranges import bad_argument, is_number
+from tfswitch._connection._control_calls import call, integers
+from tfswitch._settings._ranges import bad_argument, is_number
 
 
 class ServedState(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfswitch.keras import _backend
-from tfswitch.keras.dynamic_embedding import DynamicEmbedding
+from tfswitch.keras.layers.dynamic_embedding import DynamicEmbedding
 from tfswitch.nn import sampled_losses, samplers
 
 

@@ -3,8 +3,8 @@
 import dataclasses
 import os
 
-from tfswitch._ranges import bad_argument, checked_text
-from tfswitch._tokens import has_token
+from tfswitch._connection._tokens import has_token
+from tfswitch._settings._ranges import bad_argument, checked_text
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from tfswitch import _native
-from tfswitch._control import call
+from tfswitch._connection._control_calls import call
 
 SCHEME = "ray://"
 # The actors' namespace, so that programs in any namespace find them.

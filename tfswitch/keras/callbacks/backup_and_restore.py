@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from tfswitch import _tf_config
-from tfswitch._ranges import bad_argument, is_number
+from tfswitch._connection import _tf_config
+from tfswitch._settings._ranges import bad_argument, is_number
 from tfswitch.cluster import cluster_of
 from tfswitch.keras import _backend
-from tfswitch.keras._checkpoint_folder import CheckpointFolder, Variables
-from tfswitch.keras._going_on import leave_out, optimizer_of
+from tfswitch.keras._resuming import leave_out, optimizer_of
 from tfswitch.keras._row_weights import is_rows
-from tfswitch.keras.dynamic_embedding import DynamicEmbedding
+from tfswitch.keras.callbacks._backup_folder import CheckpointFolder, Variables
+from tfswitch.keras.layers.dynamic_embedding import DynamicEmbedding
 from tfswitch.keras.parameter_server_optimizer import ParameterServerOptimizer
 from tfswitch.table import EmbeddingTable
 from tfswitch.train.barrier import EPOCH_SECS
@@ -34,7 +34,7 @@ _LOOK_SECS = 1.0
 _ALL = 1_000_000
 
 
-class Checkpoint(_backend.Callback):
+class BackupAndRestore(_backend.Callback):
     """Saves all that `fit` trains, so that a later `fit` continues from there.
 
     A checkpoint contains, as of one step: the weights and other variables of
@@ -92,8 +92,8 @@ class Checkpoint(_backend.Callback):
 
     Example:
 
-    >>> checkpoint = tsw.keras.Checkpoint("checkpoints/ctr", every=1000)
-    >>> model.fit(dataset, epochs=10, callbacks=[checkpoint])
+    >>> backup = tsw.keras.callbacks.BackupAndRestore("checkpoints/ctr", 1000)
+    >>> model.fit(dataset, epochs=10, callbacks=[backup])
     """
 
     def __init__(

@@ -12,7 +12,7 @@ import json
 import os
 from typing import Any, NamedTuple
 
-from tfswitch._tokens import without_secrets
+from tfswitch._connection._tokens import without_secrets
 
 _WORKER_TYPES = ("chief", "master", "worker")
 

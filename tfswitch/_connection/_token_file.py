@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfswitch._tokens import has_token, without_secrets
+from tfswitch._connection._tokens import has_token, without_secrets
 
 # The same limits as in cc/access/tokens.cc.
 _MAX_TOKENS = 10_000

@@ -5,7 +5,7 @@ import sys
 import time
 from typing import Any
 
-from tfswitch.remote import _desk, _saves
+from tfswitch.remote import _request_mailbox, _saves
 from tfswitch.remote._store import Store, is_url, join
 
 __all__ = ["RemoteCheckpoint", "is_url"]
@@ -41,9 +41,14 @@ class RemoteCheckpoint:
             if not any(parts[:count]):
                 break
             store = Store(f"{protocol}://{'/'.join(parts[:count])}")
-            if _desk.read_json(store, _desk.MARKER) is not None:
+            if (
+                _request_mailbox.read_json(store, _request_mailbox.MARKER)
+                is not None
+            ):
                 self._store = store
-                self.path = _desk.checkpoint_path("/".join(parts[count:]))
+                self.path = _request_mailbox.checkpoint_path(
+                    "/".join(parts[count:])
+                )
                 return
         raise ValueError(
             f"no servers have their saves above '{url}': it must lie below the "
@@ -81,8 +86,11 @@ class RemoteCheckpoint:
     def _ask(self, action: str, save: int, what: str) -> int:
         request_id = secrets.token_hex(8)
         request = {"action": action, "path": self.path, "save": save}
-        names = _desk.request_name(request_id), _desk.answer_name(request_id)
-        _desk.write_json(self._store, names[0], request)
+        names = (
+            _request_mailbox.request_name(request_id),
+            _request_mailbox.answer_name(request_id),
+        )
+        _request_mailbox.write_json(self._store, names[0], request)
         try:
             return self._wait(names[1], what)
         finally:
@@ -94,7 +102,7 @@ class RemoteCheckpoint:
         has_said = False
         last: dict[str, Any] | None = None
         while True:
-            answer = _desk.read_json(self._store, name)
+            answer = _request_mailbox.read_json(self._store, name)
             now = time.monotonic()
             if answer is not None and answer != last:
                 last, heard = answer, now

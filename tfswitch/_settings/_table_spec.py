@@ -11,7 +11,7 @@ from tfswitch import initializers as initializers_lib
 from tfswitch import optimizers as optimizers_lib
 from tfswitch import statistics as statistics_lib
 from tfswitch import storage_dtype as storage_dtype_lib
-from tfswitch._ranges import Range, bad_argument
+from tfswitch._settings._ranges import Range, bad_argument
 
 # The policies that need shows and clicks.
 _NEED_SHOW_CLICK = (admission_lib.ShowClick, eviction_lib.ShowClickScore)

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
-from tfswitch._ranges import bad_argument, check_seconds, is_number
+from tfswitch._settings._ranges import bad_argument, check_seconds, is_number
 from tfswitch.cluster import Cluster
 from tfswitch.export import (
     ExportReport,

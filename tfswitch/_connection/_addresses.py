@@ -6,7 +6,7 @@ address when a client connects. The rule that forbids tokens is in addition.
 
 import re
 
-from tfswitch._tokens import has_token
+from tfswitch._connection._tokens import has_token
 
 SERVERS = (
     '"grpc://host:port,host:port", "grpcs://host:port,host:port" or '

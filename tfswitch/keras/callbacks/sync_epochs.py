@@ -3,7 +3,7 @@
 from typing import Any
 
 from tfswitch.keras import _backend
-from tfswitch.keras._going_on import optimizer_of
+from tfswitch.keras._resuming import optimizer_of
 from tfswitch.keras.parameter_server_optimizer import ParameterServerOptimizer
 from tfswitch.train.barrier import END_OF_EPOCH, EPOCH_SECS
 from tfswitch.train.worker import Worker

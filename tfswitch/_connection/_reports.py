@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tfswitch._control import integers
+from tfswitch._connection._control_calls import integers
 
 _MEMORY = (
     "row_bytes",

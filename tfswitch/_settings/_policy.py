@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
-from tfswitch._ranges import check_fields
+from tfswitch._settings._ranges import check_fields
 
 _Policy = TypeVar("_Policy", bound="Policy")
 

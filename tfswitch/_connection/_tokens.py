@@ -3,9 +3,9 @@
 import os
 import re
 
-from tfswitch._ranges import bad_argument, checked_text
+from tfswitch._settings._ranges import bad_argument, checked_text
 
-# The beginning of a token of tfswitch/_token_file.py; the rest may be cut.
+# The beginning of a token of tfswitch/_connection/_token_file.py; the rest may be cut.
 _TOKEN = re.compile(r"tfswitch_([0-9a-f]{12})_[^\s'\"]*", re.IGNORECASE)
 
 

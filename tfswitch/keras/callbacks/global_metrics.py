@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from tfswitch.keras import _backend
-from tfswitch.keras.sync_epochs import close_step, server_optimizer
+from tfswitch.keras.callbacks.sync_epochs import close_step, server_optimizer
 from tfswitch.train._exchange import Exchange, merge
 from tfswitch.train.barrier import EPOCH_SECS
 

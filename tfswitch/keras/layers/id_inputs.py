@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfswitch.ops.ids import (
+from tfswitch.ops.id_tensors import (
     check_id_dtype,
     map_values,
     to_id_tensor,

@@ -11,7 +11,7 @@ import numpy as np
 
 from tfswitch import initializers as initializers_lib
 from tfswitch import optimizers as optimizers_lib
-from tfswitch._ranges import POSITIVE_INT
+from tfswitch._settings._ranges import POSITIVE_INT
 from tfswitch.keras._backend import keras
 
 _INPUT_DIM = POSITIVE_INT._replace(

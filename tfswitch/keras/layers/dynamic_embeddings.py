@@ -10,12 +10,12 @@ import tensorflow as tf
 
 from tfswitch.cluster import Cluster
 from tfswitch.keras import _backend, _row_weights, batch_size
-from tfswitch.keras.dynamic_embedding import (
+from tfswitch.keras.layers.dynamic_embedding import (
     DynamicEmbedding,
     _Count,
     train_or_read,
 )
-from tfswitch.keras.id_inputs import IdBatch, to_batch
+from tfswitch.keras.layers.id_inputs import IdBatch, to_batch
 from tfswitch.table import EmbeddingTable, look_up_many
 
 

@@ -13,22 +13,21 @@ from tensorflow.python.eager import record, tape
 
 from tfswitch import _native
 from tfswitch import optimizers as optimizers_lib
-from tfswitch._ranges import bad_argument
-from tfswitch._said_once import warn_once
-from tfswitch._table_spec import DEFAULTS, TableSpec
+from tfswitch._settings._ranges import bad_argument
+from tfswitch._settings._table_spec import DEFAULTS, TableSpec
+from tfswitch._warn_once import warn_once
 from tfswitch.cluster import Cluster, default_cluster
 from tfswitch.keras import (
     _backend,
-    _embedding_arguments,
-    _following,
+    _model_optimizer,
     _optimizer_hooks,
     _row_weights,
     _saved_rows,
     _tracked_rows,
     _weights,
     batch_size,
-    id_inputs,
 )
+from tfswitch.keras.layers import _embedding_arguments, id_inputs
 from tfswitch.table import (
     EmbeddingTable,
     TablePush,
@@ -469,12 +468,15 @@ class DynamicEmbedding(_backend.Layer):
 
     def _settings_of(self, optimizer: Any) -> dict[str, Any]:
         """The settings by which rows learn as a Keras optimizer's variables."""
-        rule = _following.rule_of(self, optimizer)
+        rule = _model_optimizer.rule_of(self, optimizer)
         return {**self._settings_by(rule), "is_open": False}
 
     def _settings_by(self, rule: optimizers_lib.Optimizer) -> dict[str, Any]:
         rule = _embedding_arguments.with_options(rule, self._options)
-        return {"optimizer": rule, "update": _following.update_of(self, rule)}
+        return {
+            "optimizer": rule,
+            "update": _model_optimizer.update_of(self, rule),
+        }
 
     def _step_of(self, optimizer: Any, learning_rate: Any) -> TablePush:
         """Returns the settings of a push: all but ids and gradients.
@@ -590,14 +592,14 @@ class DynamicEmbedding(_backend.Layer):
 
     def _check_reader(self) -> None:
         """Refuses Keras's export, and warns of gradients that rows miss."""
-        if not tf.executing_eagerly() and _following.is_exporting():
+        if not tf.executing_eagerly() and _model_optimizer.is_exporting():
             _tracked_rows.refuse_export(self)
         if self._has_warned or not self.trainable:
             return
         if self._is_recorded():
             self._has_warned = True
             warn_once(
-                weakref.ref(_following.outermost_layer(self)),
+                weakref.ref(_model_optimizer.outermost_layer(self)),
                 "training=False",
                 f"layer '{self.name}' was called in a GradientTape with "
                 "`training=False`, so that its rows do not learn. Call the "

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfswitch import optimizers as optimizers_lib
-from tfswitch._said_once import warn_once
+from tfswitch._warn_once import warn_once
 from tfswitch.keras import _backend
 
 # Settings that change the gradient before it is applied.

@@ -1,0 +1,1 @@
+"""How a process finds servers, proves who it is, and asks them."""

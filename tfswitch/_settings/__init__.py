@@ -1,0 +1,1 @@
+"""The settings of tables: their ranges, and the objects that hold them."""

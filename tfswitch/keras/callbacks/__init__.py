@@ -1,0 +1,8 @@
+"""The callbacks, in the place where `keras.callbacks` has Keras's."""
+
+from tfswitch.keras.callbacks.backup_and_restore import BackupAndRestore
+from tfswitch.keras.callbacks.export_tables import ExportTables
+from tfswitch.keras.callbacks.global_metrics import GlobalMetrics
+from tfswitch.keras.callbacks.sync_epochs import SyncEpochs
+
+__all__ = ["BackupAndRestore", "ExportTables", "GlobalMetrics", "SyncEpochs"]
