@@ -65,17 +65,17 @@ absl::Status CallReplicas(const v1::ReplicasRequest& request,
           response);
     }
     case v1::ReplicasRequest::WAIT_AT_BARRIER: {
-      auto place =
-          replicas.WaitAtBarrier(request.worker(), incarnation,
-                                 request.barrier(), request.visit(), deadline);
+      auto place = replicas.WaitAtBarrier(
+          request.worker(), incarnation, request.barrier(),
+          request.barrier_generation(), deadline);
       if (place.ok()) *response->mutable_place() = *place;
       return Answer(place.status(), response);
     }
     case v1::ReplicasRequest::LEAVE_TOGETHER:
-      return Answer(
-          replicas.LeaveTogether(request.worker(), incarnation,
-                                 request.applier(), request.visit(), deadline),
-          response);
+      return Answer(replicas.LeaveTogether(
+                        request.worker(), incarnation, request.applier(),
+                        request.barrier_generation(), deadline),
+                    response);
     case v1::ReplicasRequest::LEAVE:
       replicas.Leave(request.worker(), incarnation, request.applier());
       return absl::OkStatus();

@@ -84,9 +84,9 @@ absl::Status WithCleanUp(const absl::Status& failed,
 }
 
 // Has all servers hold rounds, and says which they have applied.
-absl::Status HoldRounds(ParameterClient& client, const std::string& save_id,
-                        v1::HoldRoundsResponse* held) {
-  v1::HoldRoundsRequest hold;
+absl::Status PauseRounds(ParameterClient& client, const std::string& save_id,
+                         v1::PauseRoundsResponse* held) {
+  v1::PauseRoundsRequest hold;
   hold.set_save_id(save_id);
   const absl::Time give_up = SteadyNow() + kLongestWait;
   for (;;) {
@@ -111,14 +111,15 @@ absl::Status HoldRounds(ParameterClient& client, const std::string& save_id,
 }
 
 // Has all servers hold rounds, and sets the cut of a save.
-absl::Status TakeCut(ParameterClient& client, v1::SaveShardRequest* request) {
-  v1::HoldRoundsResponse held;
-  TFSWITCH_RETURN_IF_ERROR(HoldRounds(client, request->save_id(), &held));
-  v1::TakeCutRequest take;
+absl::Status ChooseSnapshotRound(ParameterClient& client,
+                                 v1::SaveShardRequest* request) {
+  v1::PauseRoundsResponse held;
+  TFSWITCH_RETURN_IF_ERROR(PauseRounds(client, request->save_id(), &held));
+  v1::ChooseSnapshotRoundRequest take;
   take.set_save_id(request->save_id());
   *take.mutable_committed() = held.committed();
   take.set_with_work_queues(request->all_tables());
-  v1::TakeCutResponse taken;
+  v1::ChooseSnapshotRoundResponse taken;
   TFSWITCH_RETURN_IF_ERROR(client.first_shard().Call(take, &taken));
   *request->mutable_cut() = taken.cut();
   return absl::OkStatus();
@@ -179,7 +180,7 @@ absl::StatusOr<v1::CheckpointReport> SaveCheckpoint(
   Progress progress(absl::StrCat("saving to '", asked.path(), "'"),
                     report.num_rows(), LinesOf(asked.progress_id()));
   const auto save = [&]() -> absl::Status {
-    TFSWITCH_RETURN_IF_ERROR(TakeCut(client, &request));
+    TFSWITCH_RETURN_IF_ERROR(ChooseSnapshotRound(client, &request));
     TFSWITCH_ASSIGN_OR_RETURN(v1::SaveShardResponse saved,
                               client.SaveShard(request, &progress));
     commit.mutable_manifest_parts()->Swap(saved.mutable_manifest_parts());

@@ -138,16 +138,16 @@ absl::Status ClusterTables::Recover() {
   return status;
 }
 
-absl::StatusOr<ClusterTables::Facts> ClusterTables::FactsOf(
+absl::StatusOr<ClusterTables::TableRouting> ClusterTables::RoutingOf(
     const std::string& table) {
   for (bool has_asked = false;; has_asked = true) {
     {
       MutexLock lock(&mutex_);
       const auto it = known_.find(table);
       if (it != known_.end()) {
-        return Facts{it->second.config.num_virtual_shards,
-                     it->second.incarnation,
-                     it->second.config.optimizer.is_dense};
+        return TableRouting{it->second.config.num_virtual_shards,
+                            it->second.incarnation,
+                            it->second.config.optimizer.is_dense};
       }
     }
     if (has_asked) {

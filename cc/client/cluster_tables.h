@@ -28,8 +28,8 @@ class ClusterTables {
  public:
   using Shards = std::vector<std::unique_ptr<ParameterClient>>;
 
-  // The facts of a table that a call needs.
-  struct Facts {
+  // The routing of a table that a call needs.
+  struct TableRouting {
     uint32_t num_virtual_shards = 0;
     uint64_t incarnation = 0;
     bool is_dense = false;  // Each push goes to all shards.
@@ -50,7 +50,7 @@ class ClusterTables {
   absl::StatusOr<std::vector<ResetTable>> ResetLost();
 
   // NotFound if there is no such table; Unavailable while somebody makes it.
-  absl::StatusOr<Facts> FactsOf(const std::string& table);
+  absl::StatusOr<TableRouting> RoutingOf(const std::string& table);
   // 0 if the table is not known.
   uint64_t KnownIncarnation(const std::string& table);
   // For tables that may have become others.

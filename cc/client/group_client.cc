@@ -137,11 +137,11 @@ absl::Status GroupClient::WaitForTurn(const GroupMember& member, int64_t clock,
 }
 
 absl::StatusOr<WorkerGroup::Place> GroupClient::WaitAtBarrier(
-    const GroupMember& member, const std::string& barrier, int64_t visit,
-    absl::Time deadline) {
+    const GroupMember& member, const std::string& barrier,
+    int64_t barrier_generation, absl::Time deadline) {
   auto request = RequestOf<v1::WaitAtBarrierRequest>(member);
   request.set_barrier(barrier);
-  request.set_visit(visit);
+  request.set_barrier_generation(barrier_generation);
   TFSWITCH_ASSIGN_OR_RETURN(
       const auto response,
       Poll(request, deadline, &v1::WaitAtBarrierResponse::is_open));

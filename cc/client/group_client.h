@@ -58,8 +58,8 @@ class GroupClient {
   virtual absl::Status WaitForTurn(const GroupMember& member, int64_t clock,
                                    int64_t staleness, absl::Time deadline);
   virtual absl::StatusOr<WorkerGroup::Place> WaitAtBarrier(
-      const GroupMember& member, const std::string& barrier, int64_t visit,
-      absl::Time deadline);
+      const GroupMember& member, const std::string& barrier,
+      int64_t barrier_generation, absl::Time deadline);
 
   virtual absl::StatusOr<v1::GetGroupStatsResponse> GroupStats(
       const std::string& group, absl::Duration timeout);

@@ -246,23 +246,24 @@ absl::StatusOr<Round> GroupSession::FetchRound(int64_t number,
 absl::Status GroupSession::WaitAtBarrier(const std::string& barrier,
                                          absl::Duration timeout) {
   const absl::Time start = SteadyNow();
-  int64_t visit;
+  int64_t barrier_generation;
   absl::Time since;
   {
     MutexLock lock(&mutex_);
-    visit = visits_;
+    barrier_generation = barrier_generation_;
     if (barrier_.empty()) at_barrier_since_ = start;
     since = at_barrier_since_;
     barrier_ = barrier;
   }
   const absl::StatusOr<WorkerGroup::Place> place =
       WaitAloud(since, start + timeout, [&](absl::Time until) {
-        return groups_->WaitAtBarrier(member(), barrier, visit, until);
+        return groups_->WaitAtBarrier(member(), barrier, barrier_generation,
+                                      until);
       });
   TFSWITCH_RETURN_IF_ERROR(GaveUpAfter(timeout, place.status()));
   CountWait(since);
   MutexLock lock(&mutex_);
-  ++visits_;
+  ++barrier_generation_;
   barrier_.clear();
   clock_ = place->clock();
   round_ = place->round();
@@ -297,7 +298,7 @@ absl::Status GroupSession::Rejoin(uint64_t newer_instance) {
   round_ = joined.round();
   first_step_.reset();
   num_steps_ = is_repeating ? first_step : joined.num_steps();
-  visits_ = 0;
+  barrier_generation_ = 0;
   barrier_.clear();
   is_waiting_ = false;
   has_left_ = is_leaving_ = false;

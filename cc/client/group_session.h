@@ -235,7 +235,7 @@ class GroupSession {
   int64_t num_steps_ ABSL_GUARDED_BY(mutex_) = 0;
   // When it joined.
   WorkerGroup::Place place_ ABSL_GUARDED_BY(mutex_);
-  int64_t visits_ ABSL_GUARDED_BY(mutex_) = 0;  // At barriers.
+  int64_t barrier_generation_ ABSL_GUARDED_BY(mutex_) = 0;  // At barriers.
   std::string barrier_ ABSL_GUARDED_BY(mutex_);
   absl::Time at_barrier_since_ ABSL_GUARDED_BY(mutex_);
   // A step has ended, and the wait after it is not over.

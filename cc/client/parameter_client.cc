@@ -163,7 +163,7 @@ std::unique_ptr<PendingCall> ParameterClient::StartReadUsage(
   return std::make_unique<MessageCall<v1::ReadUsageResponse>>(
       this, request, timeout,
       [this, usage, states](const v1::ReadUsageResponse& response) {
-        return Blame(FromProto(response, usage, states));
+        return AsServerFault(FromProto(response, usage, states));
       });
 }
 

@@ -134,7 +134,7 @@ class ParameterClient {
   // Longest time that a call may take, retries included.
   virtual absl::Duration timeout() const { return absl::InfiniteDuration(); }
   // The error of an answer that cannot be read: the server's fault.
-  virtual absl::Status Blame(const absl::Status& malformed) const {
+  virtual absl::Status AsServerFault(const absl::Status& malformed) const {
     return malformed;
   }
   // An identity for a write that has none; empty if no call is repeated.

@@ -285,14 +285,15 @@ class ShardedClient : public ParameterClient {
     // A repetition leaves out the shards that have erased their keys.
     std::vector<std::optional<int64_t>> erased(shards_.size());
     TFSWITCH_RETURN_IF_ERROR(Recovering([&]() -> absl::Status {
-      TFSWITCH_ASSIGN_OR_RETURN(const Facts facts, tables_.FactsOf(table.name));
+      TFSWITCH_ASSIGN_OR_RETURN(const TableRouting routing,
+                                tables_.RoutingOf(table.name));
       const std::vector<Part> parts =
-          SplitByOwner(keys, facts.num_virtual_shards, shards_.size());
+          SplitByOwner(keys, routing.num_virtual_shards, shards_.size());
       for (size_t i = 0; i < shards_.size(); ++i) {
         if (parts[i].keys.empty() || erased[i].has_value()) continue;
         TFSWITCH_ASSIGN_OR_RETURN(
-            erased[i],
-            shards_[i]->Erase({table.name, facts.incarnation}, parts[i].keys));
+            erased[i], shards_[i]->Erase({table.name, routing.incarnation},
+                                         parts[i].keys));
       }
       return absl::OkStatus();
     }));
@@ -305,16 +306,17 @@ class ShardedClient : public ParameterClient {
                          float day, absl::Span<UsageOfRow> usage,
                          absl::Span<KeyState> states) override {
     return Recovering([&]() -> absl::Status {
-      TFSWITCH_ASSIGN_OR_RETURN(const Facts facts, tables_.FactsOf(table.name));
+      TFSWITCH_ASSIGN_OR_RETURN(const TableRouting routing,
+                                tables_.RoutingOf(table.name));
       const std::vector<Part> parts =
-          SplitByOwner(keys, facts.num_virtual_shards, shards_.size());
+          SplitByOwner(keys, routing.num_virtual_shards, shards_.size());
       for (size_t i = 0; i < shards_.size(); ++i) {
         const Part& part = parts[i];
         if (part.keys.empty()) continue;
         std::vector<UsageOfRow> part_usage(part.keys.size());
         std::vector<KeyState> part_states(part.keys.size());
         TFSWITCH_RETURN_IF_ERROR(shards_[i]->ReadUsage(
-            {table.name, facts.incarnation}, part.keys, day,
+            {table.name, routing.incarnation}, part.keys, day,
             absl::MakeSpan(part_usage), absl::MakeSpan(part_states)));
         for (size_t k = 0; k < part.places.size(); ++k) {
           usage[part.places[k]] = part_usage[k];
@@ -330,10 +332,11 @@ class ShardedClient : public ParameterClient {
   absl::Status Export(
       const TableRef& table, bool with_slots,
       const std::function<absl::Status(const RowChunk&)>& visit) override {
-    TFSWITCH_ASSIGN_OR_RETURN(const Facts facts, RecoveredFactsOf(table.name));
+    TFSWITCH_ASSIGN_OR_RETURN(const TableRouting routing,
+                              RecoveredRoutingOf(table.name));
     for (const auto& shard : shards_) {
       TFSWITCH_RETURN_IF_ERROR(
-          shard->Export({table.name, facts.incarnation}, with_slots, visit));
+          shard->Export({table.name, routing.incarnation}, with_slots, visit));
     }
     return absl::OkStatus();
   }
@@ -349,9 +352,9 @@ class ShardedClient : public ParameterClient {
     }
     uint64_t incarnation = args.table_incarnation;
     if (incarnation == 0) {
-      TFSWITCH_ASSIGN_OR_RETURN(const Facts facts,
-                                RecoveredFactsOf(args.table));
-      incarnation = facts.incarnation;
+      TFSWITCH_ASSIGN_OR_RETURN(const TableRouting routing,
+                                RecoveredRoutingOf(args.table));
+      incarnation = routing.incarnation;
     }
     std::vector<std::vector<ChangeCursor>> results(shards_.size());
     Mutex visit_mutex;
@@ -433,11 +436,11 @@ class ShardedClient : public ParameterClient {
   }
 
  private:
-  using Facts = ClusterTables::Facts;
+  using TableRouting = ClusterTables::TableRouting;
 
   // For calls that do not recover, but may begin with a table that has.
-  absl::StatusOr<Facts> RecoveredFactsOf(const std::string& table) {
-    return Recovering([&] { return tables_.FactsOf(table); });
+  absl::StatusOr<TableRouting> RecoveredRoutingOf(const std::string& table) {
+    return Recovering([&] { return tables_.RoutingOf(table); });
   }
 
   // Calls call(shard) for all shards at once, or for none; returns the first
@@ -499,10 +502,11 @@ class ShardedClient : public ParameterClient {
     const std::unique_ptr<google::protobuf::Message> own(request.New());
     own->CopyFrom(request);
     if (reflection.GetUInt64(request, incarnation) == 0) {
-      const absl::StatusOr<Facts> facts = tables_.FactsOf(reflection.GetString(
-          request, request.GetDescriptor()->FindFieldByName("table")));
-      if (!facts.ok()) return Done(facts.status());
-      reflection.SetUInt64(own.get(), incarnation, facts->incarnation);
+      const absl::StatusOr<TableRouting> routing =
+          tables_.RoutingOf(reflection.GetString(
+              request, request.GetDescriptor()->FindFieldByName("table")));
+      if (!routing.ok()) return Done(routing.status());
+      reflection.SetUInt64(own.get(), incarnation, routing->incarnation);
     }
     std::vector<std::unique_ptr<PendingCall>> calls;
     for (size_t i = 0; i < shards_.size(); ++i) {
@@ -523,10 +527,11 @@ class ShardedClient : public ParameterClient {
           !status.ok()) {
         return Done(std::move(status));
       }
-      const absl::StatusOr<Facts> facts = tables_.FactsOf(args.table);
-      if (!facts.ok()) return Done(facts.status());
-      args.table_incarnation = facts->incarnation;
-      cuts.push_back(facts->num_virtual_shards);
+      const absl::StatusOr<TableRouting> routing =
+          tables_.RoutingOf(args.table);
+      if (!routing.ok()) return Done(routing.status());
+      args.table_incarnation = routing->incarnation;
+      cuts.push_back(routing->num_virtual_shards);
     }
     if (shards_.size() == 1) return shards_[0]->StartPull(pulls);
     const auto split = std::make_shared<Split>(pulls.size());
@@ -553,11 +558,12 @@ class ShardedClient : public ParameterClient {
   std::unique_ptr<PendingCall> StartPushes(std::vector<PushPart> pushes) {
     std::vector<uint32_t> cuts;
     for (PushPart& push : pushes) {
-      const absl::StatusOr<Facts> facts = tables_.FactsOf(push.args.table);
-      if (!facts.ok()) return Done(facts.status());
-      push.args.table_incarnation = facts->incarnation;
-      push.args.is_dense = facts->is_dense;
-      cuts.push_back(facts->num_virtual_shards);
+      const absl::StatusOr<TableRouting> routing =
+          tables_.RoutingOf(push.args.table);
+      if (!routing.ok()) return Done(routing.status());
+      push.args.table_incarnation = routing->incarnation;
+      push.args.is_dense = routing->is_dense;
+      cuts.push_back(routing->num_virtual_shards);
     }
     if (shards_.size() == 1) return shards_[0]->StartCheckedPush(pushes);
     const auto split = std::make_shared<Split>(pushes.size());
@@ -594,15 +600,15 @@ class ShardedClient : public ParameterClient {
     if (absl::Status status = CheckAssign(args); !status.ok()) {
       return Done(std::move(status));
     }
-    const absl::StatusOr<Facts> facts = tables_.FactsOf(args.table);
-    if (!facts.ok()) return Done(facts.status());
-    args.table_incarnation = facts->incarnation;
+    const absl::StatusOr<TableRouting> routing = tables_.RoutingOf(args.table);
+    if (!routing.ok()) return Done(routing.status());
+    args.table_incarnation = routing->incarnation;
     if (shards_.size() == 1) return shards_[0]->StartAssign(args, result);
     if (args.keys.empty()) return Done(absl::OkStatus());
     const int slot_floats =
         static_cast<int>(args.slots.size() / args.keys.size());
     const auto parts = std::make_shared<std::vector<Part>>(
-        SplitByOwner(args.keys, facts->num_virtual_shards, shards_.size()));
+        SplitByOwner(args.keys, routing->num_virtual_shards, shards_.size()));
     std::vector<std::unique_ptr<PendingCall>> calls;
     for (size_t i = 0; i < shards_.size(); ++i) {
       Part& part = (*parts)[i];

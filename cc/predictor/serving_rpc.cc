@@ -161,9 +161,10 @@ class Slots {
   std::atomic<int> taken_{0};
 };
 
-// A handler of calls that answers with run(context, visit, request, &response),
-// if the caller may use the model that the request names, and there is a slot.
-// Authenticates the caller, reads the bytes, checks the length, then parses.
+// A handler of calls that answers with run(context, caller, request,
+// &response), if the caller may use the model that the request names, and there
+// is a slot. Authenticates the caller, reads the bytes, checks the length, then
+// parses.
 template <typename Request, typename Response, typename Run>
 grpc::internal::MethodHandler* GatedHandler(AccessControl* access, Slots* slots,
                                             const char* method,
@@ -172,10 +173,10 @@ grpc::internal::MethodHandler* GatedHandler(AccessControl* access, Slots* slots,
   const auto handle = [=](grpc::ServerContext* context, Stream* stream) {
     const MethodRule rule = {method, v1::ROLE_READ};
     std::vector<std::string> models;
-    Visit visit;
+    Caller caller;
     grpc::ByteBuffer bytes;
     Request request;
-    absl::Status status = access->Admit(context, rule, &visit);
+    absl::Status status = access->Admit(context, rule, &caller);
     // Held also while the message is on its way.
     if (status.ok()) status = slots->Enter();
     const auto leave = absl::MakeCleanup([slots, is_in = status.ok()] {
@@ -184,18 +185,18 @@ grpc::internal::MethodHandler* GatedHandler(AccessControl* access, Slots* slots,
     if (status.ok() && !stream->Read(&bytes)) {
       status = absl::InvalidArgumentError("the call has no message");
     }
-    if (status.ok()) status = visit.ParseRequest(context, &bytes, &request);
+    if (status.ok()) status = caller.ParseRequest(context, &bytes, &request);
     if (status.ok()) {
       models.push_back(request.model_spec().name());
       // In a token, the name of a model takes the place of a table's.
-      status = visit.CheckTable(models[0]);
+      status = caller.CheckTable(models[0]);
     }
-    access->NoteEnd(*context, visit, rule, models, /*path=*/"", status);
+    access->NoteEnd(*context, caller, rule, models, /*path=*/"", status);
     if (!status.ok()) return ToGrpcStatus(status);
     Response response;
-    grpc::Status answered = run(context, &visit, request, &response);
+    grpc::Status answered = run(context, &caller, request, &response);
     if (answered.ok()) stream->Write(response, grpc::WriteOptions());
-    return ToGrpcStatus(visit.WithoutNames(FromGrpcStatus(answered)));
+    return ToGrpcStatus(caller.WithoutNames(FromGrpcStatus(answered)));
   };
   return new grpc::internal::StreamedUnaryHandler<grpc::ByteBuffer, Response>(
       handle);
@@ -213,7 +214,7 @@ class PredictionService final : public api::PredictionService::Service {
         IndexOf<api::PredictRequest>("PredictionService", "Predict"),
         GatedHandler<api::PredictRequest, api::PredictResponse>(
             access, &slots_, "Predict",
-            [this](grpc::ServerContext* context, Visit* visit,
+            [this](grpc::ServerContext* context, Caller* caller,
                    const api::PredictRequest& request,
                    api::PredictResponse* response) {
               const grpc::Status status = Answer(*context, request, response);
@@ -226,7 +227,7 @@ class PredictionService final : public api::PredictionService::Service {
                        GatedHandler<api::GetModelMetadataRequest,
                                     api::GetModelMetadataResponse>(
                            access, &slots_, "GetModelMetadata",
-                           [this](grpc::ServerContext*, Visit*,
+                           [this](grpc::ServerContext*, Caller*,
                                   const api::GetModelMetadataRequest& request,
                                   api::GetModelMetadataResponse* response) {
                              return Describe(request, response);
@@ -313,7 +314,7 @@ class ModelService final : public api::ModelService::Service {
         IndexOf<api::GetModelStatusRequest>("ModelService", "GetModelStatus"),
         GatedHandler<api::GetModelStatusRequest, api::GetModelStatusResponse>(
             access, &slots_, "GetModelStatus",
-            [this](grpc::ServerContext*, Visit*,
+            [this](grpc::ServerContext*, Caller*,
                    const api::GetModelStatusRequest& request,
                    api::GetModelStatusResponse* response) {
               Collector collector;

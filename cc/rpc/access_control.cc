@@ -90,8 +90,8 @@ bool IsRefusal(const absl::Status& status) {
 
 // "token" and its id; "claims" and the id if the secret is not known.
 std::pair<const char*, std::string> CallerName(
-    const grpc::ServerContext& context, const Visit& visit) {
-  if (visit.token() != nullptr) return {"token", visit.token()->record.id};
+    const grpc::ServerContext& context, const Caller& caller) {
+  if (caller.token() != nullptr) return {"token", caller.token()->record.id};
   const auto claimed = TokenId(PresentedToken(context));
   if (claimed.ok()) return {"claims", std::string(*claimed)};
   return {"token", "none"};
@@ -123,15 +123,15 @@ std::string PathIn(const google::protobuf::Message& request) {
                           : request.GetReflection()->GetString(request, field);
 }
 
-bool Visit::May(v1::Role role) const {
+bool Caller::May(v1::Role role) const {
   return is_in_ && HasRole(token_.get(), role);
 }
 
-bool Visit::MayUse(absl::string_view table) const {
+bool Caller::MayUse(absl::string_view table) const {
   return is_in_ && (token_ == nullptr || token_->record.MayUse(table));
 }
 
-absl::Status Visit::WithoutNames(const absl::Status& status) const {
+absl::Status Caller::WithoutNames(const absl::Status& status) const {
   if (token_ == nullptr || token_->record.MayUseAll()) return status;
   // Shard::FindTable() and the predictor begin their messages so.
   const absl::string_view message = status.message();
@@ -141,7 +141,7 @@ absl::Status Visit::WithoutNames(const absl::Status& status) const {
              : absl::Status(status.code(), message.substr(0, end));
 }
 
-absl::Status Visit::CheckTable(absl::string_view table) const {
+absl::Status Caller::CheckTable(absl::string_view table) const {
   if (MayUse(table)) return absl::OkStatus();
   const TokenRecord* record = token_ != nullptr ? &token_->record : nullptr;
   return absl::PermissionDeniedError(absl::StrCat(
@@ -151,11 +151,11 @@ absl::Status Visit::CheckTable(absl::string_view table) const {
       "'; use a token with another --tables"));
 }
 
-absl::Status Visit::CheckRole(v1::Role role, absl::string_view what) const {
+absl::Status Caller::CheckRole(v1::Role role, absl::string_view what) const {
   return CheckRoleOf(token_.get(), is_in_ ? role : v1::ROLE_UNSPECIFIED, what);
 }
 
-absl::Status Visit::AddRequest(grpc::ServerContext* context, uint64_t bytes) {
+absl::Status Caller::AddRequest(grpc::ServerContext* context, uint64_t bytes) {
   if (token_ == nullptr) return absl::OkStatus();
   const uint64_t limit = token_->record.quota.max_request_bytes;
   if (bytes > limit) {
@@ -167,7 +167,7 @@ absl::Status Visit::AddRequest(grpc::ServerContext* context, uint64_t bytes) {
   return AddAnswer(context, bytes);
 }
 
-absl::Status Visit::AddAnswer(grpc::ServerContext* context, uint64_t bytes) {
+absl::Status Caller::AddAnswer(grpc::ServerContext* context, uint64_t bytes) {
   if (token_ == nullptr) return absl::OkStatus();
   const TokenRecord& record = token_->record;
   bytes_ += bytes;
@@ -182,9 +182,9 @@ absl::Status Visit::AddAnswer(grpc::ServerContext* context, uint64_t bytes) {
   return added;
 }
 
-absl::Status Visit::ParseRequest(grpc::ServerContext* context,
-                                 grpc::ByteBuffer* bytes,
-                                 google::protobuf::Message* request) {
+absl::Status Caller::ParseRequest(grpc::ServerContext* context,
+                                  grpc::ByteBuffer* bytes,
+                                  google::protobuf::Message* request) {
   TFSWITCH_RETURN_IF_ERROR(AddRequest(context, bytes->Length()));
   grpc::ProtoBufferReader reader(bytes);
   if (!request->ParseFromZeroCopyStream(&reader)) {
@@ -232,14 +232,14 @@ absl::StatusOr<std::unique_ptr<AccessControl>> AccessControl::Open(
   return access;
 }
 
-uint64_t Visit::CallerId(const grpc::ServerContext& context) const {
+uint64_t Caller::CallerId(const grpc::ServerContext& context) const {
   if (token_ != nullptr) return absl::HashOf(token_->record.id) | 1;
   const std::string peer = context.peer();  // "ipv4:127.0.0.1:7077".
   return absl::HashOf(absl::string_view(peer).substr(0, peer.rfind(':'))) | 1;
 }
 
 absl::Status AccessControl::Admit(grpc::ServerContext* context,
-                                  const MethodRule& rule, Visit* visit) {
+                                  const MethodRule& rule, Caller* caller) {
   if (tokens_ != nullptr) {
     const absl::string_view presented = PresentedToken(*context);
     if (presented.empty()) {
@@ -248,23 +248,23 @@ absl::Status AccessControl::Admit(grpc::ServerContext* context,
           "`token` of tfswitch.connect, TFSWITCH_TOKEN or TFSWITCH_TOKEN_FILE, "
           "or as the metadata 'authorization: Bearer TOKEN'");
     }
-    TFSWITCH_ASSIGN_OR_RETURN(visit->token_, tokens_->Find(presented));
+    TFSWITCH_ASSIGN_OR_RETURN(caller->token_, tokens_->Find(presented));
   }
   // Checked first: a caller without the role is refused for the role.
-  TFSWITCH_RETURN_IF_ERROR(CheckRule(visit->token_.get(), rule));
-  if (visit->token_ != nullptr) {
-    absl::Status entered = visit->token_->use->Enter(visit->token_->record);
+  TFSWITCH_RETURN_IF_ERROR(CheckRule(caller->token_.get(), rule));
+  if (caller->token_ != nullptr) {
+    absl::Status entered = caller->token_->use->Enter(caller->token_->record);
     if (!entered.ok()) {
       context->AddTrailingMetadata(kRetryPushback, kPause);
       return entered;
     }
   }
-  visit->is_in_ = true;
+  caller->is_in_ = true;
   return absl::OkStatus();
 }
 
 void AccessControl::NoteEnd(const grpc::ServerContext& context,
-                            const Visit& visit, const MethodRule& rule,
+                            const Caller& caller, const MethodRule& rule,
                             const std::vector<std::string>& tables,
                             const std::string& path,
                             const absl::Status& status) {
@@ -273,11 +273,11 @@ void AccessControl::NoteEnd(const grpc::ServerContext& context,
     return;
   }
   // A kind of its own, so that a flood of refused calls hides no other lines.
-  const bool is_done = visit.is_in_ && !is_refusal;
+  const bool is_done = caller.is_in_ && !is_refusal;
   const LogKind kind =
       is_done ? LogKind{"admin_called", 200, 10} : LogKind{"caller_refused"};
   const std::string peer = context.peer();
-  const auto [token_kind, token] = CallerName(context, visit);
+  const auto [token_kind, token] = CallerName(context, caller);
   // Written by the log writer, also in a Python process with a server.
   LogWriter::Get().Write(
       kind,

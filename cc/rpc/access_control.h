@@ -68,20 +68,20 @@ std::string PathIn(const google::protobuf::Message& request);
 // One call of a caller, from its admission to its answer.
 //
 // Not thread-safe.
-class Visit {
+class Caller {
  public:
-  Visit() = default;  // No caller is admitted.
-  Visit(Visit&& other) noexcept
+  Caller() = default;  // No caller is admitted.
+  Caller(Caller&& other) noexcept
       : is_in_(std::exchange(other.is_in_, false)),
         token_(std::move(other.token_)),
         bytes_(other.bytes_) {}
-  Visit& operator=(Visit&& other) noexcept {
+  Caller& operator=(Caller&& other) noexcept {
     std::swap(is_in_, other.is_in_);
     std::swap(token_, other.token_);
     std::swap(bytes_, other.bytes_);
     return *this;
   }
-  ~Visit() {
+  ~Caller() {
     if (is_in_ && token_ != nullptr) token_->use->Leave(bytes_);
   }
 
@@ -151,11 +151,11 @@ class AccessControl {
   // a method that its role may not call, ResourceExhausted for a call too many,
   // as in AddRequest().
   absl::Status Admit(grpc::ServerContext* context, const MethodRule& rule,
-                     Visit* visit);
+                     Caller* caller);
 
   // Call it at the end of each call, with the results of TablesIn() and
   // PathIn().
-  void NoteEnd(const grpc::ServerContext& context, const Visit& visit,
+  void NoteEnd(const grpc::ServerContext& context, const Caller& caller,
                const MethodRule& rule, const std::vector<std::string>& tables,
                const std::string& path, const absl::Status& status);
 

@@ -50,7 +50,7 @@ absl::Status Run(const ShardCall& call, const v1::CreateTableRequest& request,
   TFSWITCH_RETURN_IF_ERROR(CheckKnown(request.config()));
   const TableConfig config = FromProto(request.config());
   if (call.only_reads) {
-    TFSWITCH_ASSIGN_OR_RETURN(const Shard::Made there,
+    TFSWITCH_ASSIGN_OR_RETURN(const Shard::TableHandle there,
                               call.shard.OpenTable(config));
     response->set_table_incarnation(there.incarnation);
     return absl::OkStatus();
@@ -70,7 +70,7 @@ absl::Status Run(const ShardCall& call, const v1::CreateTableRequest& request,
       IdOf(call, request), log,
       [&]() -> absl::StatusOr<int64_t> {
         TFSWITCH_ASSIGN_OR_RETURN(
-            const Shard::Made made,
+            const Shard::TableHandle made,
             call.shard.CreateTable(config,
                                    {incarnation,
                                     {request.shard_instances().begin(),
@@ -222,15 +222,16 @@ absl::Status Run(const ShardCall& call, const v1::CommitExportRequest& request,
   return absl::OkStatus();
 }
 
-absl::Status Run(const ShardCall& call, const v1::HoldRoundsRequest& request,
-                 v1::HoldRoundsResponse* response) {
-  TFSWITCH_ASSIGN_OR_RETURN(*response, call.shard.HoldRounds(request));
+absl::Status Run(const ShardCall& call, const v1::PauseRoundsRequest& request,
+                 v1::PauseRoundsResponse* response) {
+  TFSWITCH_ASSIGN_OR_RETURN(*response, call.shard.PauseRounds(request));
   return absl::OkStatus();
 }
 
-absl::Status Run(const ShardCall& call, const v1::TakeCutRequest& request,
-                 v1::TakeCutResponse* response) {
-  TFSWITCH_ASSIGN_OR_RETURN(*response, call.shard.TakeCut(request));
+absl::Status Run(const ShardCall& call,
+                 const v1::ChooseSnapshotRoundRequest& request,
+                 v1::ChooseSnapshotRoundResponse* response) {
+  TFSWITCH_ASSIGN_OR_RETURN(*response, call.shard.ChooseSnapshotRound(request));
   return absl::OkStatus();
 }
 

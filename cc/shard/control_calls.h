@@ -32,8 +32,8 @@
   V(Shrink)                                \
   V(ReadUsage)                             \
   V(CommitExport)                          \
-  V(HoldRounds)                            \
-  V(TakeCut)                               \
+  V(PauseRounds)                           \
+  V(ChooseSnapshotRound)                   \
   V(SaveShard)                             \
   V(CommitCheckpoint)                      \
   V(AbortSave)                             \

@@ -211,9 +211,9 @@ absl::StatusOr<WriteResult> Shard::WriteOnce(
   return written;
 }
 
-absl::StatusOr<Shard::Made> Shard::CreateTable(const TableConfig& config,
-                                               const TableIdentity& identity,
-                                               uint64_t replaced_incarnation) {
+absl::StatusOr<Shard::TableHandle> Shard::CreateTable(
+    const TableConfig& config, const TableIdentity& identity,
+    uint64_t replaced_incarnation) {
   TFSWITCH_RETURN_IF_ERROR(config.ValidateNew());
   if (options_.num_shards > config.num_virtual_shards) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -228,12 +228,12 @@ absl::StatusOr<Shard::Made> Shard::CreateTable(const TableConfig& config,
       MutexLock lock(&mutex_);
       const auto it = tables_.find(config.name);
       if (it != tables_.end()) {
-        return Present(it->second.get(), config, identity,
-                       replaced_incarnation);
+        return AttachExisting(it->second.get(), config, identity,
+                              replaced_incarnation);
       }
       TFSWITCH_RETURN_IF_ERROR(CheckRoom(config));
       if (table != nullptr) {
-        const Made made{true, table->incarnation()};
+        const TableHandle made{true, table->incarnation()};
         WarnOfReleased("it is made again, without rows", config.name);
         tables_.emplace(config.name, std::move(table));
         shrink_timer_.Set(config.name,
@@ -259,7 +259,7 @@ absl::Status Shard::CloseOptimizer(const TableConfig& config) {
   TableConfig former = config;
   former.optimizer = open->config().optimizer;
   if (!former.optimizer.is_open || former != open->config()) {
-    return absl::OkStatus();  // Present() tells.
+    return absl::OkStatus();  // AttachExisting() tells.
   }
   TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
                             MakeTable(config));
@@ -308,9 +308,10 @@ void Shard::NoteDisk(const absl::Status& status, const std::string& folder,
   }
 }
 
-absl::StatusOr<Shard::Made> Shard::OpenTable(const TableConfig& config) const {
+absl::StatusOr<Shard::TableHandle> Shard::OpenTable(
+    const TableConfig& config) const {
   TFSWITCH_ASSIGN_OR_RETURN(const auto table, FindTable(config.name));
-  return Present(table.get(), config, TableIdentity(), 0);
+  return AttachExisting(table.get(), config, TableIdentity(), 0);
 }
 
 absl::StatusOr<std::shared_ptr<EmbeddingTable>> Shard::MakeTable(
@@ -318,7 +319,7 @@ absl::StatusOr<std::shared_ptr<EmbeddingTable>> Shard::MakeTable(
   return EmbeddingTable::Create(config);
 }
 
-absl::StatusOr<Shard::Made> Shard::Present(
+absl::StatusOr<Shard::TableHandle> Shard::AttachExisting(
     EmbeddingTable* table, const TableConfig& config,
     const TableIdentity& identity, uint64_t replaced_incarnation) const {
   TableConfig wanted = config;
@@ -334,7 +335,7 @@ absl::StatusOr<Shard::Made> Shard::Present(
     table->set_identity(identity);
     Tell("table_changed", {{"table", config.name}, {"what", "identity"}});
   }
-  return Made{false, table->incarnation()};
+  return TableHandle{false, table->incarnation()};
 }
 
 absl::StatusOr<std::shared_ptr<Coordinator>> Shard::FindCoordinator() const {
@@ -344,7 +345,7 @@ absl::StatusOr<std::shared_ptr<Coordinator>> Shard::FindCoordinator() const {
                    " does not coordinate workers; shard 0 does"));
 }
 
-std::shared_ptr<EmbeddingTable> Shard::TakeTable(const std::string& name) {
+std::shared_ptr<EmbeddingTable> Shard::RemoveTable(const std::string& name) {
   released_rows_.erase(name);
   const auto it = tables_.find(name);
   if (it == tables_.end()) return nullptr;
@@ -363,7 +364,7 @@ bool Shard::DropTable(const std::string& name) {
   stage_.DropTable(name);
   std::shared_ptr<EmbeddingTable> dropped;  // Freed outside the lock.
   MutexLock lock(&mutex_);
-  dropped = TakeTable(name);
+  dropped = RemoveTable(name);
   return dropped != nullptr;
 }
 
@@ -382,7 +383,7 @@ void Shard::ReleaseTable(const std::string& name) {
     MutexLock lock(&mutex_);
     if (--holds_[name] > 0) return;
     holds_.erase(name);
-    dropped = TakeTable(name);
+    dropped = RemoveTable(name);
     if (dropped == nullptr) return;
     if (dropped->size() > 0) released_rows_[name] = dropped->size();
   }
@@ -1147,7 +1148,7 @@ absl::StatusOr<v1::CheckpointPart> Shard::SaveShard(
       if (save.part.has_value() && save.folder == path) return *save.part;
       return NotHeld(request.save_id());
     }
-    TFSWITCH_RETURN_IF_ERROR(BringTo(request.cut(), check));
+    TFSWITCH_RETURN_IF_ERROR(ApplyRoundsUpTo(request.cut(), check));
   }
   std::optional<WriteGate::Closed> closed(gate());
   for (const auto& table : to_save) {
@@ -1609,11 +1610,11 @@ absl::StatusOr<bool> Shard::TakeRestore(const std::string& restore_id,
                     {"rows", (*taken)->result->num_rows()},
                     {"bytes", loaded.bytes},
                     {"seconds", (*taken)->seconds}});
-  PutInPlace(&(*taken)->loaded);
+  InstallRestored(&(*taken)->loaded);
   return true;
 }
 
-void Shard::PutInPlace(Loaded* loaded) {
+void Shard::InstallRestored(Loaded* loaded) {
   for (auto& [name, table] : loaded->tables) {
     shrink_timer_.Set(name, absl::Seconds(table->config().eviction.every_secs));
     std::swap(tables_[name], table);

@@ -146,7 +146,7 @@ class Shard {
       absl::FunctionRef<absl::StatusOr<int64_t>()> write,
       bool is_alone = false);
 
-  struct Made {
+  struct TableHandle {
     bool created = false;  // False: it was there with an equal config.
     uint64_t incarnation = 0;
   };
@@ -156,13 +156,13 @@ class Shard {
   // incarnation is `replaced_incarnation`. One with an open optimizer gets that
   // of `config`. AlreadyExists, naming the fields, if its config differs;
   // ResourceExhausted if that is one too many.
-  absl::StatusOr<Made> CreateTable(const TableConfig& config,
-                                   const TableIdentity& identity = {},
-                                   uint64_t replaced_incarnation = 0);
+  absl::StatusOr<TableHandle> CreateTable(const TableConfig& config,
+                                          const TableIdentity& identity = {},
+                                          uint64_t replaced_incarnation = 0);
 
   // The table that is there. NotFound if there is none, and AlreadyExists as
   // above.
-  absl::StatusOr<Made> OpenTable(const TableConfig& config) const;
+  absl::StatusOr<TableHandle> OpenTable(const TableConfig& config) const;
 
   // Returns false if there was no such table.
   bool DropTable(const std::string& name);
@@ -285,12 +285,12 @@ class Shard {
                      v1::GetProgressResponse* response) const;
 
   // Keeps this shard at its rounds for a save; see RoundHold.
-  absl::StatusOr<v1::HoldRoundsResponse> HoldRounds(
-      const v1::HoldRoundsRequest& request);
+  absl::StatusOr<v1::PauseRoundsResponse> PauseRounds(
+      const v1::PauseRoundsRequest& request);
   // To be called when all shards hold their rounds. Aborted if this one does
   // not (any more), FailedPrecondition unless it is shard 0.
-  absl::StatusOr<v1::TakeCutResponse> TakeCut(
-      const v1::TakeCutRequest& request);
+  absl::StatusOr<v1::ChooseSnapshotRoundResponse> ChooseSnapshotRound(
+      const v1::ChooseSnapshotRoundRequest& request);
 
   // Writes this shard's rows; returns its part of the manifest. Shard 0
   // saves the work queues with all tables. With a cut the rows are those of its
@@ -472,9 +472,9 @@ class Shard {
   absl::Status CloseOptimizer(const TableConfig& config);
 
   // CreateTable() of a table that is there.
-  absl::StatusOr<Made> Present(EmbeddingTable* table, const TableConfig& config,
-                               const TableIdentity& identity,
-                               uint64_t replaced_incarnation) const;
+  absl::StatusOr<TableHandle> AttachExisting(
+      EmbeddingTable* table, const TableConfig& config,
+      const TableIdentity& identity, uint64_t replaced_incarnation) const;
 
   // The state that a restore has read.
   struct Loaded {
@@ -529,7 +529,7 @@ class Shard {
       const std::string& path, const v1::CheckpointManifest& manifest,
       const v1::StageRestoreRequest& request, const Interrupt& interrupt,
       Loaded* loaded, Progress* progress) const;
-  void PutInPlace(Loaded* loaded) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void InstallRestored(Loaded* loaded) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The work of CommitRestore(); whether it has put a state in place. `*taken`
   // is what it has replaced.
   absl::StatusOr<bool> TakeRestore(const std::string& restore_id, bool abort,
@@ -554,7 +554,7 @@ class Shard {
   void WarnOfReleased(absl::string_view what, const std::string& name = "")
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Takes it out of the tables; null if it is not there.
-  std::shared_ptr<EmbeddingTable> TakeTable(const std::string& name)
+  std::shared_ptr<EmbeddingTable> RemoveTable(const std::string& name)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // CommitRound() of the save that holds rounds.
   absl::StatusOr<int64_t> CommitHeldRound(const std::string& group,
@@ -563,7 +563,7 @@ class Shard {
   // Applies the rounds of a cut. Aborted if it is not the state after them.
   //
   // REQUIRES: the save of the cut holds rounds.
-  absl::Status BringTo(const v1::Cut& cut, const Interrupt& interrupt);
+  absl::Status ApplyRoundsUpTo(const v1::Cut& cut, const Interrupt& interrupt);
   absl::Status NotHeld(const std::string& save_id) const;
   absl::Status CheckOwnership(const EmbeddingTable& table,
                               absl::Span<const Key> keys) const;

@@ -28,12 +28,12 @@
 
 namespace tfswitch {
 
-absl::StatusOr<v1::HoldRoundsResponse> Shard::HoldRounds(
-    const v1::HoldRoundsRequest& request) {
+absl::StatusOr<v1::PauseRoundsResponse> Shard::PauseRounds(
+    const v1::PauseRoundsRequest& request) {
   const std::string& save_id = request.save_id();
   TFSWITCH_RETURN_IF_ERROR(CheckId("save_id", save_id));
   TFSWITCH_RETURN_IF_ERROR(CheckNotSaving());
-  v1::HoldRoundsResponse response;
+  v1::PauseRoundsResponse response;
   if (request.hold_ms() <= 0) {
     round_hold_.End(save_id);
     return response;
@@ -54,22 +54,23 @@ absl::StatusOr<v1::HoldRoundsResponse> Shard::HoldRounds(
   return response;
 }
 
-absl::StatusOr<v1::TakeCutResponse> Shard::TakeCut(
-    const v1::TakeCutRequest& request) {
+absl::StatusOr<v1::ChooseSnapshotRoundResponse> Shard::ChooseSnapshotRound(
+    const v1::ChooseSnapshotRoundRequest& request) {
   TFSWITCH_ASSIGN_OR_RETURN(const auto coordinator, FindCoordinator());
   std::optional<v1::SavedWorkQueues> work_queues;
   if (request.with_work_queues()) work_queues.emplace();
-  v1::TakeCutResponse response;
-  *response.mutable_cut() =
-      coordinator->TakeCut(request, options_.num_shards,
-                           work_queues.has_value() ? &*work_queues : nullptr);
+  v1::ChooseSnapshotRoundResponse response;
+  *response.mutable_cut() = coordinator->ChooseSnapshotRound(
+      request, options_.num_shards,
+      work_queues.has_value() ? &*work_queues : nullptr);
   if (!round_hold_.SetWorkQueues(request.save_id(), std::move(work_queues))) {
     return NotHeld(request.save_id());
   }
   return response;
 }
 
-absl::Status Shard::BringTo(const v1::Cut& cut, const Interrupt& interrupt) {
+absl::Status Shard::ApplyRoundsUpTo(const v1::Cut& cut,
+                                    const Interrupt& interrupt) {
   for (int i = 0; i < cut.rounds_size(); ++i) {
     TFSWITCH_RETURN_IF_ERROR(interrupt());
     const std::string& group = cut.rounds(i).group();

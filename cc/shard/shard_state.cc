@@ -338,7 +338,7 @@ absl::StatusOr<Shard::RecoveredState> Shard::RecoverState(
       }
       {
         MutexLock lock(&mutex_);
-        PutInPlace(&loaded);
+        InstallRestored(&loaded);
       }
       for (const checkpoint::StagedMessage& message : staged_pushes) {
         TFSWITCH_RETURN_IF_ERROR(StageAgain(message));

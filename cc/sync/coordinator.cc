@@ -494,8 +494,8 @@ absl::StatusOr<WorkerGroup::Place> Coordinator::WaitAtBarrier(
   std::optional<WriteGate::Pass> pass(gate_);
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(member.group()));
-  if (found->state.VisitsOf(member.worker(), member.incarnation()) ==
-      request.visit()) {
+  if (found->state.BarrierGenerationOf(member.worker(), member.incarnation()) ==
+      request.barrier_generation()) {
     TFSWITCH_RETURN_IF_ERROR(Note([&](v1::CoordinationRecord* record) {
       *record->mutable_enter() = request;
     }));
@@ -523,7 +523,7 @@ absl::Status Coordinator::Enter(Group* group,
                                 const v1::WaitAtBarrierRequest& request) {
   absl::Status entered = group->state.Enter(
       request.member().worker(), request.member().incarnation(),
-      request.barrier(), request.visit(), AwakeNow());
+      request.barrier(), request.barrier_generation(), AwakeNow());
   Notify(group);
   return entered;
 }
@@ -680,9 +680,9 @@ v1::SavedWorkQueues Coordinator::SaveWorkQueues() {
   return SavedQueues();
 }
 
-v1::Cut Coordinator::TakeCut(const v1::TakeCutRequest& request,
-                             size_t num_shards,
-                             v1::SavedWorkQueues* work_queues) {
+v1::Cut Coordinator::ChooseSnapshotRound(
+    const v1::ChooseSnapshotRoundRequest& request, size_t num_shards,
+    v1::SavedWorkQueues* work_queues) {
   MutexLock lock(&mutex_);
   v1::Cut cut;
   for (const auto& [name, group] : groups_) {

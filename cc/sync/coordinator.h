@@ -128,8 +128,9 @@ class Coordinator {
   // there, those that are not in request.committed() of each shard, which
   // applies no others meanwhile. `work_queues`: those of that moment, unless
   // null.
-  v1::Cut TakeCut(const v1::TakeCutRequest& request, size_t num_shards,
-                  v1::SavedWorkQueues* work_queues);
+  v1::Cut ChooseSnapshotRound(const v1::ChooseSnapshotRoundRequest& request,
+                              size_t num_shards,
+                              v1::SavedWorkQueues* work_queues);
 
   // FailedPrecondition, naming the difference, if a queue is there with other
   // options; ResourceExhausted if there is no room for all; DataLoss if options

@@ -295,12 +295,12 @@ absl::Status ReplicaCoordinator::Heartbeat(uint32_t worker,
 
 absl::StatusOr<ReplicaPlace> ReplicaCoordinator::WaitAtBarrier(
     uint32_t worker, uint64_t incarnation, const std::string& barrier,
-    int64_t visit, absl::Time deadline) {
+    int64_t barrier_generation, absl::Time deadline) {
   MutexLock lock(&mutex_);
   TFSWITCH_RETURN_IF_ERROR(CheckWorker(incarnation));
   if (applier_ == 0) return HasEnded();
-  TFSWITCH_RETURN_IF_ERROR(
-      state_->Enter(worker, incarnation, barrier, visit, AwakeNow()));
+  TFSWITCH_RETURN_IF_ERROR(state_->Enter(worker, incarnation, barrier,
+                                         barrier_generation, AwakeNow()));
   changed_.NotifyAll();
   ReplicaPlace after;
   TFSWITCH_RETURN_IF_ERROR(Wait(
@@ -325,7 +325,8 @@ absl::StatusOr<ReplicaPlace> ReplicaCoordinator::WaitAtBarrier(
 
 absl::Status ReplicaCoordinator::LeaveTogether(uint32_t worker,
                                                uint64_t incarnation,
-                                               uint64_t applier, int64_t visit,
+                                               uint64_t applier,
+                                               int64_t barrier_generation,
                                                absl::Time deadline) {
   MutexLock lock(&mutex_);
   TFSWITCH_RETURN_IF_ERROR(CheckWorker(incarnation));
@@ -333,8 +334,8 @@ absl::Status ReplicaCoordinator::LeaveTogether(uint32_t worker,
   if (applier_ == 0) return HasEnded();
   // Before it enters, for that may open the barrier.
   parting_[incarnation] = {worker, applier};
-  absl::Status entered =
-      state_->Enter(worker, incarnation, kEndOfSession, visit, AwakeNow());
+  absl::Status entered = state_->Enter(worker, incarnation, kEndOfSession,
+                                       barrier_generation, AwakeNow());
   if (!entered.ok()) {
     parting_.erase(incarnation);
     return entered;

@@ -83,14 +83,14 @@ class ReplicaCoordinator {
   absl::StatusOr<ReplicaPlace> WaitAtBarrier(uint32_t worker,
                                              uint64_t incarnation,
                                              const std::string& barrier,
-                                             int64_t visit,
+                                             int64_t barrier_generation,
                                              absl::Time deadline);
 
   // The same, as the last that the workers do: all leave together, and the
   // applier with them, so that the next to come wait for the next applier.
   // `applier` unless 0: this worker is the applier.
   absl::Status LeaveTogether(uint32_t worker, uint64_t incarnation,
-                             uint64_t applier, int64_t visit,
+                             uint64_t applier, int64_t barrier_generation,
                              absl::Time deadline);
 
   // The worker gives up. `applier` unless 0: and takes no more steps.

@@ -2,7 +2,7 @@
 // its workers have left, closes the open round if that is complete and then
 // opens a barrier if all wait, so that no event can forget its consequences. A
 // call that is repeated because its answer was lost has the number before the
-// expected one (clock, visit), and changes nothing but the lease.
+// expected one (clock, barrier_generation), and changes nothing but the lease.
 //
 // A contribution stays in open_ when its worker goes, and is withdrawn only if
 // the worker begins anew or the group does. CloseIfComplete() sorts
@@ -385,8 +385,8 @@ absl::Status WorkerGroup::Arrive(uint32_t worker, uint64_t incarnation,
 }
 
 absl::Status WorkerGroup::Enter(uint32_t worker, uint64_t incarnation,
-                                const std::string& barrier, int64_t visit,
-                                absl::Time now) {
+                                const std::string& barrier,
+                                int64_t barrier_generation, absl::Time now) {
   TFSWITCH_ASSIGN_OR_RETURN(Worker * found, Find(worker, incarnation));
   if (barrier.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -398,13 +398,14 @@ absl::Status WorkerGroup::Enter(uint32_t worker, uint64_t incarnation,
         absl::StrCat("worker ", worker, " comes to barrier '", barrier,
                      "' and waits at '", found->barrier, "' already"));
   }
-  if (visit == found->visits - 1) return absl::OkStatus();  // A repetition.
-  if (visit != found->visits) {
-    return absl::OutOfRangeError(
-        absl::StrCat("worker ", worker, " comes to its barrier number ", visit,
-                     ", expected ", found->visits));
+  if (barrier_generation == found->barrier_generation - 1)
+    return absl::OkStatus();  // A repetition.
+  if (barrier_generation != found->barrier_generation) {
+    return absl::OutOfRangeError(absl::StrCat(
+        "worker ", worker, " comes to its barrier number ", barrier_generation,
+        ", expected ", found->barrier_generation));
   }
-  ++found->visits;
+  ++found->barrier_generation;
   found->barrier = barrier;
   Settle();
   return absl::OkStatus();
@@ -708,8 +709,10 @@ int64_t WorkerGroup::ClockOf(uint32_t worker, uint64_t incarnation) const {
   return IsMember(worker, incarnation) ? workers_.at(worker).clock : -1;
 }
 
-int64_t WorkerGroup::VisitsOf(uint32_t worker, uint64_t incarnation) const {
-  return IsMember(worker, incarnation) ? workers_.at(worker).visits : -1;
+int64_t WorkerGroup::BarrierGenerationOf(uint32_t worker,
+                                         uint64_t incarnation) const {
+  return IsMember(worker, incarnation) ? workers_.at(worker).barrier_generation
+                                       : -1;
 }
 
 bool WorkerGroup::is_anyone_waiting() const {
@@ -738,7 +741,7 @@ void WorkerGroup::Save(v1::SavedGroup* saved) const {
     worker.set_clock(each.clock);
     worker.set_last_round(each.last_round);
     worker.set_barrier(each.barrier);
-    worker.set_visits(each.visits);
+    worker.set_barrier_generation(each.barrier_generation);
     worker.set_opening(each.opening);
     worker.set_missing_steps(each.missing_steps);
   }
@@ -781,7 +784,7 @@ absl::Status WorkerGroup::Restore(const v1::SavedGroup& saved) {
     worker.clock = each.clock();
     worker.last_round = each.last_round();
     worker.barrier = each.barrier();
-    worker.visits = each.visits();
+    worker.barrier_generation = each.barrier_generation();
     worker.opening = each.opening();
     worker.missing_steps = each.missing_steps();
   }

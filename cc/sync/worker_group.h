@@ -166,14 +166,15 @@ class WorkerGroup {
                       int64_t round, double weight, absl::Time now,
                       bool survives_worker = false);
 
-  // The worker waits at `barrier`; `visit` is how many barriers its incarnation
-  // has come to before. Repeating the last one is OK.
+  // The worker waits at `barrier`; `barrier_generation` is how many barriers
+  // its incarnation has come to before. Repeating the last one is OK.
   //
   // Besides the errors of Heartbeat: InvalidArgument for a barrier without a
   // name, FailedPrecondition while it waits at another one, OutOfRange if
-  // `visit` is not the worker's.
+  // `barrier_generation` is not the worker's.
   absl::Status Enter(uint32_t worker, uint64_t incarnation,
-                     const std::string& barrier, int64_t visit, absl::Time now);
+                     const std::string& barrier, int64_t barrier_generation,
+                     absl::Time now);
 
   // Where the worker goes on if it does not wait at a barrier (any more).
   // nullopt if it does. Besides the errors of Heartbeat: FailedPrecondition if
@@ -246,7 +247,7 @@ class WorkerGroup {
   // The steps that a member has ended; -1 if it is none.
   int64_t ClockOf(uint32_t worker, uint64_t incarnation) const;
   // The barriers that a member has come to; -1 if it is none.
-  int64_t VisitsOf(uint32_t worker, uint64_t incarnation) const;
+  int64_t BarrierGenerationOf(uint32_t worker, uint64_t incarnation) const;
   bool is_anyone_waiting() const;  // At a barrier.
   // The barrier that has opened since this was called last; empty if none has.
   std::string TakeOpenedBarrier();
@@ -271,8 +272,8 @@ class WorkerGroup {
     int64_t clock = 0;
     int64_t last_round = kNoRound;  // The latest that does not miss it.
     absl::Time lease_end;
-    std::string barrier;  // The one it waits at; empty: none.
-    int64_t visits = 0;   // Barriers that it has come to.
+    std::string barrier;             // The one it waits at; empty: none.
+    int64_t barrier_generation = 0;  // Barriers that it has come to.
     // The last that opened for it: as number, or 0 if none has opened yet.
     int64_t opening = 0;
     absl::Time joined;

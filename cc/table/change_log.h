@@ -11,7 +11,7 @@
 // must also learn of the row that the key has got since then.
 //
 // A snapshot ends an epoch, too. A row with an earlier stamp is as it was then;
-// the thread that changes it first keeps a copy (table/former_rows.h).
+// the thread that changes it first keeps a copy (table/row_undo_log.h).
 
 #ifndef TFSWITCH_CC_TABLE_CHANGE_LOG_H_
 #define TFSWITCH_CC_TABLE_CHANGE_LOG_H_

@@ -655,14 +655,14 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
           if (CopyRowLocked(&stripe, entry, limit, row.data())) add(key);
         }
       }
-      if (snapshot != nullptr) stripe.former_rows.SetVisited(begin);
+      if (snapshot != nullptr) stripe.undo_log.SetVisited(begin);
       // The next range may have this many.
       if (num_rows + buckets_per_visit * kKeysPerBucket > full) {
         TFSWITCH_RETURN_IF_ERROR(emit());
       }
     }
     if (snapshot != nullptr) {
-      TFSWITCH_RETURN_IF_ERROR(stripe.former_rows.End(add_former));
+      TFSWITCH_RETURN_IF_ERROR(stripe.undo_log.End(add_former));
     }
   }
   return emit();

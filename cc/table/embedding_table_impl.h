@@ -36,10 +36,10 @@
 #include "cc/table/candidates.h"
 #include "cc/table/change_log.h"
 #include "cc/table/embedding_table.h"
-#include "cc/table/former_rows.h"
 #include "cc/table/initializer.h"
 #include "cc/table/row_codec.h"
 #include "cc/table/row_store.h"
+#include "cc/table/row_undo_log.h"
 #include "cc/table/stripe_index.h"
 
 namespace tfswitch {
@@ -74,8 +74,8 @@ struct Stripe {
   // For a snapshot: the keys of candidates that have changed since, guarded by
   // the mutex. In former_candidates a flag is with them: 0 if they were no
   // candidates.
-  FormerRows former_rows;
-  FormerRows former_candidates;
+  RowUndoLog undo_log;
+  RowUndoLog former_candidates;
   std::unordered_set<Key> changed_candidates;
 
   void CountErased() {

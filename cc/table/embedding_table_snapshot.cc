@@ -26,7 +26,7 @@ EmbeddingTable::Impl::Snapshot::Snapshot(const Impl* table)
 EmbeddingTable::Impl::Snapshot::~Snapshot() {
   impl.change_clock_.EndSnapshot();
   for (Stripe& stripe : impl.stripes_) {
-    stripe.former_rows.Discard();
+    stripe.undo_log.Discard();
     stripe.former_candidates.Discard();
     MutexLock lock(&stripe.mutex);
     stripe.changed_candidates.clear();
@@ -48,7 +48,7 @@ absl::Status EmbeddingTable::Impl::Snapshot::ForEachCandidate(
 int64_t EmbeddingTable::Impl::Snapshot::kept_bytes() const {
   int64_t bytes = 0;
   for (const Stripe& stripe : impl.stripes_) {
-    bytes += stripe.former_rows.bytes() + stripe.former_candidates.bytes();
+    bytes += stripe.undo_log.bytes() + stripe.former_candidates.bytes();
   }
   return bytes;
 }
@@ -91,7 +91,7 @@ EmbeddingTable::Impl::TakeSnapshot(const ChangeCursor& since) {
   snapshot_from_ = snapshot->is_whole ? 0 : since.epoch + 1;
   const auto num_words = static_cast<size_t>(codec_.num_words());
   for (Stripe& stripe : stripes_) {
-    stripe.former_rows.Begin(
+    stripe.undo_log.Begin(
         num_words + static_cast<size_t>(statistics_.num_floats()), 0);
     stripe.former_candidates.Begin(1 + static_cast<size_t>(candidate_floats_),
                                    kBytesPerNode);
@@ -104,7 +104,7 @@ void EmbeddingTable::Impl::KeepRow(Stripe* stripe, Key key,
                                    uint32_t row) const {
   const RowPlace place = PlaceOf(*stripe, row);
   if (RacyLoad(place.stamp) < snapshot_from_) return;  // A save has it.
-  stripe->former_rows.Keep(key, PositionOf(key), [&](float* floats) {
+  stripe->undo_log.Keep(key, PositionOf(key), [&](float* floats) {
     const auto num_words = static_cast<size_t>(codec_.num_words());
     RacyLoadFloats(floats, place.words, num_words);
     const auto num_counts = static_cast<size_t>(statistics_.num_floats());

@@ -51,8 +51,8 @@ LEAST_ROLES = {
             "CommitExport"
         ),
         "admin": (
-            "DropTable Shrink HoldRounds TakeCut SaveShard CommitCheckpoint "
-            "AbortSave StageRestore CommitRestore"
+            "DropTable Shrink PauseRounds ChooseSnapshotRound SaveShard "
+            "CommitCheckpoint AbortSave StageRestore CommitRestore"
         ),
     },
     "tfswitch.v1.Coordination": {
@@ -73,8 +73,8 @@ REFLECTION = "grpc.reflection.v1alpha.ServerReflection"
 OPEN = {"grpc.health.v1.Health", REFLECTION}
 # About all tables, whatever they name.
 NEED_ALL_TABLES = set(
-    "CommitRound HoldRounds TakeCut SaveShard CommitCheckpoint AbortSave "
-    "StageRestore CommitRestore".split()
+    "CommitRound PauseRounds ChooseSnapshotRound SaveShard CommitCheckpoint "
+    "AbortSave StageRestore CommitRestore".split()
 )
 # The fields of requests with names of tables and models that a rule covers.
 FIELDS_OF_RULES = {"table", "table_incarnation", "model_spec"}

@@ -5,7 +5,7 @@ import re
 
 from tfswitch._settings._ranges import bad_argument, checked_text
 
-# The beginning of a token of tfswitch/_connection/_token_file.py; the rest may be cut.
+# How tokens begin (_token_file.py); the rest may be cut off.
 _TOKEN = re.compile(r"tfswitch_([0-9a-f]{12})_[^\s'\"]*", re.IGNORECASE)
 
 

@@ -94,7 +94,9 @@ class VariableEngine(Engine):
         self._variables = [variable for _, variable in pairs]
         self._applier = 0  # 0: this worker does not apply the steps.
         self._incarnation = 0
-        self._visits = 0  # How often this incarnation was at barriers.
+        self._barrier_generation = (
+            0  # How often this incarnation was at barriers.
+        )
         self._applying: threading.Thread | None = None
         self._is_over = threading.Event()
         self.servers: Sequence[str] = sorted(
@@ -353,7 +355,7 @@ class VariableEngine(Engine):
                 break
             except LookupError:  # It was given up meanwhile.
                 self._join(previous=self._incarnation)
-        self._visits += 1
+        self._barrier_generation += 1
         self._set(answer["place"])
 
     def leave(self) -> None:
@@ -471,12 +473,15 @@ class VariableEngine(Engine):
         )
 
     def _visit(self) -> dict[str, Any]:
-        """Returns the waiting place and its visit to the barriers."""
+        """Returns the waiting place and its barrier generation."""
         incarnation = int(self._session_run(self._place)[0])
         if incarnation != self._incarnation:  # It has joined again in a step.
             self._incarnation = incarnation
-            self._visits = 0
-        return {"place": {"incarnation": incarnation}, "visit": self._visits}
+            self._barrier_generation = 0
+        return {
+            "place": {"incarnation": incarnation},
+            "barrier_generation": self._barrier_generation,
+        }
 
     def _join(self, previous: int) -> None:
         answer = self._wait(
@@ -484,7 +489,7 @@ class VariableEngine(Engine):
             self._options.join_secs,
         )
         self._incarnation = int(answer["place"]["incarnation"])
-        self._visits = 0
+        self._barrier_generation = 0
         self._set(answer["place"])
 
     def _set(self, place: Mapping[str, Any]) -> None:

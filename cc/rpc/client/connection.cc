@@ -346,14 +346,14 @@ bool Connection::HasOtherToken(const std::string& former) const {
          options_.token->Get(/*now=*/true) != former;
 }
 
-absl::Status Connection::NoteReturn() {
+absl::Status Connection::OnReconnect() {
   if (instance_id_ == 0) return absl::OkStatus();
   const absl::Status status = Handshake().status();
   // The next calls report other errors in more detail.
   return absl::IsCancelled(status) ? status : absl::OkStatus();
 }
 
-void Connection::SayThatItWaits() {
+void Connection::LogWaiting() {
   if (link()->is_connected() || has_said_that_it_waits_.exchange(true)) return;
   LogWriter::Get().WriteInOrder(
       {"servers"},
@@ -456,7 +456,7 @@ absl::Status Connection::ExplainLoss(const grpc::Status& status,
       name(), ": the connection was lost during the call: ", Reason(status)));
 }
 
-absl::Status Connection::Blame(const absl::Status& malformed) const {
+absl::Status Connection::AsServerFault(const absl::Status& malformed) const {
   if (malformed.ok()) return malformed;
   return absl::InternalError(
       absl::StrCat(name(), " answered with ", malformed.message()));
@@ -550,7 +550,7 @@ absl::Status UnaryCall::Wait(grpc::ByteBuffer* response) {
       connection_->NoteSuccess();
       const bool was_away = was_away_ || !last_failure_.ok();
       return was_away && !absl::EndsWith(method_, "/Handshake")
-                 ? connection_->NoteReturn()
+                 ? connection_->OnReconnect()
                  : absl::OkStatus();
     }
     may_have_arrived_ = may_have_arrived_ || MayHaveArrived(status);
@@ -584,7 +584,7 @@ absl::Status UnaryCall::Wait(grpc::ByteBuffer* response) {
 }
 
 absl::Status UnaryCall::Watch(absl::Time begin) {
-  if (SteadyNow() - begin >= kSilence) connection_->SayThatItWaits();
+  if (SteadyNow() - begin >= kSilence) connection_->LogWaiting();
   return CheckInterrupt();
 }
 

@@ -80,7 +80,7 @@ class Connection {
                        absl::Duration timeout) const;
 
   // Reports on stderr that there is no connection, once until a call succeeds.
-  void SayThatItWaits();
+  void LogWaiting();
   void NoteSuccess() {
     if (has_said_that_it_waits_) has_said_that_it_waits_ = false;
   }
@@ -105,14 +105,14 @@ class Connection {
   // Called after a call that found no connection, or lost it. If another run of
   // the server has answered, with rows of a save, it says so on stderr. The
   // error is that of an interrupt.
-  absl::Status NoteReturn();
+  absl::Status OnReconnect();
 
   // The same for a call that had a connection and is not repeated.
   absl::Status ExplainLoss(const grpc::Status& status,
                            absl::Duration timeout) const;
 
   // The error for a malformed response, which is the server's fault.
-  absl::Status Blame(const absl::Status& malformed) const;
+  absl::Status AsServerFault(const absl::Status& malformed) const;
 
  private:
   // For example "shard 1 (127.0.0.1:7078)".

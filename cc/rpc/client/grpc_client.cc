@@ -276,8 +276,8 @@ class GrpcClient final : public ParameterClient {
   absl::Duration timeout() const override {
     return connection_->options().timeout;
   }
-  absl::Status Blame(const absl::Status& malformed) const override {
-    return connection_->Blame(malformed);
+  absl::Status AsServerFault(const absl::Status& malformed) const override {
+    return connection_->AsServerFault(malformed);
   }
   PushId NextWriteId() override {
     return IdOfPart(
@@ -417,10 +417,10 @@ std::unique_ptr<PendingCall> GrpcClient::StartPullMessage(
   auto read = [connection = connection_.get(), tables,
                targets](grpc::ByteBuffer* response) -> absl::Status {
     std::vector<uint64_t> received;
-    TFSWITCH_RETURN_IF_ERROR(connection->Blame(
+    TFSWITCH_RETURN_IF_ERROR(connection->AsServerFault(
         ReadPullManyResponse(PiecesOf(response), targets, &received)));
     if (received.size() != targets.size()) {
-      return connection->Blame(absl::InvalidArgumentError(absl::StrCat(
+      return connection->AsServerFault(absl::InvalidArgumentError(absl::StrCat(
           "expected ", targets.size(), " answers, got ", received.size())));
     }
     for (size_t i = 0; i < targets.size(); ++i) {
@@ -504,10 +504,10 @@ std::unique_ptr<PendingCall> GrpcClient::StartCheckedPush(
         [connection = connection_.get(), num_pushes,
          results](grpc::ByteBuffer* response) -> absl::Status {
           std::vector<WriteResult> received;
-          TFSWITCH_RETURN_IF_ERROR(connection->Blame(
+          TFSWITCH_RETURN_IF_ERROR(connection->AsServerFault(
               ReadPushManyResponse(PiecesOf(response), &received)));
           if (received.size() != num_pushes) {
-            return connection->Blame(absl::InvalidArgumentError(
+            return connection->AsServerFault(absl::InvalidArgumentError(
                 absl::StrCat("PushManyResponse: ", received.size(),
                              " results of ", num_pushes, " pushes")));
           }
@@ -570,7 +570,7 @@ std::unique_ptr<PendingCall> GrpcClient::StartAssign(const AssignArgs& assign,
   return std::make_unique<ServerCall>(
       Write{"The assignment to ", {args.table}},
       [connection = connection_.get(), result](grpc::ByteBuffer* response) {
-        return connection->Blame(
+        return connection->AsServerFault(
             ReadWriteResponse("AssignResponse", PiecesOf(response), result));
       },
       connection_, CallKind::kIdempotent, "Assign",
@@ -692,7 +692,7 @@ absl::StatusOr<std::vector<ChangeCursor>> GrpcClient::ExportChanges(
                                  /*delta_scores=*/{}, chunk.removed()});
       }));
   if (cursors.empty()) {
-    return connection_->Blame(absl::InternalError(
+    return connection_->AsServerFault(absl::InternalError(
         "ExportChangesResponse: expected a cursor at the end, got none"));
   }
   return cursors;

@@ -130,17 +130,17 @@ class CallGate {
 // For a control call. Leaves at the end of its scope, if it was accepted.
 //
 // Not thread-safe.
-class GatePass {
+class AdmissionTicket {
  public:
-  explicit GatePass(CallGate* gate, bool waits = false)
+  explicit AdmissionTicket(CallGate* gate, bool waits = false)
       : gate_(gate),
         kind_(waits ? CallGate::Kind::kWait : CallGate::Kind::kControl),
         status_(gate->Enter(kind_)) {}
-  ~GatePass() {
+  ~AdmissionTicket() {
     if (status_.ok()) gate_->Leave(kind_);
   }
-  GatePass(const GatePass&) = delete;
-  GatePass& operator=(const GatePass&) = delete;
+  AdmissionTicket(const AdmissionTicket&) = delete;
+  AdmissionTicket& operator=(const AdmissionTicket&) = delete;
 
   const absl::Status& status() const { return status_; }
 

@@ -24,10 +24,10 @@ absl::Status OverQuota(const TokenRecord& record, int64_t count,
 
 }  // namespace
 
-absl::Status CheckRowQuota(const Visit& visit, const Shard& shard,
+absl::Status CheckRowQuota(const Caller& caller, const Shard& shard,
                            absl::Span<const Insertion> insertions) {
-  if (visit.token() == nullptr || insertions.empty()) return absl::OkStatus();
-  const TokenRecord& record = visit.token()->record;
+  if (caller.token() == nullptr || insertions.empty()) return absl::OkStatus();
+  const TokenRecord& record = caller.token()->record;
   if (record.quota.max_rows == TokenQuota::kNone) return absl::OkStatus();
   const auto count_rows = [&] {
     int64_t rows = 0;
@@ -40,7 +40,7 @@ absl::Status CheckRowQuota(const Visit& visit, const Shard& shard,
     }
     return rows;
   };
-  TokenUse& use = *visit.token()->use;
+  TokenUse& use = *caller.token()->use;
   size_t num_keys = 0;
   for (const Insertion& each : insertions) num_keys += each.keys.size();
   if (use.ReserveRows(record, num_keys, /*now=*/false, count_rows)) {
@@ -68,9 +68,9 @@ absl::Status CheckRowQuota(const Visit& visit, const Shard& shard,
                    record.quota.max_rows, "max_rows");
 }
 
-absl::Status CheckTableQuota(const Visit& visit, const Shard& shard) {
-  if (visit.token() == nullptr) return absl::OkStatus();
-  const TokenRecord& record = visit.token()->record;
+absl::Status CheckTableQuota(const Caller& caller, const Shard& shard) {
+  if (caller.token() == nullptr) return absl::OkStatus();
+  const TokenRecord& record = caller.token()->record;
   const uint64_t limit = record.quota.max_tables;
   int64_t count = 0;
   for (const auto& table : shard.Tables()) {
@@ -80,31 +80,32 @@ absl::Status CheckTableQuota(const Visit& visit, const Shard& shard) {
   return OverQuota(record, count, "tables", limit, "max_tables");
 }
 
-absl::Status CheckCall(const Visit& visit, const Shard& shard,
+absl::Status CheckCall(const Caller& caller, const Shard& shard,
                        const v1::CreateTableRequest& request) {
   const auto present = shard.FindTable(request.config().name());
   if (!present.ok()) {
-    return visit.CheckRole(v1::ROLE_TRAIN, "to make a table that is not there");
+    return caller.CheckRole(v1::ROLE_TRAIN,
+                            "to make a table that is not there");
   }
   if (request.replaced_incarnation() != 0) {
-    return visit.CheckRole(v1::ROLE_TRAIN, "to make a lost table again");
+    return caller.CheckRole(v1::ROLE_TRAIN, "to make a lost table again");
   }
   if ((*present)->config().optimizer.is_open &&
       !request.config().optimizer().is_open()) {
-    return visit.CheckRole(v1::ROLE_TRAIN, "to give a table its optimizer");
+    return caller.CheckRole(v1::ROLE_TRAIN, "to give a table its optimizer");
   }
   return absl::OkStatus();
 }
 
-absl::Status CheckCall(const Visit& visit, const Shard& shard,
+absl::Status CheckCall(const Caller& caller, const Shard& shard,
                        const v1::CreateWorkQueueRequest& request) {
-  if (visit.May(v1::ROLE_ADMIN)) return absl::OkStatus();
+  if (caller.May(v1::ROLE_ADMIN)) return absl::OkStatus();
   TFSWITCH_ASSIGN_OR_RETURN(const auto coordinator, shard.FindCoordinator());
   if (coordinator->WorkQueueStats(request.group(), request.queue()).ok()) {
     return absl::OkStatus();
   }
-  return visit.CheckRole(v1::ROLE_ADMIN,
-                         "to make a work queue that is not there");
+  return caller.CheckRole(v1::ROLE_ADMIN,
+                          "to make a work queue that is not there");
 }
 
 }  // namespace tfswitch

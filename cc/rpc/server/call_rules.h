@@ -24,22 +24,22 @@ struct Insertion {
 // ResourceExhausted if all `insertions` of a call would give the tables that
 // the caller may use more rows than its token allows, ids that wait for
 // admission included. Calls at the same moment may add some more.
-absl::Status CheckRowQuota(const Visit& visit, const Shard& shard,
+absl::Status CheckRowQuota(const Caller& caller, const Shard& shard,
                            absl::Span<const Insertion> insertions);
 
 // ResourceExhausted if the caller's token allows no more tables.
-absl::Status CheckTableQuota(const Visit& visit, const Shard& shard);
+absl::Status CheckTableQuota(const Caller& caller, const Shard& shard);
 
 // For calls for which the role of the method is enough.
-inline absl::Status CheckCall(const Visit&, const Shard&,
+inline absl::Status CheckCall(const Caller&, const Shard&,
                               const google::protobuf::Message&) {
   return absl::OkStatus();
 }
 // A caller of role read may open a table only if it is there.
-absl::Status CheckCall(const Visit& visit, const Shard& shard,
+absl::Status CheckCall(const Caller& caller, const Shard& shard,
                        const v1::CreateTableRequest& request);
 // A caller of role train may open a work queue only if it is there.
-absl::Status CheckCall(const Visit& visit, const Shard& shard,
+absl::Status CheckCall(const Caller& caller, const Shard& shard,
                        const v1::CreateWorkQueueRequest& request);
 
 }  // namespace tfswitch

@@ -20,8 +20,9 @@ namespace tfswitch {
 // Thread-safe.
 class CoordinationService final : public v1::Coordination::Service {
  public:
-  CoordinationService(std::shared_ptr<Shard> shard, const Door& door)
-      : shard_(std::move(shard)), door_(door) {
+  CoordinationService(std::shared_ptr<Shard> shard,
+                      const CallContext& call_context)
+      : shard_(std::move(shard)), call_context_(call_context) {
 #define TFSWITCH_ADD(name) Add<v1::name##Request, v1::name##Response>(#name);
     TFSWITCH_COORDINATION_CALLS(TFSWITCH_ADD)
 #undef TFSWITCH_ADD
@@ -33,15 +34,15 @@ class CoordinationService final : public v1::Coordination::Service {
     MarkMethodStreamed(
         IndexOf<Request>("Coordination", method),
         GatedHandler<Request, Response>(
-            door_, [this](const grpc::ServerContext&, const Visit&,
-                          const Request& request, Response* response) {
+            call_context_, [this](const grpc::ServerContext&, const Caller&,
+                                  const Request& request, Response* response) {
               return Run({*shard_, nullptr}, request, response);
             }));
   }
 
   // Constant after construction; the shard has its own locks.
   const std::shared_ptr<Shard> shard_;
-  const Door door_;
+  const CallContext call_context_;
 };
 
 }  // namespace tfswitch

@@ -65,7 +65,7 @@ class DataPlane::Call {
   std::list<Call*>::iterator unread;
   bool inside = false;          // The gate counts it until its answer was sent.
   uint64_t reserved_bytes = 0;  // For its answer.
-  Visit visit;                  // Until the answer was sent.
+  Caller caller;                // Until the answer was sent.
   grpc::ByteBuffer request;
   grpc::ByteBuffer response;
   // Made for each call.
@@ -126,7 +126,7 @@ struct DataPlane::Queue {
       call->writer->Finish(call->response, grpc::Status::OK, call);
     } else {
       call->writer->FinishWithError(
-          ToGrpcStatus(call->visit.WithoutNames(status)), call);
+          ToGrpcStatus(call->caller.WithoutNames(status)), call);
     }
     return true;
   }
@@ -134,7 +134,7 @@ struct DataPlane::Queue {
   // Gets back a call whose answer was sent, or cannot be sent.
   void Recycle(std::unique_ptr<Call> call) {
     call->answered = false;
-    call->visit = Visit();
+    call->caller = Caller();
     call->request.Clear();
     call->response.Clear();
     call->writer.reset();
@@ -163,13 +163,14 @@ struct DataPlane::Queue {
 
 DataPlane::DataPlane(int num_threads, uint64_t max_message_bytes,
                      uint64_t max_answer_bytes, Service* service,
-                     std::shared_ptr<Shard> shard, const Door& door,
+                     std::shared_ptr<Shard> shard,
+                     const CallContext& call_context,
                      const LentThreads* helpers, grpc::ServerBuilder* builder)
     : max_message_bytes_(max_message_bytes),
       max_answer_bytes_(max_answer_bytes),
       service_(service),
       shard_(std::move(shard)),
-      door_(door),
+      call_context_(call_context),
       helpers_(helpers) {
   for (int i = 0; i < num_threads; ++i) {
     queues_.push_back(std::make_unique<Queue>());
@@ -235,7 +236,7 @@ void DataPlane::Run(Queue* queue) {
     std::unique_ptr<Call> owned(static_cast<Call*>(tag));
     Call* const call = owned.get();
     if (call->answered) {
-      if (call->inside) door_.gate->Leave();
+      if (call->inside) call_context_.gate->Leave();
       answer_bytes_ -= std::exchange(call->reserved_bytes, 0);
       if (call->unread != queue->unread.end()) {
         queue->unread.erase(call->unread);
@@ -246,7 +247,7 @@ void DataPlane::Run(Queue* queue) {
     if (!ok) continue;  // The server is shutting down; there is no call.
     // Other calls need not wait until a peer has read this answer.
     queue->AskForCall(service_, *call->method);
-    absl::Status status = door_.gate->Enter();
+    absl::Status status = call_context_.gate->Enter();
     call->inside = status.ok();
     if (status.ok()) {
       try {
@@ -255,12 +256,13 @@ void DataPlane::Run(Queue* queue) {
         status = absl::ResourceExhaustedError("the server is out of memory");
       }
     }
-    door_.access->NoteEnd(*call->context, call->visit, call->method->rule, {},
-                          /*path=*/"", status);
+    call_context_.access->NoteEnd(*call->context, call->caller,
+                                  call->method->rule, {},
+                                  /*path=*/"", status);
     call->answered = true;
     call->answered_at = SteadyNow();
     if (!queue->Finish(call, status)) {
-      if (call->inside) door_.gate->Leave();
+      if (call->inside) call_context_.gate->Leave();
       continue;
     }
     // Its event comes to this thread, later.
@@ -276,27 +278,27 @@ absl::Status DataPlane::Answer(Call* call, Queue* queue) {
     return absl::DeadlineExceededError(
         "the deadline passed before the server came to the call");
   }
+  TFSWITCH_RETURN_IF_ERROR(call_context_.access->Admit(
+      &*call->context, call->method->rule, &call->caller));
   TFSWITCH_RETURN_IF_ERROR(
-      door_.access->Admit(&*call->context, call->method->rule, &call->visit));
-  TFSWITCH_RETURN_IF_ERROR(
-      call->visit.AddRequest(&*call->context, call->request.Length()));
+      call->caller.AddRequest(&*call->context, call->request.Length()));
   ListPieces(&call->request, &queue->pieces);
   return (this->*call->method->answer)(call, queue);
 }
 
 absl::StatusOr<std::shared_ptr<EmbeddingTable>> DataPlane::FindFor(
     const Call& call, const TableRef& table, bool changes) const {
-  TFSWITCH_RETURN_IF_ERROR(call.visit.CheckTable(table.name));
+  TFSWITCH_RETURN_IF_ERROR(call.caller.CheckTable(table.name));
   if (changes) {
     TFSWITCH_RETURN_IF_ERROR(
-        call.visit.CheckRole(v1::ROLE_TRAIN, "a call that changes rows"));
+        call.caller.CheckRole(v1::ROLE_TRAIN, "a call that changes rows"));
   }
   return shard_->FindTable(table);
 }
 
 absl::Status DataPlane::ReserveAnswer(Call* call, Queue* queue,
                                       uint64_t bytes) {
-  TFSWITCH_RETURN_IF_ERROR(call->visit.AddAnswer(&*call->context, bytes));
+  TFSWITCH_RETURN_IF_ERROR(call->caller.AddAnswer(&*call->context, bytes));
   call->reserved_bytes = bytes;
   const uint64_t all = answer_bytes_ += bytes;
   if (all <= max_answer_bytes_) return absl::OkStatus();
@@ -346,7 +348,7 @@ absl::Status DataPlane::AnswerPull(Call* call, Queue* queue) {
         "--max_message_bytes"));
   }
   TFSWITCH_RETURN_IF_ERROR(ReserveAnswer(call, queue, size));
-  TFSWITCH_RETURN_IF_ERROR(CheckRowQuota(call->visit, *shard_, insertions));
+  TFSWITCH_RETURN_IF_ERROR(CheckRowQuota(call->caller, *shard_, insertions));
   // One slice for each, so that the floats of each are aligned.
   std::vector<grpc::Slice> slices(pulls.size());
   TFSWITCH_RETURN_IF_ERROR(RunEach(helpers_, pulls.size(), [&](size_t i) {
@@ -360,7 +362,7 @@ absl::Status DataPlane::AnswerPart(const Call& call, const PullRequest& pull,
                                    EmbeddingTable& table, bool has_header,
                                    grpc::Slice* answer) const {
   // A caller that may only read must not set the day.
-  if (call.visit.May(v1::ROLE_TRAIN)) {
+  if (call.caller.May(v1::ROLE_TRAIN)) {
     TFSWITCH_RETURN_IF_ERROR(Shard::NoteDay(table, pull.day));
   }
   const size_t num_floats = pull.keys.size() * table.dim();
@@ -397,7 +399,7 @@ absl::Status DataPlane::AnswerPush(Call* call, Queue* queue) {
   std::vector<TablePush> pushes;
   pushes.reserve(queue->pushes.size());
   std::vector<Insertion> insertions;
-  const uint64_t caller = call->visit.CallerId(*call->context);
+  const uint64_t caller = call->caller.CallerId(*call->context);
   for (PushRequest& request : queue->pushes) {
     request.id.caller = caller;
     TFSWITCH_ASSIGN_OR_RETURN(
@@ -409,7 +411,7 @@ absl::Status DataPlane::AnswerPush(Call* call, Queue* queue) {
     }
     pushes.push_back({std::move(table), &request});
   }
-  TFSWITCH_RETURN_IF_ERROR(CheckRowQuota(call->visit, *shard_, insertions));
+  TFSWITCH_RETURN_IF_ERROR(CheckRowQuota(call->caller, *shard_, insertions));
   std::vector<WriteResult> results(pushes.size());
   TFSWITCH_RETURN_IF_ERROR(
       shard_->PushMany(pushes, absl::MakeSpan(results), helpers_));
@@ -430,12 +432,12 @@ absl::Status DataPlane::AnswerAssign(Call* call, Queue* queue) {
   AssignRequest& assign = queue->assign;
   TFSWITCH_RETURN_IF_ERROR(
       ReadAssignRequest(queue->pieces, &queue->scratch, &assign));
-  assign.id.caller = call->visit.CallerId(*call->context);
+  assign.id.caller = call->caller.CallerId(*call->context);
   TFSWITCH_ASSIGN_OR_RETURN(
       const auto table, FindFor(*call, {assign.table, assign.table_incarnation},
                                 /*changes=*/true));
   TFSWITCH_RETURN_IF_ERROR(
-      CheckRowQuota(call->visit, *shard_, {{table.get(), assign.keys}}));
+      CheckRowQuota(call->caller, *shard_, {{table.get(), assign.keys}}));
   TFSWITCH_ASSIGN_OR_RETURN(const WriteResult written,
                             shard_->AssignOnce(assign));
   call->response = ToByteBuffer(EncodeWriteResponse(written));

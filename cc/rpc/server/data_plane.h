@@ -40,7 +40,7 @@ class DataPlane {
   // together with its thread. `door` and `helpers` must outlive this object.
   DataPlane(int num_threads, uint64_t max_message_bytes,
             uint64_t max_answer_bytes, Service* service,
-            std::shared_ptr<Shard> shard, const Door& door,
+            std::shared_ptr<Shard> shard, const CallContext& call_context,
             const LentThreads* helpers, grpc::ServerBuilder* builder);
 
   // REQUIRES: Shutdown has returned.
@@ -90,7 +90,7 @@ class DataPlane {
   const uint64_t max_answer_bytes_;
   Service* const service_;
   const std::shared_ptr<Shard> shard_;
-  const Door door_;
+  const CallContext call_context_;
   const LentThreads* const helpers_;
   std::vector<std::unique_ptr<Queue>> queues_;
 

@@ -23,7 +23,7 @@
 namespace tfswitch {
 
 // The entrance for calls. All members must outlive the services.
-struct Door {
+struct CallContext {
   CallGate* gate;
   AccessControl* access;
   const Shard* shard;
@@ -39,55 +39,57 @@ bool Waits(const Request&, long) {
   return false;
 }
 
-// Runs work(visit, request) if the caller may make this call for the tables
+// Runs work(caller, request) if the caller may make this call for the tables
 // that it names. Authenticates the caller, reads the bytes, checks the length,
 // then parses.
 template <typename Request, typename Stream, typename Work>
-grpc::Status Gated(const Door& door, grpc::ServerContext* context,
-                   Stream* stream, const Work& work) {
+grpc::Status Gated(const CallContext& call_context,
+                   grpc::ServerContext* context, Stream* stream,
+                   const Work& work) {
   const MethodRule& rule = RuleFor<Request>();
-  Visit visit;
+  Caller caller;
   grpc::ByteBuffer bytes;
   Request request;
   std::vector<std::string> tables;
-  absl::Status status = door.access->Admit(context, rule, &visit);
+  absl::Status status = call_context.access->Admit(context, rule, &caller);
   if (status.ok()) {
-    const ReadingPass reading(door.gate);
+    const ReadingPass reading(call_context.gate);
     status = reading.status();
     if (status.ok() && !stream->Read(&bytes)) {
       status = absl::CancelledError("the call has no message");
     }
   }
-  if (status.ok()) status = visit.ParseRequest(context, &bytes, &request);
+  if (status.ok()) status = caller.ParseRequest(context, &bytes, &request);
   if (status.ok()) tables = TablesIn(request);
   for (const std::string& table : tables) {
-    if (status.ok()) status = visit.CheckTable(table);
+    if (status.ok()) status = caller.CheckTable(table);
   }
   if (status.ok()) {
-    const GatePass pass(door.gate, Waits(request, 0));
+    const AdmissionTicket pass(call_context.gate, Waits(request, 0));
     status = pass.status();
-    if (status.ok()) status = CheckCall(visit, *door.shard, request);
-    if (status.ok()) status = work(visit, request);
+    if (status.ok()) status = CheckCall(caller, *call_context.shard, request);
+    if (status.ok()) status = work(caller, request);
   }
-  door.access->NoteEnd(*context, visit, rule, tables, PathIn(request), status);
-  return ToGrpcStatus(visit.WithoutNames(status));
+  call_context.access->NoteEnd(*context, caller, rule, tables, PathIn(request),
+                               status);
+  return ToGrpcStatus(caller.WithoutNames(status));
 }
 
-// A handler of a control call: run(context, visit, request, &response).
+// A handler of a control call: run(context, caller, request, &response).
 template <typename Request, typename Response, typename Run>
-grpc::internal::MethodHandler* GatedHandler(const Door& door, const Run& run) {
+grpc::internal::MethodHandler* GatedHandler(const CallContext& call_context,
+                                            const Run& run) {
   using Stream = grpc::ServerUnaryStreamer<grpc::ByteBuffer, Response>;
   return new grpc::internal::StreamedUnaryHandler<grpc::ByteBuffer, Response>(
-      [&door, run](grpc::ServerContext* context, Stream* stream) {
-        return Gated<Request>(door, context, stream,
-                              [&](const Visit& visit, const Request& request) {
-                                Response response;
-                                absl::Status status =
-                                    run(*context, visit, request, &response);
-                                if (status.ok())
-                                  stream->Write(response, grpc::WriteOptions());
-                                return status;
-                              });
+      [&call_context, run](grpc::ServerContext* context, Stream* stream) {
+        return Gated<Request>(
+            call_context, context, stream,
+            [&](const Caller& caller, const Request& request) {
+              Response response;
+              absl::Status status = run(*context, caller, request, &response);
+              if (status.ok()) stream->Write(response, grpc::WriteOptions());
+              return status;
+            });
       });
 }
 

@@ -107,8 +107,8 @@ class RunningServer final : public GrpcServer {
         gate_(options.max_control_calls, /*is_open=*/false),
         access_(std::move(access)),
         shard_(std::move(shard)),
-        service_(IdentityOf(options), shard_, door_, &helpers_),
-        coordination_(shard_, door_),
+        service_(IdentityOf(options), shard_, call_context_, &helpers_),
+        coordination_(shard_, call_context_),
         listener_({options.max_connections, options.max_calls_per_connection,
                    HasTls(options.security)}) {}
 
@@ -183,7 +183,7 @@ class RunningServer final : public GrpcServer {
   CallGate gate_;  // Has its own lock.
   const std::unique_ptr<AccessControl> access_;
   const std::shared_ptr<Shard> shard_;
-  const Door door_{&gate_, access_.get(), shard_.get()};
+  const CallContext call_context_{&gate_, access_.get(), shard_.get()};
   Service service_;
   CoordinationService coordination_;
   HealthService health_{v1::ParameterServer::service_full_name()};
@@ -236,7 +236,7 @@ absl::Status RunningServer::Listen(const GrpcServerOptions& options) {
   builder.RegisterService(&health_);
   data_plane_ = std::make_unique<DataPlane>(
       num_threads_, options.max_message_bytes, BufferBytes(options), &service_,
-      shard_, door_, &helpers_, &builder);
+      shard_, call_context_, &helpers_, &builder);
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) {
     return absl::InternalError("gRPC cannot build a server");

@@ -34,17 +34,18 @@ void Service::Add(const char* method) {
   MarkMethodStreamed(
       IndexOf<Request>("ParameterServer", method),
       GatedHandler<Request, Response>(
-          door_, [this](const grpc::ServerContext& context, const Visit& visit,
-                        const Request& request, Response* response) {
-            return Run(CallOf(context, visit), request, response);
+          call_context_,
+          [this](const grpc::ServerContext& context, const Caller& caller,
+                 const Request& request, Response* response) {
+            return Run(CallOf(context, caller), request, response);
           }));
 }
 
 Service::Service(const ServiceIdentity& identity, std::shared_ptr<Shard> shard,
-                 const Door& door, const LentThreads* helpers)
+                 const CallContext& call_context, const LentThreads* helpers)
     : identity_(identity),
       shard_(std::move(shard)),
-      door_(door),
+      call_context_(call_context),
       helpers_(helpers) {
 #define TFSWITCH_ADD(name) Add<v1::name##Request, v1::name##Response>(#name);
   TFSWITCH_PARAMETER_SERVER_CALLS(TFSWITCH_ADD)
@@ -52,10 +53,11 @@ Service::Service(const ServiceIdentity& identity, std::shared_ptr<Shard> shard,
   MarkMethodStreamed(
       IndexOf<v1::HandshakeRequest>("ParameterServer", "Handshake"),
       GatedHandler<v1::HandshakeRequest, v1::HandshakeResponse>(
-          door_, [this](const grpc::ServerContext& context, const Visit& visit,
-                        const v1::HandshakeRequest& request,
-                        v1::HandshakeResponse* response) {
-            return Handshake(CallOf(context, visit), request, response);
+          call_context_,
+          [this](const grpc::ServerContext& context, const Caller& caller,
+                 const v1::HandshakeRequest& request,
+                 v1::HandshakeResponse* response) {
+            return Handshake(CallOf(context, caller), request, response);
           }));
   AddStream<v1::ExportRequest, v1::ExportResponse>("Export", &Service::Export);
   AddStream<v1::ExportChangesRequest, v1::ExportChangesResponse>(
@@ -70,8 +72,8 @@ void Service::AddStream(const char* method, Streams<Request, Response> run) {
       new grpc::internal::SplitServerStreamingHandler<grpc::ByteBuffer,
                                                       Response>(
           [this, run](grpc::ServerContext* context, Stream* stream) {
-            return Gated<Request>(door_, context, stream,
-                                  [&](const Visit&, const Request& request) {
+            return Gated<Request>(call_context_, context, stream,
+                                  [&](const Caller&, const Request& request) {
                                     return (this->*run)(*context, request,
                                                         stream);
                                   });
@@ -163,9 +165,9 @@ absl::Status Service::ExportChanges(
 }
 
 ShardCall Service::CallOf(const grpc::ServerContext& context,
-                          const Visit& visit) const {
+                          const Caller& caller) const {
   ShardCall call{*shard_, [this, &context]() -> absl::Status {
-                   if (door_.gate->is_closed()) {
+                   if (call_context_.gate->is_closed()) {
                      return absl::UnavailableError("the server is stopping");
                    }
                    if (context.IsCancelled()) {
@@ -175,13 +177,13 @@ ShardCall Service::CallOf(const grpc::ServerContext& context,
                  }};
   call.threads = helpers_;
   call.protocol_version = identity_.protocol_version;
-  call.caller = visit.CallerId(context);
-  call.only_reads = !visit.May(v1::ROLE_TRAIN);
-  call.check_new_table = [&visit, this] {
-    return CheckTableQuota(visit, *shard_);
+  call.caller = caller.CallerId(context);
+  call.only_reads = !caller.May(v1::ROLE_TRAIN);
+  call.check_new_table = [&caller, this] {
+    return CheckTableQuota(caller, *shard_);
   };
-  call.may_see = [&visit](absl::string_view table) {
-    return visit.MayUse(table);
+  call.may_see = [&caller](absl::string_view table) {
+    return caller.MayUse(table);
   };
   return call;
 }

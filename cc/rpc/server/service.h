@@ -38,7 +38,7 @@ class Service final : public ServiceWithRawMethods {
   // `helpers` work on a round together with the thread that commits it, and
   // must outlive the service.
   Service(const ServiceIdentity& identity, std::shared_ptr<Shard> shard,
-          const Door& door, const LentThreads* helpers);
+          const CallContext& call_context, const LentThreads* helpers);
 
  private:
   template <typename Request, typename Response>
@@ -66,14 +66,14 @@ class Service final : public ServiceWithRawMethods {
           stream) const;
   // Long calls end when the client has gone, or the server stops.
   ShardCall CallOf(const grpc::ServerContext& context,
-                   const Visit& visit) const;
+                   const Caller& caller) const;
   // How many rows of a stream go in one message.
   int64_t RowsPerChunk(int64_t floats_per_row) const;
 
   // Constant after construction; the shard has its own locks.
   const ServiceIdentity identity_;
   const std::shared_ptr<Shard> shard_;
-  const Door door_;
+  const CallContext call_context_;
   const LentThreads* const helpers_;
 };
 

@@ -733,10 +733,10 @@ TEST(PushLogRecoveryTest, AStepOfWorkersThatIsOpenIsClosedAfterwards) {
       ASSERT_TRUE(run->Push({3, 4}, {9, 2}, true, step(1, 1)).ok());
       restart();
       if (is_killed) {  // A save brings it before a worker does.
-        v1::HoldRoundsRequest hold;
+        v1::PauseRoundsRequest hold;
         hold.set_save_id("s");
         hold.set_hold_ms(10'000);
-        ASSERT_TRUE((*run)->HoldRounds(hold).ok());
+        ASSERT_TRUE((*run)->PauseRounds(hold).ok());
         v1::SaveShardRequest save;
         save.set_path(absl::StrCat(scoped.path(), "/save"));
         save.set_save_id("s");

@@ -11,7 +11,7 @@ namespace {
 TEST(CallGateTest, ClosedGateLetsNobodyIn) {
   CallGate gate;
   {
-    const GatePass pass(&gate);
+    const AdmissionTicket pass(&gate);
     EXPECT_TRUE(pass.status().ok());
   }
 

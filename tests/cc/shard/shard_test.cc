@@ -1304,10 +1304,10 @@ class HeldRoundsTest : public SumRoundsTest {
   HeldRoundsTest() {
     EXPECT_TRUE(shard_.CommitRound("g", RoundOf(0, {1.0})).ok());
     EXPECT_TRUE(Push("t", {1}, {1, 1}, StepOf(0, 1)).ok());
-    v1::HoldRoundsRequest hold;
+    v1::PauseRoundsRequest hold;
     hold.set_save_id("s");
     hold.set_hold_ms(10'000);
-    const auto held = shard_.HoldRounds(hold);
+    const auto held = shard_.PauseRounds(hold);
     EXPECT_TRUE(held.ok()) << held.status();
     EXPECT_EQ(held->committed_size(), 1);
     EXPECT_EQ(held->committed(0).group(), "g");
@@ -1374,22 +1374,22 @@ TEST_F(HeldRoundsTest, ASaveThatIsNotOfTheLastRoundIsRefused) {
                 AllOf(HasSubstr("'g'"), HasSubstr("round 0"),
                       HasSubstr(absl::StrCat("round ", round.number())),
                       HasSubstr("Save again")));
-    v1::HoldRoundsRequest hold;
+    v1::PauseRoundsRequest hold;
     hold.set_save_id("s");
     hold.set_hold_ms(10'000);
-    ASSERT_TRUE(shard_.HoldRounds(hold).ok());
+    ASSERT_TRUE(shard_.PauseRounds(hold).ok());
   }
 }
 
 TEST_F(HeldRoundsTest, OtherSavesComeAfterTheHold) {
-  v1::HoldRoundsRequest hold;
+  v1::PauseRoundsRequest hold;
   hold.set_save_id("other");
   hold.set_hold_ms(10'000);
   v1::SaveShardRequest save = SaveOfRounds({});
   save.clear_cut();
   save.set_save_id("other");
 
-  EXPECT_FALSE(shard_.HoldRounds(hold)->waiting_for().empty());
+  EXPECT_FALSE(shard_.PauseRounds(hold)->waiting_for().empty());
   EXPECT_EQ(shard_.SaveShard(save, [] { return absl::CancelledError("no"); })
                 .status(),
             absl::CancelledError("no"));
@@ -1401,12 +1401,12 @@ TEST_F(HeldRoundsTest, OtherSavesComeAfterTheHold) {
 
   hold.set_save_id("s");
   hold.set_hold_ms(0);
-  ASSERT_TRUE(shard_.HoldRounds(hold).ok());
+  ASSERT_TRUE(shard_.PauseRounds(hold).ok());
   EXPECT_TRUE(shard_.SaveShard(save).ok());
 }
 
 TEST_F(HeldRoundsTest, WhileASaveIsWrittenNoOtherHoldsRounds) {
-  v1::HoldRoundsRequest hold;
+  v1::PauseRoundsRequest hold;
   hold.set_save_id("other");
   hold.set_hold_ms(10'000);
   std::atomic<int> num_asked{0};
@@ -1414,7 +1414,7 @@ TEST_F(HeldRoundsTest, WhileASaveIsWrittenNoOtherHoldsRounds) {
   const auto part = shard_.SaveShard(SaveOfRounds({RoundOf(0, {1.0})}), [&] {
     // On another thread, as calls come.
     std::thread([&] {
-      const auto held = shard_.HoldRounds(hold);
+      const auto held = shard_.PauseRounds(hold);
       EXPECT_FALSE(held.ok() && held->waiting_for().empty());
       if (num_asked++ == 0) return;
       EXPECT_TRUE(Commit(RoundOf(1, {1.0})).ok());  // The cut is taken.
@@ -1424,7 +1424,7 @@ TEST_F(HeldRoundsTest, WhileASaveIsWrittenNoOtherHoldsRounds) {
 
   ASSERT_TRUE(part.ok()) << part.status();
   EXPECT_GT(num_asked, 0);
-  EXPECT_TRUE(shard_.HoldRounds(hold)->waiting_for().empty());
+  EXPECT_TRUE(shard_.PauseRounds(hold)->waiting_for().empty());
 }
 
 TEST_F(HeldRoundsTest, ASaveWithoutTheWorkQueuesOfItsCutIsRefused) {
@@ -1439,11 +1439,12 @@ TEST_F(HeldRoundsTest, ASaveWhoseHoldHasEndedIsRefused) {
   ASSERT_TRUE(shard_.SaveShard(SaveOfRounds({RoundOf(0, {1.0})})).ok());
   v1::SaveShardRequest other = SaveOfRounds({RoundOf(0, {1.0})});
   other.set_save_id("other");
-  v1::TakeCutRequest take;
+  v1::ChooseSnapshotRoundRequest take;
   take.set_save_id("other");
 
   for (const absl::Status& status :
-       {shard_.SaveShard(other).status(), shard_.TakeCut(take).status()}) {
+       {shard_.SaveShard(other).status(),
+        shard_.ChooseSnapshotRound(take).status()}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
     EXPECT_THAT(std::string(status.message()),
                 AllOf(HasSubstr("'other'"), HasSubstr("Save again")));

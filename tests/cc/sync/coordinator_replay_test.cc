@@ -77,14 +77,14 @@ struct RandomWorker {
   GroupMember member;
   int64_t clock = 0;
   int64_t round = 0;
-  int64_t visits = 0;
+  int64_t barrier_generation = 0;
   std::optional<WorkItem> item;
 
   void Place(const WorkerGroup::Place& place) {
     member.set_incarnation(place.incarnation());
     clock = place.clock();
     round = place.round();
-    visits = 0;
+    barrier_generation = 0;
     item.reset();
   }
 };
@@ -140,9 +140,10 @@ TEST(CoordinatorReplayTest, AnyCallsBringTheSameStateAgain) {
           const std::string barrier =
               draw(2) == 0 ? WorkerGroup::kEndOfEpoch : WorkQueueBarrier("q");
           const auto place = logged->WaitAtBarrier(
-              VisitOf(member, barrier, worker.visits), absl::InfinitePast());
+              VisitOf(member, barrier, worker.barrier_generation),
+              absl::InfinitePast());
           if (place.ok()) {
-            ++worker.visits;
+            ++worker.barrier_generation;
             worker.clock = place->clock();
             worker.round = place->round();
           }

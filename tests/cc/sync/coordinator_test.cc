@@ -92,7 +92,7 @@ TEST(CoordinatorTest, ACutHasTheRoundsThatOneOfTheShardsHasNotApplied) {
       TrainInRounds(&coordinator, 0, 4).at(0).group_instance();
   using Committed = std::tuple<std::string, uint64_t, int64_t>;
   const auto numbers = [&](const std::vector<Committed>& committed) {
-    v1::TakeCutRequest request;
+    v1::ChooseSnapshotRoundRequest request;
     for (const auto& [group, of_instance, number] : committed) {
       v1::CommittedRound& each = *request.add_committed();
       each.set_group(group);
@@ -101,7 +101,7 @@ TEST(CoordinatorTest, ACutHasTheRoundsThatOneOfTheShardsHasNotApplied) {
     }
     std::vector<int64_t> numbers;
     const v1::Cut cut =
-        coordinator.TakeCut(request, 2, /*work_queues=*/nullptr);
+        coordinator.ChooseSnapshotRound(request, 2, /*work_queues=*/nullptr);
     for (const v1::CommitRoundRequest& each : cut.rounds()) {
       EXPECT_EQ(each.group(), "g");
       EXPECT_EQ(each.round().group_instance(), instance);

@@ -91,11 +91,12 @@ class WorkQueueCoordinationTest : public testing::Test {
             .ok());
   }
 
-  absl::Status WaitAtBarrier(const Worker& worker, int64_t visit = 0) {
+  absl::Status WaitAtBarrier(const Worker& worker,
+                             int64_t barrier_generation = 0) {
     return coordinator_
         .WaitAtBarrier(
             VisitOf(MemberOf("g", worker.id, worker.place.incarnation()),
-                    WorkQueueBarrier("q"), visit),
+                    WorkQueueBarrier("q"), barrier_generation),
             Soon())
         .status();
   }

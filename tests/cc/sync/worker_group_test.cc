@@ -346,9 +346,9 @@ bool Waits(WorkerGroup* group, const Player& player) {
 }
 
 absl::Status Enter(Player* player, const std::string& barrier,
-                   int64_t visit = 0, absl::Time now = kStart) {
-  return player->group->Enter(player->id, player->incarnation, barrier, visit,
-                              now);
+                   int64_t barrier_generation = 0, absl::Time now = kStart) {
+  return player->group->Enter(player->id, player->incarnation, barrier,
+                              barrier_generation, now);
 }
 
 TEST(WorkerGroupTest, ABarrierOpensWhenAllHaveCome) {
@@ -739,8 +739,8 @@ TEST_P(RandomGroupTest, NobodyIsForgottenAndNothingCountsTwice) {
   absl::Time now = kStart;
   std::map<uint32_t, Player> alive;  // As they believe.
   std::set<std::tuple<uint32_t, uint64_t, int64_t>> offered;
-  std::map<uint64_t, int64_t> visits;  // By incarnation.
-  std::set<uint32_t> at_barrier;       // As they believe.
+  std::map<uint64_t, int64_t> barrier_generation;  // By incarnation.
+  std::set<uint32_t> at_barrier;                   // As they believe.
   const auto waits_for_round = [&](const Player& player) {
     return player.round > group.open_round() ||
            (player.round == group.open_round() &&
@@ -777,8 +777,10 @@ TEST_P(RandomGroupTest, NobodyIsForgottenAndNothingCountsTwice) {
             waits_for_round(it->second) || draw(2) == 0) {
           break;
         }
-        if (Enter(&it->second, "b", visits[it->second.incarnation], now).ok()) {
-          ++visits[it->second.incarnation];
+        if (Enter(&it->second, "b", barrier_generation[it->second.incarnation],
+                  now)
+                .ok()) {
+          ++barrier_generation[it->second.incarnation];
           at_barrier.insert(id);
         }
         break;

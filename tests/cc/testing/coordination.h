@@ -59,11 +59,11 @@ inline v1::ArriveRequest ArrivalOf(
 
 inline v1::WaitAtBarrierRequest VisitOf(const v1::Member& member,
                                         const std::string& barrier,
-                                        int64_t visit) {
+                                        int64_t barrier_generation) {
   v1::WaitAtBarrierRequest request;
   *request.mutable_member() = member;
   request.set_barrier(barrier);
-  request.set_visit(visit);
+  request.set_barrier_generation(barrier_generation);
   return request;
 }
 

@@ -1,4 +1,4 @@
-#include "cc/table/former_rows.h"
+#include "cc/table/row_undo_log.h"
 
 #include <cstring>
 #include <new>
@@ -13,7 +13,7 @@ constexpr size_t kKeyFloats = sizeof(Key) / sizeof(float);
 
 }  // namespace
 
-void FormerRows::Begin(size_t num_floats, size_t other_bytes) {
+void RowUndoLog::Begin(size_t num_floats, size_t other_bytes) {
   MutexLock lock(&mutex_);
   is_active_ = true;
   is_whole_ = true;
@@ -22,7 +22,7 @@ void FormerRows::Begin(size_t num_floats, size_t other_bytes) {
   visited_ = 0;
 }
 
-void FormerRows::Keep(Key key, uint32_t position,
+void RowUndoLog::Keep(Key key, uint32_t position,
                       absl::FunctionRef<void(float*)> copy) {
   if (IsVisited(position)) return;
   MutexLock lock(&mutex_);
@@ -45,7 +45,7 @@ void FormerRows::Keep(Key key, uint32_t position,
   bytes_ += static_cast<int64_t>(num_floats_ * sizeof(float) + other_bytes_);
 }
 
-absl::Status FormerRows::End(
+absl::Status RowUndoLog::End(
     absl::FunctionRef<absl::Status(Key, const float*)> visit) {
   std::vector<std::unique_ptr<float[]>> blocks;
   size_t num_rows = 0;

@@ -8,8 +8,8 @@
 // here before it stamps it, unless the snapshot has passed its position. If
 // both happen at once, the snapshot gets the row twice, with equal values.
 
-#ifndef TFSWITCH_CC_TABLE_FORMER_ROWS_H_
-#define TFSWITCH_CC_TABLE_FORMER_ROWS_H_
+#ifndef TFSWITCH_CC_TABLE_ROW_UNDO_LOG_H_
+#define TFSWITCH_CC_TABLE_ROW_UNDO_LOG_H_
 
 #include <algorithm>
 #include <atomic>
@@ -27,7 +27,7 @@
 namespace tfswitch {
 
 // Thread-safe.
-class FormerRows {
+class RowUndoLog {
  public:
   // Starts keeping rows with so many floats. Each counts `other_bytes` of
   // memory elsewhere, too.
@@ -86,4 +86,4 @@ class FormerRows {
 
 }  // namespace tfswitch
 
-#endif  // TFSWITCH_CC_TABLE_FORMER_ROWS_H_
+#endif  // TFSWITCH_CC_TABLE_ROW_UNDO_LOG_H_
