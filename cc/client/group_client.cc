@@ -9,12 +9,15 @@
 
 #include "cc/client/group_client.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "cc/base/process_identity.h"
 #include "cc/base/status_macros.h"
 #include "cc/base/steady_clock.h"
 #include "cc/client/parameter_client.h"
@@ -76,6 +79,7 @@ absl::StatusOr<WorkerGroup::Place> GroupClient::Join(
   request.set_newer_group_instance(newer_instance);
   request.set_first_step(first_step);
   request.set_job(job);
+  request.set_process(ProcessIdentity(getpid()));
   return Call<v1::JoinResponse>(request);
 }
 

@@ -22,6 +22,7 @@
 #include "absl/time/clock.h"
 #include "cc/base/interrupt.h"
 #include "cc/base/log_writer.h"
+#include "cc/base/process_identity.h"
 #include "cc/base/status_macros.h"
 
 namespace tfswitch {
@@ -42,6 +43,7 @@ absl::StatusOr<std::unique_ptr<GroupSession>> GroupSession::Join(
     std::optional<int64_t> first_step, const std::string& job) {
   std::unique_ptr<GroupSession> session(new GroupSession(
       std::move(groups), group, options, worker, first_step, job));
+  TFSWITCH_RETURN_IF_ERROR(session->CheckIsAlone());
   TFSWITCH_RETURN_IF_ERROR(session->Rejoin());
   static std::atomic<bool> has_said{false};  // Once in a process.
   if (job.empty() && !first_step.has_value() && session->num_steps() > 0 &&
@@ -79,6 +81,21 @@ GroupSession::~GroupSession() {
   // If no server hears of it, the lease ends.
   Leave(kPartingTime).IgnoreError();
   if (keeper_.joinable()) keeper_.join();
+}
+
+absl::Status GroupSession::CheckIsAlone() const {
+  const GroupMember own = member();
+  const auto stats = groups_->GroupStats(own.group(), kPartingTime);
+  if (!stats.ok()) return absl::OkStatus();  // There is no group yet.
+  const auto present = stats->processes().find(own.worker());
+  if (present == stats->processes().end()) return absl::OkStatus();
+  const int number = RunningProcess(present->second);
+  if (number == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("group '", own.group(), "': process ", number,
+                   " of this machine is worker ", own.worker(),
+                   ". Give each process its own number (", kWhereNumbersAre,
+                   "), or end that process first"));
 }
 
 void GroupSession::KeepAlive() {

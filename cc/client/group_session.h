@@ -205,6 +205,8 @@ class GroupSession {
     MutexLock lock(&mutex_);
     return is_waiting_;
   }
+  // FailedPrecondition if another process of this machine is this worker.
+  absl::Status CheckIsAlone() const;
   void KeepAlive();
   void CountWait(absl::Time start);
   // Calls wait(until) with parts of the time up to `deadline`, and says for

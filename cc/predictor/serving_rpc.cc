@@ -218,7 +218,7 @@ class PredictionService final : public api::PredictionService::Service {
                    const api::PredictRequest& request,
                    api::PredictResponse* response) {
               const grpc::Status status = Answer(*context, request, response);
-              return status.ok() ? ToGrpcStatus(visit->AddAnswer(
+              return status.ok() ? ToGrpcStatus(caller->AddAnswer(
                                        context, response->ByteSizeLong()))
                                  : status;
             }));

@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "absl/time/time.h"
+#include "cc/base/process_identity.h"
 #include "cc/base/status_macros.h"
 #include "cc/wire/json.h"
 #include "tfswitch/v1/checkpoint.pb.h"
@@ -37,11 +38,6 @@ std::string Describe(const ServerIdentity& identity) {
   return absl::StrCat("shard ", identity.shard_index, " of ",
                       identity.num_shards, " of cluster '", identity.cluster,
                       "'");
-}
-
-std::string BootId() {
-  const auto id = ReadWholeFile("/proc/sys/kernel/random/boot_id", 256);
-  return id.ok() ? std::string(absl::StripSuffix(*id, "\n")) : "";
 }
 
 }  // namespace

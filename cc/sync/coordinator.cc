@@ -156,6 +156,7 @@ absl::StatusOr<WorkerGroup::Place> Coordinator::Join(
   const uint32_t worker = request.worker();
   const uint64_t newer_instance = request.newer_group_instance();
   TFSWITCH_RETURN_IF_ERROR(CheckName("job", request.job()));
+  TFSWITCH_RETURN_IF_ERROR(CheckName("process", request.process()));
   if (newer_instance >= kMaxInstance) {
     return absl::InvalidArgumentError(absl::StrCat(
         "group '", group, "': newer_group_instance must be below 2^62. ",
@@ -221,7 +222,7 @@ WorkerGroup::Place Coordinator::Join(Group* group,
   }
   WorkerGroup::Place member = group->state.Join(
       request.worker(), AwakeNow(), request.previous_incarnation(),
-      request.first_step(), request.job());
+      request.first_step(), request.job(), request.process());
   Notify(group);
   return member;
 }

@@ -107,8 +107,8 @@ absl::StatusOr<WorkerGroup::Worker*> WorkerGroup::Find(uint32_t worker,
     return absl::FailedPreconditionError(absl::StrCat(
         "worker ", worker,
         " has been started again elsewhere, or two processes have this "
-        "number: give each its own (`worker_id` of a Worker, `task_index` of a "
-        "SyncReplicasOptimizer, or the task of TF_CONFIG)"));
+        "number: give each its own (",
+        kWhereNumbersAre, ")"));
   }
   return &it->second;
 }
@@ -193,7 +193,8 @@ void WorkerGroup::Reconfigure(const WorkerGroupOptions& options) {
 
 WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now,
                                      uint64_t previous, int64_t first_step,
-                                     const std::string& job) {
+                                     const std::string& job,
+                                     const std::string& process) {
   const bool comes_back =
       previous >= first_of_present_run_ && previous < next_incarnation_;
   if (job != job_) BeginJob(worker, job);
@@ -212,6 +213,7 @@ WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now,
   seen_.insert(worker);
   const auto loss = stats_.mutable_losses()->find(worker);
   if (loss != stats_.mutable_losses()->end()) loss->second.set_is_back(true);
+  (*stats_.mutable_processes())[worker] = process;
   if (!ever_joined_.insert(worker).second) {
     stats_.set_rejoined(stats_.rejoined() + 1);
   }
@@ -726,6 +728,9 @@ std::string WorkerGroup::TakeOpenedBarrier() {
 
 v1::GetGroupStatsResponse WorkerGroup::stats() const {
   v1::GetGroupStatsResponse stats = stats_;
+  for (const auto& [worker, process] : stats_.processes()) {
+    if (workers_.count(worker) == 0) stats.mutable_processes()->erase(worker);
+  }
   stats.set_num_active(static_cast<int64_t>(workers_.size()));
   stats.set_num_waiting(
       std::count_if(workers_.begin(), workers_.end(),

@@ -94,6 +94,11 @@ struct StepTag {
   int64_t clock = 0;
 };
 
+// Where users give workers their numbers, for errors.
+inline constexpr char kWhereNumbersAre[] =
+    "`worker_id` of a Worker, `task_index` of a SyncReplicasOptimizer, or the "
+    "task of TF_CONFIG";
+
 // Thread-compatible.
 class WorkerGroup {
  public:
@@ -143,7 +148,8 @@ class WorkerGroup {
   //
   // REQUIRES: CanJoin(worker, job).
   Place Join(uint32_t worker, absl::Time now, uint64_t previous = 0,
-             int64_t first_step = 0, const std::string& job = "");
+             int64_t first_step = 0, const std::string& job = "",
+             const std::string& process = "");
   // False while others are there that train another job.
   bool CanJoin(uint32_t worker, const std::string& job) const;
   const std::string& job() const { return job_; }

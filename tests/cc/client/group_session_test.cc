@@ -1,5 +1,7 @@
 #include "cc/client/group_session.h"
 
+#include <unistd.h>
+
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -8,8 +10,11 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "cc/base/mutex.h"
+#include "cc/base/process_identity.h"
 #include "cc/client/local_client.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -80,10 +85,33 @@ class GroupSessionTest : public testing::Test {
     return std::move(session).value();
   }
 
+  const std::shared_ptr<Shard> shard_ = std::make_shared<Shard>(ShardOptions{});
   const std::shared_ptr<CountingGroups> groups_ =
-      std::make_shared<CountingGroups>(
-          NewLocalClient(std::make_shared<Shard>(ShardOptions{})));
+      std::make_shared<CountingGroups>(NewLocalClient(shard_));
 };
+
+TEST_F(GroupSessionTest, TheNumberOfARunningProcessIsRefused) {
+  const auto joined = Join(0, {});
+  v1::JoinRequest other;
+  other.set_group("g");
+  other.set_worker(1);
+  other.set_process(ProcessIdentity(getppid()));
+  ASSERT_TRUE((*shard_->FindCoordinator())->Join(other).ok());
+
+  const auto refused = GroupSession::Join(groups_, "g", {}, 1);
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused.status()));
+  EXPECT_THAT(
+      std::string(refused.status().message()),
+      AllOf(HasSubstr(absl::StrCat("process ", getppid(), " of this machine")),
+            HasSubstr("`task_index`")));
+
+  // A process that has ended does not hold its number.
+  other.set_process("boot/pid:[1]/1/1");
+  ASSERT_TRUE((*shard_->FindCoordinator())->Join(other).ok());
+  Join(1, {});
+  // Nor does one of this process, which may join again.
+  Join(0, {});
+}
 
 TEST_F(GroupSessionTest, WorkersContributeRoundByRound) {
   WorkerGroupOptions options;
