@@ -242,7 +242,7 @@ int Stopped(int code, const std::string& why, absl::Time started) {
   return code;
 }
 
-// What the flags say.
+// The values of the flags.
 struct Settings {
   PredictorOptions predictor;
   std::string model_name = "default";
@@ -260,7 +260,7 @@ struct Settings {
   bool help = false;
 
   std::vector<Flag> Flags();
-  // What is wrong with them; empty: nothing.
+  // Says which value is wrong; empty if none is.
   std::string Fault() const;
 };
 

@@ -148,7 +148,9 @@ TEST_F(MessageFileTest, AFieldThatIsMissingOrOfAnotherTypeIsRefusedByName) {
     const absl::Status status = Read<v1::CheckpointManifest>(json.dump());
     const bool may_be_missing =
         place.back() == "work_queues" || place.back() == "last_day" ||
-        place.back() == "groups" || absl::StrContains(pointer, "closed_clocks");
+        place.back() == "groups" ||
+        absl::StrContains(pointer, "/closed_clocks/") ||
+        absl::StrContains(pointer, "/unfinished/");  // Entries of maps.
     EXPECT_EQ(status.ok(), may_be_missing) << pointer << status;
     if (status.ok() || place.back() == "format" || place.back() == "version") {
       continue;
