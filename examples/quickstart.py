@@ -7,7 +7,7 @@ import tfswitch as tsw
 
 rng = np.random.default_rng(0)
 known = rng.integers(-(2**63), 2**63, 500)  # Any 64-bit number is an id.
-taste = rng.normal(size=(500, 4))  # Hidden; this is what is to be learnt.
+taste = rng.normal(size=(500, 4))  # Hidden: the model has to learn this.
 pairs = rng.integers(0, 500, (20_000, 2))
 likes = (taste[pairs[:, 0]] * taste[pairs[:, 1]]).sum(axis=1) > 0
 

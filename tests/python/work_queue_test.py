@@ -460,17 +460,12 @@ def test_a_queue_that_differs_from_the_saved_one_stops_a_restore(
     assert queue.stats()["items"] == 5
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"num_taken": "7"}, {"epoch": "x"}],
-    ids=lambda change: next(iter(change)),
-)
-def test_a_damaged_queue_stops_a_restore(local, tmp_path, change):
+def test_a_damaged_queue_stops_a_restore(local, tmp_path):
     make_queue(Worker(0, 1, cluster=local(0)))
     local(0).save(tmp_path)
     manifest = tmp_path / "manifest.json"
     saved = json.loads(manifest.read_text())
-    saved["work_queues"]["queues"][0].update(change)
+    saved["work_queues"]["queues"][0]["num_taken"] = "7"
     manifest.write_text(json.dumps(saved))
 
     with pytest.raises(OSError, match=f"checkpoint '{tmp_path}': .*queue"):
