@@ -297,7 +297,7 @@ void Main(const Options& options) {
     const auto manifest = ReadExport(path, {1, /*is_delta=*/false});
     Check(manifest.status());
     const std::string rows =
-        RowFilePath(path, manifest->name, manifest->tables.at("t"));
+        RowFilePath(path, NameOf(*manifest), manifest->tables().at("t"));
     const auto fd = OpenRegularFile(rows);
     Check(fd.status());
     const auto file = MappedFile::Map(*fd, rows);

@@ -512,6 +512,11 @@ def _folder_of(path: str | os.PathLike[str]) -> _Folder:
                 f"{os.path.join(os.fspath(path), str(versions[-1]))!r}"
             ) from None
         return _Folder(folder, folder, None)
+    if model.get("version") != 2:
+        raise ValueError(
+            f"the model in {folder!r} has version {model.get('version')!r} of "
+            "its format, and this tfswitch reads version 2. Save it again"
+        )
     if "embedded" not in model:
         raise ValueError(
             f"the model in {folder!r} looks rows up on servers, and has no "

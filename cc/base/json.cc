@@ -47,14 +47,6 @@ absl::StatusOr<Json> ParseJson(absl::string_view text, int max_depth) {
   return json;
 }
 
-void CheckIntegers(const Json& json) {
-  if (json.is_number_float()) {
-    throw Json::type_error::create(302, "expected an integer", &json);
-  }
-  if (!json.is_structured()) return;
-  for (const Json& each : json) CheckIntegers(each);
-}
-
 std::string DumpJson(const Json& json) {
   // The default handler would throw.
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);

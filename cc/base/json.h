@@ -24,18 +24,6 @@ inline constexpr int kMaxJsonDepth = 32;
 absl::StatusOr<Json> ParseJson(absl::string_view text,
                                int max_depth = kMaxJsonDepth);
 
-// Throws Json::type_error if `json`, or anything in it, is a number but no
-// integer.
-void CheckIntegers(const Json& json);
-
-// json.get<T>() for an integer or a container of integers. They are checked
-// first, because converting a float that is too large is undefined.
-template <typename T>
-T GetIntegers(const Json& json) {
-  CheckIntegers(json);
-  return json.get<T>();
-}
-
 // On one line, with U+FFFD for bytes that are not UTF-8.
 std::string DumpJson(const Json& json);
 

@@ -39,6 +39,12 @@ std::string ProcessIdentity(int number) {
   const ssize_t size = readlink("/proc/self/ns/pid", space, sizeof(space));
   const std::string boot = BootId();
   const std::string start = StartOf(number);
+  // In a namespace of its own, /proc may be that of another one.
+  char own[16] = "";
+  if (readlink("/proc/self", own, sizeof(own) - 1) <= 0 ||
+      absl::StrCat(getpid()) != own) {
+    return "";
+  }
   if (size <= 0 || boot.empty() || start.empty()) return "";
   return absl::StrCat(boot, "/",
                       absl::string_view(space, static_cast<size_t>(size)), "/",

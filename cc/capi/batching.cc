@@ -73,13 +73,19 @@ absl::StatusOr<StepTag> StepOf(const Tfswitch_Table& table) {
                                                              : "");
 }
 
+// Whether the push is of a step that counts already.
+bool IsRepeated(const Tfswitch_Table& table) {
+  const std::shared_ptr<WorkerSession> worker = table.cluster->worker();
+  return worker != nullptr && worker->is_repeating();
+}
+
 // A push as it goes out, and the data that it points to.
 struct PreparedPush {
   PushArgs args;
   std::vector<Key> unique;
   std::vector<int32_t> inverse;  // The place of each key in `unique`.
   OwnedObservations observations;
-  bool is_empty = false;
+  bool is_empty = false;  // There is nothing to send.
 };
 
 // Checks the part, and sets part->result.skipped.
@@ -98,7 +104,8 @@ absl::Status Prepare(Tfswitch_PushPart* part, PreparedPush* prepared) {
   // of a table that was open may have them now.
   const OptimizerConfig& optimizer = table.config.optimizer;
   prepared->is_empty =
-      unique.empty() && !optimizer.is_dense && !optimizer.is_open;
+      IsRepeated(table) ||
+      (unique.empty() && !optimizer.is_dense && !optimizer.is_open);
   PushArgs& args = prepared->args;
   args.table = table.config.name;
   args.dim = dim;
@@ -146,12 +153,6 @@ absl::Status Prepare(Tfswitch_PushPart* part, PreparedPush* prepared) {
                                              table.config.NeedsCounts());
   args.observations = prepared->observations.view();
   return CheckSettings(args, dim);
-}
-
-// Whether the push is of a step that counts already.
-bool IsRepeated(const Tfswitch_Table& table) {
-  const std::shared_ptr<WorkerSession> worker = table.cluster->worker();
-  return worker != nullptr && worker->is_repeating();
 }
 
 // Sets the arguments that are known once it is clear that the push goes out.
@@ -283,7 +284,7 @@ absl::Status PushBatch(absl::Span<Tfswitch_PushPart> parts,
   Batches<size_t> places;  // The places of `pushes` in `parts`.
   Batches<WriteResult> results(parts.size());
   for (size_t i = 0; i < parts.size(); ++i) {
-    if (prepared[i].is_empty || IsRepeated(*parts[i].table)) continue;
+    if (prepared[i].is_empty) continue;
     TFSWITCH_RETURN_IF_ERROR(
         Complete(*parts[i].table, threads, &prepared[i].args));
     pushes.push_back({std::move(prepared[i].args), &results[i]});

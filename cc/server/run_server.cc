@@ -72,6 +72,7 @@ int RunServer(const std::vector<std::string>& arguments) {
     std::printf("tfswitch-server %s\n", TFSWITCH_VERSION);
     return kStopped;
   }
+  if (flags.only_checks) return kStopped;
   if (flags.repair.has_value()) {
     const absl::Status repaired = Repair(
         flags.data_dir, *flags.repair, flags.shard, [](absl::string_view line) {

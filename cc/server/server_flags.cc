@@ -99,6 +99,10 @@ absl::Status ParseServerFlags(const std::vector<std::string>& arguments,
       flags->help = true;
       return absl::OkStatus();
     }
+    if (argument == "--check_flags") {
+      flags->only_checks = true;
+      continue;
+    }
     if (argument == "--version") {
       flags->version = true;
       return absl::OkStatus();
@@ -254,6 +258,7 @@ std::string ServerUsage() {
                     " Default: ", *limit.value, "\n");
   }
   absl::StrAppend(&text,
+                  "  --check_flags  Ends when the flags have been checked.\n"
                   "  --version  Prints the version.\n"
                   "  --help  Prints this text.\n");
   return text;

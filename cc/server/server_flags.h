@@ -27,6 +27,7 @@ struct ServerFlags {
   // Set: repairs the data folder instead of serving.
   std::optional<RepairKind> repair;
   bool help = false;
+  bool only_checks = false;
   bool version = false;
   // "--name=value" for flags that are not the default.
   std::vector<std::string> changed;

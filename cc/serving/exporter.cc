@@ -123,7 +123,8 @@ absl::Status CheckSame(const v1::PublishExportRequest& request,
     return differs("all rows are asked for, and a rule chose those of");
   }
   if (request.has_rule() &&
-      request.rule().SerializeAsString() != last.rule().SerializeAsString()) {
+      (!last.has_rule() ||
+       request.rule().SerializeAsString() != last.rule().SerializeAsString())) {
     return differs("rows are to be chosen by another rule than in");
   }
   return absl::OkStatus();

@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <filesystem>
 #include <new>
 #include <numeric>
@@ -961,10 +962,10 @@ absl::StatusOr<ChangeCursor> Shard::ExportChanges(
        {std::pair<const char*, float>{"base_threshold", rule.base_threshold},
         {"delta_threshold", rule.delta_threshold},
         {"delta_keep_days", rule.delta_keep_days}}) {
-    if (!(value >= 0.0f)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("table '", name, "': ", knob,
-                       ": expected a number of at least 0, got ", value));
+    if (!(value >= 0.0f) || std::isinf(value)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "table '", name, "': ", knob,
+          ": expected a finite number of at least 0, got ", value));
     }
   }
   PendingExports::Export exported;

@@ -7,6 +7,8 @@
 
 #include <cmath>
 #include <limits>
+#include <memory>
+#include <vector>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
@@ -126,6 +128,23 @@ absl::Status CheckFields(const google::protobuf::Descriptor& type,
   return absl::OkStatus();
 }
 
+// Empties the messages whose readers check them, which may be long.
+void DropUnchecked(Message* message) {
+  const google::protobuf::Reflection* const reflection =
+      message->GetReflection();
+  std::vector<const FieldDescriptor*> fields;
+  reflection->ListFields(*message, &fields);
+  for (const FieldDescriptor* field : fields) {
+    if (field->message_type() == nullptr || field->is_repeated()) continue;
+    Message* const part = reflection->MutableMessage(message, field);
+    if (field->options().GetExtension(v1::field_rule).has_defaults()) {
+      part->Clear();
+    } else {
+      DropUnchecked(part);
+    }
+  }
+}
+
 const v1::FileFormat& FormatOf(const Message& message) {
   return message.GetDescriptor()->options().GetExtension(v1::file_format);
 }
@@ -185,11 +204,14 @@ absl::StatusOr<std::string> MessageToJson(const Message& message,
       absl::StrCat(message.GetTypeName(), ": ", std::string(status.message())));
 }
 
-absl::Status CheckRanges(const Message& message) {
+absl::Status CheckRanges(const Message& given) {
+  const std::unique_ptr<Message> message(given.New());
+  message->CopyFrom(given);
+  DropUnchecked(message.get());
   TFSWITCH_ASSIGN_OR_RETURN(const std::string text,
-                            MessageToJson(message, /*with_defaults=*/true));
+                            MessageToJson(*message, /*with_defaults=*/true));
   TFSWITCH_ASSIGN_OR_RETURN(const Json json, ParseJson(text));
-  return CheckFields(*message.GetDescriptor(), json, "");
+  return CheckFields(*message->GetDescriptor(), json, "");
 }
 
 absl::Status DamagedFile(const Message& message, const std::string& path,

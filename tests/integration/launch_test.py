@@ -193,7 +193,7 @@ STUBBORN = (
 
 def test_tasks_know_their_place_and_arguments_are_theirs(launch, write):
     program = write("print(os.environ['TF_CONFIG'], json.dumps(sys.argv[1:]))")
-    arguments = ["--servers=9", "--help", "--flagfile=none", "--", "-v", "x"]
+    arguments = ["--", "--servers=9", "--help", "--", "-v", "x"]
 
     job = launch("--workers", 2, program, *arguments)
     lines = job.finish(0)

@@ -126,7 +126,7 @@ def test_the_companion_ends_as_its_server_and_takes_it_along(tmp_path):
         f"--remote={url}",
     ]
     wrong = subprocess.run(
-        [*SERVE, *arguments, "--max_tables=x"],
+        [*SERVE, *arguments, "--shard_index=1", "--num_shards=1"],
         env=environment(),
         capture_output=True,
         text=True,

@@ -224,6 +224,8 @@ def test_commands_print_no_token_of_their_arguments(tokens):
             "TFSWITCH_TOKEN_FILE",
         ),
         ((token,), "there is no command"),
+        (("serve", token), "give --token_file=FILE"),
+        (("repair", "d", f"--tls_key={token}"), "give --token_file=FILE"),
         (("token", "create", f"--role={token}"), "choose from"),
         (("token", "create", "--expires_in", token), "--expires_in"),
         (("token", "list", token), "token list"),
@@ -681,7 +683,7 @@ def test_the_command_creates_lists_and_revokes(tokens):
     with tsw.Server(token_file=tokens.path) as server:
         assert not is_refused(server, kept)
         assert not is_refused(server, revoked)
-    run_token("revoke", revoked, file)
+    run_token("revoke", file, revoked)
     assert id_of(revoked) not in run_token("list", file)
     with pytest.raises(ValueError, match=f"has no token '{id_of(revoked)}'"):
         tokens.revoke(revoked)

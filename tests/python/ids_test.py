@@ -628,6 +628,16 @@ def test_layer_pools_ragged_and_sparse_strings(embedded):
     assert layer.table.size() == 2
 
 
+def test_sparse_ids_keep_the_static_shape_of_their_spec(embedded):
+    layer = tsw.keras.DynamicEmbedding(2, combiner="sum")
+
+    @tf.function(input_signature=[tf.SparseTensorSpec([None, 5, 3], tf.int64)])
+    def call(ids):
+        return layer(ids)
+
+    assert call.get_concrete_function().output_shapes == [None, 5, 2]
+
+
 def test_model_on_strings_is_saved_and_loaded(embedded, tmp_path):
     inputs = keras.Input((2,), dtype="string")
     layer = tsw.keras.DynamicEmbedding(2)

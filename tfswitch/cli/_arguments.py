@@ -82,4 +82,4 @@ def quantity(least: int) -> Callable[[str], int]:
 
 def names(text: str) -> list[str]:
     """Returns the comma-separated parts."""
-    return text.split(",")
+    return [name.strip() for name in text.split(",")]

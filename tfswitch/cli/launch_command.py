@@ -41,7 +41,10 @@ _REPORT_SECS = 2.0
 def run(words: Sequence[str]) -> int:
     """Runs a program with its arguments in each worker; returns the code."""
     options = _parser().parse_args(words)
-    command = _command([options.program, *options.arguments])
+    program = options.program
+    if program[0] == "--" and len(program) > 1:
+        program = program[1:]
+    command = _command(program)
     server = programs.server_command(options.server_arg)
     addresses = free_addresses(
         options.servers + options.workers + options.tf_ps + 1
@@ -80,9 +83,10 @@ def run(words: Sequence[str]) -> int:
 
 def _parser() -> Parser:
     parser = Parser("launch", "Runs a job of servers and workers here.")
-    parser.add_argument("program", help="what each worker runs.")
     parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, help="those of the program."
+        "program",
+        nargs=argparse.PARSER,
+        help="what each worker runs, and its arguments.",
     )
     for name, least, default, about in (
         ("servers", 1, 1, "how many servers to start."),

@@ -7,11 +7,13 @@ flags of the companion, which uploads saves, and the place in TF_CONFIG.
 import functools
 import os
 import subprocess
+from argparse import Namespace
 from collections.abc import Sequence
 
 from absl import app
 
 from tfswitch._connection import _tf_config
+from tfswitch._connection._tokens import has_token
 from tfswitch.cli import programs
 from tfswitch.cli._arguments import Parser, at_least, duration
 
@@ -43,7 +45,7 @@ def serve(words: Sequence[str]) -> int | None:
         parser.print_help()
         print(flush=True)
         programs.execute_server(["--help"])
-    options, others = parser.parse_known_args(words)
+    options, others = _split(parser, words)
     arguments = [*_place_from_environment(others), *others]
     if options.remote is None:
         programs.execute_server(arguments)
@@ -70,17 +72,34 @@ def repair(words: Sequence[str]) -> None:
         "log. Default: cut the log at its first damage.",
     )
     parser.epilog = "The server's flags that bound it may follow."
-    options, others = parser.parse_known_args(words)
-    kind = (
-        "dry_run"
-        if options.dry_run
-        else "to_save"
-        if options.to_save
-        else "cut"
-    )
+    options, others = _split(parser, words)
+    for word in others:
+        if word.startswith(("--data_dir", "--repair")):
+            raise app.UsageError(
+                "DATA_DIR names the folder, and --dry_run or --to_save the "
+                f"way. Received: {word}"
+            )
+    kind = "cut"
+    if options.dry_run:
+        kind = "dry_run"
+    elif options.to_save:
+        kind = "to_save"
     programs.execute_server(
         [f"--data_dir={options.data_dir}", f"--repair={kind}", *others]
     )
+
+
+def _split(parser: Parser, words: Sequence[str]) -> tuple[Namespace, list[str]]:
+    """Returns the parser's own flags, and the words for the server.
+
+    Refuses a token among them, which the server would print.
+    """
+    if any(map(has_token, words)):
+        raise app.UsageError(
+            "a token is no value of a flag, where others can see it; give "
+            f"--token_file=FILE. Received: {' '.join(words)!r}"
+        )
+    return parser.parse_known_args(words)
 
 
 def _asks_for_help(words: Sequence[str]) -> bool:
@@ -120,9 +139,9 @@ def _serve_with_remote(url: str, timeout: float, arguments: list[str]) -> int:
     from tfswitch.cli import remote_server
     from tfswitch.remote.companion import Companion
 
-    # After all other flags, --help makes the server check them, before a fetch.
     command = programs.server_command(arguments)
-    checked = subprocess.run([*command, "--help"], stdout=subprocess.DEVNULL)
+    # Before anything is fetched.
+    checked = subprocess.run([*command, "--check_flags"])
     if checked.returncode != 0:
         return checked.returncode
     parser = Parser("serve", "")

@@ -28,7 +28,7 @@ _LIMITS = dict(
 
 def run(words: Sequence[str]) -> int:
     """Does `create`, `revoke` or `list`; returns the exit code."""
-    options = _parser().parse_args(words)
+    options = _parser().parse_intermixed_args(words)
     act = {"create": _create, "revoke": _revoke, "list": _list}[options.action]
     if (options.action == "revoke") != (options.id is not None):
         raise app.UsageError(

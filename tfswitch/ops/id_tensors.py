@@ -14,9 +14,11 @@ def map_values(function: Callable[[Any], tf.Tensor], value: Any) -> Any:
     if isinstance(value, tf.RaggedTensor):
         return value.with_flat_values(function(value.flat_values))
     if isinstance(value, tf.SparseTensor):
-        return tf.SparseTensor(
+        result = tf.SparseTensor(
             value.indices, function(value.values), value.dense_shape
         )
+        result.set_shape(value.shape)
+        return result
     return function(value)
 
 

@@ -24,6 +24,10 @@ class DamagedError(OSError):
     """A manifest or a file of a checkpoint is missing, or has changed."""
 
 
+class VersionError(DamagedError):
+    """A manifest has the format of another version of tfswitch."""
+
+
 @dataclasses.dataclass(frozen=True)
 class SavedFile:
     """One file of a save: its path in the checkpoint, size and checksum."""
@@ -76,9 +80,9 @@ def parse(text: bytes, where: str) -> Save:
         if manifest["format"] != "tfswitch-checkpoint":
             raise ValueError("it is not one of tfswitch")
         if manifest["version"] != 2:
-            raise ValueError(
-                f"this tfswitch reads version 2, and it has version "
-                f"{manifest['version']!r}"
+            raise VersionError(
+                f"manifest '{where}' has version {manifest['version']!r}, and "
+                "this tfswitch reads version 2. Use the tfswitch that wrote it"
             )
         files = [
             _file(entry, folder_of(name))

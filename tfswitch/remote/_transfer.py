@@ -199,6 +199,8 @@ def in_store(
             continue
         try:
             saves.append(_saves.parse(text, f"{store.url}/{where}"))
+        except _saves.VersionError:
+            raise  # An upload would remove its files.
         except DamagedError as error:
             errors.append(error)
     return _saves.sort(saves), errors

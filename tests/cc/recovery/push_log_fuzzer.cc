@@ -26,7 +26,6 @@
 #include "absl/strings/string_view.h"
 #include "cc/base/checksum.h"
 #include "cc/base/files.h"
-#include "cc/base/json.h"
 #include "cc/log/push_log.h"
 #include "cc/recovery/data_folder.h"
 #include "cc/recovery/state_keeper.h"
@@ -38,6 +37,7 @@
 #include "tests/cc/testing/fuzz_target.h"
 #include "tests/cc/testing/message_maker.h"
 #include "tests/cc/testing/scoped_folder.h"
+#include "tfswitch/v1/coordination.pb.h"
 #include "tfswitch/v1/parameter_server.pb.h"
 
 namespace tfswitch {
@@ -157,16 +157,17 @@ void ChangeMessage(Choices* choices, Record* record) {
   const google::protobuf::LogSilencer quiet;  // It logs what it refuses.
   const std::string day = record->payload.substr(0, sizeof(float));
   const std::string bytes = record->payload.substr(day.size());
+  const google::protobuf::Message* kind = nullptr;
   if (record->type - 1 < std::size(kMessages)) {
-    const std::unique_ptr<google::protobuf::Message> message(
-        kMessages[record->type - 1]->New());
-    if (!message->ParseFromString(bytes)) return;
-    MessageMaker().Change(choices, message.get());
-    record->payload = day + message->SerializeAsString();
-  } else if (auto json = ParseJson(bytes); json.ok()) {
-    ChangeJson(choices, &*json);
-    record->payload = day + DumpJson(*json);
+    kind = kMessages[record->type - 1];
+  } else if (record->type == static_cast<uint32_t>(RecordType::kCoordination)) {
+    kind = &v1::CoordinationRecord::default_instance();
   }
+  if (kind == nullptr) return;
+  const std::unique_ptr<google::protobuf::Message> message(kind->New());
+  if (!message->ParseFromString(bytes)) return;
+  MessageMaker().Change(choices, message.get());
+  record->payload = day + message->SerializeAsString();
   record->payload_bytes = record->payload.size();
 }
 

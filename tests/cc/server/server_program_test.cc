@@ -425,6 +425,8 @@ TEST(ServerProgramTest, HelpAndVersionGoToStandardOutput) {
   EXPECT_THAT(version.ReadLine(), StartsWith("tfswitch-server "));
   EXPECT_EQ(version.Wait(), 0);
 
+  EXPECT_EQ(Program({"--push_log", "--check_flags"}).Wait(), 2);
+  EXPECT_EQ(Program({"--num_shards=2", "--check_flags"}).Wait(), 0);
   Program help({"--help"});
   EXPECT_EQ(help.Wait(), 0);
   EXPECT_THAT(help.ReadText(), AllOf(StartsWith("tfswitch-server: "),
