@@ -31,7 +31,7 @@ class Authority:
     def sign(
         self, name: str, alt_name: str = "IP:127.0.0.1", *, trusts: bool = False
     ) -> tsw.Tls:
-        """Makes a certificate and its key, in the place of those of this name.
+        """Makes a certificate and its key, and replaces those of this name.
 
         Args:
             name: The name of the files.

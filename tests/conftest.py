@@ -41,7 +41,7 @@ def running_cluster(num_servers: int) -> Iterator[tsw.Cluster]:
 def _no_default_cluster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[None]:
-    """Lets no test see the default cluster of another."""
+    """Resets the default cluster, so that no test sees another test's."""
     monkeypatch.delenv("TF_CONFIG", raising=False)
     cluster_lib._default = None
     yield
@@ -88,7 +88,7 @@ def embedded() -> Iterator[tsw.Cluster]:
 def s3_bucket() -> Iterator[str]:
     """The URL of a bucket on an S3 server of this process.
 
-    It is found by the environment, also by programs that tests start.
+    Environment variables name the server, also for programs that tests start.
     """
     # Not needed by other tests.
     import fsspec

@@ -60,7 +60,7 @@ def running_servers(num_servers: int) -> Iterator[str]:
 def make_table(
     name: str = "t", dim: int = 2, **kwargs: Any
 ) -> tsw.EmbeddingTable:
-    """A table of rows of zeros, of which a step takes the gradient away."""
+    """A table with rows of zeros. A step subtracts the gradient."""
     kwargs.setdefault("initializer", "zeros")
     kwargs.setdefault("optimizer", tsw.optimizers.SGD(1.0))
     return tsw.EmbeddingTable(name, dim, **kwargs)
@@ -102,12 +102,12 @@ class ServerProcess:
     """A server program, started from the command line.
 
     Args:
-        command: Before the flags: the program, or `python -m tfswitch serve`.
+        command: The program, or `python -m tfswitch serve`, without flags.
         address: Where to listen.
         shard_index: See `tsw.Server`.
         num_shards: See `tsw.Server`.
-        flags: Further ones of the program.
-        variables: Further ones of its environment.
+        flags: Further flags of the program.
+        variables: Further variables of its environment.
 
     Attributes:
         line: The first line that it printed.

@@ -26,7 +26,7 @@ class TokenFile:
         _token_file.remove(self.path, token)
 
     def expire(self, token: str) -> None:
-        """Makes the token one whose time is over."""
+        """Sets the token's expiry to a past day."""
         content = json.loads(self.path.read_text())
         (record,) = (
             record

@@ -1,4 +1,4 @@
-"""Base and delta exports: tables as files that serve."""
+"""Base and delta exports: files of table rows, for serving."""
 
 import atexit
 import contextlib
@@ -22,36 +22,37 @@ from tfswitch._connection._control_calls import call, integers
 from tfswitch._settings._ranges import bad_argument, check_seconds, is_number
 from tfswitch.cluster import Cluster, cluster_of, default_cluster, names_of
 
-# Beneath a SavedModel.
+# Paths inside a SavedModel.
 MODEL_FILE = "assets/tfswitch_model.json"
 MODEL_ROWS = "assets.extra/tfswitch"
 
 ROW_FORMATS = ("float32", "float16", "int8")
 
-# Errors of an export that may not come the next time.
+# Errors that the next export may not have.
 _FAILURES = (KeyError, OSError, RuntimeError, ValueError)
 
-# The longest that an export in a thread is waited for, and so at exit. The next
-# export removes the files of one that is cut off.
+# How long `stop`, and the end of the program, wait for an export in a thread.
+# If an export is cut off, the next one removes its files.
 _STOP_SECS = 3600.0
 _EXIT_SECS = 5.0
 
-# Dense variables that optimizers of this process step together with a table, by
-# the address of its cluster and its name, and then by their id.
+# Dense variables that optimizers of this process step together with a table.
+# The keys are the address of its cluster and its name, and then the `id` of the
+# variable.
 _stepped: dict[tuple[str, str], weakref.WeakValueDictionary[int, Any]] = {}
-_models_told: set[str] = set()  # Whose dense weights a warning has named.
+_models_told: set[str] = set()  # Models that a warning has named.
 
 
 @dataclasses.dataclass(frozen=True)
 class ScoreRule:
     """Which rows are exported, by their show and click statistics.
 
-    The rule of Paddle's CTR accessor, with its names and defaults
+    This is the rule of Paddle's CTR accessor, with its names and defaults
     (`paddle/fluid/distributed/ps/table/ctr_accessor.cc`). A base has the rows
     with a score of at least `base_threshold` that were seen within
-    `delta_keep_days` days; a delta those of them whose score has grown by at
-    least `delta_threshold` since they were last exported. A row's gain counts
-    as exported once the export is published.
+    `delta_keep_days` days. A delta has those of these rows whose score has
+    grown by at least `delta_threshold` since they were last exported. A row
+    counts as exported once the export is published.
 
     Args:
         base_threshold: Least score, at least 0.
@@ -77,14 +78,15 @@ class ExportReport(NamedTuple):
     """The result of an export.
 
     Attributes:
-        number: The export's; that of the last one if nothing is published.
+        number: The number of this export, or of the last one if nothing is
+            published.
         published: False for a delta if nothing has changed.
-        num_rows: Rows in it.
-        num_removed: Ids in it that lost their rows.
+        num_rows: The number of rows in it.
+        num_removed: The number of ids in it that lost their rows.
         bytes: The size of the row files.
         kind: "base" or "delta".
-        why_base: Why it is a base, where a `Schedule` would have written a
-            delta and that cannot follow; else empty.
+        why_base: Why a `Schedule` has written a base, although a delta was due;
+            else empty.
     """
 
     number: int
@@ -116,25 +118,27 @@ def base(
 ) -> ExportReport:
     """Exports all rows of tables, and starts to keep track of changes.
 
-    Training may go on meanwhile: each row is whole, but two rows may be of
-    different moments. The export appears under its number, one above the last
-    in the folder, when it is complete.
+    Training may continue meanwhile: each row is whole, but two rows may be of
+    different moments. When the export is complete it appears under its number,
+    which is one above the last in the folder.
 
     Args:
-        path: A folder of exports on this machine, which is made if need be, or
-            a SavedModel of `tfswitch.saved_model.save`, whose rows it then
-            has.
-        tables: Names, or table objects. None means those of the SavedModel; in
-            other folders all that the cluster has, and those of the export
-            before it, so that none is left out because a server has lost it.
-            The SavedModel's tables must be among them.
+        path: A folder of exports on this machine, which is made if it does not
+            exist. Or a SavedModel of `tfswitch.saved_model.save`, which then
+            serves the exported rows.
+        tables: Names, or table objects. The tables of a SavedModel must be
+            among them. None means the tables of the SavedModel. In other
+            folders it means all tables of the cluster and those of the
+            previous export, so that a table that a server has lost is an
+            error.
         row_format: "float32", "float16", or "int8" with a scale per row. None
-            means that of the export before it in the folder, or "float32".
-        rule: Which rows; "all" means all. None means the rule of the export
-            before it, or all.
-        keep: Remove files older than so many bases. None removes nothing.
-        cluster: Where the tables are. By default that of the table objects, or
-            if there are only names, that of `tfswitch.connect`.
+            means the format of the previous export in the folder, or "float32".
+        rule: Which rows are exported; "all" means all. None means the rule of
+            the previous export, or all.
+        keep: Keep the files of this many bases and remove older ones. None
+            removes nothing.
+        cluster: Where the tables are. By default the cluster of the table
+            objects; with names only, the one of `tfswitch.connect`.
 
     Returns:
         The result of the export.
@@ -143,8 +147,8 @@ def base(
         ValueError: If an argument is out of range, or a table object is of
             another cluster.
         RuntimeError: If another process is exporting to the folder, or a table
-            does not count the numbers that `rule` goes by.
-        KeyError: If there is no such table, or none at all.
+            does not count the numbers that `rule` needs.
+        KeyError: If a table does not exist, or there are no tables at all.
         ConnectionError, TimeoutError: If a server does not answer.
 
     Example:
@@ -167,29 +171,29 @@ def delta(
 ) -> ExportReport:
     """Exports the changes since the last export in a folder.
 
-    It is of the tables, in the format and by the rule of that export; ids that
-    lost their rows are always in it. Without changes nothing is published.
+    It has the tables, the format and the rule of that export. Ids that lost
+    their rows are always in it. Without changes nothing is published.
 
-    Servers, or this process, remember what has changed. After a restart, a
-    restore or `load_model` they do not: then all rows are read and compared
-    with the files, which takes no longer than a base. By a rule the exports
-    then have what a base would.
+    Servers, or this process, remember what has changed. They forget it with a
+    restart, a restore or `load_model`. The next delta then reads all rows and
+    compares them with the files, which takes no longer than a base. With a rule
+    it then has all rows that a base would have.
 
-    A delta has rows only. A warning names dense weights of a SavedModel that
-    this process has trained since it was saved; once for each model.
+    A delta has no dense weights. If this process has trained dense weights of a
+    SavedModel since it was saved, a warning names them, once for each model.
 
     Args:
         path: As for `base`.
-        cluster: Where the tables are; by default that of `tfswitch.connect`.
+        cluster: Where the tables are. By default the one of `tfswitch.connect`.
 
     Returns:
         The result of the export.
 
     Raises:
-        RuntimeError: If there is no export to follow; or it is not known what
-            has changed, and most of the ids have no row any more, as in a
-            table that was not loaded. Else as `base`.
-        KeyError: If a table is not there any more.
+        RuntimeError: If there is no earlier export. If the changes were
+            forgotten and most of the exported ids have no row any more, as in a
+            table that was not loaded. Also as for `base`.
+        KeyError: If a table does not exist any more.
         ConnectionError, TimeoutError: If a server does not answer.
     """
     present = cluster if cluster is not None else default_cluster()
@@ -199,31 +203,32 @@ def delta(
 class Schedule:
     """Exports to a folder again and again: bases, and deltas between them.
 
-    `export` writes the export that is due, `run` and `start` do so at
-    intervals. An export that fails is told and tried again the next time. Where
-    a delta cannot follow, because a file is damaged or a table was made again
-    without its rows, a base does; so it does where the last export is not of
-    the tables, the format or the rule that are given here. A table that is not
-    there is an error, so that no base leaves it out. Where a base that is due
-    fails a delta is written meanwhile.
+    `export` writes the export that is due; `run` and `start` do so at
+    intervals. A failed export is reported and tried again the next time.
 
-    Thread-safe. Training may go on meanwhile, as for `base`. One process at a
-    time exports to a folder.
+    A base is written in place of a delta if the delta cannot follow the last
+    export: a file is damaged, a table was made again without its rows, or the
+    last export had other tables, another format or another rule. A missing
+    table is an error, so that no base leaves it out. If a due base fails, a
+    delta is written meanwhile.
+
+    Thread-safe. Training may continue meanwhile, as for `base`. One process at
+    a time exports to a folder.
 
     Args:
         path: As for `base`.
-        base_every_secs: A base comes in place of a delta when the last one
-            is so old. None: only where there is none that a delta could follow.
-        tables: As for `base`. With None a new table leads to a base, too,
+        base_every_secs: A base is written when the last one is this old. None
+            means that a base is written only if a delta cannot follow.
+        tables: As for `base`. With None a new table also leads to a base,
             except in a SavedModel.
         row_format: As for `base`.
         rule: As for `base`.
         keep_bases: As `keep` of `base`.
-        cluster: As for `base`, or a function that connects, which is called
-            again if it raises.
-        log_fn: Called after each export at an interval, with its result or the
-            error; by default they are logged. An error that it raises is
-            logged.
+        cluster: As for `base`; or a function that connects and returns a
+            cluster, which is called again if it raises.
+        log_fn: Called after each export of `run`, `start` or `try_export` with
+            its result or its error. By default both are logged. If `log_fn`
+            raises an error, that is logged.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -252,7 +257,7 @@ class Schedule:
         self._path = path
         self._base_every_secs = base_every_secs
         self._tables = None if tables is None else _checked_tables(tables)
-        # Always the same one, also when the default changes.
+        # Always the same cluster, also when the default changes.
         self._connect = functools.cache(_connector(cluster, self._tables))
         self._log_fn = log_fn if log_fn is not None else _log
         self._export_lock = threading.Lock()
@@ -267,7 +272,7 @@ class Schedule:
             The result of the export.
 
         Raises:
-            As `base`. If that was due, a delta may have been written instead.
+            As `base`. If a base was due, a delta may have been written instead.
         """
         report, failure = self._export()
         if failure is not None:
@@ -275,12 +280,12 @@ class Schedule:
         return report
 
     def try_export(self) -> bool:
-        """As `export`, but tells the result, or the error.
+        """Exports as `export`, and passes the result or the error to `log_fn`.
 
         Returns:
-            Whether there was none.
+            Whether there was no error.
         """
-        # Whatever it is, the next export may go better.
+        # Any error may be gone at the next export.
         try:
             report, failure = self._export()
         except Exception as error:
@@ -295,9 +300,9 @@ class Schedule:
         """Exports now, and then at intervals.
 
         Args:
-            every_secs: From the beginning of one export to that of the next,
-                which comes at once if the first took longer.
-            wait: Waits for so many seconds; returns whether to end instead.
+            every_secs: Seconds from the start of one export to the start of
+                the next. If an export takes longer, the next starts at once.
+            wait: Called with the seconds to wait. Returns True to end.
         """
         check_seconds("every_secs", every_secs)
         due = time.monotonic()
@@ -308,7 +313,7 @@ class Schedule:
                 return
 
     def start(self, every_secs: float) -> None:
-        """Has a thread export at intervals, the first time after one.
+        """Starts a thread that exports at intervals, first after one interval.
 
         The thread ends with `stop`, or with the program.
 
@@ -317,7 +322,7 @@ class Schedule:
 
         Raises:
             ValueError: If `every_secs` is out of range.
-            RuntimeError: If the thread is there already.
+            RuntimeError: If the thread has been started already.
         """
         check_seconds("every_secs", every_secs)
         with self._thread_lock:
@@ -332,7 +337,8 @@ class Schedule:
                 if not self._is_over.wait(every_secs):
                     self.run(every_secs, self._is_over.wait)
 
-            # A daemon, for the program waits for others before `atexit`.
+            # A daemon: the program waits for other threads before it calls
+            # `_stop_at_exit`.
             self._thread = threading.Thread(
                 target=run, name="tfswitch_export", daemon=True
             )
@@ -340,13 +346,13 @@ class Schedule:
             atexit.register(self._stop_at_exit)
 
     def stop(self, timeout_secs: float = _STOP_SECS) -> None:
-        """Ends the thread, after the export that it is writing.
+        """Ends the thread when its present export is written.
 
         Args:
-            timeout_secs: The longest wait for it.
+            timeout_secs: The longest wait, in seconds.
 
         Raises:
-            TimeoutError: If it is still writing then.
+            TimeoutError: If the export is still being written then.
         """
         with self._thread_lock:
             if self._thread is None:
@@ -362,15 +368,15 @@ class Schedule:
             atexit.unregister(self._stop_at_exit)
 
     def _stop_at_exit(self) -> None:
-        # A fork has no such thread, and another one may have held the lock.
+        # In a fork the thread does not run, and `_thread_lock` may be held.
         if self._thread is None or not self._thread.is_alive():
             return
         with contextlib.suppress(TimeoutError):
             self.stop(_EXIT_SECS)
 
     def _export(self) -> tuple[ExportReport, Exception | None]:
-        """The result, and why it is not the base that was due."""
-        # In a fork a thread that is not there may hold the lock.
+        """Returns the result, and the error of a base if one was due."""
+        # In a fork a thread that does not exist may hold the lock.
         _native.check_process()
         with self._export_lock:
             folder = _folder_of(self._path)
@@ -387,7 +393,7 @@ class Schedule:
                 return _publish(cluster, folder, options), None
             except Exception as error:
                 failure = error
-            # Serving goes on meanwhile.
+            # A delta keeps serving up to date until a base succeeds.
             try:
                 return _publish(cluster, folder, a_delta), failure
             except Exception:
@@ -421,7 +427,7 @@ def _connector(
         connect = cluster
         return lambda: cluster_of(objects, connect())
     if objects:
-        cluster_of(objects, cluster)  # A mistake is told at once.
+        cluster_of(objects, cluster)  # Reports mistakes at once.
     return lambda: cluster_of(objects, cluster)
 
 
@@ -437,14 +443,14 @@ def _log(result: ExportReport | Exception) -> None:
 
 
 def describe(error: Exception) -> str:
-    """The error of an export, without the quotes of a KeyError."""
+    """The text of an export's error, without the quotes of a KeyError."""
     if isinstance(error, KeyError) and error.args:
         return str(error.args[0])
     return str(error)
 
 
 def _last_base_seconds(rows: str) -> float | None:
-    """When the last base was begun, since 1970; None if there is none."""
+    """When the last base was begun, in seconds since 1970, or None."""
     try:
         names = os.listdir(rows)
     except FileNotFoundError:
@@ -459,7 +465,7 @@ def _last_base_seconds(rows: str) -> float | None:
         ) as file:
             return int(json.load(file)["content"]["created_ms"]) / 1000
     except (OSError, ValueError, LookupError, TypeError):
-        return None  # Damaged: nothing can follow it.
+        return None  # The base is damaged, so no delta can follow it.
 
 
 def _options_of(
@@ -468,7 +474,7 @@ def _options_of(
     keep: int | None,
     keep_name: str = "keep",
 ) -> dict[str, Any]:
-    """The options of a base that are checked without a cluster."""
+    """Checks and returns the options of a base that need no cluster."""
     if row_format is not None and row_format not in ROW_FORMATS:
         raise bad_argument(
             "row_format", row_format, f"None or one of {', '.join(ROW_FORMATS)}"
@@ -496,7 +502,7 @@ class _Folder(NamedTuple):
 
 
 def _folder_of(path: str | os.PathLike[str]) -> _Folder:
-    """The exports of a path, and the tables of a SavedModel there."""
+    """Finds the exports of a path, and the tables if it is a SavedModel."""
     folder = os.path.abspath(os.fspath(path))
     try:
         with open(os.path.join(folder, MODEL_FILE), encoding="utf-8") as file:
@@ -530,7 +536,7 @@ def _folder_of(path: str | os.PathLike[str]) -> _Folder:
 
 
 def _versions_in(folder: str) -> list[int]:
-    """The numbers of the SavedModels with rows below a folder, sorted."""
+    """The sorted version numbers of a folder's SavedModels with rows."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return sorted(
             int(name)
@@ -542,7 +548,7 @@ def _versions_in(folder: str) -> list[int]:
 
 
 def _names_of(tables: list[Any] | None, folder: _Folder) -> dict[str, Any]:
-    """The fields of the request that say which tables."""
+    """The fields of the request that choose the tables."""
     if tables is None:
         if folder.model_tables is None:
             return {"all_tables": True}
@@ -570,7 +576,7 @@ def note_step(cluster: str, table: str, variables: Iterable[Any]) -> None:
     """Notes which dense variables are stepped together with a table.
 
     Args:
-        cluster: Its address.
+        cluster: The address of the table's cluster.
         table: The table's name.
         variables: Keras variables.
     """
@@ -579,11 +585,12 @@ def note_step(cluster: str, table: str, variables: Iterable[Any]) -> None:
 
 
 def _moved(model: str, variables: Iterable[Any]) -> list[str]:
-    """The names of variables whose values a SavedModel has not.
+    """The names of variables whose values differ from a SavedModel's.
 
-    Its file has other names, so each tensor of the shape is compared.
+    The SavedModel has other names, so each tensor of the same shape is
+    compared.
     """
-    import numpy as np  # `tfswitch export` does without both.
+    import numpy as np  # `tfswitch export` needs neither module.
     import tensorflow as tf
 
     saved = tf.train.load_checkpoint(f"{model}/variables/variables")
@@ -593,7 +600,7 @@ def _moved(model: str, variables: Iterable[Any]) -> list[str]:
     moved = set()
     for variable in variables:
         value = variable.numpy()
-        alike = names.get(value.shape, [])  # None: it is of another model.
+        alike = names.get(value.shape, [])  # If empty: of another model.
         if alike and not any(
             np.array_equal(saved.get_tensor(name), value) for name in alike
         ):
@@ -612,7 +619,7 @@ def _warn_of_dense_weights(cluster: Cluster, folder: _Folder) -> None:
     ]
     if not variables:
         return
-    # The export is there, and an error here would hide it.
+    # The export has succeeded; an error here must not hide that.
     try:
         moved = _moved(folder.path, variables)
     except Exception as error:

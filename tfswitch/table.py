@@ -42,10 +42,10 @@ from tfswitch.ops.resources import (
 
 MAX_DIM = 4096
 
-# From looking for a free name to having the table.
+# Held from the search for a free name until the table has it.
 _names_lock = threading.RLock()
 
-# Sets the resources of tables of one process apart.
+# Makes the resource names of one process's tables unique.
 _resource_ids = itertools.count()
 
 
@@ -53,17 +53,17 @@ class EmbeddingTable(TrackedTable):
     """Maps int64 ids to rows of floats; any int64 is an ordinary id.
 
     A row is made when an id is first seen by `lookup_or_create`, `push`,
-    `assign` or a training step. Its first value depends on `seed` and the id
-    alone. The optimizer runs where the row lives, once per id and push. With
-    `admission` an id gets its row from a push, when it has proved itself; with
-    `eviction` rows go again when the table is shrunk.
+    `assign` or a training step. Its first value depends only on `seed` and the
+    id. The optimizer runs where the row is kept, once per id and push. With
+    `admission` only a push makes a row, once the id fulfils the policy. With
+    `eviction` `shrink` removes rows again.
 
     A name stands for one table per cluster: making it again with the same
-    arguments attaches to the table that is there. Thread-safe.
+    arguments attaches to the existing table. Thread-safe.
 
     Args:
-        name: 1 to 220 bytes, where each but letters, digits, `-`, `_` and `.`
-            counts as three: files are named after it.
+        name: 1 to 220 bytes. Each byte that is no letter, digit, `-`, `_` or
+            `.` counts as three, because files are named after the table.
         dim: Length of a row, 1 to 4096.
         dtype: The dtype of lookups and gradients: "float32", the only one.
         initializer: First value of a row: a name such as "uniform", an object
@@ -76,21 +76,22 @@ class EmbeddingTable(TrackedTable):
         eviction: The rows that `shrink` evicts: an object of
             `tfswitch.eviction`.
         statistics: The statistics of each row: an object of
-            `tfswitch.statistics`. None means those `admission` and `eviction`
-            need.
-        update: Which rows a push moves: "sparse", its own; or "dense", all, as
-            the optimizer of a dense variable does. A row makes up for steps
-            that it has missed when it is next read, pushed to or saved.
+            `tfswitch.statistics`. None means the statistics that `admission`
+            and `eviction` need.
+        update: Which rows a push moves. "sparse" moves the rows of the pushed
+            ids. "dense" moves all rows, as the optimizer of a dense variable
+            does: a row makes up for missed steps when it is next read, pushed
+            to or saved.
         storage_dtype: How rows are kept in memory: a `tfswitch.StorageDtype`,
-            or "float16" or "bfloat16" for such embeddings with a float32
-            optimizer state. None means float32.
-        seed: Decides, with the id, the first value of each row. None means one
-            of the name and of the seed of `keras.utils.set_random_seed` or
-            `tf.random.set_seed`, if there is one: tables of other names have
-            other first values.
+            or "float16" or "bfloat16" for embeddings of that dtype with a
+            float32 optimizer state. None means float32.
+        seed: Decides, with the id, the first value of each row. None means a
+            seed made from the name and from the seed of
+            `keras.utils.set_random_seed` or `tf.random.set_seed`, if one was
+            set. So tables with different names have different first values.
         consistency: When the gradients of several workers are applied: a
-            `tfswitch.train.Consistency`, "asp" or "bsp". None means `asp`. With
-            another one a `tfswitch.train.Worker` must be there to push.
+            `tfswitch.train.Consistency`, "asp" or "bsp". None means `asp`. All
+            others need a `tfswitch.train.Worker` in this process to push.
         cluster: Where the table lives; by default the cluster of
             `tfswitch.connect`, or this process.
 
@@ -176,10 +177,10 @@ class EmbeddingTable(TrackedTable):
         else:
             self._open_with_a_seed(spec)
         self._learning_rate = LearningRate(self._spec.optimizer.learning_rate)
-        # NaN after a push that was skipped for NaN.
+        # NaN after a push that was skipped because a gradient was NaN or Inf.
         self._poison = HostVariable(0.0, tf.float32)
         self._handle_lock = threading.Lock()
-        # Keras optimizers, in the order in which they came to the table.
+        # Numbers Keras optimizers in the order of their first push.
         self._rule_numbers: weakref.WeakKeyDictionary[Any, int] = (
             weakref.WeakKeyDictionary()
         )
@@ -191,7 +192,7 @@ class EmbeddingTable(TrackedTable):
         self._frees_handle: weakref.finalize | None = None
 
     def _open(self, spec: TableSpec) -> None:
-        """Makes the table, or finds it with these settings."""
+        """Makes the table, or attaches to it if it has these settings."""
         config = json.dumps(
             spec.to_table_config(self._name, self._dim), sort_keys=True
         )
@@ -209,11 +210,11 @@ class EmbeddingTable(TrackedTable):
         self._config = config
 
     def _choose_optimizer(self) -> None:
-        """Learns by the table's present optimizer, if nobody has chosen one."""
+        """Fixes the table's present optimizer, if nobody has chosen one."""
         if not self._spec.is_open:
             return
         with self._handle_lock:
-            # One that was dropped is not made again.
+            # Raises if the table was dropped, which `_open` would make again.
             self._native.size()
             try:
                 self._open(dataclasses.replace(self._spec, is_open=False))
@@ -223,10 +224,10 @@ class EmbeddingTable(TrackedTable):
                     raise
 
     def _find_choice(self) -> None:
-        """Looks whether others have chosen an optimizer."""
+        """Takes over the optimizer if another object has chosen one."""
         if self._spec.is_open:
             with contextlib.suppress(KeyError):
-                # One that was dropped is not made again.
+                # Raises if the table was dropped, which `_open` would make.
                 self._native.size()
                 self._open(self._spec)
 
@@ -238,11 +239,11 @@ class EmbeddingTable(TrackedTable):
             now = self._find_seed()
             if now == seed:
                 raise
-            # Another worker has just made it.
+            # Another worker has just made the table with another seed.
             self._open(dataclasses.replace(spec, seed=now))
 
     def _find_seed(self) -> int:
-        """That of the table that is there, for workers draw others."""
+        """The existing table's seed: another worker may have drawn it."""
         with contextlib.suppress(KeyError):
             return int(self._cluster._list(self._name)[0]["config"]["seed"])
         return default_seed(self._name)
@@ -256,7 +257,7 @@ class EmbeddingTable(TrackedTable):
             taken = set(cluster.tables())
             names = (f"{name}_{i}" if i else name for i in itertools.count())
             free = next(n for n in names if n not in taken)
-            # A table of that name that was freed is not missed.
+            # Forget a freed table of that name, so that it is not reported.
             with contextlib.suppress(KeyError):
                 cluster.drop(free)
             return cls._of(free, dim, spec, cluster)
@@ -274,7 +275,7 @@ class EmbeddingTable(TrackedTable):
     @property
     def seed(self) -> int:
         """Decides, with the id, the first value of each row."""
-        assert self._spec.seed is not None  # One is found when it is made.
+        assert self._spec.seed is not None  # `_start` sets one.
         return self._spec.seed
 
     @property
@@ -295,7 +296,7 @@ class EmbeddingTable(TrackedTable):
 
     @property
     def eviction(self) -> Any:
-        """The policy by which `shrink` evicts, or None."""
+        """The policy that `shrink` applies, or None."""
         return self._spec.eviction
 
     @property
@@ -326,12 +327,13 @@ class EmbeddingTable(TrackedTable):
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate that the next step would have.
+        """The learning rate of the next step.
 
-        Setting it replaces a constant rate, without a new trace of functions
-        that use the table. It belongs to this object: each process has its
-        own. A schedule gets the number of this object's pushes so far. A
-        function without arguments can follow the model's optimizer instead:
+        Setting it replaces a constant rate. Functions that use the table are
+        not traced again. The rate belongs to this object: each process has its
+        own. A schedule is called with the number of this object's pushes so
+        far. A function without arguments can follow the model's optimizer
+        instead:
         `lambda: schedule(model.optimizer.iterations)`.
         """
         with tf.init_scope():
@@ -347,8 +349,8 @@ class EmbeddingTable(TrackedTable):
 
         A push that is skipped because of NaN or Inf counts, as in Keras's
         `iterations`. A step that a `LossScaleOptimizer` skips does not. Pushes
-        carry the number of their step, for optimizers that go by it.
-        Set it when training goes on from a checkpoint.
+        carry the number of their step, which some optimizers need. Set it when
+        training continues from a checkpoint.
         """
         with tf.init_scope():
             return self._learning_rate.steps
@@ -362,9 +364,10 @@ class EmbeddingTable(TrackedTable):
     def handle(self) -> tf.Tensor:
         """The resource that the ops of `tfswitch.ops` take as `table`.
 
-        It is of this process, and keeps the table. In a graph that the workers
-        of a `tf.distribute.ParameterServerStrategy` are to run, it is of the
-        worker; in a `tf.compat.v1.Graph` it is a tensor of that graph.
+        The resource is in this process and keeps the table alive. In a graph
+        for the workers of a `tf.distribute.ParameterServerStrategy` it is in
+        the worker's process; in a `tf.compat.v1.Graph` it is a tensor of that
+        graph.
 
         Raises:
             RuntimeError: If this process was forked from one that uses
@@ -379,12 +382,12 @@ class EmbeddingTable(TrackedTable):
         return handle
 
     def _find_handle(self) -> tf.Tensor:
-        """The same, for functions that end with this object.
+        """The handle, freed with this object even if a function captured it.
 
-        TensorFlow never collects the graph of a train step that has no sparse
-        gradient, nor the handle in it, which would keep the table.
+        TensorFlow never collects the graph of a train step without a sparse
+        gradient. The handle in that graph would keep the table alive.
         """
-        # In a fork TensorFlow may wait for threads that are not there.
+        # In a fork TensorFlow may wait for threads that do not exist.
         _native.check_process()
         if in_plain_graph():
             return self._make_handle(f"/{self._cluster._native.id}")
@@ -392,7 +395,7 @@ class EmbeddingTable(TrackedTable):
             return self._handle_of_worker()
         with self._handle_lock:
             if self._handle is None:
-                # The op would make a table anew that has been dropped.
+                # Raises if the table was dropped, which the op would make.
                 self._native.size()
                 with tf.init_scope():
                     handle = self._make_handle(f"/{next(_resource_ids)}")
@@ -401,8 +404,8 @@ class EmbeddingTable(TrackedTable):
             return self._handle
 
     def _handle_of_worker(self) -> tf.Tensor:
-        # Captured from here, the resource would have every lookup and push of
-        # all workers go by the coordinator.
+        # If graphs captured a resource of the coordinator, all lookups and
+        # pushes of the workers would pass through the coordinator.
         if not self._cluster.is_remote:
             raise ValueError(
                 f"{self._owner} is in the coordinator's process, where the "
@@ -434,14 +437,14 @@ class EmbeddingTable(TrackedTable):
     def lookup(self, ids: Any) -> tf.Tensor:
         """Reads rows; an id without a row reads as zeros and gets none.
 
-        With `admission` it reads as that policy's `not_admitted`.
+        With `admission` it reads as the policy's `not_admitted`.
 
         Works in eager mode, in `tf.function` and in `tf.data` maps. No
         gradient flows back: see `tfswitch.keras.DynamicEmbedding` for training.
 
         Args:
-            ids: Integers of any shape, or strings: here as in all methods they
-                are hashed by `tfswitch.ids.hash_strings`.
+            ids: Integers of any shape, or strings. All methods hash strings
+                with `tfswitch.ids.hash_strings`.
 
         Returns:
             float32 tensor of shape `ids.shape + [dim]`.
@@ -457,8 +460,8 @@ class EmbeddingTable(TrackedTable):
     def lookup_or_create(self, ids: Any) -> tf.Tensor:
         """Reads rows; an id without a row gets its first value.
 
-        With `admission` it gets none: that is for the push to decide. Otherwise
-        as `lookup`.
+        With `admission` it gets no row here: the push decides. Otherwise as
+        `lookup`.
         """
         return self._lookup(ids, insert_missing=True)
 
@@ -473,18 +476,18 @@ class EmbeddingTable(TrackedTable):
     ) -> tf.Tensor:
         """Applies gradients: one optimizer step per id.
 
-        Gradients of repeated ids are summed first, and so are shows and clicks.
-        An id without a row gets its first value before the step, if `admission`
-        lets it. A refused push changes nothing. If a
-        server of several does not answer, the others may have stepped.
+        Gradients, shows and clicks of repeated ids are summed first. An id
+        without a row gets its first value before the step, if `admission`
+        allows it. A refused push changes nothing. If one of several servers
+        does not answer, the others may have applied their part.
 
         Args:
             ids: Integers of any shape.
             gradients: Floats of shape `ids.shape + [dim]`.
-            learning_rate: For this push; by default that of the optimizer.
-            shows: How often each id was shown, numbers of the shape of `ids`.
+            learning_rate: For this push; by default the optimizer's.
+            shows: How often each id was shown: numbers of the shape of `ids`.
                 By default once.
-            clicks: How often each was clicked. By default never.
+            clicks: How often each id was clicked, likewise. By default never.
 
         Returns:
             int64 scalar tensor: the number of rows that took a step.
@@ -519,12 +522,12 @@ class EmbeddingTable(TrackedTable):
 
         In a `tf.compat.v1.Graph` it is a tensor.
 
-        Its gradient after the losses of `tfswitch.nn` is a `tf.IndexedSlices`,
-        which `apply_gradients` or a Keras optimizer applies. Layers have a
-        weight of their own.
+        The losses of `tfswitch.nn` give it a gradient, a `tf.IndexedSlices`,
+        which `apply_gradients` or a Keras optimizer applies. Layers have their
+        own weight.
         """
         if in_plain_graph():
-            # A variable would need an initializer, which nothing else has.
+            # A variable would need an initializer op that a session must run.
             graph = tf.compat.v1.get_default_graph()
             known = graph.get_collection_ref(f"tfswitch_weight_{id(self)}")
             if not known:
@@ -557,7 +560,7 @@ class EmbeddingTable(TrackedTable):
             return push_many([push], of_lookups=True)[0]
 
     def _step_of(self, optimizer: Any, learning_rate: Any) -> TablePush:
-        """A push of `weight` by a Keras optimizer: by the table's own rule."""
+        """The push settings for a Keras optimizer: the table's own rule."""
         return TablePush(self, tf.zeros([0], tf.int64), tf.zeros([0]))
 
     def assign(self, ids: Any, values: Any) -> None:
@@ -608,15 +611,16 @@ class EmbeddingTable(TrackedTable):
             "show_click_score": n, "l2_norm": n, "max_rows": n},
             "evicted_candidates": n, "remaining_rows": n, "remaining_usage":
             {"count": x, "show": x, "click": x}}`, summed over servers. A row to
-            which several rules apply counts for the first in this order. Usage
-            is summed over the remaining rows, 0 for numbers not counted. A dry
-            run gives the numbers that there would be; the dict has `dry_run` as
-            an attribute, and its text says "would evict".
+            which several rules apply counts for the first rule in this order.
+            Usage is summed over the remaining rows; numbers that are not
+            counted are 0. A dry run returns the numbers that a real one would.
+            The dict has the attribute `dry_run`, and its text says "would
+            evict".
 
         Raises:
-            ValueError: If `policy` is none.
+            ValueError: If `policy` is no eviction policy.
             RuntimeError: If there is no policy, or the table does not count the
-                numbers that it goes by.
+                numbers that the policy needs.
             ConnectionError, TimeoutError: If a server does not answer.
 
         Example:
@@ -646,15 +650,15 @@ class EmbeddingTable(TrackedTable):
             ids: Integers of any shape.
 
         Returns:
-            Arrays of the shape of `ids`. "state": 0 for an id that is unknown,
-            1 for one that waits for admission, 2 for one with a row. float32
-            "count" and "last_seen_day"; with `tfswitch.statistics.ShowClick`
-            also "show", "click", "delta_score" and "score", decayed to the
-            cluster's day. Without `statistics`, but with `admission`, numbers
-            of an id with a row are NaN.
+            Arrays of the shape of `ids`. "state": 0 for an unknown id, 1 for an
+            id that waits for admission, 2 for an id with a row. float32 "count"
+            and "last_seen_day"; with `tfswitch.statistics.ShowClick` also
+            "show", "click", "delta_score" and "score", decayed to the cluster's
+            day. With `admission` but without `statistics`, the numbers of an id
+            with a row are NaN.
 
         Raises:
-            ValueError: If `ids` are not integers; if the table counts nothing.
+            ValueError: If `ids` are not integers, or the table counts nothing.
             ConnectionError, TimeoutError: If a server does not answer.
         """
         is_plain = self.statistics is None
@@ -687,13 +691,14 @@ class EmbeddingTable(TrackedTable):
         """Returns row counts and memory in bytes, summed over servers.
 
         Args:
-            usage: Whether to add "usage", which takes a pass over all rows: the
-                sums of their statistics, as of the cluster's day.
-                `{"count": x}`, and with `tfswitch.statistics.ShowClick` "show",
-                "click" and "score". `usage` has those of single ids.
+            usage: Whether to add "usage": the sums of the rows' statistics on
+                the cluster's day, which needs a pass over all rows. The value
+                is `{"count": x}`, and with `tfswitch.statistics.ShowClick` also
+                "show", "click" and "score". The method `usage` reads the
+                statistics of single ids.
 
         Raises:
-            RuntimeError: If `usage` is asked of a table without statistics.
+            RuntimeError: If `usage` is true and the table has no statistics.
             ConnectionError, TimeoutError: If a server does not answer.
 
         Example:
@@ -715,7 +720,7 @@ class EmbeddingTable(TrackedTable):
                 f"{self._owner} counts nothing of its rows; make it with "
                 "`statistics`"
             )
-        # All remain.
+        # This policy evicts no row, so the report sums over all rows.
         report = self.shrink(dry_run=True, policy=eviction_lib.Ttl(1e9))
         totals: dict[str, float] = report["remaining_usage"]
         if not isinstance(self.statistics, statistics_lib.ShowClick):
@@ -750,8 +755,8 @@ class EmbeddingTable(TrackedTable):
 
         Args:
             path: A folder that `EmbeddingTable.save` or `Cluster.save` wrote.
-            saved_name: The table's name there. None: the same as here.
-            state: As for `Cluster.restore`, which says more.
+            saved_name: The table's name in the save. None means its name here.
+            state: As for `Cluster.restore`, which describes it.
         """
         names = {saved_name or self._name: self._name}
         return self._cluster.restore(path, names, state=state)
@@ -760,7 +765,7 @@ class EmbeddingTable(TrackedTable):
         """Removes the table with all its rows; see `Cluster.drop`.
 
         Raises:
-            KeyError: If it has been dropped before.
+            KeyError: If it was dropped before.
             ConnectionError, TimeoutError: As for `Cluster.drop`.
 
         Example:
@@ -789,18 +794,18 @@ class EmbeddingTable(TrackedTable):
     def _learn_as(
         self, source: Any, settings: Callable[[], dict[str, Any]]
     ) -> int:
-        """Has the rows learn as a Keras optimizer's variables from now on.
+        """Makes the rows learn as a Keras optimizer's variables from now on.
 
         Args:
             source: The optimizer.
-            settings: Makes the fields of the spec that follow from it.
+            settings: Returns the fields of the spec that follow from it.
 
         Returns:
-            The number of the optimizer, for its pushes.
+            The optimizer's number, which its pushes carry.
 
         Raises:
-            ValueError: If another one has come after it. The state of the rows
-                is that of the other.
+            ValueError: If a later optimizer has taken over the rows and their
+                optimizer state.
         """
         with self._handle_lock:
             number = self._rule_numbers.get(source)
@@ -814,8 +819,8 @@ class EmbeddingTable(TrackedTable):
                     "model rows of its own."
                 )
             is_first = self._last_rule == 0
-            # A new optimizer of Keras begins without state, but for rows that
-            # come from a file.
+            # A new optimizer of Keras begins without state. Rows that were
+            # loaded from a file keep theirs.
             restores = (num_restores[self._cluster.address], self._num_loads)
             keeps_state = is_first or restores != self._known_restores
             self._known_restores = restores
@@ -834,9 +839,9 @@ class EmbeddingTable(TrackedTable):
             return self._last_rule
 
     def _learn_as_saved(self, config: Mapping[str, Any]) -> None:
-        """Takes the optimizer of rows that come from a file, if it may.
+        """Takes the optimizer of rows from a file, if none is chosen yet.
 
-        In this process another one may still come with the first push.
+        In this process the first push may still bring another optimizer.
         """
         self._find_choice()
         spec = self._spec.with_optimizer(config)
@@ -851,21 +856,22 @@ class EmbeddingTable(TrackedTable):
             self._learning_rate.follow(self._spec.optimizer.learning_rate)
 
     def _follow(self, settings: dict[str, Any], *, keeps_state: bool) -> bool:
-        """Goes on with another optimizer; rows stay as they are.
+        """Changes the optimizer; the values of rows stay.
 
-        On servers, where others use the table as well, only the learning rate
-        may be another.
+        On servers other processes use the table as well, so only the learning
+        rate may differ there.
 
         Args:
             settings: Fields of the spec: `optimizer` and `update`.
-            keeps_state: Whether the state of rows stays if it means the same to
-                both.
+            keeps_state: Whether rows keep their state if it has the same
+                meaning for both optimizers.
 
         Returns:
-            Whether more than the learning rate is another.
+            Whether more than the learning rate differs.
 
         Raises:
-            ValueError: If the table is on servers and would learn otherwise.
+            ValueError: If the table is on servers and more than the learning
+                rate differs.
         """
         spec = dataclasses.replace(self._spec, **settings)
         has_changed = self._optimizer_of(spec) != self._optimizer_of(self._spec)
@@ -881,7 +887,7 @@ class EmbeddingTable(TrackedTable):
     def _change_to(self, spec: TableSpec, keeps_state: bool) -> None:
         with _names_lock:
             try:
-                # Another object of the table has changed it already.
+                # Succeeds if another object has changed the table already.
                 self._open(spec)
             except ValueError as error:
                 if self._cluster.is_remote:
@@ -910,7 +916,8 @@ class EmbeddingTable(TrackedTable):
             native.assign(ids, values, slots if keeps_state else None)
             width = statistics_lib.width(self.statistics)
             if width and not keeps_state:
-                # Behind the state that a row begins with.
+                # Statistics are the last numbers of a row's state. The others
+                # stay as a new row has them.
                 made, values, state = native.export_rows(True)
                 assert state is not None
                 usage = slots[np.argsort(ids), -width:]
@@ -939,7 +946,7 @@ class EmbeddingTable(TrackedTable):
     def _replace_rows(
         self, ids: np.ndarray, values: np.ndarray, slots: np.ndarray | None
     ) -> None:
-        """Replaces all rows; with `slots` None optimizer state starts anew."""
+        """Replaces all rows; without `slots` their state is a new row's."""
         self._poison.assign(0.0)
         self._num_loads += 1
         keys = self._to_keys(ids)
@@ -951,7 +958,7 @@ class EmbeddingTable(TrackedTable):
         self._native.assign(keys, rows, slots)
 
     def _set_rows(self, ids: np.ndarray, values: np.ndarray) -> None:
-        """Sets all rows; those that are there keep their optimizer state."""
+        """Sets all rows; present ids keep their optimizer state."""
         self._poison.assign(0.0)
         present, _ = self.export_rows()
         self._native.erase(np.setdiff1d(present, ids, assume_unique=True))
@@ -1016,13 +1023,13 @@ def push_many(
     of_lookups: bool = False,
     skip_non_finite: bool = False,
 ) -> list[tf.Tensor]:
-    """Pushes to tables in one op, and counts a step of each push's table.
+    """Pushes to tables in one op, and counts one step per push.
 
     Args:
         pushes: At least one.
         of_lookups: As for `tfswitch.ops.push_many`.
-        skip_non_finite: As for `tfswitch.ops.push_many`. The next training
-            lookups after a skipped push read NaN, so that the loss shows it.
+        skip_non_finite: As for `tfswitch.ops.push_many`. After a skipped push
+            the next training lookups return NaN, so that the loss shows it.
 
     Returns:
         For each push the number of rows that took a step, an int64 scalar.
@@ -1058,17 +1065,17 @@ def look_up_many(
 ) -> list[tf.Tensor]:
     """Reads the embeddings of ids of each table.
 
-    In a model that is being exported it reads the rows that the model will
+    While a model is exported, the graph reads the rows that the model will
     serve.
 
     Args:
-        tables: The tables; one may come more than once.
+        tables: The tables; one may appear more than once.
         ids: For each table int32 or int64 of any shape.
-        insert_missing: Whether an id without a row gets one, unless there is an
-            admission policy, which decides when the gradient is pushed.
+        insert_missing: Whether an id without a row gets one. With an admission
+            policy it gets none here: the push decides.
 
     Raises:
-        ValueError: If rows are to be made in a model that is being exported.
+        ValueError: If `insert_missing` is true while a model is exported.
     """
     served = serving_ops.present_rows()
     if served is not None:
@@ -1107,7 +1114,8 @@ def tie_to_weight(
 
 
 def _can_be_poisoned() -> bool:
-    # A worker of a ParameterServerStrategy would ask another process.
+    # A worker of a ParameterServerStrategy would have to ask another process
+    # for each lookup.
     return not in_plain_graph() and not has_remote_workers()
 
 
@@ -1121,8 +1129,8 @@ def check_dim(name: str, dim: Any) -> None:
 
 
 def default_seed(name: str) -> int:
-    """The seed of a table that was given none: of its name and TensorFlow's."""
-    # With a seed of an operation, it has that of the program beside it.
+    """The default seed, made from the table's name and TensorFlow's seed."""
+    # Given an operation's seed, get_seed returns the program's seed with it.
     program, _ = tf.compat.v1.get_seed(0)
     text = f"{program} {name}".encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
@@ -1135,7 +1143,7 @@ def _python_errors() -> Iterator[None]:
         yield
     except tf.errors.OpError as error:
         _native.check_process()  # Raises the KeyboardInterrupt that ended it.
-        # Eager execution puts the op's node before and its name behind.
+        # Eager execution adds the op's node before and its name after.
         message = re.sub(r"^\{\{.*?\}\} | \[Op:[^\]]*\].*$", "", error.message)
         raise _PYTHON_ERRORS.get(type(error), RuntimeError)(message) from error
 

@@ -1,6 +1,6 @@
-// The calls of all clusters are in flight together; the work before and after
-// them is spread over the threads that the caller lends. A batch that repeats
-// no key is read to, or sent from, where it lies.
+// The calls of all clusters are in flight together. The work before and after
+// them is spread over the threads that the caller lends. A batch without
+// repeated keys is not copied.
 
 #include "cc/capi/batching.h"
 
@@ -20,7 +20,7 @@
 namespace tfswitch {
 namespace {
 
-// Batches are numbered with 32 bits on the way back.
+// Indices into a batch have 32 bits.
 constexpr size_t kMaxKeysPerCall = size_t{INT32_MAX};
 
 template <typename Part>
@@ -41,8 +41,9 @@ absl::Span<const Key> KeysOf(const Part& part) {
   return absl::MakeConstSpan(part.keys, part.num_keys);
 }
 
-// A pull of distinct keys is cheaper; finding out costs a pass over the batch.
-// So a sample decides: fewer than 9 in 10 distinct.
+// Whether to look for repeated keys. A pull of distinct keys is cheaper, but
+// finding them takes a pass over the batch. So a sample decides: fewer than 9
+// of 10 keys are distinct.
 bool RepeatsOften(absl::Span<const Key> keys) {
   constexpr size_t kSample = 1024;
   if (keys.size() < 2 * kSample) return false;
@@ -56,8 +57,7 @@ bool RepeatsOften(absl::Span<const Key> keys) {
   return distinct * 10 < kSample * 9;
 }
 
-// The step that a push belongs to, for tables that more than one worker trains
-// in an order.
+// The step of a push, for a table whose consistency needs one.
 absl::StatusOr<StepTag> StepOf(const Tfswitch_Table& table) {
   const std::shared_ptr<WorkerSession> worker = table.cluster->worker();
   if (worker == nullptr) {
@@ -73,17 +73,17 @@ absl::StatusOr<StepTag> StepOf(const Tfswitch_Table& table) {
                                                              : "");
 }
 
-// Whether the push is of a step that counts already.
+// Whether the push belongs to a step that counts already.
 bool IsRepeated(const Tfswitch_Table& table) {
   const std::shared_ptr<WorkerSession> worker = table.cluster->worker();
   return worker != nullptr && worker->is_repeating();
 }
 
-// A push as it goes out, and the data that it points to.
+// A push to send, and the data that it points to.
 struct PreparedPush {
   PushArgs args;
   std::vector<Key> unique;
-  std::vector<int32_t> inverse;  // The place of each key in `unique`.
+  std::vector<int32_t> inverse;  // The index of each key in `unique`.
   OwnedObservations observations;
   bool is_empty = false;  // There is nothing to send.
 };
@@ -100,8 +100,8 @@ absl::Status Prepare(Tfswitch_PushPart* part, PreparedPush* prepared) {
   inverse.resize(keys.size());
   unique.resize(ThreadUniqueKeys().Run(keys, absl::MakeSpan(unique),
                                        absl::MakeSpan(inverse)));
-  // One of a table with dense updates is a step nevertheless, and the optimizer
-  // of a table that was open may have them now.
+  // With dense updates even a push without keys is a step. A table that was
+  // opened with an open optimizer may have dense updates now.
   const OptimizerConfig& optimizer = table.config.optimizer;
   prepared->is_empty =
       IsRepeated(table) ||
@@ -145,7 +145,7 @@ absl::Status Prepare(Tfswitch_PushPart* part, PreparedPush* prepared) {
   };
   const KeyObservations each = {
       {}, of_each(options.shows), of_each(options.clicks)};
-  // Before they are summed, where one may hide behind another.
+  // Checked before the sum, which could hide a wrong number.
   if (!each.shows.empty() || !each.clicks.empty()) {
     TFSWITCH_RETURN_IF_ERROR(CheckObservations(args.table, keys, each));
   }
@@ -155,7 +155,7 @@ absl::Status Prepare(Tfswitch_PushPart* part, PreparedPush* prepared) {
   return CheckSettings(args, dim);
 }
 
-// Sets the arguments that are known once it is clear that the push goes out.
+// Sets the remaining arguments of a push that will be sent.
 absl::Status Complete(const Tfswitch_Table& table, const LentThreads* threads,
                       PushArgs* args) {
   args->day = table.cluster->day();
@@ -173,8 +173,8 @@ absl::Status Complete(const Tfswitch_Table& table, const LentThreads* threads,
 template <typename T>
 using Batches = absl::InlinedVector<T, 1>;
 
-// Calls of several clusters, all in flight together. `parts` are grouped by the
-// cluster that `cluster_of` says, and `start` gets each group.
+// Makes calls of several clusters, all in flight together. Groups `parts` by
+// `cluster_of`, and calls `start` for each group.
 template <typename Part, typename ClusterOf, typename Start>
 absl::Status CallClusters(absl::Span<const Part> parts, ClusterOf cluster_of,
                           Start start) {
@@ -208,7 +208,7 @@ absl::Status CheckBatch(const Tfswitch_Table& table, size_t num_keys) {
 absl::Status PullBatch(absl::Span<const Tfswitch_PullPart> parts,
                        bool insert_missing, const LentThreads* threads) {
   TFSWITCH_RETURN_IF_ERROR(CheckBatches(parts));
-  // The distinct keys of each batch, read in place if it repeats no key.
+  // The distinct keys of each batch; empty if the batch is used as it is.
   struct Distinct {
     std::vector<Key> unique;
     std::vector<int32_t> inverse;
@@ -220,13 +220,13 @@ absl::Status PullBatch(absl::Span<const Tfswitch_PullPart> parts,
       const absl::Span<const Key> keys = KeysOf(parts[i]);
       const Tfswitch_Table& table = *parts[i].table;
       Distinct& found = distinct[i];
-      // In this process a repeated row costs less than finding out.
+      // In this process reading a row twice is cheaper than this search.
       if (!table.cluster->is_remote() || !RepeatsOften(keys)) continue;
       found.unique.resize(keys.size());
       found.inverse.resize(keys.size());
       found.unique.resize(ThreadUniqueKeys().Run(
           keys, absl::MakeSpan(found.unique), absl::MakeSpan(found.inverse)));
-      // The order of first appearance is that of the batch.
+      // Without repeated keys `unique` equals the batch.
       if (found.unique.size() == keys.size()) continue;
       found.rows.reset(new float[found.unique.size() * table.config.dim]);
     }
@@ -281,7 +281,7 @@ absl::Status PushBatch(absl::Span<Tfswitch_PushPart> parts,
     return absl::OkStatus();
   }
   Batches<PushPart> pushes;
-  Batches<size_t> places;  // The places of `pushes` in `parts`.
+  Batches<size_t> places;  // The index of each push in `parts`.
   Batches<WriteResult> results(parts.size());
   for (size_t i = 0; i < parts.size(); ++i) {
     if (prepared[i].is_empty) continue;

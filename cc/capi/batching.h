@@ -1,5 +1,5 @@
-// Batches of ids as they come from a model, and the calls that they become:
-// each id once, gradients summed, all tables of one cluster in one call.
+// Turns batches of ids from a model into calls: each id once, gradients summed,
+// and one call for all tables of a cluster.
 
 #ifndef TFSWITCH_CC_CAPI_BATCHING_H_
 #define TFSWITCH_CC_CAPI_BATCHING_H_
@@ -15,23 +15,24 @@
 #include "cc/client/cluster.h"
 #include "cc/table/table_config.h"
 
-// A table as this process uses it. Thread-safe.
+// An open table of the C API. Thread-safe.
 struct Tfswitch_Table {
   // Constant once it is open.
   std::shared_ptr<tfswitch::Cluster> cluster;
   tfswitch::TableConfig config;
   std::shared_ptr<const void> hold;  // Keeps a table of this process.
   int slot_floats = 0;
-  // Warns once: a gradient with NaN is followed by more of them.
+  // Whether it has warned of NaN. It warns once, since more gradients with NaN
+  // usually follow the first.
   std::atomic<bool> has_warned{false};
 };
 
 namespace tfswitch {
 
-// InvalidArgument for a batch of more keys than one call can have.
+// InvalidArgument for a batch with too many keys for one call.
 absl::Status CheckBatch(const Tfswitch_Table& table, size_t num_keys);
 
-// See `pull` of Tfswitch_Api. Repeated keys are sent once where that pays.
+// See `pull` of Tfswitch_Api. Repeated keys are sent once if that is cheaper.
 absl::Status PullBatch(absl::Span<const Tfswitch_PullPart> parts,
                        bool insert_missing, const LentThreads* threads);
 

@@ -1,5 +1,5 @@
-// The functions behind cc/capi/tfswitch.h. Each turns C types into those of the
-// core, calls it, and turns the status back.
+// The functions of cc/capi/tfswitch.h. Each converts C types to types of the
+// core, calls the core, and converts the status back.
 
 #include <algorithm>
 #include <atomic>
@@ -58,7 +58,7 @@ struct Tfswitch_Server {
   std::unique_ptr<tfswitch::GrpcServer> server;
 };
 
-// A round with room for the arrays that it points to.
+// A round that owns the arrays that it points to.
 struct OwningRound : Tfswitch_Round {
   std::vector<int64_t> keys_storage;
   std::vector<double> weights_storage;
@@ -74,7 +74,7 @@ int Report(const absl::Status& status, char* error) {
     const absl::string_view message = status.message();
     size_t size = std::min<size_t>(message.size(), TFSWITCH_ERROR_SIZE - 1);
     if (size < message.size()) {
-      // Not in the middle of a UTF-8 character.
+      // Does not cut in the middle of a UTF-8 character.
       while (size > 0 && (message[size] & 0xc0) == 0x80) --size;
     }
     std::memcpy(error, message.data(), size);
@@ -83,9 +83,10 @@ int Report(const absl::Status& status, char* error) {
   return static_cast<int>(status.code());
 }
 
-// The function of the C API that runs kFunction and reports its status, unless
-// this process is a fork that cannot use the core. The core does not throw;
-// exceptions of its libraries (out of memory, above all) must not cross into C.
+// Makes a function of the C API that runs kFunction and reports its status. In
+// a fork that cannot use the core it reports that. The core does not throw, but
+// its libraries may, for example if memory runs out. These exceptions must not
+// cross into C.
 template <auto kFunction>
 struct Guarded;
 template <typename... Args, absl::Status (*kFunction)(Args...)>
@@ -102,15 +103,14 @@ struct Guarded<kFunction> {
   }
 };
 
-// Frees an object of the core. In a fork of the process that owns it that would
-// wait for threads that are not there, and shut down sockets that the parent
-// uses.
+// Frees an object of the core, but not in a fork: there it would wait for
+// threads that do not exist, and shut down sockets that the parent uses.
 template <typename Handle>
 void Free(Handle* handle) {
   if (!ForkGuard::IsTripped()) delete handle;
 }
 
-// Threads of the other side of the C API.
+// Threads that the caller of the C API lends.
 class ThreadsOfCaller final : public LentThreads {
  public:
   explicit ThreadsOfCaller(const Tfswitch_Threads* threads)
@@ -193,7 +193,7 @@ absl::Status OpenTable(Tfswitch_Cluster* cluster, const char* config_json,
   do {
     TFSWITCH_RETURN_IF_ERROR(client.CreateTable(opened->config));
     hold = client.HoldTable(opened->config.name);
-    // Its last hold may have been released in between.
+    // If its last hold was released in between, opens the table again.
   } while (absl::IsNotFound(hold.status()));
   TFSWITCH_ASSIGN_OR_RETURN(opened->hold, std::move(hold));
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<TableInfo> infos,
@@ -288,7 +288,7 @@ absl::Status WorkItemState(Tfswitch_Cluster* cluster, const char* queue,
                            int64_t epoch, int64_t index, int32_t* state) {
   TFSWITCH_ASSIGN_OR_RETURN(const auto worker, FindWorker(*cluster->cluster));
   static_assert(static_cast<int>(WorkerSession::ItemState::kInStep) ==
-                TFSWITCH_WORK_ITEM_IN_STEP);  // And so are the others.
+                TFSWITCH_WORK_ITEM_IN_STEP);  // The other values agree, too.
   *state = static_cast<int32_t>(worker->GetItemState(queue, epoch, index));
   return absl::OkStatus();
 }
@@ -311,7 +311,7 @@ absl::Status ExportRows(Tfswitch_Table* table, int32_t with_slots,
       [&](const RowChunk& chunk) -> absl::Status {
         TFSWITCH_RETURN_IF_ERROR(CheckInterrupt());
         progress.Add(static_cast<int64_t>(chunk.keys.size()));
-        // The visitor relies on these sizes, which a server has sent.
+        // These sizes come from a server, and the visitor relies on them.
         TFSWITCH_RETURN_IF_ERROR(CheckSize(table->config.name, "embedding",
                                            chunk.keys.size(), table->config.dim,
                                            chunk.embeddings.size()));
@@ -377,7 +377,7 @@ const char* ServerAddress(const Tfswitch_Server* server) {
 }
 
 void StopServer(Tfswitch_Server* server, double grace_s) {
-  if (ForkGuard::IsTripped()) return;  // The parent's server goes on.
+  if (ForkGuard::IsTripped()) return;  // The server belongs to the parent.
   server->server->Stop(absl::Seconds(std::max(0.0, grace_s)));
 }
 
@@ -484,7 +484,7 @@ int32_t ServedModelIsRemote(const Tfswitch_ServedModel* model) {
 
 Tfswitch_ServedRows* PinServedRows(Tfswitch_ServedModel* model) {
   try {
-    // If a fork cannot use the rows, served_lookup says so.
+    // In a fork that cannot use the rows, served_lookup reports that.
     if (ForkGuard::IsTripped()) return new Tfswitch_ServedRows{};
     return new Tfswitch_ServedRows{model->model->Pin()};
   } catch (const std::bad_alloc&) {

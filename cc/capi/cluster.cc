@@ -1,13 +1,12 @@
 // The registry owns local shards, so that their rows live as long as the
 // process. It has only weak pointers to clusters, so that a connection ends
-// with its last user. Its mutex is not held while servers are asked, because
-// they may take long. If two threads open one cluster, both connect, and the
-// second one gets the cluster of the first.
+// with its last user. Its mutex is not held during calls of servers, which may
+// take long. If two threads open one cluster, both connect, and the second one
+// gets the cluster of the first.
 //
 // OpenCluster() arms the fork guard before it opens anything.
-// OpenReadingClient() connects anew each time and leaves the registry alone,
-// because its client follows tables that are lost and made again
-// (OnLostTables::kFollow).
+// OpenReadingClient() makes a new connection each time and does not use the
+// registry, because its client follows lost tables (OnLostTables::kFollow).
 
 #include "cc/capi/cluster.h"
 
@@ -36,16 +35,16 @@
 namespace tfswitch {
 namespace {
 
-// Left to a server whose turn comes when the others have taken all the time.
+// The wait for a server if the servers before have used up the time.
 constexpr absl::Duration kShortestWait = absl::Milliseconds(1);
 
 constexpr absl::string_view kLocal = "local://";
 constexpr absl::string_view kUnix = "grpc+unix://";
-// Of servers that may move.
+// The servers of these addresses may move.
 constexpr absl::string_view kRay = "ray://";
 
-// The shards and open clusters of this process. Never destroyed: threads of
-// TensorFlow may still push while static objects go.
+// The shards and open clusters of this process. It is never destroyed, because
+// threads of TensorFlow may still push while static objects are destroyed.
 struct Registry {
   Mutex mutex;
   std::map<std::string, std::shared_ptr<Shard>> local_shards
@@ -54,17 +53,18 @@ struct Registry {
     uint64_t id = 0;
     std::weak_ptr<Cluster> cluster;
   };
-  // By address, timeout and credentials.
+  // The keys are made of address, timeout and credentials.
   std::map<std::string, Opened> open ABSL_GUARDED_BY(mutex);
-  // By address. The address alone is what graphs and saved models have.
+  // The keys are addresses, because graphs and saved models know only these.
   std::map<std::string, Credentials> credentials ABSL_GUARDED_BY(mutex);
   struct Placed {
     std::shared_ptr<ServerPlaces> places;
     bool has_tls = false;
   };
-  std::map<std::string, Placed> placed ABSL_GUARDED_BY(mutex);  // By address.
+  // The keys are addresses.
+  std::map<std::string, Placed> placed ABSL_GUARDED_BY(mutex);
 
-  // Once they have led to the servers.
+  // Keeps credentials that the servers have accepted.
   void Keep(const std::string& address, const Credentials& given)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     Credentials& kept = credentials[address];
@@ -72,7 +72,7 @@ struct Registry {
     if (!(given.token == TokenSource())) kept.token = given.token;
   }
 
-  // Null if none is open at the address under this id.
+  // Null if no cluster is open at the address under this id.
   std::shared_ptr<Cluster> Find(const std::string& address, uint64_t id)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     for (const auto& [key, opened] : open) {
@@ -98,10 +98,10 @@ absl::Status BadAddress(absl::string_view address, absl::string_view why) {
                    "'grpc+unix:///path' or 'ray://NAME'"));
 }
 
-// Errors and logs name addresses.
+// Refuses addresses with secrets, because errors and logs name addresses.
 absl::Status CheckHasNoSecret(absl::string_view address) {
   bool has_user = false;
-  // Paths, and names of Ray's or of this process, may have an '@'.
+  // Paths, and NAMEs of "ray://" and "local://", may have an '@'.
   if (!absl::StartsWith(address, kRay) && !absl::StartsWith(address, kLocal) &&
       !absl::StartsWith(address, kUnix)) {
     for (const absl::string_view server : absl::StrSplit(address, ',')) {
@@ -115,7 +115,8 @@ absl::Status CheckHasNoSecret(absl::string_view address) {
       "out here, as it may have a secret");
 }
 
-// Those given, or of the opening before, or of the environment.
+// Returns the given credentials, else those of an earlier opening, else those
+// of the environment.
 Credentials CredentialsFor(const std::string& address,
                            const ClusterAddress& parsed, Credentials given) {
   if (!parsed.is_remote) return {};
@@ -133,7 +134,7 @@ Credentials CredentialsFor(const std::string& address,
   return given;
 }
 
-// InvalidArgument if a token would go to another machine as plaintext.
+// InvalidArgument if a token would be sent to another machine as plaintext.
 absl::Status CheckTokenIsSafe(const std::string& address,
                               const ClusterAddress& parsed) {
   if (parsed.has_tls) return absl::OkStatus();
@@ -150,8 +151,8 @@ absl::Status CheckTokenIsSafe(const std::string& address,
   return absl::OkStatus();
 }
 
-// A client of all servers. A reader waits for all of them no longer than
-// `timeout`.
+// Makes a client of all servers. A reader waits at most `timeout` for all of
+// them together.
 absl::StatusOr<std::unique_ptr<ParameterClient>> ConnectToServers(
     const std::string& name, const ClusterAddress& address,
     const Credentials& credentials, absl::Duration timeout,
@@ -317,7 +318,7 @@ absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(const std::string& address,
     if (!parsed.is_remote) {
       std::shared_ptr<Shard>& shard = registry.local_shards[parsed.local_name];
       if (shard == nullptr) {
-        // The limits protect a server from others.
+        // The limits protect servers from clients, and are not needed here.
         ShardOptions options;
         constexpr uint64_t kNone = std::numeric_limits<uint64_t>::max();
         options.max_tables = kNone;
@@ -327,8 +328,8 @@ absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(const std::string& address,
       local_shard = shard;
     }
   }
-  // Outside the lock: servers may take their time to answer. If two threads
-  // open the same cluster, the first one's counts.
+  // Connects without the lock, since servers may answer late. If two threads
+  // open the same cluster, the first one's is kept.
   std::unique_ptr<ParameterClient> client;
   if (parsed.is_remote) {
     TFSWITCH_ASSIGN_OR_RETURN(

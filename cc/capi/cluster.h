@@ -1,4 +1,4 @@
-// Clusters by address.
+// Opens clusters by address.
 
 #ifndef TFSWITCH_CC_CAPI_CLUSTER_H_
 #define TFSWITCH_CC_CAPI_CLUSTER_H_
@@ -20,48 +20,53 @@
 
 namespace tfswitch {
 
-// An address, taken apart.
+// The parts of an address.
 struct ClusterAddress {
   bool is_remote = false;
   bool has_tls = false;
   std::string local_name;            // NAME of "local://NAME".
   std::vector<std::string> servers;  // In shard order, as gRPC names them.
-  std::shared_ptr<const ServerPlaces> places;  // Of "ray://NAME"; else null.
+  // For "ray://NAME"; else null.
+  std::shared_ptr<const ServerPlaces> places;
 };
 
-// InvalidArgument naming the address and the accepted forms. The servers of
-// "ray://NAME" are where PlaceServers() has put them: FailedPrecondition if it
-// has not.
+// InvalidArgument, naming the address and the accepted forms, for an invalid
+// address. PlaceServers() sets the servers of "ray://NAME": FailedPrecondition
+// if it was not called.
 absl::StatusOr<ClusterAddress> ParseClusterAddress(absl::string_view address);
 
-// Says where the servers of "ray://NAME" are, in shard order: clients that are
-// open already go there from now on. InvalidArgument if an address is none or a
-// token would go to another machine as plaintext; FailedPrecondition if
-// clients are open that know another number of servers, or others than these
-// with regard to TLS. Thread-safe.
+// Sets the addresses of the servers of "ray://NAME", in shard order. Open
+// clients use the new addresses from now on. InvalidArgument if an address is
+// invalid, or a token would be sent to another machine as plaintext.
+// FailedPrecondition if open clients have another number of servers, or other
+// TLS settings. Thread-safe.
 absl::Status PlaceServers(const std::string& address,
                           std::vector<std::string> servers, bool has_tls);
 
-// What a process shows to servers, and whom it trusts.
+// How a process identifies itself to servers, and which servers it trusts.
 struct Credentials {
   std::optional<TlsFiles> tls;
   TokenSource token;
 };
 
-// Connects to servers only for reading: it makes no table, and a table that a
-// server has lost is read again when others have made it whole. InvalidArgument
-// for an address of this process; else an error of the first server that does
-// not answer within `timeout`, which is that of each call, too.
+// Connects to servers for reading. The client makes no table. If a server has
+// lost a table, reads work again once other processes have made it whole. Each
+// call has the `timeout`, too. InvalidArgument for a "local://" address; else
+// the error of the first server that does not answer within `timeout`.
 absl::StatusOr<std::unique_ptr<ParameterClient>> OpenReadingClient(
     const std::string& address, absl::Duration timeout);
 
-// Returns the cluster that is open at this address under this id (0: none).
-// Else the one that is open there with this timeout and these credentials, or
-// opens it. "local://NAME" clusters live as long as the process. `given.tls` is
-// for "grpcs://" addresses, and a token for those or for servers of this
-// machine: InvalidArgument otherwise. Once they have led to the servers, all
-// that connects to this address without them has them, as readers do, and the
-// graphs of other processes. What is left empty comes from the environment.
+// Returns the cluster that is open at this address under this id (0 for no id).
+// If there is none, returns the one that is open there with this timeout and
+// these credentials, or opens it. "local://NAME" clusters live as long as the
+// process.
+//
+// `given.tls` is only for "grpcs://" addresses, and a token only for those or
+// for servers of this machine: InvalidArgument otherwise. If the servers accept
+// the credentials, later connections to this address without credentials use
+// them, too: those of readers, and of graphs that other processes have made.
+// Empty credentials are taken from earlier openings, then from the environment.
+//
 // Thread-safe.
 absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(const std::string& address,
                                                      absl::Duration timeout,

@@ -1,6 +1,6 @@
-// Each method is a function from the message of its request to that of its
-// response, and stands in the table at the end with its name. JSON, and the
-// checks that all methods have in common, are in Method() alone.
+// Each method is a function from its request message to its response message.
+// The table at the end lists the methods by name. Only Method() knows JSON and
+// the checks that all methods share.
 
 #include "cc/capi/control.h"
 
@@ -38,7 +38,7 @@ std::vector<std::string> ToStrings(const Repeated& repeated) {
 absl::Status Configure(Cluster& cluster, const v1::ConfigureRequest& request,
                        v1::ConfigureResponse* response) {
   if (request.has_day()) {
-    // A NaN is no day, either.
+    // This comparison is false for NaN, too.
     cluster.set_day(request.day() >= 0.0
                         ? static_cast<float>(std::min(request.day(), 1e9))
                         : kServersDay);
@@ -269,7 +269,8 @@ absl::Status SteerServedModel(const v1::ServedModelRequest& request,
 using JsonMethod = std::function<absl::StatusOr<std::string>(
     Cluster*, const std::string& request_json)>;
 
-// Calls `run` with the part of the cluster that it needs.
+// Calls `run` with the object that it takes: none, the cluster, or a part of
+// it.
 template <typename Request, typename Response>
 absl::Status RunIn(Cluster*, absl::Status (*run)(const Request&, Response*),
                    const Request& request, Response* response) {

@@ -14,14 +14,14 @@ namespace tfswitch {
 
 // Runs `method` with a request in JSON, and returns its response in JSON.
 // `cluster` may be null for methods that need none. InvalidArgument for an
-// unknown method and for a request that is not of its type.
+// unknown method, or for a request that is not of the method's type.
 //
 // Thread-safe.
 absl::StatusOr<std::string> CallControl(Cluster* cluster,
                                         absl::string_view method,
                                         const std::string& request_json);
 
-// The worker that this process is in the cluster; FailedPrecondition if it is
+// The worker of this process in the cluster; FailedPrecondition if there is
 // none.
 absl::StatusOr<std::shared_ptr<WorkerSession>> FindWorker(
     const Cluster& cluster);

@@ -21,18 +21,18 @@ std::string OwnFolder() {
       info.dli_fname == nullptr) {
     return "";
   }
-  // The same library reached by two paths must find the same core, or the two
-  // would not share the tables of this process.
+  // If a library is loaded by two paths, both must find the same core.
+  // Otherwise they would not share the tables of this process.
   char* resolved = realpath(info.dli_fname, nullptr);
   std::string path = resolved != nullptr ? resolved : info.dli_fname;
   free(resolved);
   return path.substr(0, path.rfind('/') + 1);
 }
 
-// dladdr() answers with the path that dlopen() was given, which may be
-// relative; so it is resolved now, while the library is being loaded, and not
-// on the first call, when the working directory may be another one. Leaked, so
-// that it outlives the threads that run at exit.
+// The folder is found while the library is loaded: dladdr() returns the path
+// that dlopen() was given, which may be relative, and the working directory may
+// change before the first call. The string is leaked, so that it outlives the
+// threads that run at exit.
 const std::string& own_folder = *new std::string(OwnFolder());
 
 struct Core {

@@ -1,4 +1,5 @@
-// The groups of this process whose workers step variables of TensorFlow.
+// The groups of this process whose workers take steps on TensorFlow's
+// variables.
 
 #ifndef TFSWITCH_CC_CAPI_REPLICAS_H_
 #define TFSWITCH_CC_CAPI_REPLICAS_H_
@@ -11,11 +12,12 @@
 
 namespace tfswitch {
 
-// Makes the group if it is not there. It lives as long as the process.
+// Returns the group; makes it if it does not exist. It lives as long as the
+// process.
 ReplicaCoordinator& ReplicasOf(const std::string& group);
 
-// The calls that are seldom. A wait that has not ended yet is an answer, as the
-// runtime of TensorFlow would write each error into its log.
+// Makes the rare calls of a group. If a wait has not ended yet, the response
+// says so: TensorFlow's runtime would log each error.
 absl::Status CallReplicas(const v1::ReplicasRequest& request,
                           v1::ReplicasResponse* response);
 

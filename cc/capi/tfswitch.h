@@ -31,8 +31,8 @@ extern "C" {
 // Parts of one call of pull or push.
 #define TFSWITCH_MAX_PARTS 256
 
-// A worker's item: lost (or finished); its own; the same, and advanced by a
-// step that has not ended.
+// States of a worker's item: lost or finished; its own; its own, and advanced
+// by a step that has not ended.
 #define TFSWITCH_WORK_ITEM_LOST 0
 #define TFSWITCH_WORK_ITEM_OWN 1
 #define TFSWITCH_WORK_ITEM_IN_STEP 2
@@ -50,8 +50,8 @@ typedef int (*Tfswitch_VisitRows)(void* context, const int64_t* keys,
                                   size_t num_rows);
 
 // Threads that a caller lends for one call, besides the calling one; NULL for
-// none. `schedule` has one of them call task(task_context), soon or later: it
-// must be called once, even if that is after the call has returned.
+// none. `schedule` makes one of them call task(task_context) once. It may do so
+// late, even after the call has returned.
 typedef struct Tfswitch_Threads {
   int32_t num_threads;
   void* context;
@@ -59,7 +59,7 @@ typedef struct Tfswitch_Threads {
                    void* task_context);
 } Tfswitch_Threads;
 
-// PEM files for TLS, as TlsFiles of cc/rpc/tls.h: "" for none.
+// PEM files for TLS, as TlsFiles of cc/rpc/tls.h; "" for none.
 typedef struct Tfswitch_TlsFiles {
   const char* ca;
   const char* cert;
@@ -67,9 +67,9 @@ typedef struct Tfswitch_TlsFiles {
   const char* server_name;
 } Tfswitch_TlsFiles;
 
-// Who a client is, and whom it trusts.
+// How a client identifies itself, and which servers it trusts.
 typedef struct Tfswitch_Credentials {
-  const Tfswitch_TlsFiles* tls;  // NULL: none are given.
+  const Tfswitch_TlsFiles* tls;  // NULL for none.
   // A token, or the path of a file with one; "" for none.
   const char* token;
   const char* token_file;
@@ -79,28 +79,29 @@ typedef struct Tfswitch_ServerOptions {
   const char* address;  // "host:port", port 0 for any, or "unix:/path".
   uint32_t shard_index;
   uint32_t num_shards;
-  int32_t num_threads;         // 0: one per core.
-  uint64_t max_message_bytes;  // 0: the default, 1 GiB.
-  // Below it clients may save and restore. NULL: the current folder, unless
-  // that is "/"; then, as with "", they may not.
+  int32_t num_threads;         // 0 means one per core.
+  uint64_t max_message_bytes;  // 0 means the default, 1 GiB.
+  // The folder below which clients may save and restore. NULL means the current
+  // folder, unless that is "/". With "/" or "" clients may not.
   const char* checkpoint_root;
-  // Further flags of tfswitch-server that bound it, as "max_tables=100".
+  // More flags of tfswitch-server that limit it, as "max_tables=100".
   const char* const* limits;
   size_t num_limits;
-  const Tfswitch_TlsFiles* tls;  // NULL: plaintext.
-  const char* token_file;        // NULL: callers need no token.
-  int32_t is_insecure;  // 1: open to whoever reaches it, see docs/access.md.
+  const Tfswitch_TlsFiles* tls;  // NULL means plaintext.
+  const char* token_file;        // NULL means that callers need no token.
+  // 1 opens the server to everyone who can reach it; see docs/access.md.
+  int32_t is_insecure;
 } Tfswitch_ServerOptions;
 
 typedef struct Tfswitch_PushOptions {
   float learning_rate;
-  // A key without a row gets one first (1) or is skipped (0).
+  // Whether a key without a row gets one first (1) or is skipped (0).
   int32_t insert_missing;
-  // How often each id was shown and clicked: as many as there are gradients, or
-  // NULL: once and never.
+  // How often each id was shown and clicked: one number per key. NULL means
+  // once and never.
   const float* shows;
   const float* clicks;
-  // The step number of the training; 0: not known.
+  // The step number of the training; 0 if unknown.
   int64_t global_step;
   // Whether gradients with NaN or Inf skip the push, with a warning on stderr
   // (1), or are an error (0).
@@ -112,7 +113,7 @@ typedef struct Tfswitch_PushResult {
   int32_t skipped;  // 1 if gradients had NaN or Inf and nothing was applied.
 } Tfswitch_PushResult;
 
-// One of the reads of pull.
+// One read of a pull.
 typedef struct Tfswitch_PullPart {
   Tfswitch_Table* table;
   const int64_t* keys;
@@ -120,7 +121,7 @@ typedef struct Tfswitch_PullPart {
   float* embeddings;  // num_keys x dim.
 } Tfswitch_PullPart;
 
-// One of the writes of push.
+// One write of a push.
 typedef struct Tfswitch_PushPart {
   Tfswitch_Table* table;
   const int64_t* keys;
@@ -130,7 +131,7 @@ typedef struct Tfswitch_PushPart {
   Tfswitch_PushResult result;  // Set by the call.
 } Tfswitch_PushPart;
 
-// One of the tables of served_lookup.
+// One table's read in served_lookup.
 typedef struct Tfswitch_ServedPart {
   const char* table;
   int32_t dim;  // The dim that the caller expects.
@@ -139,14 +140,14 @@ typedef struct Tfswitch_ServedPart {
   float* embeddings;  // num_keys x dim.
 } Tfswitch_ServedPart;
 
-// Where a worker of replicas_* below is.
+// The place of a worker in its group, for the functions replicas_* below.
 typedef struct Tfswitch_ReplicaPlace {
   uint64_t incarnation;
   int64_t clock;
   int64_t round;
 } Tfswitch_ReplicaPlace;
 
-// Staged gradients to be summed, in this order.
+// The staged gradients to sum, in this order.
 typedef struct Tfswitch_Round {
   int64_t number;
   double total_weight;
@@ -165,17 +166,18 @@ typedef struct Tfswitch_Api {
   void (*free_string)(char* string);
 
   // --- Clusters ---------------------------------------------------------
-  // "local://" or "local://NAME": tables in this process; one cluster a name.
-  // "grpc://host:port,host:port", "grpcs://host:port,host:port" (TLS) or
-  // "grpc+unix:///path": servers in shard order. "ray://NAME": servers that
-  // PlaceServers of `call` has told the places of. Waits for every server to
-  // answer. Each open has its own close; an address that is open already shares
-  // its connections. With the `id` of a cluster that is open at this address it
-  // is that one; without (0) `credentials` say which. They hold for this
-  // address from now on, and those that are not given are those of the last
-  // opening that had them. Others are those of the environment
-  // (TFSWITCH_TLS_CA, _CERT, _KEY, _SERVER_NAME, TFSWITCH_TOKEN,
-  // TFSWITCH_TOKEN_FILE).
+  // "local://" or "local://NAME" has tables in this process, and each name is
+  // one cluster. "grpc://host:port,host:port", "grpcs://host:port,host:port"
+  // (TLS) and "grpc+unix:///path" name servers in shard order. "ray://NAME" has
+  // the servers that the method PlaceServers of `call` was given. Waits for
+  // every server to answer. Each open needs a close. Openings of one address
+  // share its connections.
+  //
+  // With the `id` of a cluster that is open at this address, opens that one.
+  // With 0, `credentials` choose among the open clusters. They hold for this
+  // address from now on. Credentials that are not given are those of the last
+  // opening that had some, else those of the environment (TFSWITCH_TLS_CA,
+  // _CERT, _KEY, _SERVER_NAME, TFSWITCH_TOKEN, TFSWITCH_TOKEN_FILE).
   int (*open_cluster)(const char* address, double timeout_s,
                       const Tfswitch_Credentials* credentials, uint64_t id,
                       Tfswitch_Cluster** cluster, char* error);
@@ -183,18 +185,17 @@ typedef struct Tfswitch_Api {
   int32_t (*cluster_num_shards)(const Tfswitch_Cluster* cluster);
   // 1 if calls wait for a network, 0 if tables are in this process.
   int32_t (*cluster_is_remote)(const Tfswitch_Cluster* cluster);
-  // Everything that is seldom done: a method of
-  // protos/tfswitch/v1/control.proto with its request, in JSON.
-  // `response_json` receives its response. `cluster` may be NULL for
-  // PlaceServers, ServedModel and Replicas.
+  // Makes a rare call: a method of protos/tfswitch/v1/control.proto with its
+  // request in JSON. `response_json` receives its response. `cluster` may be
+  // NULL for PlaceServers, ServedModel and Replicas.
   int (*call)(Tfswitch_Cluster* cluster, const char* method,
               const char* request_json, char** response_json, char* error);
 
   // --- Tables -----------------------------------------------------------
   // Creates the table, or attaches to it if it exists with an equal config.
-  // `config_json`: a message TableConfig in JSON. The table keeps its cluster
-  // open. One of this process is dropped when all that opened it have closed
-  // it.
+  // `config_json` is a message TableConfig in JSON. The table keeps its cluster
+  // open. A table of this process is dropped when each open_table has been
+  // followed by its close_table.
   int (*open_table)(Tfswitch_Cluster* cluster, const char* config_json,
                     Tfswitch_Table** table, char* error);
   void (*close_table)(Tfswitch_Table* table);
@@ -203,21 +204,21 @@ typedef struct Tfswitch_Api {
   int32_t (*table_is_remote)(const Tfswitch_Table* table);
   int (*table_size)(Tfswitch_Table* table, int64_t* num_rows, char* error);
 
-  // The reads of all parts, at most TFSWITCH_MAX_PARTS, with one message to
-  // each server unless they are long. A table may come more than once.
+  // Does the reads of all parts, at most TFSWITCH_MAX_PARTS, with one message
+  // to each server unless they are long. Several parts may have the same table.
   int (*pull)(const Tfswitch_PullPart* parts, size_t num_parts,
               int32_t insert_missing, const Tfswitch_Threads* threads,
               char* error);
-  // The pushes of all parts, likewise: one step for each distinct key, with the
-  // sum of its gradients. If one is skipped, so are all. Shapes, numbers and
-  // rates are checked first: if one is wrong none has been applied. After an
-  // error of a server (a table that is not there, no memory, no answer) others
-  // may have been; it names the table.
+  // Does the pushes of all parts, likewise. Each distinct key takes one step
+  // with the sum of its gradients. If one push is skipped, all are. Shapes,
+  // numbers and rates are checked first: if one is wrong, nothing is applied.
+  // After an error of a server (no such table, no memory, no answer) some
+  // pushes may have been applied; the error names the table.
   int (*push)(Tfswitch_PushPart* parts, size_t num_parts,
               const Tfswitch_Threads* threads, char* error);
 
-  // Sets embeddings (`slots` NULL) or whole rows. If a key repeats, the last
-  // one stays.
+  // Sets embeddings if `slots` is NULL, else whole rows. If a key repeats, its
+  // last value stays.
   int (*assign)(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
                 const float* embeddings, const float* slots, char* error);
   int (*erase)(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
@@ -232,7 +233,7 @@ typedef struct Tfswitch_Api {
   const char* (*server_address)(const Tfswitch_Server* server);
   // Lets running calls end for at most `grace_s`. Idempotent.
   void (*stop_server)(Tfswitch_Server* server, double grace_s);
-  // Stops, with no grace, and frees.
+  // Stops the server without grace, and frees it.
   void (*delete_server)(Tfswitch_Server* server);
 
   // The table's name; valid until close_table.
@@ -242,24 +243,25 @@ typedef struct Tfswitch_Api {
   // The keys of the `num_blocks` blocks of a dense table.
   void (*dense_keys)(const Tfswitch_Table* table, size_t num_blocks,
                      int64_t* keys);
-  // As assign(), leaving rows alone that are there; says how many were set.
+  // As assign(), but does not change present rows. *assigned_rows receives the
+  // number of rows that were set.
   int (*assign_missing)(Tfswitch_Table* table, const int64_t* keys,
                         size_t num_keys, const float* embeddings,
                         int64_t* assigned_rows, char* error);
 
   // --- Training with other workers ----------------------------------------
   // Ends a step of `weight` samples and waits as the consistency says. Pushes
-  // to bsp tables since the last end of a step belong to it. Says to which
-  // round the next step contributes.
+  // to bsp tables since the last end of a step belong to this step. *round
+  // receives the round to which the next step contributes.
   int (*end_step)(Tfswitch_Cluster* cluster, double weight, int64_t* round,
                   char* error);
   int (*table_end_step)(Tfswitch_Table* table, double weight, int64_t* round,
                         char* error);
 
   // --- Synchronous steps on variables of TensorFlow -------------------------
-  // Groups of this process, by name; see ReplicaCoordinator. `wait_s` bounds
-  // each wait; after DEADLINE_EXCEEDED the same call goes on waiting.
-  // *has_arrived: 0 at first.
+  // These call the groups of this process, by name; see ReplicaCoordinator.
+  // `wait_s` bounds each wait. After DEADLINE_EXCEEDED, make the same call to
+  // continue waiting. *has_arrived must be 0 at first.
   int (*replicas_end_step)(const char* group, uint32_t worker, double weight,
                            double wait_s, Tfswitch_ReplicaPlace* place,
                            int32_t* has_arrived, char* error);
@@ -274,56 +276,60 @@ typedef struct Tfswitch_Api {
 
   // --- Items of work queues that a step trains -----------------------------
 
-  // The step that is under way has come to `offset` of the item.
+  // Says that the present step has trained the item up to `offset`.
   int (*advance_work_item)(Tfswitch_Cluster* cluster, const char* queue,
                            int64_t epoch, int64_t index, int64_t offset,
                            char* error);
-  // *state: the item's state for this worker, a TFSWITCH_WORK_ITEM_... value.
+  // *state receives the item's state for this worker, a TFSWITCH_WORK_ITEM_...
+  // value.
   int (*work_item_state)(Tfswitch_Cluster* cluster, const char* queue,
                          int64_t epoch, int64_t index, int32_t* state,
                          char* error);
 
   // --- The life of rows ---------------------------------------------------
-  // Reads the counters of each key: `usage` (num_keys x 5) receives count,
-  // last_seen_day, show, click and delta_score, `states` (num_keys) 0 for an
-  // unknown key, 1 for one that waits for admission, 2 for one with a row.
+  // Reads the counters of each key. `usage` (num_keys x 5) receives count,
+  // last_seen_day, show, click and delta_score. `states` (num_keys) receives 0
+  // for an unknown key, 1 for a key that waits for admission, 2 for a key with
+  // a row.
   int (*read_usage)(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
                     float* usage, uint8_t* states, char* error);
 
   // --- What serves exports ---------------------------------------
-  // Opens the rows of an exported model by the file among its assets. If they
-  // are on servers it waits for those.
+  // Opens the rows of an exported model. `model_file` is among its assets. If
+  // the rows are on servers, waits for the servers.
   int (*open_served_model)(const char* model_file, Tfswitch_ServedModel** model,
                            char* error);
   void (*close_served_model)(Tfswitch_ServedModel* model);
   // Whether served_lookup waits for servers.
   int32_t (*served_model_is_remote)(const Tfswitch_ServedModel* model);
-  // The rows that are served now. They do not change, unless they are on
-  // servers, and live until they are unpinned. NULL: no memory.
+  // Returns the rows that are served now; NULL if there is no memory. They live
+  // until they are unpinned, and do not change, unless they are on servers.
   Tfswitch_ServedRows* (*pin_served_rows)(Tfswitch_ServedModel* model);
   void (*unpin_served_rows)(Tfswitch_ServedRows* rows);
-  // Reads the rows of all parts; from servers with one message to each, unless
-  // they are long. A table may come more than once.
+  // Reads the rows of all parts. Sends one message to each server, unless they
+  // are long. Several parts may have the same table.
   int (*served_lookup)(const Tfswitch_ServedRows* rows,
                        const Tfswitch_ServedPart* parts, size_t num_parts,
                        const Tfswitch_Threads* threads, char* error);
 
   // --- Interruption ---------------------------------------------------------
-  // Sets the function that calls ask now and then while they wait, on their own
-  // thread: nonzero ends the call, with the code of Cancelled. NULL: none.
+  // Sets a function that waiting calls call at intervals, on their own thread.
+  // If it returns nonzero, the call ends with the code of Cancelled. NULL
+  // removes the function.
   void (*set_interrupt_check)(int (*check)(void));
 
   // --- Which cluster ---------------------------------------------------------
-  // For open_cluster. No other cluster of any process has it.
+  // The id for open_cluster, unique among the clusters of all processes.
   uint64_t (*cluster_id)(const Tfswitch_Cluster* cluster);
 
   // --- Served files that become shorter --------------------------------------
-  // Installs a handler of SIGBUS for the whole process: a lookup that meets the
-  // signal in a row file ends with an error. For programs without a handler.
+  // Installs a SIGBUS handler for the whole process. A lookup that gets the
+  // signal in a row file then ends with an error. For programs without a
+  // handler.
   void (*catch_bus_errors)(void);
 } Tfswitch_Api;
 
-// The core's functions, or NULL if it does not speak `api_version`.
+// Returns the core's functions, or NULL if it does not have `api_version`.
 #if defined(TFSWITCH_BUILDING_CORE)
 __attribute__((visibility("default")))
 #endif

@@ -1,9 +1,9 @@
-// PartWriter takes no lock, because each attempt of a save has file names of
-// its own. Commit() takes the folder's lock before it reads the former manifest
+// PartWriter needs no lock, because each attempt of a save has its own file
+// names. Commit() takes the folder's lock before it reads the former manifest,
 // and keeps it until old saves are removed. It checks all files, gives the
-// former manifest its numbered name, and then replaces manifest.json. A crash
-// between these two leaves one save under both names, which ReadManifest()
-// expects.
+// former manifest its numbered name, and then replaces manifest.json. After a
+// crash between these two, one save has both names, which ReadManifest() allows
+// for.
 
 #include "cc/checkpoint/checkpoint.h"
 
@@ -43,14 +43,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char kFormatName[] = "tfswitch-checkpoint";  // In files of rows.
+constexpr char kFormatName[] = "tfswitch-checkpoint";  // For files of rows.
 // Rows are gathered in memory up to this size before a file is written.
 constexpr int64_t kBytesPerFile = int64_t{128} << 20;
 // A manifest has about 200 bytes for each 128 MiB of rows. Only items of work
 // queues make it long.
 constexpr size_t kMaxManifestBytes = size_t{256} << 20;
 constexpr int64_t kMaxSaveNumber = 1'000'000'000'000;
-// The folder of the files of no table: FileNameOf() gives no such name.
+// The folder of files that belong to no table. FileNameOf() never returns it.
 constexpr char kServerFolder[] = "%server";
 
 template <typename Values>
@@ -70,7 +70,7 @@ bool HasRows(const v1::CheckpointFile& file) {
          file.kind() == v1::CheckpointFile::REMOVED;
 }
 
-// Whether a name is one that PartWriter gives a file in `folder`.
+// Whether PartWriter gives files in `folder` names of this form.
 bool IsFileNameIn(const std::string& folder, absl::string_view name) {
   return absl::ConsumePrefix(&name, folder + "/") &&
          absl::ConsumeSuffix(&name, ".safetensors") && !name.empty() &&
@@ -79,7 +79,7 @@ bool IsFileNameIn(const std::string& folder, absl::string_view name) {
          });
 }
 
-// Checks what the rules of the fields cannot say. InvalidArgument that names
+// Checks what the rules of the fields do not express. InvalidArgument, naming
 // the field and the file.
 absl::Status CheckFile(const v1::CheckpointFile& file,
                        const std::string& folder, uint32_t num_virtual_shards) {
@@ -87,7 +87,7 @@ absl::Status CheckFile(const v1::CheckpointFile& file,
     return absl::InvalidArgumentError(
         absl::StrCat(field, " of '", absl::CHexEscape(file.name()), "'", why));
   };
-  // Each row and candidate has a key of 8 bytes, all others have more.
+  // Each row or candidate has at least a key of 8 bytes, other entries more.
   if (file.num_rows() > file.bytes() / static_cast<int64_t>(sizeof(Key))) {
     return wrong("num_rows",
                  absl::StrCat(": ", file.num_rows(), " do not fit in its ",
@@ -146,7 +146,7 @@ absl::Status CheckTable(const std::string& name,
       return wrong("num_rows", "its files have too many");
     }
   }
-  // Files may have a row more than once.
+  // The files may have more rows in all, because a row may be in several files.
   if (table.num_rows() <= num_rows) return absl::OkStatus();
   return wrong("num_rows", absl::StrCat(table.num_rows(),
                                         ", and its files have ", num_rows));
@@ -168,8 +168,8 @@ std::string ManifestPath(const std::string& path, int64_t number) {
                      : absl::StrFormat("%s/manifest-%06d.json", path, number);
 }
 
-// The save of that number among the former ones; 0: the newest. NotFound if
-// there is no such file.
+// Reads the former save `number`, or the newest save for 0. NotFound if there
+// is no such file.
 absl::StatusOr<v1::CheckpointManifest> ReadSave(const std::string& path,
                                                 int64_t number) {
   v1::CheckpointManifest save;
@@ -208,8 +208,8 @@ absl::StatusOr<std::vector<int64_t>> FormerSaves(const std::string& path) {
   return numbers;
 }
 
-// Whether `save` has rows of an incarnation of a table of `newest` that none of
-// the saves that are kept has.
+// Whether `save` has, for a table of `newest`, rows of an incarnation that no
+// kept save has.
 bool HasLastRowsOf(const v1::CheckpointManifest& save,
                    const v1::CheckpointManifest& newest,
                    const std::vector<v1::CheckpointManifest>& kept) {
@@ -235,16 +235,16 @@ bool HaveCommonFiles(const v1::CheckpointManifest& a,
                      [&](const auto& file) { return files.count(file) > 0; });
 }
 
-// Moves those saves from `old` to `kept` that stay although they are more than
-// the caller wants. Both have the newest first.
+// Moves saves that must stay from `old` to `kept`, in addition to those that
+// the caller keeps. Both lists have the newest save first.
 //
-// `is_own`: saves have files in common, of which one may be damaged one day. So
-// the newest save that has none of the newest one stays, too.
+// With `is_own`, saves share files, and a shared file may become damaged. So
+// the newest of the saves that share no file with `newest` stays, too.
 void KeepSpecial(const v1::CheckpointManifest& newest, bool is_own,
                  std::vector<v1::CheckpointManifest>* old,
                  std::vector<v1::CheckpointManifest>* kept) {
-  // For rows that were lost, or belong to another training, two saves stay: the
-  // newest, and the one with most rows.
+  // Two saves stay that have rows which were lost or belong to another
+  // training: the newest of them, and the one with most rows.
   std::set<size_t> special;
   size_t largest = old->size();
   for (size_t i = 0; i < old->size(); ++i) {
@@ -269,9 +269,8 @@ void KeepSpecial(const v1::CheckpointManifest& newest, bool is_own,
   }
 }
 
-// Removes the saves that are not kept. The newest is published: a file that
-// cannot be removed stays, and is only garbage; the error is the first of those
-// that say why.
+// Removes the saves that are not kept. A file that cannot be removed stays and
+// does no harm, because the newest save is published. Returns the first error.
 absl::Status RemoveOldSaves(const std::string& path,
                             const v1::CheckpointManifest& newest, int keep,
                             bool is_own) {
@@ -280,7 +279,8 @@ absl::Status RemoveOldSaves(const std::string& path,
   std::vector<v1::CheckpointManifest> kept = {newest};
   std::vector<v1::CheckpointManifest> old;
   for (const int64_t number : numbers) {
-    // If it cannot be read, it is not known which files it needs.
+    // If a save cannot be read, it is unknown which files it needs, so nothing
+    // is removed.
     TFSWITCH_ASSIGN_OR_RETURN(v1::CheckpointManifest save,
                               ReadSave(path, number));
     if (number >= newest.save()) continue;
@@ -298,7 +298,7 @@ absl::Status RemoveOldSaves(const std::string& path,
     return !error;
   };
   for (const auto& save : old) {
-    // First, so that no manifest names a file that is gone.
+    // The manifest goes first, so that no manifest names a missing file.
     if (!remove(ManifestPath(path, save.save()))) {
       AddFileNames(save, &named);
       continue;
@@ -312,8 +312,9 @@ absl::Status RemoveOldSaves(const std::string& path,
   return status;
 }
 
-// The newest save, and whether it is manifest.json: if somebody has removed
-// that, it is the newest of the others. NotFound if there is none.
+// Reads the newest save, and sets `*is_current` to whether it is manifest.json.
+// If that file was removed, it is the newest of the others. NotFound if there
+// is no save.
 absl::StatusOr<v1::CheckpointManifest> NewestSave(
     const std::string& path, const std::vector<int64_t>& former,
     bool* is_current) {
@@ -331,7 +332,8 @@ bool IsWorthExtending(const TableBase& base, const EmbeddingTable& table) {
   for (const v1::CheckpointFile& file : base.files) {
     if (HasRows(file)) bytes += file.bytes();
   }
-  // Where there are few rows, headers count.
+  // With few rows the headers take most of the bytes, so small files are always
+  // extended.
   constexpr int64_t kAnyway = int64_t{1} << 20;
   return bytes <= kAnyway + table.size() * RowBytes(table) * 3 / 2;
 }
@@ -354,15 +356,15 @@ SavedSteps StepsOf(const v1::CheckpointTable& table) {
 struct PartWriter::Data {
   std::string path;
   v1::CheckpointPart part;
-  // A save that is repeated while the first is still writing must not share
-  // its files.
+  // A save may be repeated while the first attempt still writes. The two must
+  // not share files.
   uint32_t attempt = std::random_device()();
   Interrupt interrupt;
-  std::vector<std::string> written;  // Relative to `path`.
+  std::vector<std::string> written;  // Files, relative to `path`.
   bool is_finished = false;
 
-  // Writes `file`, of which the kind and the counts are set, into `folder` and
-  // adds it to `files`, those that are there already.
+  // Writes `file` to `folder` and adds it to `files`. Its kind and counts are
+  // set.
   absl::Status Write(const std::string& folder, v1::CheckpointFile file,
                      const std::vector<TensorToWrite>& tensors,
                      std::map<std::string, std::string> metadata,
@@ -405,12 +407,12 @@ PartWriter::PartWriter(std::string path, std::string save_id,
 PartWriter::~PartWriter() {
   if (data_->is_finished) return;
   for (const std::string& file : data_->written) {
-    std::error_code error;  // A file that stays is only garbage.
+    std::error_code error;  // A file that stays does no harm.
     fs::remove(fs::path(data_->path) / file, error);
   }
 }
 
-// Writes the files of one table, of the parts that a snapshot has.
+// Writes the files of one table: one for each part of its snapshot.
 class PartWriter::TableWriter {
  public:
   TableWriter(Data* data, TableSnapshot* snapshot, v1::CheckpointTable* saved)
@@ -646,11 +648,11 @@ v1::CheckpointPart PartWriter::Finish() {
 
 namespace {
 
-// How long a commit waits for one of another process, which takes moments.
+// How long a commit waits for another process's commit, which is short.
 constexpr absl::Duration kLockTimeout = absl::Seconds(30);
 
-// Adds the part of a table that another shard has to `joined`, that of the
-// shards before it.
+// Adds another shard's part of a table to `joined`, which has the parts of the
+// shards before.
 absl::Status JoinTable(const std::string& what, const std::string& name,
                        const v1::CheckpointTable& table,
                        v1::CheckpointTable* joined) {
@@ -670,7 +672,8 @@ absl::Status JoinTable(const std::string& what, const std::string& name,
   if (table.has_last_day() && table.last_day() >= joined->last_day()) {
     joined->set_last_day(table.last_day());
   }
-  // A shard that a push had not reached yet has the first of these steps.
+  // A push had not reached all shards yet if their steps differ. The later step
+  // counts.
   if (table.steps().last_step() > joined->steps().last_step()) {
     *joined->mutable_steps() = table.steps();
   }
@@ -713,7 +716,7 @@ absl::StatusOr<v1::CheckpointManifest> JoinParts(
     if (manifest.has_work_queues() && !joined.has_work_queues()) {
       *joined.mutable_work_queues() = manifest.work_queues();
     }
-    // A client that brings parts says nothing of the server.
+    // A client's part is not trusted about the state of a server.
     if (is_own) *joined.mutable_server() = manifest.server();
     for (const auto& [name, table] : manifest.tables()) {
       ++num_parts[name];
@@ -732,9 +735,9 @@ absl::StatusOr<v1::CheckpointManifest> JoinParts(
   return joined;
 }
 
-// Checks that each file that the parts name is there, and that this save has
-// written it. The files that a manifest names are removed with it, one day.
-// Those of `former` are of a save before.
+// Checks that each file that the parts name exists, and that this save has
+// written it, because the files of a manifest are later removed with it. Files
+// in `former` may be of an earlier save.
 absl::Status CheckFiles(const std::string& path,
                         const v1::CheckpointManifest& manifest,
                         const std::set<std::string>& former,
@@ -784,7 +787,7 @@ absl::Status CheckDropped(const std::string& path,
       "without them"));
 }
 
-// Gives the newest save the name of a former one.
+// Gives the newest save's manifest the name of a former save's.
 absl::Status Retire(const std::string& path,
                     const v1::CheckpointManifest& former) {
   const std::string from = ManifestPath(path, 0);
@@ -792,7 +795,7 @@ absl::Status Retire(const std::string& path,
   std::error_code error;
   fs::create_hard_link(from, to, error);
   if (!error || error.value() == EEXIST) return absl::OkStatus();
-  // Where there are no links.
+  // Some file systems have no links, so the file is copied.
   TFSWITCH_ASSIGN_OR_RETURN(const std::string contents,
                             ReadWholeFile(from, kMaxManifestBytes));
   return WriteFileAtomically(to, contents);
@@ -802,7 +805,7 @@ absl::Status Retire(const std::string& path,
 struct SavesBefore {
   std::vector<int64_t> older;  // Newest first.
   std::optional<v1::CheckpointManifest> newest;
-  bool is_current = true;  // The newest is manifest.json.
+  bool is_current = true;  // Whether the newest is manifest.json.
 
   int64_t last_number() const {
     return std::max(newest.has_value() ? newest->save() : 0,
@@ -817,7 +820,7 @@ absl::StatusOr<SavesBefore> FindSavesBefore(const std::string& path) {
   if (newest.ok()) {
     before.newest = *std::move(newest);
   } else if (!absl::IsNotFound(newest.status())) {
-    // Overwriting would hide the damage.
+    // Refuses, because a new save would hide the damage.
     return absl::Status(
         newest.status().code(),
         absl::StrCat(newest.status().message(),
@@ -827,8 +830,8 @@ absl::StatusOr<SavesBefore> FindSavesBefore(const std::string& path) {
   return before;
 }
 
-// The number of the save if it is there: the answer to the first commit was
-// lost.
+// Returns the number of the save if it exists already, because the answer to a
+// first commit was lost.
 std::optional<int64_t> FindSave(const std::string& path,
                                 const std::string& save_id,
                                 const SavesBefore& before) {
@@ -859,7 +862,8 @@ absl::Status CheckOwnPart(const std::string& path, const std::string& save_id,
                    "'. If it was restarted meanwhile, save again"));
 }
 
-// Writes the manifest, and gives the one before the name of a former save.
+// Gives the previous manifest the name of a former save, and writes the new
+// one.
 absl::Status Publish(const std::string& path, const SavesBefore& before,
                      v1::CheckpointManifest* manifest) {
   manifest->set_save(before.last_number() + 1);
@@ -868,12 +872,12 @@ absl::Status Publish(const std::string& path, const SavesBefore& before,
         absl::StrCat("there is no number after save ", before.last_number(),
                      " in '", path, "'. Save to another path"));
   }
-  // First, so that a save that cannot be written leaves all as it was: the
-  // newest may have two names.
+  // The previous manifest gets its second name first. So if the new one cannot
+  // be written, the previous save is still the newest.
   if (before.newest.has_value() && before.is_current) {
     TFSWITCH_RETURN_IF_ERROR(Retire(path, *before.newest));
   }
-  const absl::Status status =
+  absl::Status status =
       WriteMessageFile(ManifestPath(path, 0), kMaxManifestBytes, manifest);
   if (!absl::IsResourceExhausted(status)) return status;
   return absl::ResourceExhaustedError(
@@ -936,7 +940,8 @@ absl::Status RemoveUnpublished(const std::string& path,
                                const Interrupt& interrupt) {
   if (files.empty()) return absl::OkStatus();
   const auto lock = FolderLock::Take(path, kLockTimeout, interrupt);
-  if (absl::IsNotFound(lock.status())) return absl::OkStatus();  // All gone.
+  // Without a folder there are no files.
+  if (absl::IsNotFound(lock.status())) return absl::OkStatus();
   TFSWITCH_RETURN_IF_ERROR(lock.status());
   std::set<std::string> named;
   const auto keep = [&](int64_t number) -> absl::Status {
@@ -946,7 +951,8 @@ absl::Status RemoveUnpublished(const std::string& path,
     AddFileNames(*save, &named);
     return absl::OkStatus();
   };
-  // First the newest: where there are no locks it may become a former one now.
+  // Reads the newest first: on file systems without locks another process may
+  // just be making it a former one.
   TFSWITCH_RETURN_IF_ERROR(keep(0));
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<int64_t> numbers,
                             FormerSaves(path));
@@ -990,7 +996,7 @@ absl::Status SetAside(const std::string& path, const std::string& manifest) {
   return SyncFolder(path);
 }
 
-// The checkpoints in the folder that one at `path` would be in.
+// Describes the checkpoints in the parent folder of `path`.
 std::string DescribeNeighbours(absl::string_view path) {
   while (absl::ConsumeSuffix(&path, "/")) {
   }
@@ -1058,7 +1064,7 @@ absl::StatusOr<v1::CheckpointManifest> ReadManifest(const std::string& path,
   }
   if (number == 0 && newer_than == 0) return newest;
   TFSWITCH_RETURN_IF_ERROR(former.status());
-  // A crash may have left the newest under both names.
+  // After a crash the newest save may have both names.
   std::vector<int64_t> numbers;
   for (const int64_t each : *former) {
     if (!newest.ok() || each != newest->save()) numbers.push_back(each);

@@ -1,33 +1,31 @@
-// A checkpoint on disk: whole tables, readable with the `safetensors` package.
+// Reads and writes checkpoints: folders of whole tables, in files that the
+// `safetensors` package can read.
 //
 //   PATH/manifest.json                          the newest save; written last
-//   PATH/manifest-<number>.json                 saves before it that are kept
+//   PATH/manifest-<number>.json                 earlier saves that are kept
 //   PATH/<table>/<save_id>-s<shard>-<part>-<attempt>.safetensors
 //        keys        int64    [rows]
 //        embeddings  float32  [rows, dim]
 //        slots       float32  [rows, slot_floats]   if rows have any
 //
-// A server's own save may have files of the one before and, behind these, files
-// with what has changed: "removed" (keys that have lost their row), and then
-// rows. So files are read in their order, and a later row replaces an earlier
-// one.
+// A server's own save may have the files of the previous save and, after them,
+// files with changes: "removed" (keys that have lost their row), then rows. So
+// readers read files in their order, and later rows replace earlier ones.
 //
-// A table with an admission policy has files of another kind beside them, for
-// the keys that wait: "candidates" (keys, and records as float32 [keys,
-// candidate_floats]) or "bloom" (virtual_shards as int64 [n], and cells as
-// uint8 [n, bytes]).
+// A table with an admission policy has further files for the keys that wait:
+// "candidates" (keys, and records as float32 [keys, candidate_floats]) or
+// "bloom" (virtual_shards as int64 [n], and cells as uint8 [n, bytes]).
 //
-// A save that a server makes of itself, to recover from, has its marks of
-// writes beside its tables ("%server/...": marks int64 [n, 3]).
+// A save from which a server recovers also has its marks of writes
+// ("%server/...": marks int64 [n, 3]).
 //
-// A file exists for readers once a manifest names it, and a manifest replaces
-// its predecessor in one atomic rename: a save that ends half-way leaves the
-// old checkpoint as it was. Each save that is kept is whole; saves of some
-// tables share the files of the others. Its fields are in
-// protos/tfswitch/v1/checkpoint.proto.
+// Readers see a file once a manifest names it. A manifest replaces the previous
+// one in one atomic rename, so a failed save does not change the checkpoint.
+// Each kept save is whole; a save of some tables shares the files of the other
+// tables. protos/tfswitch/v1/checkpoint.proto has the fields of a manifest.
 //
-// Functions here are thread-safe, also with other processes that save to the
-// same path: manifests are published one after the other.
+// Functions here are thread-safe, also if other processes save to the same
+// path: manifests are published one after another.
 
 #ifndef TFSWITCH_CC_CHECKPOINT_CHECKPOINT_H_
 #define TFSWITCH_CC_CHECKPOINT_CHECKPOINT_H_
@@ -53,60 +51,60 @@ inline constexpr char kManifestName[] = "manifest.json";
 
 using Files = google::protobuf::RepeatedPtrField<v1::CheckpointFile>;
 
-// A write that a server has applied, and knows again by this.
+// A write that a server has applied. The mark recognises its repetitions.
 struct WriteMark {
   uint64_t client_id = 0;
   uint64_t sequence = 0;
-  int64_t count = 0;  // That of its answer.
+  int64_t count = 0;  // The count of its answer.
 };
 
-// Integers of a mark in a file: client, sequence and count.
+// The integers of a mark in a file: client, sequence and count.
 inline constexpr int64_t kMarkWidth = 3;
 
 // A push that waits for its round to close.
 struct StagedMessage {
-  uint64_t number = 0;  // Of its record.
-  std::string bytes;    // Of its PushRequest.
+  uint64_t number = 0;  // The number of its record.
+  std::string bytes;    // Its PushRequest.
 };
 
-// A table as a published save has it, to which the next one adds what has
-// changed.
+// A table in a published save, to which the next save adds the changes.
 struct TableBase {
   ChangeCursor cursor;
   Files files;
 };
 
-// Whether its files are not much longer than those of all rows would be.
+// Whether the files of `base` are not much longer than files of all rows.
 bool IsWorthExtending(const TableBase& base, const EmbeddingTable& table);
 
-// Asked while files are written or read: an error ends that with it.
+// Called while files are written or read. An error of it ends that.
 using Interrupt = std::function<absl::Status()>;
 
-// Writes one shard's files. Create, AddTable() for each, Finish(). Without
-// Finish() the files are removed again.
+// Writes one shard's files. Call AddTable() for each table, then Finish().
+// Without Finish() the destructor removes the files.
 //
 // Not thread-safe.
 class PartWriter {
  public:
-  // `all_tables`: the save is of all tables of the shard, so that the commit
-  // drops tables that only the former checkpoint had.
+  // `all_tables` says that the save has all tables of the shard, so that the
+  // commit drops tables that only the former checkpoint had.
   PartWriter(std::string path, std::string save_id, uint32_t shard_index,
              uint32_t num_shards, bool all_tables, Interrupt interrupt);
   ~PartWriter();
 
-  // Writes a table; `report` hears of rows that are written. A snapshot that is
-  // not whole is of changes since `base`, whose files are taken over.
+  // Writes a table, and calls `report` with numbers of written rows. If the
+  // snapshot is not whole, it has the changes since `base`, and the files of
+  // `base` are taken over.
   absl::Status AddTable(TableSnapshot& snapshot,
                         absl::FunctionRef<void(int64_t)> report,
                         const TableBase& base = TableBase());
   // The files of a table that has been written.
   Files FilesOf(const EmbeddingTable& table) const;
 
-  // A JSON text that the manifest keeps; of one shard.
+  // Sets the work queues in the manifest. One shard calls it.
   void SetWorkQueues(const v1::SavedWorkQueues& work_queues);
 
-  // Makes it a save that this server can recover from: CommitOptions::is_own
-  // must be set. `server` gets the files of marks and staged pushes.
+  // Makes this a save from which the server can recover. Adds the files of
+  // marks and staged pushes to `server`. CommitOptions::is_own must be set.
   absl::Status AddServer(v1::CheckpointServer server,
                          const std::vector<WriteMark>& marks,
                          const std::vector<StagedMessage>& staged);
@@ -124,82 +122,81 @@ class PartWriter {
 };
 
 struct CommitOptions {
-  // How many saves stay, this one included. Two more stay among those that
-  // have rows of other incarnations of the tables saved now: the newest, and
-  // the one with most rows.
+  // How many saves stay, including this one. Two more saves with rows of other
+  // incarnations of the saved tables stay: the newest, and the one with most
+  // rows.
   int keep = 2;
   // Tables of the former save that may be missing from this one.
   std::vector<std::string> dropped_tables;
-  // Asked while another process writes to the folder.
+  // Called while another process writes to the folder.
   Interrupt interrupt = [] { return absl::OkStatus(); };
-  // If set, one of the parts must be this: the caller that brings the parts is
-  // not believed about this shard.
+  // If set, the parts must include this one: the caller is not trusted about
+  // this shard's part.
   std::optional<v1::CheckpointPart> own_part = std::nullopt;
-  // The save is a server's own state: its part is the only one, whatever the
-  // number of shards.
+  // Whether the save is a server's own state. Then it has only one part, for
+  // any number of shards.
   bool is_own = false;
 };
 
-// Makes one manifest of all shards' parts, publishes it, and removes the saves
-// that are not kept: their manifests, and the row files that only they name.
-// Tables of the former save are kept unless the parts are of all tables, and so
-// are its work queues. Returns the save's number; that of the first time if it
-// is repeated.
+// Makes one manifest of all shards' parts, publishes it, and removes saves that
+// are not kept: their manifests, and the row files that only they name. Unless
+// the parts have all tables, the other tables and the work queues of the former
+// save are kept. Returns the save's number. A repeated call returns the same
+// number.
 //
-// FailedPrecondition, naming them, if a part is missing or of another save, a
-// table is not in all parts or differs between them, a file is not visible from
-// here, or a table of the former save is missing; InvalidArgument if this save
-// has not written a file that a part names. Nothing has changed then.
+// FailedPrecondition, naming the reason, if a part is missing or belongs to
+// another save, a table is not in all parts or differs between them, a file is
+// not visible from here, or a table of the former save is missing.
+// InvalidArgument if a part names a file that this save has not written. After
+// an error nothing has changed.
 absl::StatusOr<int64_t> Commit(const std::string& path,
                                const std::string& save_id,
                                const std::vector<v1::CheckpointPart>& parts,
                                const CommitOptions& options);
 
-// Removes those of a writer's files, relative to `path`, that no manifest
-// names.
+// Removes files of a writer, relative to `path`, that no manifest names.
 absl::Status RemoveUnpublished(const std::string& path,
                                const std::vector<std::string>& files,
                                const Interrupt& interrupt);
 
 // Removes the files of saves that were never published, because the process
-// that wrote them has ended; with `save_id` those of this save.
+// that wrote them has ended. With `save_id` removes only the files of this
+// save.
 //
-// REQUIRES: nobody is saving to `path`.
+// REQUIRES: no process is saving to `path`.
 absl::Status RemoveUnpublished(const std::string& path,
                                const std::string& save_id = "");
 
-// Takes the newest save out of the folder's saves, because it is damaged: gives
-// its manifest a name ending in ".damaged". Its files stay until
-// RemoveUnpublished().
+// Sets the newest save aside because it is damaged: its manifest gets a name
+// that ends in ".damaged". Its files stay until RemoveUnpublished().
 absl::Status SetNewestAside(const std::string& path);
 
-// The same for each former save whose manifest is damaged; says what is wrong
-// with them.
+// Sets each former save with a damaged manifest aside. Returns their errors.
 absl::StatusOr<std::vector<std::string>> SetDamagedAside(
     const std::string& path);
 
-// The save `number`; 0: the newest. With `newer_than` n, the newest but n of
-// them, whether or not these can be read. NotFound, naming the saves there are,
-// if there is none; DataLoss if its manifest is damaged, FailedPrecondition if
-// it is of a newer format.
+// Reads the save `number`, or the newest for 0. With `newer_than` n skips the n
+// newest saves, whether or not they can be read. NotFound, naming the existing
+// saves, if there is no such save. DataLoss if its manifest is damaged,
+// FailedPrecondition if its format is newer.
 absl::StatusOr<v1::CheckpointManifest> ReadManifest(const std::string& path,
                                                     int64_t number = 0,
                                                     int newer_than = 0);
 
-// The rows of all tables of a save.
+// The number of rows in all tables of a save.
 uint64_t RowsOf(const v1::CheckpointManifest& save);
 
 SavedSteps StepsOf(const v1::CheckpointTable& table);
 
-// The state of loaded rows besides their embeddings.
+// The state that loaded rows get besides their embeddings.
 enum class LoadedState {
-  kSaved,             // As saved.
-  kResetIfDifferent,  // Of another optimizer: its state begins anew.
-  kReset,  // Optimizer state, statistics and counts of admission begin anew.
+  kSaved,             // The saved state.
+  kResetIfDifferent,  // Without the state of another optimizer.
+  kReset,  // Without optimizer state, statistics and counts of admission.
 };
 
-// The rows that LoadTable() looks at, its own and others in their files, and
-// the bytes of these files.
+// The rows of the files that LoadTable() reads, which may have rows of other
+// shards, and the bytes of these files.
 struct RowsToRead {
   int64_t num_rows = 0;
   int64_t bytes = 0;
@@ -207,25 +204,26 @@ struct RowsToRead {
 RowsToRead FindRowsToRead(const v1::CheckpointTable& saved,
                           uint32_t shard_index, uint32_t num_shards);
 
-// Whether saved rows have the optimizer state of the table's.
+// Whether saved rows have a state that the table's optimizer can use.
 bool HasStateOf(const v1::CheckpointTable& saved, const EmbeddingTable& table);
 
 // Reads into `table` the saved rows that shard `shard_index` of `num_shards`
-// owns, whatever the number of shards that saved them. Verifies every file it
-// reads. FailedPrecondition if dim differs, or with kSaved the optimizer state.
-// Statistics that were not saved begin anew; so do the counts of admission
-// where statistics or the kind of policy are others, a Bloom filter has another
-// size, or records have optimizer state and that begins anew.
+// owns; the save may have another number of shards. Verifies every file that it
+// reads. FailedPrecondition if dim differs or, with kSaved, the optimizer state
+// does. Statistics that were not saved start as for new rows. Counts of
+// admission start from nothing if statistics or the kind of policy differ, if a
+// Bloom filter has another size, or if records have optimizer state that is
+// reset.
 absl::Status LoadTable(const std::string& path,
                        const v1::CheckpointTable& saved, uint32_t shard_index,
                        uint32_t num_shards, const Interrupt& interrupt,
                        EmbeddingTable& table, Progress* progress = nullptr,
                        LoadedState state = LoadedState::kSaved);
 
-// The marks of a server's own state. DataLoss as for LoadTable().
+// Reads the marks of a server's own state. DataLoss as for LoadTable().
 absl::StatusOr<std::vector<WriteMark>> LoadMarks(
     const std::string& path, const v1::CheckpointServer& server);
-// The same of its staged pushes.
+// Reads its staged pushes. DataLoss as for LoadTable().
 absl::StatusOr<std::vector<StagedMessage>> LoadStaged(
     const std::string& path, const v1::CheckpointServer& server);
 

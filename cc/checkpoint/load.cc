@@ -1,5 +1,5 @@
-// Files are loaded in the order that the manifest has them in. A key that got
-// its row during the save is in a file of candidates, too, and its row counts.
+// Files are loaded in the order of the manifest. A key that got its row during
+// the save may also be in a file of candidates. Its row counts.
 
 #include <algorithm>
 #include <cstddef>
@@ -27,7 +27,7 @@
 namespace tfswitch::checkpoint {
 namespace {
 
-// A saved table, with its config as the table has it.
+// A saved table with its parsed config.
 struct Saved {
   explicit Saved(const v1::CheckpointTable& saved)
       : table(saved), config(FromProto(saved.config())) {}
@@ -44,12 +44,12 @@ int StateFloats(const EmbeddingTable& table) {
   return table.slot_floats() - table.statistics_floats();
 }
 
-// Slots as saved to those of a table with other statistics, or of one whose
-// state begins anew. Both are the optimizer's state, and statistics behind it;
-// of these the common ones stay.
+// Converts saved slots for a table that has other statistics, or whose state is
+// reset. Slots are the optimizer's state and then statistics. Statistics that
+// both have are kept.
 class SlotConverter {
  public:
-  // `day` is when rows count as seen whose saved statistics do not say it.
+  // Rows without a saved day count as seen on `day`.
   SlotConverter(const Saved& saved, const EmbeddingTable& table,
                 bool keeps_state, bool keeps_statistics, float day)
       : from_(saved.table.slot_floats()),
@@ -87,7 +87,7 @@ class SlotConverter {
   }
 
  private:
-  // Numbers of floats of a row.
+  // These count floats of a row.
   const int from_;
   const int from_state_;
   const int state_;
@@ -137,7 +137,7 @@ absl::Status LoadBloom(const SafetensorsFile& file, int64_t num_shards,
   return absl::OkStatus();
 }
 
-// Virtual shards [first, last) of a shard.
+// The virtual shards [first, last) of a shard.
 struct VirtualShards {
   VirtualShards(uint32_t shard, uint32_t num_shards, uint32_t num_virtual)
       : first(FirstVirtualShardOf(shard, num_virtual, num_shards)),
@@ -173,7 +173,7 @@ absl::StatusOr<SafetensorsFile> ReadFile(const std::string& path,
                          file.crc32(), std::move(former));
 }
 
-// Brings the files of a saved table into one that is there.
+// Loads the files of a saved table into an existing table.
 //
 // Not thread-safe.
 class TableLoader {
@@ -192,10 +192,11 @@ class TableLoader {
         keeps_statistics_(state != LoadedState::kReset),
         keeps_state_(keeps_statistics_ && HasState(saved_, table)) {}
 
-  // Brings over what is not in files. FailedPrecondition if rows do not fit.
+  // Takes over the saved state that is not in files. FailedPrecondition if rows
+  // do not fit.
   absl::Status Begin() {
     TFSWITCH_RETURN_IF_ERROR(CheckFits());
-    // All counts and decisions from now on go by the saved days.
+    // All counts and decisions from now on use the saved days.
     if (keeps_statistics_ && saved_.table.has_last_day()) {
       table_.NoteDay(saved_.table.last_day());
     }
@@ -208,8 +209,8 @@ class TableLoader {
     return absl::OkStatus();
   }
 
-  // In their order: later rows replace earlier ones, and rows come behind
-  // candidates, because a key that has one is no candidate.
+  // Returns files in the order of reading: later rows replace earlier ones, and
+  // candidates come before rows, because a key with a row is no candidate.
   std::vector<const v1::CheckpointFile*> FilesToRead() const {
     std::vector<const v1::CheckpointFile*> files;
     for (const v1::CheckpointFile& file : saved_.table.files()) {
@@ -261,7 +262,8 @@ class TableLoader {
         "; restore with state='reset_if_different' to begin that state anew"));
   }
 
-  // Counts go on under another threshold. Weights have optimizer state.
+  // Whether saved counts of candidates can be used. They can under another
+  // threshold. Records with weights also have optimizer state, which must fit.
   bool TakesCandidates() const {
     const TableConfig& saved = saved_.config;
     return keeps_statistics_ && table_.candidate_floats() > 0 &&
@@ -388,11 +390,11 @@ absl::Status LoadTable(const std::string& path,
   TableLoader loader(path, Saved(saved), shard_index, num_shards, state, table);
   TFSWITCH_RETURN_IF_ERROR(loader.Begin());
   const std::vector<const v1::CheckpointFile*> files = loader.FilesToRead();
-  // Each file is read while the rows of the one before are assigned.
+  // Each file is read while the rows of the previous file are assigned.
   std::future<absl::StatusOr<SafetensorsFile>> next;
   const auto read_next = [&](size_t i, SafetensorsFile former) {
     if (i == files.size()) return;
-    // Where there is no thread to be had, get() reads it.
+    // If no thread can be started, get() reads the file.
     next = std::async(
         std::launch::async | std::launch::deferred,
         [&path, file = files[i], spare = std::move(former)]() mutable {

@@ -1,12 +1,12 @@
-// WriteSafetensors() hands header and arrays to one atomic write without a
+// WriteSafetensors() passes header and arrays to one atomic write without a
 // copy, and computes the checksum from the same memory.
 //
-// Open() compares the length of the file with the manifest before it reads the
-// header. ReadSafetensors() checks that the lengths of the arrays add up to the
-// bytes behind the header before it takes memory for them, so that a damaged
-// header cannot ask for more. It checks the checksum before it returns, and
-// Get() checks type, shape and alignment. ReadMetadata() reads the header alone
-// and checks no checksum, because a commit asks for it of every file.
+// Open() compares the length of the file with the expected one before it reads
+// the header. ReadSafetensors() checks that the lengths of the arrays add up to
+// the bytes after the header before it allocates memory, so that a damaged
+// header cannot ask for too much. It checks the checksum before it returns, and
+// Get() checks type, shape and alignment. ReadMetadata() reads only the header
+// and checks no checksum, because a commit calls it for every file.
 
 #include "cc/checkpoint/safetensors.h"
 
@@ -34,7 +34,7 @@ namespace tfswitch::checkpoint {
 namespace {
 
 constexpr size_t kLengthBytes = sizeof(uint64_t);
-// A header lists three arrays; anything near this size is not one of ours.
+// A header lists three arrays, so ours are much smaller than this.
 constexpr uint64_t kMaxHeaderBytes = uint64_t{1} << 20;
 
 absl::Status Malformed(const std::string& path, absl::string_view why) {
@@ -82,7 +82,7 @@ struct OpenFile {
 
   int fd;
   Json header;
-  uint64_t data_bytes = 0;  // Behind the header.
+  uint64_t data_bytes = 0;  // The number of bytes after the header.
 };
 
 absl::StatusOr<OpenFile> Open(const std::string& path, int64_t expected_bytes) {
@@ -140,7 +140,8 @@ absl::StatusOr<WrittenFile> WriteSafetensors(
     offset += tensor.bytes.size();
   }
   std::string text = header.dump();
-  // Spaces up to a multiple of 8, so that the arrays are aligned in a mapping.
+  // Pads with spaces to a multiple of 8, so that arrays are aligned in a
+  // mapping.
   text.append((8 - text.size() % 8) % 8, ' ');
   const uint64_t length = text.size();
   std::string prefix(reinterpret_cast<const char*>(&length), kLengthBytes);
@@ -174,7 +175,7 @@ absl::StatusOr<SafetensorsFile> ReadSafetensors(const std::string& path,
                                                 uint32_t expected_crc32,
                                                 SafetensorsFile former) {
   TFSWITCH_ASSIGN_OR_RETURN(const OpenFile opened, Open(path, expected_bytes));
-  // The header must fit the file before memory is taken for the tensors.
+  // The header must fit the file before memory is allocated for the tensors.
   const uint64_t data_bytes = opened.data_bytes;
   uint64_t tensor_bytes = 0;
   SafetensorsFile file;

@@ -1,4 +1,4 @@
-// Files of named arrays in the safetensors format
+// Reads and writes files of named arrays in the safetensors format
 // (https://github.com/huggingface/safetensors): 8 bytes of header length, a
 // JSON header, and the arrays, little-endian, one after the other.
 
@@ -27,11 +27,11 @@ struct TensorToWrite {
 
 struct WrittenFile {
   int64_t bytes = 0;
-  uint32_t crc32 = 0;  // zlib's, of the whole file.
+  uint32_t crc32 = 0;  // The CRC-32 of zlib over the whole file.
 };
 
-// Writes `path` through a temporary name in the same folder, flushed to disk
-// before the rename: the file is there whole or not at all.
+// Writes a file under a temporary name in the same folder, flushes it to disk,
+// and renames it to `path`. So the file is whole or does not exist.
 absl::StatusOr<WrittenFile> WriteSafetensors(
     const std::string& path, absl::Span<const TensorToWrite> tensors,
     const std::map<std::string, std::string>& metadata);
@@ -53,26 +53,25 @@ class SafetensorsFile {
   struct Tensor {
     std::string dtype;
     std::vector<int64_t> shape;
-    uint64_t begin = 0;  // Behind the header.
+    uint64_t begin = 0;  // The offset in the bytes after the header.
     uint64_t end = 0;
   };
 
   std::string path_;
   PageBuffer buffer_;
-  const char* data_ = nullptr;  // Behind the header.
+  const char* data_ = nullptr;  // The bytes after the header.
   std::map<std::string, Tensor> tensors_;
 };
 
-// The texts that WriteSafetensors() was given as metadata. DataLoss, naming the
-// file, if it is missing, has not `expected_bytes`, or its header is not well
-// formed.
+// Reads the metadata that WriteSafetensors() was given. DataLoss, naming the
+// file, if it is missing, has not `expected_bytes`, or its header is malformed.
 absl::StatusOr<std::map<std::string, std::string>> ReadMetadata(
     const std::string& path, int64_t expected_bytes);
 
-// DataLoss, naming the file and both values, if the file is missing, has not
-// `expected_bytes`, is not well formed, or does not have the checksum.
-// ResourceExhausted if there is no memory for a well-formed header's arrays.
-// Takes the memory of a file that is of no use any more: fresh memory takes
+// Reads a file. DataLoss, naming the file and both values, if it is missing,
+// has not `expected_bytes`, is malformed, or has another checksum.
+// ResourceExhausted if there is no memory for the arrays of a well-formed
+// header. Reuses the memory of `former`, because getting fresh memory takes
 // longer than reading.
 absl::StatusOr<SafetensorsFile> ReadSafetensors(const std::string& path,
                                                 int64_t expected_bytes,

@@ -1,16 +1,17 @@
 // A save names the incarnations of the tables that it has listed, so that a
 // server refuses a table that was made again meanwhile. If writing or
-// publishing fails, all servers remove their files of it.
+// publishing fails, all servers remove their files of the save.
 //
-// All servers hold rounds until they have their rows of one cut, so that a save
-// is of one step, whoever calls for it. The hold comes before the cut is taken:
-// no server can be past it then, and each has in the request what it takes to
-// come to it. So no worker has to do anything for it.
+// A save has the rows of one round on all servers. So all servers first pause
+// rounds, and then the save chooses the round: no server can be past it. The
+// request has all that a server needs to apply missing rounds up to it, so that
+// no worker has to help. Servers go on when they have read their rows.
 //
-// A restore stages on all servers before it commits on any. Where a save is
-// damaged and none was named, it drops the staged data and tries the one
-// before; if there is none, the error is that of the newest save. Tables that
-// are there keep their incarnations, so that other processes go on with them.
+// A restore stages on all servers before it commits on any. If the save is
+// damaged and the caller named none, it drops the staged data and tries the
+// save before. If that does not exist, the error of the newest save is
+// returned. Present tables keep their incarnations, so that other processes can
+// use them further.
 
 #include "cc/client/checkpoints.h"
 
@@ -35,12 +36,13 @@
 namespace tfswitch {
 namespace {
 
-// For the calls from the first hold to the last server's rows.
+// How long servers pause rounds: from the first pause until the last server has
+// read its rows.
 constexpr absl::Duration kHold = absl::Seconds(10);
-// For other saves of the same servers.
+// How long to wait for other saves of the same servers.
 constexpr absl::Duration kLongestWait = absl::Hours(1);
 
-// Sorts by time, and two processes do not draw the same.
+// Ids sort by time, and two processes do not draw the same one.
 std::string NewId() {
   const auto now = std::chrono::duration_cast<std::chrono::milliseconds>(
                        std::chrono::system_clock::now().time_since_epoch())
@@ -57,7 +59,7 @@ std::vector<std::string> WithoutRepetition(
   return names;
 }
 
-// Of a call with this id: lines are for those who do not ask.
+// A caller with a `progress_id` asks for the progress, and needs no lines.
 Progress::Options LinesOf(const std::string& progress_id) {
   Progress::Options options;
   options.is_silent = !progress_id.empty();
@@ -69,12 +71,12 @@ absl::Status CheckPath(const std::string& path) {
   return absl::InvalidArgumentError("a checkpoint needs a path. Received: ''");
 }
 
-// The error that ended a call, and if cleaning up failed too, the reason and
-// the remains.
+// Returns the error that ended a call. If cleaning up failed too, the message
+// says why, and names what stays.
 absl::Status WithCleanUp(const absl::Status& failed,
                          const absl::Status& clean_up,
                          absl::string_view stays) {
-  // A path or a role that is refused to both: nothing was begun.
+  // If path or role were refused to both, nothing was begun.
   const bool is_refused =
       absl::IsPermissionDenied(clean_up) && absl::IsPermissionDenied(failed);
   if (clean_up.ok() || is_refused) return failed;
@@ -83,7 +85,7 @@ absl::Status WithCleanUp(const absl::Status& failed,
                                    clean_up.message()));
 }
 
-// Has all servers hold rounds, and says which they have applied.
+// Makes all servers pause rounds, and returns which they have applied.
 absl::Status PauseRounds(ParameterClient& client, const std::string& save_id,
                          v1::PauseRoundsResponse* held) {
   v1::PauseRoundsRequest hold;
@@ -91,7 +93,7 @@ absl::Status PauseRounds(ParameterClient& client, const std::string& save_id,
   const absl::Time give_up = SteadyNow() + kLongestWait;
   for (;;) {
     hold.set_hold_ms(absl::ToInt64Milliseconds(kHold));
-    // Shard 0 first: of two saves at a time one gets no further.
+    // Shard 0 comes first, so that only one of two concurrent saves goes on.
     TFSWITCH_RETURN_IF_ERROR(client.first_shard().Call(hold, held));
     if (held->waiting_for().empty()) {
       TFSWITCH_RETURN_IF_ERROR(client.Call(hold, held));
@@ -102,7 +104,7 @@ absl::Status PauseRounds(ParameterClient& client, const std::string& save_id,
           absl::StrCat("a save has waited for ", held->waiting_for(), " for ",
                        absl::FormatDuration(kLongestWait)));
     }
-    // Workers do not wait for that.
+    // Ends the pause, so that workers do not wait for the other save.
     hold.set_hold_ms(0);
     TFSWITCH_RETURN_IF_ERROR(client.Call(hold, held));
     TFSWITCH_RETURN_IF_ERROR(CheckInterrupt());
@@ -110,7 +112,7 @@ absl::Status PauseRounds(ParameterClient& client, const std::string& save_id,
   }
 }
 
-// Has all servers hold rounds, and sets the cut of a save.
+// Makes all servers pause rounds, and sets the round of a save.
 absl::Status ChooseSnapshotRound(ParameterClient& client,
                                  v1::SaveShardRequest* request) {
   v1::PauseRoundsResponse held;
@@ -216,7 +218,7 @@ absl::StatusOr<v1::CheckpointReport> RestoreCheckpoint(
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<uint64_t> instances,
                             client.ShardInstances());
   request.mutable_shard_instances()->Add(instances.begin(), instances.end());
-  // A table that is there, or a part of it, stays the one that other processes
+  // Tables that exist, even in part, keep the incarnation that other processes
   // know.
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<TableInfo> infos,
                             client.ListTables(""));
@@ -229,16 +231,16 @@ absl::StatusOr<v1::CheckpointReport> RestoreCheckpoint(
   absl::StatusOr<v1::StageRestoreResponse> staged;
   absl::Status newest;
   for (;; request.set_newer_than(request.newer_than() + 1)) {
-    // GetProgress() finds it by its beginning.
+    // GetProgress() finds the restore by the beginning of its id.
     request.set_restore_id(absl::StrCat(asked.progress_id(), NewId()));
     Progress progress(absl::StrCat("restoring from '", asked.path(), "'"),
                       /*total_rows=*/0, LinesOf(asked.progress_id()));
     staged = client.StageRestore(request, &progress);
     if (staged.ok()) break;
-    // A further attempt drops them, too.
+    // If this fails, the next StageRestore() drops the staged data, too.
     const absl::Status dropped =
         client.CommitRestore(request.restore_id(), /*abort=*/true);
-    // There is no save before it.
+    // No earlier save exists.
     if (!newest.ok() && absl::IsNotFound(staged.status())) return newest;
     if (asked.save() != 0 || !absl::IsDataLoss(staged.status())) {
       return WithCleanUp(staged.status(), dropped,

@@ -1,5 +1,5 @@
-// Saving and restoring the tables of a cluster, in the steps that leave the
-// former state in place when something fails half-way.
+// Saves and restores the tables of a cluster. If a step fails, the former state
+// stays.
 
 #ifndef TFSWITCH_CC_CLIENT_CHECKPOINTS_H_
 #define TFSWITCH_CC_CLIENT_CHECKPOINTS_H_
@@ -10,17 +10,17 @@
 
 namespace tfswitch {
 
-// Saves tables. The saves that are there stay whole until the new one is
-// published; with `tables` named, their other tables are kept in it. DataLoss
-// if a server has lost a part of a table: nothing is saved then. A save that
-// fails is removed.
+// Saves tables. Present saves stay whole until the new one is published. If the
+// request names `tables`, the new save keeps the other tables of the save
+// before. Returns DataLoss, and saves nothing, if a server has lost a part of a
+// table. A failed save is removed.
 absl::StatusOr<v1::CheckpointReport> SaveCheckpoint(
     ParameterClient& client, const v1::SaveRequest& asked);
 
-// Replaces tables by their saved rows. Every server has read and verified its
-// rows before any server changes. If they are damaged and no save is asked for,
-// the one before is tried. InvalidArgument if the number of the save is below
-// 0.
+// Replaces tables by their saved rows. All servers read and verify their rows
+// before any server changes. If the save is damaged and the request names none,
+// the save before it is tried. Returns InvalidArgument if the number of the
+// save is below 0.
 absl::StatusOr<v1::CheckpointReport> RestoreCheckpoint(
     ParameterClient& client, const v1::RestoreRequest& asked);
 

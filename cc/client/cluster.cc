@@ -12,8 +12,8 @@ Cluster::Cluster(std::unique_ptr<ParameterClient> client, bool is_remote)
 
 absl::Status Cluster::Join(const WorkerOptions& options) {
   const std::shared_ptr<WorkerSession> former = worker();
-  // The same worker takes its own place, and is not missing in between: a
-  // barrier at which all others wait would open.
+  // If the same worker joins again, it does not leave in between: a barrier at
+  // which all others wait would open.
   const bool takes_its_place =
       former != nullptr && former->options().group == options.group &&
       former->options().worker == options.worker &&

@@ -1,4 +1,4 @@
-// The part that a process has in a cluster.
+// A process's connection to a cluster, and its worker there.
 
 #ifndef TFSWITCH_CC_CLIENT_CLUSTER_H_
 #define TFSWITCH_CC_CLIENT_CLUSTER_H_
@@ -15,8 +15,7 @@
 
 namespace tfswitch {
 
-// An open cluster: its client, and the identity under which this process
-// pushes.
+// An open cluster: its client, its worker, and the identity of its pushes.
 //
 // Thread-safe.
 class Cluster {
@@ -24,17 +23,16 @@ class Cluster {
   Cluster(std::unique_ptr<ParameterClient> client, bool is_remote);
 
   ParameterClient& client() { return *client_; }
-  // Joins a group as a worker; the worker that was here before leaves its
-  // group.
+  // Joins a group as a worker. A worker that joined before leaves its group.
   absl::Status Join(const WorkerOptions& options);
   // The worker that trains here; null if Join() was not called.
   std::shared_ptr<WorkerSession> worker() const;
 
-  // When pushes happen, in days since 1970; see kServersDay.
+  // The day of pushes, in days since 1970; see kServersDay.
   void set_day(float day) { day_.store(day, std::memory_order_relaxed); }
   float day() const { return day_.load(std::memory_order_relaxed); }
 
-  // No other cluster of any process has it.
+  // Unique among the clusters of all processes.
   uint64_t id() const { return client_id_; }
   int num_shards() const { return client_->num_shards(); }
   bool is_remote() const { return is_remote_; }

@@ -1,12 +1,12 @@
-// mutex_ guards known_ alone; calls of servers are made without it. Make() and
-// Reset() go from the last shard to the first, and each takes the incarnation
-// that the shard before has answered. So the last shard decides if two
-// processes make the same table at once.
+// mutex_ guards only known_, and is not held during calls of servers. Make()
+// and Reset() go from the last shard to the first, and pass on the incarnation
+// that each shard answers. So if two processes make the same table at once, the
+// last shard decides.
 //
-// Join() compares the runs of the servers that a table was made for with those
-// of now. A missing part in the same run is one that somebody is making or
-// dropping; in another run it is lost. Survey() adds the tables that only this
-// client knows, because all servers may have lost them.
+// If a part is missing, Join() compares the runs of the servers for which the
+// table was made with their present runs. In the same run a process is making
+// or dropping the part; in another run the part is lost. Survey() adds tables
+// that only this client knows, because all servers may have lost them.
 
 #include "cc/client/cluster_tables.h"
 
@@ -54,7 +54,7 @@ absl::StatusOr<uint64_t> ClusterTables::Make(const TableConfig& config,
     incarnation = info.identity.incarnation;
   }
   if (known != 0) {
-    // Tells whether it was dropped, or lost.
+    // The error tells whether the table was dropped or lost.
     const absl::Status status =
         shards_[0]->ListTables({config.name, known}).status();
     if (!absl::IsNotFound(status)) TFSWITCH_RETURN_IF_ERROR(status);
@@ -65,7 +65,7 @@ absl::StatusOr<uint64_t> ClusterTables::Make(const TableConfig& config,
     TFSWITCH_ASSIGN_OR_RETURN(identity.incarnation,
                               shards_[i]->MakeTable(config, identity, 0));
   }
-  if (config.optimizer.is_open) {  // It may have another one.
+  if (config.optimizer.is_open) {  // The table may have an optimizer already.
     TFSWITCH_RETURN_IF_ERROR(
         List({config.name, identity.incarnation}).status());
   } else {
@@ -75,8 +75,8 @@ absl::StatusOr<uint64_t> ClusterTables::Make(const TableConfig& config,
 }
 
 absl::Status ClusterTables::Drop(const std::string& table) {
-  // Every shard is asked, also after an error, so that each part that can go
-  // does. One that has lost its part has nothing to drop.
+  // Asks every shard, also after an error, so that as many parts as possible
+  // are dropped. A shard that has lost its part has nothing to drop.
   absl::Status first;
   bool is_dropped = false;
   for (const auto& shard : shards_) {
@@ -103,7 +103,7 @@ absl::StatusOr<std::vector<TableInfo>> ClusterTables::ListAll() {
   TFSWITCH_ASSIGN_OR_RETURN(const auto tables, Survey());
   std::vector<TableInfo> infos;
   for (const auto& [name, table] : tables) {
-    // A client that has known another table hears of it when it goes on.
+    // If this client knew another incarnation, GoOn() must report that first.
     if (table.info.lost.ok() && !table.is_other()) {
       Remember(table.info, table.parts);
     }
@@ -194,7 +194,7 @@ absl::StatusOr<TableInfo> ClusterTables::Join(const std::string& name,
                                               const Parts& parts) const {
   const TableInfo* const first = FirstOf(parts);
   if (first == nullptr) {
-    // Names the tables there are.
+    // The error of the shard names the tables that exist.
     const absl::Status status = shards_[0]->ListTables(name).status();
     if (!status.ok()) return status;
     return absl::NotFoundError(absl::StrCat("no table '", name, "' yet"));
@@ -208,7 +208,7 @@ absl::StatusOr<TableInfo> ClusterTables::Join(const std::string& name,
   for (const std::optional<TableInfo>& part : parts) {
     if (!part.has_value()) continue;
     ++sum.num_shards;
-    // Somebody is giving the table its optimizer, on one shard after the other.
+    // A process is setting the table's optimizer, on one shard after another.
     if (sum.config.optimizer.is_open && !part->config.optimizer.is_open) {
       sum.config = part->config;
       sum.slot_floats = part->slot_floats;
@@ -223,14 +223,14 @@ absl::StatusOr<TableInfo> ClusterTables::Join(const std::string& name,
     sum.stats.num_candidates += part->stats.num_candidates;
     sum.stats.admission_bytes += part->stats.admission_bytes;
     sum.stats.change_bytes += part->stats.change_bytes;
-    // Each server counts all of them.
+    // Each server counts all steps of the table.
     sum.stats.num_steps = std::max(sum.stats.num_steps, part->stats.num_steps);
   }
   const std::vector<uint64_t>& born = sum.identity.shard_instances;
   for (size_t i = 0; i < parts.size() && sum.lost.ok(); ++i) {
     if (!parts[i].has_value()) {
-      // The run of the server that the table was made for has yet to make its
-      // part, or has just dropped it. Another one has lost it.
+      // In the run for which the table was made, the server has not made its
+      // part yet, or has just dropped it. In another run it has lost the part.
       TFSWITCH_ASSIGN_OR_RETURN(const std::vector<uint64_t> now,
                                 shards_[i]->ShardInstances());
       if (born.size() == parts.size() && now[0] == born[i]) continue;
@@ -283,7 +283,7 @@ ClusterTables::Survey() {
       table.info.config = table.known->config;
       table.info.num_shards = 0;
       table.info.lost = LostEverywhere({name, table.known->incarnation});
-      if (table.info.lost.ok()) {  // Dropped.
+      if (table.info.lost.ok()) {  // The table was dropped.
         it = tables.erase(it);
         continue;
       }
@@ -302,7 +302,8 @@ absl::Status ClusterTables::GoOn(bool may_reset,
       if (!table.is_other()) continue;
       changed->push_back({name, {}, -1});
       Remember(table.info, table.parts);
-      // Made again by a process that only reads.
+      // A process that only reads has made the table again, with an open
+      // optimizer.
       if (table.info.config.optimizer.is_open && table.known.has_value()) {
         TFSWITCH_RETURN_IF_ERROR(
             Make(table.known->config, table.info.identity.incarnation)
@@ -330,7 +331,8 @@ absl::StatusOr<ResetTable> ClusterTables::Reset(const std::string& name,
   const std::optional<TableInfo>& last = parts.back();
   if (last.has_value() &&
       last->identity.incarnation != present->identity.incarnation) {
-    // Another process is resetting it, and has begun with the last shard.
+    // Another process is resetting the table, and has begun with the last
+    // shard.
     identity.incarnation = last->identity.incarnation;
   }
   for (size_t i = shards_.size(); i-- > 0;) {
@@ -338,7 +340,8 @@ absl::StatusOr<ResetTable> ClusterTables::Reset(const std::string& name,
       reset.shards.insert(reset.shards.begin(), static_cast<int>(i));
       if (is_counted) reset.num_lost_rows += table.known->num_rows[i];
     }
-    // If another process does the same, the last shard says whose counts.
+    // If another process resets it too, the last shard decides whose
+    // incarnation counts.
     TFSWITCH_ASSIGN_OR_RETURN(
         identity.incarnation,
         shards_[i]->MakeTable(
@@ -355,7 +358,7 @@ void ClusterTables::Remember(const TableInfo& info, const Parts& parts) {
     if (!part.has_value()) return;
     known.num_rows.push_back(part->stats.num_rows);
   }
-  // A table that was just made has been listed, not counted.
+  // Rows of a table that was just made are not counted yet.
   if (info.stats.num_rows == 0) known.num_rows.clear();
   Remember(info.config.name, std::move(known));
 }

@@ -1,4 +1,4 @@
-// A client's knowledge of tables whose parts lie on the shards of a cluster.
+// A client's knowledge of the tables of a cluster.
 
 #ifndef TFSWITCH_CC_CLIENT_CLUSTER_TABLES_H_
 #define TFSWITCH_CC_CLIENT_CLUSTER_TABLES_H_
@@ -18,10 +18,10 @@
 
 namespace tfswitch {
 
-// Calls need the number of virtual shards of their table, and its incarnation:
-// this knows the tables that its client has made or listed, and asks for others
-// once. Its knowledge changes only when somebody is told: by the list of a call
-// that makes, lists or resets tables, or by a warning.
+// Calls need the number of virtual shards of their table, and its incarnation.
+// This class knows them for tables that its client has made or listed, and asks
+// for others once. It takes another incarnation only if the caller learns of
+// it: in a call that makes, lists or resets tables, or by a warning.
 //
 // Thread-safe.
 class ClusterTables {
@@ -39,8 +39,8 @@ class ClusterTables {
   ClusterTables(const Shards& shards, OnLostTables on_lost_tables)
       : shards_(shards), on_lost_tables_(on_lost_tables) {}
 
-  // As the calls of ParameterClient, of all shards. A table that is not whole
-  // is DataLoss, or if all are listed, TableInfo::lost.
+  // Calls of ParameterClient, made to all shards. A table that is not whole
+  // gives DataLoss; ListAll() puts the error in TableInfo::lost.
   absl::StatusOr<uint64_t> Make(const TableConfig& config,
                                 uint64_t incarnation);
   absl::Status Drop(const std::string& table);
@@ -49,34 +49,34 @@ class ClusterTables {
   absl::StatusOr<std::vector<uint64_t>> ShardInstances() const;
   absl::StatusOr<std::vector<ResetTable>> ResetLost();
 
-  // NotFound if there is no such table; Unavailable while somebody makes it.
+  // NotFound if there is no such table; Unavailable while a process makes it.
   absl::StatusOr<TableRouting> RoutingOf(const std::string& table);
   // 0 if the table is not known.
   uint64_t KnownIncarnation(const std::string& table);
-  // For tables that may have become others.
+  // Forgets tables that may have been replaced.
   void Forget(const std::vector<std::string>& tables);
 
   void set_on_lost_tables(OnLostTables on_lost_tables) {
     on_lost_tables_ = on_lost_tables;
   }
   bool recovers() const { return on_lost_tables_ != OnLostTables::kFail; }
-  // Acts after a DataLoss as on_lost_tables says, with a warning on stderr.
+  // Recovers after a DataLoss as `on_lost_tables` says, and warns on stderr.
   // REQUIRES: recovers().
   absl::Status Recover();
 
  private:
-  // A table as this client has seen it last.
+  // A table as this client saw it last.
   struct Known {
     TableConfig config;
     uint64_t incarnation = 0;
     std::vector<int64_t> num_rows;  // By shard; empty if not counted.
   };
-  // Each shard's part of one table; nothing if it has none of that name.
+  // Each shard's part of one table; nullopt if the shard has no such table.
   using Parts = std::vector<std::optional<TableInfo>>;
   struct Surveyed {
     std::optional<Known> known;
     Parts parts;
-    TableInfo info;  // From no shard, if all have lost the table.
+    TableInfo info;  // Without shards, if all have lost the table.
 
     bool is_other() const {
       return known.has_value() &&
@@ -86,25 +86,24 @@ class ClusterTables {
 
   static const TableInfo* FirstOf(const Parts& parts);
   absl::StatusOr<Parts> PartsOf(const TableRef& table) const;
-  // The sum of the parts, and whether a server has lost one. NotFound if there
-  // is none.
+  // Sums up the parts, and finds out whether a server has lost one. NotFound if
+  // there are no parts.
   absl::StatusOr<TableInfo> Join(const std::string& name,
                                  const Parts& parts) const;
-  // For a table that no shard has: DataLoss if it is lost; OK, and it is
-  // forgotten, if a shard knows that it was dropped.
+  // For a table that no shard has. DataLoss if it is lost. If a shard knows
+  // that it was dropped, forgets it and returns OK.
   absl::Status LostEverywhere(const TableRef& table);
-  // All tables that are on a shard, or known and lost, by name.
+  // By name, all tables that are on a shard, and known ones that are lost.
   absl::StatusOr<std::map<std::string, Surveyed>> Survey();
-  // Goes on with tables that are not those that this client has known: with
-  // those that are whole, and, with `may_reset`, with those that are not.
-  // `changed` is also right after an error.
+  // Accepts tables that have another incarnation than this client knew. Whole
+  // tables are accepted as they are; tables with lost parts are reset if
+  // `may_reset`. `changed` lists the accepted ones, also after an error.
   absl::Status GoOn(bool may_reset, std::vector<ResetTable>* changed);
-  // Makes the missing parts of a table. All parts get an incarnation that none
-  // had before, so that other processes hear of it, and a checkpoint of before
-  // is known as one.
+  // Makes the missing parts of a table. All parts get a new incarnation, so
+  // that other processes notice it, and older checkpoints can be told apart.
   absl::StatusOr<ResetTable> Reset(const std::string& name,
                                    const Surveyed& table);
-  // Only for a table that is on every shard.
+  // REQUIRES: every shard has a part of the table.
   void Remember(const TableInfo& info, const Parts& parts);
   void Remember(const std::string& name, Known known);
 

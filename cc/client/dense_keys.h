@@ -1,4 +1,4 @@
-// Where the blocks of a dense table lie.
+// Chooses the keys of a dense table's blocks.
 
 #ifndef TFSWITCH_CC_CLIENT_DENSE_KEYS_H_
 #define TFSWITCH_CC_CLIENT_DENSE_KEYS_H_
@@ -10,11 +10,11 @@
 
 namespace tfswitch {
 
-// A dense table is a long vector, cut into blocks that are the rows of a table.
-// Writes the key of each block. The keys are chosen by their hashes, so that
-// block b lies in virtual shard floor(b * V / B): every server of any number
-// has a contiguous run of blocks, and none has more than one block more than
-// its even share, rounded to virtual shards.
+// Writes the key of each block. A dense table is a long vector, cut into B
+// blocks that are rows of a table with V virtual shards. The hash of block b's
+// key puts it in virtual shard floor(b * V / B). So each server has a
+// contiguous run of blocks, for any number of servers, and at most one block
+// more than its even share, rounded to virtual shards.
 //
 // REQUIRES: num_virtual_shards is a power of two.
 void DenseKeys(uint32_t num_virtual_shards, absl::Span<Key> keys);

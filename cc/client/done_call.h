@@ -1,4 +1,4 @@
-// A PendingCall that has ended already.
+// A PendingCall with a known result.
 
 #ifndef TFSWITCH_CC_CLIENT_DONE_CALL_H_
 #define TFSWITCH_CC_CLIENT_DONE_CALL_H_

@@ -1,10 +1,10 @@
-// Waiting is polling: the server may hold a poll for at most half of the
-// client's timeout, and the client polls again until the deadline of the wait.
-// So a wait of any length is made of short calls, and a server that has gone is
-// noticed. Each wait polls at least once, also after its deadline.
+// Waits poll: the server may hold a poll for at most half of the client's
+// timeout, and the client polls until the deadline of the wait. So even a long
+// wait consists of short calls, and notices that a server is gone. Each wait
+// polls at least once, also after its deadline.
 //
-// Call() turns DeadlineExceeded of a server into Unavailable, because to
-// callers DeadlineExceeded says that other workers have not come. All calls are
+// Call() turns a server's DeadlineExceeded into Unavailable, because callers
+// read DeadlineExceeded as "other workers have not come". All calls are
 // repeated while the server is away.
 
 #include "cc/client/group_client.h"
@@ -40,7 +40,7 @@ absl::StatusOr<Response> GroupClient::Call(
     const google::protobuf::Message& request, absl::Duration timeout) {
   Response response;
   const absl::Status status = server_->Call(request, &response, timeout);
-  // A call that takes too long waits for others, not for the server.
+  // To callers DeadlineExceeded means that other workers have not come.
   if (absl::IsDeadlineExceeded(status)) {
     return absl::UnavailableError(status.message());
   }

@@ -1,4 +1,4 @@
-// The groups of workers of a cluster, wherever they are coordinated.
+// A client of the coordinator of worker groups, local or on a server.
 
 #ifndef TFSWITCH_CC_CLIENT_GROUP_CLIENT_H_
 #define TFSWITCH_CC_CLIENT_GROUP_CLIENT_H_
@@ -20,13 +20,14 @@ namespace tfswitch {
 
 class ParameterClient;
 
-// The calls of Coordinator, with its errors and, over a network, Unavailable
-// naming the server. Deadlines are times of SteadyNow().
+// Offers the calls of Coordinator, which return its errors. Over a network they
+// may also return Unavailable, naming the server. Deadlines are times of
+// SteadyNow().
 //
 // Thread-safe.
 class GroupClient {
  public:
-  // `server` coordinates, and must outlive this.
+  // `server` has the coordinator, and must outlive this.
   explicit GroupClient(ParameterClient* server) : server_(server) {}
   virtual ~GroupClient() = default;
 
@@ -35,23 +36,26 @@ class GroupClient {
   virtual absl::StatusOr<WorkerGroup::Place> Join(
       const std::string& group, uint32_t worker, uint64_t previous_incarnation,
       uint64_t newer_instance, int64_t first_step, const std::string& job);
-  // Waits for the server no longer than `timeout`, nor than any other call.
+  // Waits for the server at most `timeout`, or the client's timeout if that is
+  // shorter.
   virtual absl::Status Heartbeat(const GroupMember& member,
                                  absl::Duration timeout);
   virtual absl::StatusOr<int64_t> Arrive(
       const GroupMember& member, int64_t clock, int64_t round, double weight,
       const std::vector<WorkProgress>& progress);
-  // The same, and waits in the same call, for a while that the implementation
-  // chooses: until the round has closed that a contribution went to, or without
-  // one until the next step may begin with `staleness`.
+  // Calls Arrive(), and waits in the same call for a time that the
+  // implementation chooses. A step with a contribution waits until its round
+  // has closed; one without waits until the next step may begin with
+  // `staleness`.
   virtual absl::StatusOr<v1::ArriveResponse> ArriveAndWait(
       const GroupMember& member, int64_t clock, int64_t round, double weight,
       const std::vector<WorkProgress>& progress, int64_t staleness,
       absl::Time deadline);
-  // As long as Heartbeat().
+  // `timeout` is as for Heartbeat().
   virtual absl::Status Leave(const GroupMember& member, absl::Duration timeout);
 
-  // DeadlineExceeded, saying whom it waited for, when the deadline comes.
+  // At the deadline the waits return DeadlineExceeded, naming the workers that
+  // they waited for.
   virtual absl::StatusOr<Round> WaitForRound(const GroupMember& member,
                                              int64_t number,
                                              absl::Time deadline);
@@ -84,8 +88,8 @@ class GroupClient {
   template <typename Request, typename Response>
   absl::StatusOr<Response> Poll(Request request, absl::Time deadline,
                                 bool (Response::*is_over)() const);
-  // How long the server may hold the next poll, if it does not set a limit
-  // itself: its answer must come within the client's timeout.
+  // How long the server may hold the next poll, so that its answer comes within
+  // the client's timeout. The server may have a lower limit.
   int64_t NextPollMs(absl::Time deadline) const;
 
   ParameterClient* server_;

@@ -1,12 +1,13 @@
-// mutex_ guards the worker's clock, round and place, and is never held during a
-// call, so that the keeper can renew the lease while another thread waits. A
-// step ends and waits in one call (ArriveAndWait). If the wait is not over
-// then, is_waiting_ stays set and the next call only goes on waiting, so that a
+// mutex_ guards the worker's clock, round and place. It is never held during a
+// call, so that the keeper can renew the lease while another thread waits. One
+// call (ArriveAndWait) ends a step and waits. If the wait is not over when the
+// call returns, is_waiting_ stays set and the next call only waits, so that a
 // step does not end twice.
 //
-// The keeper stops renewing when Leave() has begun, because nobody must wait
-// for a worker that could not tell that it leaves. The destructor stops the
-// keeper before it leaves and joins the thread after it.
+// When Leave() begins, the keeper stops renewing the lease: if the server does
+// not hear of the leave, other workers wait only until the lease ends. The
+// destructor first tells the keeper to stop, then leaves, then joins the
+// thread.
 
 #include "cc/client/group_session.h"
 
@@ -28,7 +29,7 @@
 namespace tfswitch {
 namespace {
 
-// Says in the error of a wait how long was waited.
+// Adds the length of the wait to its error.
 absl::Status GaveUpAfter(absl::Duration timeout, const absl::Status& status) {
   if (!absl::IsDeadlineExceeded(status)) return status;
   return absl::DeadlineExceededError(absl::StrCat(
@@ -45,7 +46,7 @@ absl::StatusOr<std::unique_ptr<GroupSession>> GroupSession::Join(
       std::move(groups), group, options, worker, first_step, job));
   TFSWITCH_RETURN_IF_ERROR(session->CheckIsAlone());
   TFSWITCH_RETURN_IF_ERROR(session->Rejoin());
-  static std::atomic<bool> has_said{false};  // Once in a process.
+  static std::atomic<bool> has_said{false};  // Says it once per process.
   if (job.empty() && !first_step.has_value() && session->num_steps() > 0 &&
       !has_said.exchange(true)) {
     LogWriter::Get().WriteInOrder(
@@ -78,7 +79,7 @@ GroupSession::~GroupSession() {
     is_ending_ = true;
     changed_.NotifyAll();
   }
-  // If no server hears of it, the lease ends.
+  // If the server does not hear of it, the lease ends by itself.
   Leave(kPartingTime).IgnoreError();
   if (keeper_.joinable()) keeper_.join();
 }
@@ -110,13 +111,13 @@ void GroupSession::KeepAlive() {
                          std::max(next - SteadyNow(), absl::Milliseconds(1)));
       }
       if (is_ending_) return;
-      // Nobody must wait for one that could not tell that it leaves.
+      // If Leave() fails, the lease must end.
       if (has_left_ || is_leaving_) continue;
       member = member_;
     }
-    // A worker that has been given up hears of it at the end of its step, and a
-    // server that is away is asked again. Any other error repeats until the
-    // lease has ended, so it is said, once.
+    // A given-up worker learns of it at the end of its step, and a server that
+    // is away is asked again. Other errors would repeat until the lease ends,
+    // so they are reported, once.
     const absl::Status renewed = groups_->Heartbeat(member, options_.lease / 3);
     if (renewed.ok()) HearOfLosses(options_.lease / 3);
     if (renewed.ok() || absl::IsUnavailable(renewed) ||
@@ -149,7 +150,7 @@ auto GroupSession::WaitAloud(absl::Time start, absl::Time deadline,
       }
       return result;
     }
-    // "group 'g': round 3 waits for worker 4 ...".
+    // The message is "group 'g': round 3 waits for worker 4 ...".
     constexpr absl::string_view kWaitsFor = " waits for ";
     const absl::string_view text = StatusOf(result).message();
     const size_t place = text.find(kWaitsFor);
@@ -182,9 +183,9 @@ void GroupSession::Advance(bool contributes, int64_t open_round,
   is_waiting_ = must_wait;
   ++clock_;
   ++num_steps_;
-  is_leaving_ = false;  // It goes on.
-  // A contributor asks for its round by number and goes on from there; one that
-  // came rounds too late leaves out those that it has missed.
+  is_leaving_ = false;  // A step after Leave() continues.
+  // A contributor waits for its round next. If it came too late, it skips the
+  // rounds that it has missed.
   round_ = contributes ? std::max(round_, open_round - 1) : open_round;
 }
 
@@ -295,13 +296,13 @@ absl::Status GroupSession::Rejoin(uint64_t newer_instance) {
     MutexLock lock(&mutex_);
     before = member_;
     first_step = first_step_.value_or(num_steps_);
-    // Else it goes on behind all that count: it may have ended one of them
-    // without hearing of that.
+    // Otherwise it continues after all steps that count. One of them may be its
+    // own, if the answer to its end was lost.
     is_repeating = first_step_.has_value() || num_steps_ < place_.num_steps();
-    // A worker that has left does not come back, but begins anew.
+    // A worker that has left joins as a new member.
     if (has_left_) before.clear_incarnation();
   }
-  // A server that was started again has forgotten the group.
+  // A restarted server has forgotten the group.
   TFSWITCH_RETURN_IF_ERROR(groups_->CreateGroup(before.group(), options_));
   TFSWITCH_ASSIGN_OR_RETURN(const WorkerGroup::Place joined,
                             JoinGroup(before, newer_instance, first_step));
@@ -348,7 +349,8 @@ absl::Status GroupSession::Leave(absl::Duration timeout) {
     is_leaving_ = true;
     leaving = member_;
   }
-  // A server that was started again does not know the group; nobody waits.
+  // NotFound means that a restarted server does not know the group, so nobody
+  // waits for this worker.
   const absl::Status left = groups_->Leave(leaving, timeout);
   if (!absl::IsNotFound(left)) TFSWITCH_RETURN_IF_ERROR(left);
   MutexLock lock(&mutex_);
@@ -386,7 +388,7 @@ GroupSession::Event GroupSession::NextEvent(int64_t after,
 void GroupSession::HearOfLosses(absl::Duration timeout) {
   const GroupMember own = member();
   const auto stats = groups_->GroupStats(own.group(), timeout);
-  if (!stats.ok()) return;  // The next time.
+  if (!stats.ok()) return;  // The next renewal asks again.
   std::vector<uint32_t> given_up;
   std::vector<uint32_t> never_joined;
   std::vector<std::string> texts;
@@ -430,7 +432,7 @@ void GroupSession::Report(absl::Duration timeout,
   std::vector<std::string> texts;
   if (stats.ok()) {
     MutexLock lock(&mutex_);
-    // In the order of their numbers.
+    // Sorts losses by the numbers of the workers.
     const std::map<uint32_t, v1::GetGroupStatsResponse::Loss> losses(
         stats->losses().begin(), stats->losses().end());
     for (const auto& [worker, loss] : losses) {

@@ -1,4 +1,5 @@
-// One worker's time in a group: joins, stays alive, counts its steps, leaves.
+// One worker's membership in a group: joins, renews its lease, ends steps,
+// leaves.
 
 #ifndef TFSWITCH_CC_CLIENT_GROUP_SESSION_H_
 #define TFSWITCH_CC_CLIENT_GROUP_SESSION_H_
@@ -23,11 +24,11 @@
 
 namespace tfswitch {
 
-// A background thread renews the lease, three times while it lasts, so that a
-// worker whose step takes long is not taken for dead.
+// A background thread renews the lease every third of its length, so that a
+// worker with a long step is not taken for dead.
 //
-// The methods of a step (EndStep, WaitFor..., WaitAtBarrier, Rejoin, Leave) are
-// called by one thread at a time; the others by any.
+// EndStep..., WaitFor..., WaitAtBarrier, Rejoin and Leave may be called by one
+// thread at a time; all other methods are thread-safe.
 class GroupSession {
  public:
   static constexpr absl::Duration kPartingTime = absl::Seconds(2);
@@ -39,10 +40,11 @@ class GroupSession {
     absl::Duration longest;
   };
 
-  // Something that happened to the group: "waiting", which a line on stderr
-  // says after kPatience and again every kRepeatedEvery, or "lost".
+  // An event of the group. Kind "waiting": this worker waits for others; a line
+  // on stderr says so after kPatience, and again every kRepeatedEvery. Kind
+  // "lost": workers were given up.
   struct Event {
-    int64_t number = 0;  // From 1; 0: none.
+    int64_t number = 0;  // From 1; 0 means no event.
     std::string kind;
     std::string text;
   };
@@ -51,30 +53,30 @@ class GroupSession {
   static constexpr absl::Duration kPatience = absl::Seconds(2);
   static constexpr absl::Duration kRepeatedEvery = absl::Seconds(30);
 
-  // Makes the group if it is not there, and joins as `worker`. A process that
-  // goes on from a checkpoint of its own names the `first_step` that it takes:
-  // num_steps() of that time. One of a `job` goes on where that is. While
-  // others train another job, it waits for a lease and a little more, as they
-  // may be dead.
+  // Makes the group if it does not exist, and joins as `worker`. A process that
+  // continues from its own checkpoint passes as `first_step` the num_steps() of
+  // the checkpoint. If `job` is given, the worker continues where that job is.
+  // While other workers train another job, this waits for a lease and a little
+  // more, because they may be dead.
   static absl::StatusOr<std::unique_ptr<GroupSession>> Join(
       std::shared_ptr<GroupClient> groups, const std::string& group,
       const WorkerGroupOptions& options, uint32_t worker,
       std::optional<int64_t> first_step = std::nullopt,
       const std::string& job = "");
 
-  // Leaves, if Leave() was not called; an error of it is ignored, for the lease
-  // ends anyway. A server that is away is not waited for longer than
-  // kPartingTime and a third of the lease.
+  // Leaves if Leave() was not called. Errors are ignored, because the lease
+  // ends anyway. Waits for a server that is away at most kPartingTime and a
+  // third of the lease.
   ~GroupSession();
   GroupSession(const GroupSession&) = delete;
   GroupSession& operator=(const GroupSession&) = delete;
 
-  // This member; it has another incarnation after Rejoin().
+  // This member. Rejoin() gives it another incarnation.
   GroupMember member() const {
     MutexLock lock(&mutex_);
     return member_;
   }
-  // The barrier at which it waits, as far as it knows; empty: none.
+  // The barrier at which it waits, as far as it knows; empty if none.
   std::string barrier() const {
     MutexLock lock(&mutex_);
     return barrier_;
@@ -94,47 +96,48 @@ class GroupSession {
     return round_;
   }
 
-  // Where this process is among the steps of its worker: behind those that
-  // count, of former processes as well, unless it takes some of them again.
+  // The number of the worker's steps before the present one, including steps of
+  // former processes. It is lower while this process repeats steps that count.
   int64_t num_steps() const {
     MutexLock lock(&mutex_);
     return num_steps_;
   }
-  // Whether the present step counts already.
+  // Whether the present step counts already, because a former process took it.
   bool is_repeating() const {
     MutexLock lock(&mutex_);
     return num_steps_ < place_.num_steps();
   }
-  // So many steps from the present one on.
+  // How many steps count already, from the present one on.
   int64_t num_to_repeat() const {
     MutexLock lock(&mutex_);
     return std::clamp<int64_t>(place_.num_steps() - num_steps_, 0, clock_);
   }
-  // Ends such a step, of which the group has to hear nothing.
+  // Ends a step that counts already. The group is not told.
   void EndRepeatedStep() {
     MutexLock lock(&mutex_);
     ++num_steps_;
   }
 
-  // Where it began, as the group has said when it joined last.
+  // Where it began, as the group said in the last join.
   WorkerGroup::Place place() const {
     MutexLock lock(&mutex_);
     return place_;
   }
-  // Said with each step that ends; see GroupMember.
+  // Sent with the end of each step; see GroupMember.
   void SetMark(int64_t mark) {
     MutexLock lock(&mutex_);
     member_.set_mark(mark);
   }
 
-  // Ends a step, with a contribution of `weight` to round() or with none.
-  // NotFound if the group has given this worker up: call Rejoin(). `progress`:
-  // the step's progress in work queues; see Coordinator::Arrive.
+  // Ends a step. If it `contributes`, its contribution to round() has `weight`.
+  // NotFound if the group has given this worker up: call Rejoin(). `progress`
+  // is the step's progress in work queues; see Coordinator::Arrive.
   absl::Status EndStep(bool contributes, double weight,
                        const std::vector<WorkProgress>& progress = {});
 
-  // EndStep(), and then WaitForRound() or WaitForTurn(), in fewer calls of the
-  // server. If the wait failed, calling again only waits: the step has ended.
+  // Calls EndStep() and then WaitForRound() or WaitForTurn(), with fewer calls
+  // of the server. If the wait failed, the step has ended, and calling this
+  // again only waits.
   absl::StatusOr<Round> EndStepAndWaitForRound(
       double weight, absl::Duration timeout,
       const std::vector<WorkProgress>& progress = {});
@@ -142,9 +145,9 @@ class GroupSession {
       int64_t staleness, absl::Duration timeout,
       const std::vector<WorkProgress>& progress = {});
 
-  // Waits until round(), to which the step before has contributed, has closed.
-  // For one that contributed to a round that had closed it is the last one that
-  // has. `start`: when the step's end began.
+  // Waits until round(), to which the last step has contributed, has closed. If
+  // that round had closed before the contribution came, returns the last closed
+  // round. `start` is when the end of the step began.
   absl::StatusOr<Round> WaitForRound(absl::Duration timeout,
                                      absl::Time start = SteadyNow());
 
@@ -152,46 +155,50 @@ class GroupSession {
   absl::Status WaitForTurn(int64_t staleness, absl::Duration timeout,
                            absl::Time start = SteadyNow());
 
-  // Waits until the round `number` of the group has closed, which need not be
-  // one to which this worker has contributed.
+  // Waits until round `number` of the group has closed. This worker need not
+  // have contributed to it.
   absl::StatusOr<Round> FetchRound(int64_t number, absl::Duration timeout);
 
-  // Waits at a barrier until all workers of the group do; nobody waits for this
-  // one elsewhere meanwhile. All go on at one clock. If it failed, calling it
-  // again goes on waiting; FailedPrecondition for anything else until then.
+  // Waits at a barrier until all workers of the group do. Meanwhile nobody
+  // waits for this worker elsewhere. Afterwards all have the same clock. If it
+  // failed, call it again to continue waiting: all other calls return
+  // FailedPrecondition until it succeeds.
   absl::Status WaitAtBarrier(const std::string& barrier,
                              absl::Duration timeout);
 
-  // Comes back after the group has given this worker up, or it has left.
-  // `newer_instance`: see Coordinator::Join.
+  // Joins again after the group has given this worker up, or after it has left.
+  // `newer_instance` is as in Coordinator::Join.
   absl::Status Rejoin(uint64_t newer_instance = 0);
 
-  // Nobody waits for this worker any more. Idempotent. `timeout`: for the
-  // server, if that is less than the client's.
+  // Leaves the group: nobody waits for this worker any more. Idempotent. Waits
+  // for the server at most `timeout`, or the client's timeout if that is
+  // shorter.
   absl::Status Leave(absl::Duration timeout = absl::InfiniteDuration());
 
   Waits waits() const {
     MutexLock lock(&mutex_);
     return waits_;
   }
-  // For whom it waits, once it has said so; else empty.
+  // The workers that it waits for, once a line on stderr has named them; else
+  // empty.
   std::string waiting_for() const {
     MutexLock lock(&mutex_);
     return waiting_for_;
   }
 
-  // Other workers that have been given up since this one has joined, in words,
-  // as far as it has heard: in a wait of kPatience at its end, and else with
-  // the next renewal of the lease. Empty: none.
+  // Names the other workers that were given up since this one joined, as far as
+  // it knows; empty if none. It learns of them at the end of a wait of at least
+  // kPatience, and with each renewal of the lease.
   std::string losses() const {
     MutexLock lock(&mutex_);
     return losses_;
   }
-  // The first event after `after` that is known; waits for one.
+  // Returns the first known event after number `after`; waits for one.
   Event NextEvent(int64_t after, absl::Duration timeout);
-  // Says at the end of the training who has been lost, which of this worker's
-  // steps do not count and which items of work queues are not done, if there
-  // is something to say, and nobody has changed it since it was said.
+  // Reports at the end of the training which workers were lost, which of this
+  // worker's steps do not count (`dropped`), and which items of work queues are
+  // not done. Prints nothing if there is nothing to report, or nothing has
+  // changed since the last report.
   void Report(absl::Duration timeout, const std::vector<int64_t>& dropped);
 
  private:
@@ -199,7 +206,7 @@ class GroupSession {
                const WorkerGroupOptions& options, uint32_t worker,
                std::optional<int64_t> first_step, std::string job);
 
-  // Notes the changes that the end of a step has made.
+  // Updates clock, round and step after a step has ended.
   void Advance(bool contributes, int64_t open_round, bool must_wait);
   bool is_waiting() const {
     MutexLock lock(&mutex_);
@@ -209,13 +216,13 @@ class GroupSession {
   absl::Status CheckIsAlone() const;
   void KeepAlive();
   void CountWait(absl::Time start);
-  // Calls wait(until) with parts of the time up to `deadline`, and says for
-  // whom it waits.
+  // Calls wait(until) repeatedly, with times up to `deadline`, and reports the
+  // workers that it waits for.
   template <typename Wait>
   auto WaitAloud(absl::Time start, absl::Time deadline, const Wait& wait);
-  // When a wait that began at `start` is to be said.
+  // When to report next that a wait that began at `start` goes on.
   absl::Time NextLine(absl::Time start) const;
-  // GroupClient::Join(), which waits for the end of another job.
+  // Calls GroupClient::Join() until another job has ended.
   absl::StatusOr<WorkerGroup::Place> JoinGroup(const GroupMember& before,
                                                uint64_t newer_instance,
                                                int64_t first_step);
@@ -233,22 +240,22 @@ class GroupSession {
   int64_t clock_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t round_ ABSL_GUARDED_BY(mutex_) = 0;
   std::optional<int64_t> first_step_
-      ABSL_GUARDED_BY(mutex_);  // Until it joins.
+      ABSL_GUARDED_BY(mutex_);  // Set until it joins.
   int64_t num_steps_ ABSL_GUARDED_BY(mutex_) = 0;
-  // When it joined.
+  // The group's answer to the last join.
   WorkerGroup::Place place_ ABSL_GUARDED_BY(mutex_);
-  int64_t barrier_generation_ ABSL_GUARDED_BY(mutex_) = 0;  // At barriers.
+  int64_t barrier_generation_ ABSL_GUARDED_BY(mutex_) = 0;
   std::string barrier_ ABSL_GUARDED_BY(mutex_);
   absl::Time at_barrier_since_ ABSL_GUARDED_BY(mutex_);
-  // A step has ended, and the wait after it is not over.
+  // Whether a step has ended and the wait after it is not over.
   bool is_waiting_ ABSL_GUARDED_BY(mutex_) = false;
   bool has_left_ ABSL_GUARDED_BY(mutex_) = true;
-  bool is_leaving_ ABSL_GUARDED_BY(mutex_) = false;  // Or tried to.
+  bool is_leaving_ ABSL_GUARDED_BY(mutex_) = false;  // Leave() was called.
   bool is_ending_ ABSL_GUARDED_BY(mutex_) = false;
   Waits waits_ ABSL_GUARDED_BY(mutex_);
   std::string waiting_for_ ABSL_GUARDED_BY(mutex_);
   absl::Time last_line_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
-  int64_t num_losses_ ABSL_GUARDED_BY(mutex_) = 0;  // That it has heard of.
+  int64_t num_losses_ ABSL_GUARDED_BY(mutex_) = 0;  // Known ones.
   int64_t losses_before_ ABSL_GUARDED_BY(mutex_) = 0;
   std::string losses_ ABSL_GUARDED_BY(mutex_);
   std::deque<Event> events_ ABSL_GUARDED_BY(mutex_);  // The last ones.

@@ -1,4 +1,4 @@
-// Several calls in flight together, as one.
+// One PendingCall for several that run at the same time.
 
 #ifndef TFSWITCH_CC_CLIENT_JOINED_CALLS_H_
 #define TFSWITCH_CC_CLIENT_JOINED_CALLS_H_
@@ -12,8 +12,8 @@
 
 namespace tfswitch {
 
-// Waits for all, whatever happens, because they refer to their caller's
-// buffers; gives the first error. After none, calls `join`.
+// Waits for all calls, also after an error, because they use their caller's
+// buffers. Returns the first error; without an error calls `join`.
 //
 // Not thread-safe, as any PendingCall.
 class JoinedCalls final : public PendingCall {

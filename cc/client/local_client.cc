@@ -1,12 +1,12 @@
-// A call goes to the shard on the caller's thread, and a call that is started
-// has ended when it returns. A pull writes rows to the caller's memory; only
-// where places are given, it reads them into a buffer and copies them. All
-// pushes of a call go to PushChecked() together, which looks for what only the
-// shard knows before it applies one.
+// Calls of the shard run on the caller's thread, and end before the Start...()
+// function returns. A pull writes rows directly to the caller's memory. If
+// places are given, it reads rows into a buffer and copies them. All pushes of
+// a call go to PushChecked() together, which finds the errors that only the
+// shard can find before it applies any.
 //
-// Control calls are messages here too, which the functions of a server run.
-// Saves and restores ask CheckInterrupt() between their steps, so that the user
-// can end them.
+// Control calls run the same functions as on a server, with the same messages.
+// Saves and restores call CheckInterrupt() between their steps, so that the
+// user can end them.
 
 #include "cc/client/local_client.h"
 
@@ -24,7 +24,7 @@
 namespace tfswitch {
 namespace {
 
-// Rows per chunk of an export: a few megabytes at common dims.
+// Rows per chunk of an export: a few megabytes for usual dims.
 constexpr int64_t kExportRows = 8192;
 
 class LocalClient : public ParameterClient {
@@ -38,7 +38,8 @@ class LocalClient : public ParameterClient {
       absl::Duration /*timeout*/) override {
     ShardCall call{*shard_, CheckInterrupt};
     if (request.GetDescriptor() == v1::AbortSaveRequest::descriptor()) {
-      // It cleans up after the save that the user has ended.
+      // It removes a save that the user has interrupted, so an interrupt must
+      // not end it.
       call.interrupt = [] { return absl::OkStatus(); };
     }
     return Done(RunAny(call, request, response));
@@ -51,7 +52,7 @@ class LocalClient : public ParameterClient {
   absl::StatusOr<std::shared_ptr<const void>> HoldTable(
       const std::string& table) override {
     TFSWITCH_RETURN_IF_ERROR(shard_->HoldTable(table));
-    // It has no object: only its end counts.
+    // The pointer is null: only its deleter matters.
     return std::shared_ptr<const void>(
         nullptr,
         [shard = shard_, table](const void*) { shard->ReleaseTable(table); });
@@ -104,7 +105,7 @@ class LocalClient : public ParameterClient {
     return std::vector<ChangeCursor>{cursor};
   }
 
-  // Not messages, because they say how far they are.
+  // These are not sent as messages, because they report their progress.
   absl::StatusOr<v1::SaveShardResponse> SaveShard(
       const v1::SaveShardRequest& request, Progress* progress) override {
     v1::SaveShardResponse response;

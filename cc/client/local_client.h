@@ -10,7 +10,7 @@
 
 namespace tfswitch {
 
-// Calls do their work when they are started; Wait() only hands over the status.
+// Calls do their work when they are started; Wait() only returns the status.
 //
 // Thread-safe.
 std::unique_ptr<ParameterClient> NewLocalClient(std::shared_ptr<Shard> shard);

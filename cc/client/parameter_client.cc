@@ -1,6 +1,6 @@
-// A control call is a message, made here for clients of this process and of a
-// server alike. Where a call has a result besides its answer, MessageCall keeps
-// the answer and makes the result of it.
+// Makes the messages of control calls, for clients of this process and of
+// servers alike. If a caller wants another type than the response message,
+// MessageCall keeps the response and converts it.
 
 #include "cc/client/parameter_client.h"
 
@@ -19,7 +19,7 @@
 namespace tfswitch {
 namespace {
 
-// A call in flight that keeps its answer for `read`.
+// A call in flight that passes its response to `read`.
 template <typename Response>
 class MessageCall final : public PendingCall {
  public:
@@ -73,7 +73,7 @@ absl::Status ParameterClient::DropTable(const std::string& table) {
   v1::DropTableResponse response;
   TFSWITCH_RETURN_IF_ERROR(Call(request, &response));
   if (response.dropped()) return absl::OkStatus();
-  // It names the tables that there are.
+  // This error names the tables that exist.
   absl::Status missing = ListTables(table).status();
   if (absl::IsNotFound(missing)) return missing;
   return absl::NotFoundError(absl::StrCat("no table '", table, "'"));

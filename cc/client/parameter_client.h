@@ -31,34 +31,35 @@
 
 namespace tfswitch {
 
-// The treatment of a table of which a server has lost its part in a restart.
+// How calls treat a table if a server has lost its part in a restart.
 enum class OnLostTables {
-  kFail,      // Calls fail with DataLoss until it is restored, or this process
-              // has reset it.
-  kRecreate,  // The server gets an empty part, and calls go on.
+  kFail,      // Calls fail with DataLoss until the table is restored, or this
+              // process resets it.
+  kRecreate,  // The server gets an empty part, and calls continue.
   kFollow,  // For clients that only read: calls fail until another process has
             // made the table whole.
 };
 
-// A table that had lost rows and goes on.
+// A table that had lost rows and is used again.
 struct ResetTable {
   std::string name;
-  // Shards with empty parts now; none if another process has made it whole.
+  // Shards that now have empty parts. Empty if another process has made the
+  // table whole.
   std::vector<int> shards;
   int64_t num_lost_rows = -1;  // When they were last counted; -1: never.
 };
 
 struct PullArgs : PullRequest {
   int dim = 0;
-  const LentThreads* threads = nullptr;  // Lent while the call is waited for.
+  const LentThreads* threads = nullptr;  // Lent during the call's Wait().
 };
 
 struct PushArgs : PushRequest {
   int dim = 0;
-  // If set, it keeps `gradients` alive and unchanged, beyond the call if need
-  // be: a client over the network then sends them from where they lie.
+  // If set, it keeps `gradients` alive and unchanged, also after the call. A
+  // client over the network can then send them without a copy.
   std::shared_ptr<const void> gradients_owner;
-  // Filled in on the way: it is a step of all rows, so that it stays whole.
+  // Set by the client: the push is a step of all rows, and is not split.
   bool is_dense = false;
   const LentThreads* threads = nullptr;  // As for a pull.
 };
@@ -77,11 +78,11 @@ struct PullPart {
 
   PullArgs args;
   absl::Span<float> embeddings;
-  // If set, the row of args.keys[i] goes behind places[i] others.
+  // If set, the row of args.keys[i] is written as row places[i].
   absl::Span<const size_t> places = {};
 };
 
-// One of several pushes; *result is set once the call has ended with OK.
+// One of several pushes. *result is set if the call ends with OK.
 struct PushPart {
   PushArgs args;
   WriteResult* result = nullptr;
@@ -91,38 +92,38 @@ struct PushPart {
 struct ExportChangesArgs {
   std::string table;
   uint64_t table_incarnation = 0;
-  // Where the last export ended, of each shard; empty: all rows.
+  // Where the last export ended, for each shard. Empty means all rows.
   std::vector<ChangeCursor> since;
   std::optional<ScoreRule> rule;
   float day = kServersDay;
   std::string export_id;
 };
 
-// A call in flight. Wait() must be called once, from the thread that started
-// the call: the thread that waits is the thread that does the work.
+// A call in flight. The thread that started the call must call Wait(), once.
+// Wait() may do the work of the call.
 class PendingCall {
  public:
   virtual ~PendingCall() = default;
   virtual absl::Status Wait() = 0;
 };
 
-// The control calls of one server are messages, which StartCall() carries; the
-// functions here make them. A client of many servers overrides those that do
-// more than to ask all servers for the sum.
+// Control calls are messages. The functions here make them, and StartCall()
+// sends them. A client of many servers sends a message to all and sums up the
+// answers; it overrides functions for which that is not enough.
 //
 // Thread-safe.
 //
-// A call that waits for a server that is away ends within the client's timeout,
-// with Unavailable or DeadlineExceeded naming the server. One whose work grows
-// with the table (shrinks, exports, checkpoints) may work longer.
+// If a server is away, a call ends within the client's timeout with Unavailable
+// or DeadlineExceeded, naming the server. Calls whose work grows with the table
+// (shrinks, exports, checkpoints) may take longer.
 class ParameterClient {
  public:
   virtual ~ParameterClient() = default;
 
-  // Starts a control call: a message of cc/shard/control_calls.h. *response, of
-  // its own type, is the answer once the call has ended with OK. It ends within
-  // `timeout` if that is less than the client's. The request may go when the
-  // call has been started.
+  // Starts a control call: a message of cc/shard/control_calls.h. *response
+  // must have the request's response type, and is filled in if the call ends
+  // with OK. The call ends within `timeout`, or the client's timeout if that is
+  // shorter. `request` is not used after this returns.
   virtual std::unique_ptr<PendingCall> StartCall(
       const google::protobuf::Message& request,
       google::protobuf::Message* response, absl::Duration timeout) = 0;
@@ -131,13 +132,14 @@ class ParameterClient {
                     absl::Duration timeout = absl::InfiniteDuration()) {
     return StartCall(request, response, timeout)->Wait();
   }
-  // Longest time that a call may take, retries included.
+  // The longest time of a call, retries included.
   virtual absl::Duration timeout() const { return absl::InfiniteDuration(); }
-  // The error of an answer that cannot be read: the server's fault.
+  // Turns the error of parsing an answer into one that blames the server.
   virtual absl::Status AsServerFault(const absl::Status& malformed) const {
     return malformed;
   }
-  // An identity for a write that has none; empty if no call is repeated.
+  // Returns an identity for a write that has none; empty if this client never
+  // repeats calls.
   virtual PushId NextWriteId() { return {}; }
 
   // OK if the table exists with an equal config; AlreadyExists if it exists
@@ -145,66 +147,70 @@ class ParameterClient {
   absl::Status CreateTable(const TableConfig& config) {
     return MakeTable(config, {DrawId(), {}}, 0).status();
   }
-  // The same with an identity; see Shard::CreateTable. Returns the incarnation
-  // of the table that is there now.
+  // As CreateTable(), with an identity; see Shard::CreateTable. Returns the
+  // incarnation of the table that now exists.
   virtual absl::StatusOr<uint64_t> MakeTable(const TableConfig& config,
                                              const TableIdentity& identity,
                                              uint64_t replaced_incarnation);
   // NotFound if there is no such table.
   virtual absl::Status DropTable(const std::string& table);
-  // Keeps a table of this process, which is dropped with the last of these;
-  // on servers tables stay. The result outlives the client. NotFound if there
-  // is no such table.
+  // Holds a table of this process: it is dropped when the last hold is
+  // destroyed. Tables on servers stay, and the result is null. A hold may
+  // outlive the client. NotFound if there is no such table.
   virtual absl::StatusOr<std::shared_ptr<const void>> HoldTable(
       const std::string& table) {
     return nullptr;
   }
-  // All tables, or the one named (NotFound if it is not there).
+  // Lists all tables, or the named one (NotFound if it does not exist).
   virtual absl::StatusOr<std::vector<TableInfo>> ListTables(
       const TableRef& table);
 
-  // The run of each shard that answers now; see TableIdentity.
+  // The id of each shard's present run; see TableIdentity.
   virtual absl::StatusOr<std::vector<uint64_t>> ShardInstances() = 0;
 
   virtual void SetOnLostTables(OnLostTables on_lost_tables) {}
-  // Goes on with the tables of which servers have lost their parts, with empty
-  // rows there, and returns them.
+  // Gives servers empty parts of the tables whose parts they have lost. Returns
+  // these tables.
   virtual absl::StatusOr<std::vector<ResetTable>> ResetLostTables() {
     return std::vector<ResetTable>();
   }
 
-  // Starts to read, with as few messages as there can be: of each part the
-  // embedding of args.keys[i] into embeddings[i * dim, (i + 1) * dim), or where
-  // `places` say. `parts` may go when the call has been started, but not the
-  // data that its args and spans point to. A table may come more than once.
+  // Starts to read embeddings, with as few messages as possible. For each part
+  // the embedding of args.keys[i] is written to
+  // embeddings[i * dim, (i + 1) * dim), or where `places` says. `parts` is not
+  // used after this returns, but the data that its args and spans point to is.
+  // Several parts may have the same table.
   virtual std::unique_ptr<PendingCall> StartPull(
       absl::Span<const PullPart> parts) = 0;
 
-  // Starts to apply one optimizer step per key, likewise. To a bsp table it
-  // stages the gradients under args.step, until the round is committed.
+  // Starts to apply one optimizer step per key; `parts` is as for StartPull().
+  // A bsp table stages the gradients under args.step until the round is
+  // committed.
   //
-  // Shapes, numbers and rates of all parts are checked before any of them goes:
-  // nothing is applied if any gradient is NaN or Inf (InvalidArgument naming
-  // the key). Errors that only a server finds (no such table, out of memory, a
-  // bsp step that is over) and a server that is away may end a call after some
-  // have been applied; those with an id may be repeated.
+  // The shapes, numbers and rates of all parts are checked before any is sent.
+  // So nothing is applied if a gradient is NaN or Inf: the call returns
+  // InvalidArgument, naming the key. Other errors may come after some parts
+  // were applied: a server is away, or finds that the table does not exist,
+  // memory is out, or the bsp step is over. Pushes with an id may be repeated
+  // then.
   std::unique_ptr<PendingCall> StartPush(absl::Span<const PushPart> parts);
-  // The same without the checks. REQUIRES: CheckPush() is OK for each part.
+  // As StartPush(), without the checks. REQUIRES: CheckPush() is OK for each
+  // part.
   virtual std::unique_ptr<PendingCall> StartCheckedPush(
       absl::Span<const PushPart> parts) = 0;
 
   virtual std::unique_ptr<PendingCall> StartAssign(const AssignArgs& args,
                                                    WriteResult* result) = 0;
 
-  // Starts to apply a closed round; *committed becomes the last round that was
-  // applied. See Shard::CommitRound. Called for each shard by itself, as the
-  // rounds that are missing may differ. `staged` are the tables that this
-  // worker has pushed to in the round.
   virtual int num_shards() const { return 1; }
-  // How each server keeps others out; none if tables are in this process.
+  // The security settings of each server; empty if tables are in this process.
   virtual absl::StatusOr<std::vector<v1::ServerSecurity>> AskForSecurity() {
     return std::vector<v1::ServerSecurity>();
   }
+  // Starts to apply a closed round on one shard, since each shard may lack
+  // other rounds. *committed becomes the last round that was applied; see
+  // Shard::CommitRound. `staged` are the tables that this worker has pushed to
+  // in the round.
   virtual std::unique_ptr<PendingCall> StartCommitRound(
       int shard, const std::string& group, const Round& round,
       int64_t* committed, const std::vector<TableRef>& staged);
@@ -212,8 +218,8 @@ class ParameterClient {
   virtual absl::StatusOr<int64_t> Erase(const TableRef& table,
                                         absl::Span<const Key> keys);
 
-  // See Shard::Shrink. The report is the sum of all shards; after an error some
-  // of them may have been shrunk.
+  // See Shard::Shrink. The report is the sum of all shards. After an error some
+  // shards may have been shrunk.
   absl::StatusOr<v1::ShrinkResponse> Shrink(const v1::ShrinkRequest& request);
 
   // See EmbeddingTable::ReadUsage. REQUIRES: spans as long as `keys`.
@@ -228,10 +234,10 @@ class ParameterClient {
       const TableRef& table, bool with_slots,
       const std::function<absl::Status(const RowChunk&)>& visit) = 0;
 
-  // Visits the changes, in chunks, from one thread at a time; returns the next
-  // cursors, of each shard. FailedPrecondition if the changes are not known any
-  // more, for one because there were other servers: then only all rows can be
-  // exported.
+  // Visits the changes, in chunks, from one thread at a time. Returns the next
+  // cursor of each shard. FailedPrecondition if the changes are not known any
+  // more, for example because the number of servers has changed: then all rows
+  // must be exported.
   virtual absl::StatusOr<std::vector<ChangeCursor>> ExportChanges(
       const ExportChangesArgs& args,
       const std::function<absl::Status(const ChangeChunk&)>& visit) = 0;
@@ -239,11 +245,10 @@ class ParameterClient {
   virtual absl::Status CommitExport(const TableRef& table,
                                     const std::string& export_id, bool commit);
 
-  // The parts of a checkpoint; see protos/tfswitch/v1/parameter_server.proto.
-  // Users call SaveCheckpoint and RestoreCheckpoint of client/checkpoints.h.
-  // SaveShard returns this server's parts of the manifest: one per shard.
-  // A client of this process tells `progress` how far it is; with null it says
-  // so itself.
+  // The steps of SaveCheckpoint() and RestoreCheckpoint(), which callers use
+  // instead; see protos/tfswitch/v1/parameter_server.proto. SaveShard() returns
+  // one part of the manifest for each shard. A client of this process reports
+  // to `progress`, or prints progress lines itself if that is null.
   virtual absl::StatusOr<v1::SaveShardResponse> SaveShard(
       const v1::SaveShardRequest& request, Progress* progress);
   // Returns the save's number.
@@ -255,7 +260,7 @@ class ParameterClient {
       const v1::StageRestoreRequest& request, Progress* progress);
   virtual absl::Status CommitRestore(const std::string& restore_id, bool abort);
 
-  // The server of shard 0 alone.
+  // A client of shard 0 alone.
   virtual ParameterClient& first_shard() { return *this; }
 
   // The groups of workers that train with these tables.

@@ -1,12 +1,12 @@
-// SplitByOwner() makes one part of the keys for each shard. A pull copies only
-// keys, because each shard's client writes rows to their places in the caller's
-// memory. A push or an assignment gathers values into memory that the part
-// owns, so that the call may send them from there. The function that joins the
-// answers owns the parts too, so that they live as long as the calls.
+// SplitByOwner() splits the keys of a call into one part per shard. A pull
+// copies only keys, because each shard's client writes rows to their places in
+// the caller's memory. A push or an assignment copies values into memory that
+// the part owns, and sends them from there. The function that joins the answers
+// holds the parts, so that they live as long as the calls.
 //
-// Where lost tables recover, the start of a call is kept as a function and runs
-// once more after a DataLoss. Saves, restores and exports of changes block
-// until they end, so that OnAllShards() runs them on one thread for each shard.
+// If lost tables recover, a call keeps the function that started it, and runs
+// it again after a DataLoss. Saves, restores and exports of changes block until
+// they end, so OnAllShards() runs them on one thread per shard.
 
 #include "cc/client/sharded_client.h"
 
@@ -35,13 +35,13 @@ namespace tfswitch {
 namespace {
 
 // How often a restore renews its staged data on a server while it waits for
-// another; servers keep it for minutes.
+// another server. Servers keep staged data for minutes.
 constexpr absl::Duration kStagingRenewal = absl::Seconds(30);
 
 // The part of a batch that one shard owns.
 struct Part {
   std::vector<Key> keys;
-  std::vector<size_t> places;       // The places of `keys` in the batch.
+  std::vector<size_t> places;       // The indices of `keys` in the batch.
   std::shared_ptr<float[]> values;  // keys.size() x dim, to send.
   std::shared_ptr<float[]> slots;
   OwnedObservations observations;
@@ -65,8 +65,8 @@ std::vector<Part> SplitByOwner(absl::Span<const Key> keys,
   return parts;
 }
 
-// Copies the rows of `places`. Shared, so that a call may send the copy from
-// where it lies.
+// Copies the rows at `places`. The copy is shared, so that a call may send it
+// without another copy.
 std::shared_ptr<float[]> GatherRows(const std::vector<size_t>& places,
                                     int width, const float* values) {
   std::shared_ptr<float[]> rows(new float[places.size() * width]);
@@ -77,7 +77,7 @@ std::shared_ptr<float[]> GatherRows(const std::vector<size_t>& places,
   return rows;
 }
 
-// The push of a part; it points to values and observations that the part keeps.
+// Makes the push of a part. It points to values and observations of the part.
 PushArgs PushOfPart(const PushArgs& args, Part* part) {
   part->values = GatherRows(part->places, args.dim, args.gradients.data());
   part->observations = OwnedObservations(args.observations, part->places);
@@ -90,7 +90,7 @@ PushArgs PushOfPart(const PushArgs& args, Part* part) {
   return part_args;
 }
 
-using Split = std::vector<std::vector<Part>>;  // By call and shard.
+using Split = std::vector<std::vector<Part>>;  // Indexed by call, then shard.
 
 template <typename T>
 std::vector<T> ToVector(absl::Span<const T> span) {
@@ -106,15 +106,15 @@ absl::Status CheckAssign(const AssignArgs& args) {
   return CheckFinite(args.table, "slot", args.keys, args.slots);
 }
 
-// The field in which a request names the incarnation of its table; null if it
-// has no table.
+// The field of a request with the incarnation of its table; null if it has no
+// table.
 const google::protobuf::FieldDescriptor* IncarnationField(
     const google::protobuf::Message& request) {
   return request.GetDescriptor()->FindFieldByName("table_incarnation");
 }
 
-// Adds an answer to a sum: int64 and double fields are added, and lists are put
-// together. In other fields the last answer counts.
+// Adds an answer to a sum: int64 and double fields are added, and lists are
+// concatenated. Other fields keep the last answer's value.
 void AddTo(google::protobuf::Message* answer, google::protobuf::Message* sum) {
   using Field = google::protobuf::FieldDescriptor;
   const google::protobuf::Reflection& reflection = *answer->GetReflection();
@@ -142,7 +142,7 @@ void SumUp(const Answers& answers, google::protobuf::Message* sum) {
   for (const auto& answer : answers) AddTo(answer.get(), sum);
 }
 
-// A call that is made once more if a table had lost rows and goes on.
+// A call that is repeated once if a lost table has recovered.
 class RecoveringCall : public PendingCall {
  public:
   using Start = std::function<std::unique_ptr<PendingCall>()>;
@@ -177,8 +177,8 @@ class ShardedClient : public ParameterClient {
   ParameterClient& first_shard() override { return *shards_[0]; }
   GroupClient& groups() override { return shards_[0]->groups(); }
 
-  // All shards get the request, and the answer is their sum. A request of a
-  // table that names no incarnation is about the table that this client knows.
+  // Sends the request to all shards; the answer is the sum of theirs. If a
+  // request does not name the incarnation of its table, this client's is used.
   std::unique_ptr<PendingCall> StartCall(
       const google::protobuf::Message& request,
       google::protobuf::Message* response, absl::Duration timeout) override {
@@ -187,7 +187,7 @@ class ShardedClient : public ParameterClient {
       answers->emplace_back(response->New());
     }
     if (IncarnationField(request) == nullptr) {
-      // It may take long: each shard's call is repeated by itself.
+      // The call may take long, so each shard's call is repeated separately.
       absl::Status status = OnAllShards([&](size_t i) {
         return shards_[i]->Call(request, (*answers)[i].get(), timeout);
       });
@@ -262,8 +262,8 @@ class ShardedClient : public ParameterClient {
       int64_t* committed, const std::vector<TableRef>& staged) override {
     return Begin([this, own_shard = static_cast<size_t>(shard), group, round,
                   committed, staged] {
-      // As this process knows them now: one that has reset a lost table goes on
-      // without the gradients that were staged for it.
+      // Takes the present incarnations: if this process has reset a lost table,
+      // it continues without the gradients that were staged for it.
       std::vector<TableRef> own = staged;
       for (TableRef& table : own) {
         table.incarnation = tables_.KnownIncarnation(table.name);
@@ -282,7 +282,7 @@ class ShardedClient : public ParameterClient {
 
   absl::StatusOr<int64_t> Erase(const TableRef& table,
                                 absl::Span<const Key> keys) override {
-    // A repetition leaves out the shards that have erased their keys.
+    // A repetition skips shards that have erased their keys already.
     std::vector<std::optional<int64_t>> erased(shards_.size());
     TFSWITCH_RETURN_IF_ERROR(Recovering([&]() -> absl::Status {
       TFSWITCH_ASSIGN_OR_RETURN(const TableRouting routing,
@@ -327,8 +327,8 @@ class ShardedClient : public ParameterClient {
     });
   }
 
-  // Visited rows cannot be taken back, so that a table that a server has lost
-  // ends the export.
+  // A lost table ends the export: rows that were visited cannot be taken back,
+  // so the export must not be repeated.
   absl::Status Export(
       const TableRef& table, bool with_slots,
       const std::function<absl::Status(const RowChunk&)>& visit) override {
@@ -384,7 +384,7 @@ class ShardedClient : public ParameterClient {
 
   absl::StatusOr<v1::StageRestoreResponse> StageRestore(
       const v1::StageRestoreRequest& request, Progress* progress) override {
-    // Shard 0 says which save is the newest.
+    // Shard 0 decides which save is the newest.
     std::vector<v1::StageRestoreResponse> staged(shards_.size());
     v1::StageRestoreRequest own = request;
     if (shards_.size() > 1 && own.save() == 0) {
@@ -392,8 +392,8 @@ class ShardedClient : public ParameterClient {
                                 shards_[0]->StageRestore(request, progress));
       own.set_save(staged[0].save());
     }
-    // Calls that are done ask again, so that the servers keep their staged data
-    // until the last one is done.
+    // Finished calls are repeated at intervals, so that servers keep their
+    // staged data until the last one is ready.
     Mutex mutex;
     CondVar ended;
     size_t num_left = shards_.size();
@@ -428,8 +428,8 @@ class ShardedClient : public ParameterClient {
   absl::Status CommitRestore(const std::string& restore_id,
                              bool abort) override {
     absl::Status first = ParameterClient::CommitRestore(restore_id, abort);
-    // Restored tables may be cut into another number of virtual shards, and
-    // have another incarnation.
+    // Restored tables may have other numbers of virtual shards and other
+    // incarnations.
     MutexLock lock(&mutex_);
     if (!abort) tables_.Forget(staged_tables_);
     return first;
@@ -438,13 +438,13 @@ class ShardedClient : public ParameterClient {
  private:
   using TableRouting = ClusterTables::TableRouting;
 
-  // For calls that do not recover, but may begin with a table that has.
+  // For calls that are not repeated, but may begin after a recovery.
   absl::StatusOr<TableRouting> RecoveredRoutingOf(const std::string& table) {
     return Recovering([&] { return tables_.RoutingOf(table); });
   }
 
-  // Calls call(shard) for all shards at once, or for none; returns the first
-  // shard's error.
+  // Calls call(shard) for all shards at once, on one thread each. Returns the
+  // error of the first shard that has one.
   absl::Status OnAllShards(const std::function<absl::Status(size_t)>& call) {
     std::vector<absl::Status> statuses(shards_.size());
     std::vector<std::thread> threads;
@@ -469,8 +469,8 @@ class ShardedClient : public ParameterClient {
     return first;
   }
 
-  // A call that may be repeated has one identity, so that shards which have
-  // applied their part do not apply it twice.
+  // Gives a call that may be repeated one identity, so that no shard applies
+  // its part twice.
   void Identify(PushId* id) {
     if (tables_.recovers() && id->client_id == 0) {
       *id = {client_id_, next_sequence_.fetch_add(1)};
@@ -518,7 +518,7 @@ class ShardedClient : public ParameterClient {
   }
 
   std::unique_ptr<PendingCall> StartPulls(std::vector<PullPart> pulls) {
-    std::vector<uint32_t> cuts;  // The numbers of virtual shards.
+    std::vector<uint32_t> cuts;  // The number of virtual shards of each table.
     for (PullPart& pull : pulls) {
       PullArgs& args = pull.args;
       if (absl::Status status =
@@ -551,7 +551,7 @@ class ShardedClient : public ParameterClient {
       if (by_shard[shard].empty()) continue;
       calls.push_back(shards_[shard]->StartPull(by_shard[shard]));
     }
-    // Rows go from the messages to where they belong.
+    // The function only holds `split` until the calls have ended.
     return std::make_unique<JoinedCalls>(std::move(calls), [split] {});
   }
 
@@ -572,7 +572,7 @@ class ShardedClient : public ParameterClient {
       (*split)[i] = SplitByOwner(pushes[i].args.keys, cuts[i], shards_.size());
       for (size_t shard = 0; shard < shards_.size(); ++shard) {
         Part& part = (*split)[i][shard];
-        // A step of a dense table is one of all its rows.
+        // A step of a dense table changes all rows, so every shard needs it.
         if (part.keys.empty() && !pushes[i].args.is_dense) continue;
         by_shard[shard].push_back(
             {PushOfPart(pushes[i].args, &part), &part.result});
@@ -639,7 +639,7 @@ class ShardedClient : public ParameterClient {
   std::atomic<uint64_t> next_sequence_{1};
   ClusterTables tables_;
   Mutex mutex_;
-  // By the last StageRestore().
+  // The tables of the last StageRestore().
   std::vector<std::string> staged_tables_ ABSL_GUARDED_BY(mutex_);
 };
 

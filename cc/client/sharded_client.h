@@ -10,15 +10,15 @@
 
 namespace tfswitch {
 
-// Sends each key to the shard that owns it and joins the answers. `shards` are
-// in shard order. Calls to several shards are in flight together; with one
-// shard it hands calls through without a copy of their rows.
+// Sends each key to the shard that owns it, and joins the answers. `shards` are
+// in shard order. Calls to several shards run at the same time. With one shard,
+// calls are passed on without a copy of their rows.
 //
-// A server that was restarted without a part of a table, or with another table
-// of that name, answers with DataLoss (see ClusterTables), and `on_lost_tables`
-// says how it goes on. A write that is repeated then has the same identity, so
-// that shards that have applied it do not apply it twice. A write is checked
-// for NaN and Inf before any shard gets a part of it.
+// If a server was restarted without its part of a table, or has another table
+// of that name, calls give DataLoss (see ClusterTables). `on_lost_tables` says
+// whether the client then recovers and repeats the call. A repeated write keeps
+// its identity, so that no shard applies it twice. Writes are checked for NaN
+// and Inf before any shard gets a part.
 //
 // Thread-safe.
 std::unique_ptr<ParameterClient> NewShardedClient(

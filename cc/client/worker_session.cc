@@ -1,13 +1,13 @@
 // The end of a step may fail at several points, and the session remembers
-// where: unconfirmed_weight_ is set while nobody knows whether the group has
-// heard of it, is_unfinished_ while the wait after it is not over, and
-// must_catch_up_ while a closed round has to be applied. Prepare() first
-// finishes the last call, so that a call that failed can be repeated.
+// where. unconfirmed_weight_ is set while it is unknown whether the group has
+// received the end. is_unfinished_ is set while the wait after it is not over,
+// and must_catch_up_ while a closed round must be applied. Prepare() first
+// finishes the last call, so that a failed call can be repeated.
 //
-// NotFound says that the group has given the worker up, and ComeBack() joins
-// again. Commit() sends a round to all shards at once, and then sends the
-// rounds that a shard lacks one by one. Leave() sets is_leaving_ before it
-// takes mutex_, because a call that waits for other workers holds that.
+// NotFound means that the group has given the worker up; ComeBack() joins
+// again. Commit() sends a round to all shards at once, and then sends each
+// shard the rounds that it lacks, one by one. Leave() sets is_leaving_ before
+// it takes mutex_, because a call that waits for other workers holds mutex_.
 
 #include "cc/client/worker_session.h"
 
@@ -31,7 +31,7 @@ absl::StatusOr<std::unique_ptr<WorkerSession>> WorkerSession::Join(
         absl::StrCat("wait_timeout must be positive. Received: ",
                      absl::FormatDuration(options.wait_timeout)));
   }
-  // Shares the client's life.
+  // Shares ownership of the client.
   const std::shared_ptr<GroupClient> groups(client, &client->groups());
   TFSWITCH_ASSIGN_OR_RETURN(
       std::unique_ptr<GroupSession> session,
@@ -80,7 +80,7 @@ absl::Status WorkerSession::CheckTable(const TableConfig& table) const {
 
 absl::StatusOr<StepTag> WorkerSession::CurrentStep(const std::string& table) {
   {
-    // Whoever pushes meanwhile needs the same.
+    // Other threads that push meanwhile wait here for the same.
     MutexLock lock(&mutex_);
     TFSWITCH_RETURN_IF_ERROR(Prepare(""));
   }
@@ -128,7 +128,7 @@ absl::Status WorkerSession::JoinAgain() {
 }
 
 absl::Status WorkerSession::Rejoin() {
-  own_items_.clear();  // Others may have them.
+  own_items_.clear();  // Other workers may have them.
   absl::Status joined = session_->Rejoin();
   if (joined.ok()) joined = BeginOnServers();
   must_rejoin_ = !joined.ok();
@@ -137,7 +137,7 @@ absl::Status WorkerSession::Rejoin() {
 }
 
 absl::Status WorkerSession::BeginOnServers() {
-  // One draw is enough, unless others are started again at the same time.
+  // One attempt is enough, unless other workers restart at the same time.
   constexpr int kMaxDraws = 8;
   absl::Status begun;
   for (int i = 0; is_bsp() && i < kMaxDraws; ++i) {
@@ -163,14 +163,14 @@ absl::Status WorkerSession::CatchUp() {
   if (must_rejoin_) TFSWITCH_RETURN_IF_ERROR(Rejoin());
   absl::StatusOr<std::optional<Round>> last = LastClosedRound();
   if (absl::IsNotFound(last.status()) && !is_leaving_) {
-    // Given up while it waited.
+    // The group has given this worker up while it waited.
     TFSWITCH_RETURN_IF_ERROR(Rejoin());
     last = LastClosedRound();
   }
   TFSWITCH_RETURN_IF_ERROR(last.status());
   if (last->has_value()) {
     const absl::Status applied = Commit(**last);
-    // The workers of that round have heard of the error.
+    // The workers of that round have reported the error.
     if (!IsErrorOfAppliedRound(applied)) TFSWITCH_RETURN_IF_ERROR(applied);
   }
   must_catch_up_ = false;
@@ -229,8 +229,8 @@ absl::Status WorkerSession::Arrive() {
     has_pushed_ = false;
     has_applied_ = false;
   }
-  // If a server did not answer, or the user has ended the call, nobody knows
-  // whether it has heard.
+  // If a server did not answer, or the user has ended the call, it is unknown
+  // whether the group has received the end of the step.
   const bool is_unconfirmed =
       !has_arrived &&
       (absl::IsUnavailable(ended) || absl::IsDeadlineExceeded(ended) ||
@@ -255,7 +255,7 @@ absl::Status WorkerSession::WaitAtBarrier(const std::string& barrier,
   TFSWITCH_RETURN_IF_ERROR(Prepare(barrier));
   opened_barrier_.clear();
   has_ended_step_ = false;
-  if (is_repeating()) return absl::OkStatus();  // It was there before.
+  if (is_repeating()) return absl::OkStatus();  // It has passed this before.
   if (has_opened) return absl::OkStatus();
   if (is_bsp() && has_pushed_) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -288,11 +288,11 @@ absl::Status WorkerSession::FinishStep() {
     }
     const absl::Status applied = Commit(*uncommitted_);
     if (absl::IsAborted(applied)) {
-      // The server that closed it has been started again, without its tables.
+      // The server that closed the round was restarted without its tables.
       uncommitted_.reset();
       return ComeBack(applied, /*has_arrived=*/true);
     }
-    // A round that could not be applied is over nevertheless.
+    // A round is over even if it could not be applied.
     if (IsErrorOfAppliedRound(applied)) is_unfinished_ = false;
     if (is_unfinished_) TFSWITCH_RETURN_IF_ERROR(applied);
     if (!Counts(*uncommitted_)) NoteDropped(session_->num_steps() - 1);
@@ -381,7 +381,7 @@ absl::Status WorkerSession::Commit(const Round& round) {
   }
   TFSWITCH_RETURN_IF_ERROR(first);
   for (int shard = 0; shard < num_shards; ++shard) {
-    // Nobody was left to commit the rounds before.
+    // The workers that should have committed earlier rounds may have died.
     int64_t& last = committed[shard];
     while (last < round.number()) {
       const int64_t missing = last + 1;
@@ -390,7 +390,8 @@ absl::Status WorkerSession::Commit(const Round& round) {
         absl::StatusOr<Round> fetched =
             session_->FetchRound(missing, options_.wait_timeout);
         if (absl::IsOutOfRange(fetched.status())) {
-          // Forgotten meanwhile; the round as it is now says so to the shard.
+          // The group has forgotten the missing round meanwhile. A fresh copy
+          // of `round` tells the shard so.
           fetched = session_->FetchRound(round.number(), options_.wait_timeout);
         }
         if (absl::IsNotFound(fetched.status())) {
@@ -459,8 +460,7 @@ absl::Status WorkerSession::CreateWorkQueue(const std::string& queue,
                                             const WorkQueueOptions& options) {
   MutexLock lock(&mutex_);
   TFSWITCH_RETURN_IF_ERROR(Prepare(""));
-  // The loop of before has ended in the midst of a step, and nothing of it has
-  // been pushed.
+  // A former loop may have ended in the middle of a step that pushed nothing.
   const auto own = own_items_.find(queue);
   if (own != own_items_.end() && !has_pushed_ && !has_applied_) {
     own->second.item.set_offset(own->second.counted);
@@ -483,7 +483,7 @@ absl::StatusOr<std::optional<WorkItem>> WorkerSession::TakeWorkItem(
     return taken;
   }
   const auto own = FindWorkItem(queue, taken->epoch(), taken->index());
-  // The same once more, of which the present step has trained some.
+  // The worker has this item already; the present step has trained some of it.
   if (own.ok() && (*own)->counted == taken->offset()) return (*own)->item;
   own_items_[queue] = {*taken, taken->offset()};
   return taken;
@@ -530,7 +530,7 @@ absl::Status WorkerSession::FinishWorkItem(const std::string& queue,
     TFSWITCH_RETURN_IF_ERROR(ComeBack(finished, /*has_arrived=*/!has_pushed_));
     return FindWorkItem(queue, epoch, index).status();  // It is lost.
   }
-  // If a server did not answer, nobody knows whether it has heard.
+  // If a server did not answer, it is unknown whether it has received the call.
   if (finished.ok() || absl::IsFailedPrecondition(finished)) {
     own_items_.erase(queue);
   }
@@ -553,14 +553,14 @@ absl::StatusOr<v1::GetWorkQueueStatsResponse> WorkerSession::WorkQueueStats(
 }
 
 absl::Status WorkerSession::Leave(absl::Duration timeout) {
-  // Whoever waits in another thread hears that the worker is no member any
-  // more, and must not join again.
+  // A call that waits in another thread learns that the worker is no member any
+  // more. It must not join again.
   is_leaving_ = true;
   const bool is_member = !session_->has_left();
   absl::Status left = session_->Leave(timeout);
   if (left.ok()) {
     MutexLock lock(&mutex_);
-    // It may have come back before it heard of that.
+    // That thread may have joined again before it saw is_leaving_.
     left = session_->Leave(timeout);
     is_unfinished_ = false;
     own_items_.clear();

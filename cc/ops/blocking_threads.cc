@@ -8,17 +8,16 @@
 namespace tfswitch {
 namespace {
 
-// Each waits most of the time, for servers or, in the first of TensorFlow's
-// parameter servers, for the other workers of a step. The number bounds how
-// many calls are under way at once.
+// The most calls at the same time. Threads wait most of the time: for servers,
+// or in TensorFlow's first parameter server for the other workers of a step.
 constexpr int kMaxThreads = 1024;
 
 }  // namespace
 
 BlockingThreads& BlockingThreads::Get() {
-  // Leaked: a call may still wait for a server while the process exits. A child
-  // of a fork begins with none: those of its parent are not there, and one of
-  // them may hold the mutex.
+  // The object is leaked, because a call may still wait for a server while the
+  // process exits. A child of a fork gets a new object: it does not have its
+  // parent's threads, and one of them may hold the mutex.
   static BlockingThreads* threads = [] {
     pthread_atfork(nullptr, nullptr, [] { threads = new BlockingThreads(); });
     return new BlockingThreads();

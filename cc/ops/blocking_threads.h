@@ -11,10 +11,10 @@
 
 namespace tfswitch {
 
-// Starts a thread when a task comes and none is idle, up to a limit; beyond it
-// tasks queue. The idle thread that was busy last gets the task: the data of a
-// call (its completion queue, buffers, heap) is still in its caches, and the
-// pool is as large as the most calls that ever waited at once.
+// Gives a task to an idle thread, or starts a thread if none is idle, up to a
+// limit. Above the limit tasks queue. The idle thread that worked last gets the
+// task, because its caches still have the data of a call. The pool keeps as
+// many threads as ever waited at the same time.
 //
 // Thread-safe. Lives until the process ends; a child of fork() has its own.
 class BlockingThreads {

@@ -90,7 +90,8 @@ void WaitApart(tensorflow::OpKernelContext* context, double timeout_s,
   const auto op = std::make_shared<WaitingOp>(
       WaitingOp{context, timeout_s, SteadyNow() + absl::Seconds(timeout_s),
                 std::move(wait), std::move(done)});
-  // Others may wait for this announcement, so that it comes before the queue.
+  // Other calls may wait for what this one announces. So the first call of
+  // `wait` runs here, before the task is queued.
   const absl::Status status = op->wait(0.0);
   if (!absl::IsDeadlineExceeded(status)) return Finish(*op, status);
   BlockingThreads::Get().Schedule([op] { WaitOnce(op); });

@@ -1,5 +1,5 @@
-// Calls of the core library that kernels make apart from tables, scalars as
-// inputs of ops, and how kernels are registered.
+// Helpers of kernels: calls of the core library, scalar inputs, and the
+// registration of kernels.
 
 #ifndef TFSWITCH_CC_OPS_CORE_CALLS_H_
 #define TFSWITCH_CC_OPS_CORE_CALLS_H_
@@ -24,11 +24,11 @@
 
 namespace tfswitch {
 
-// Runs `call` with the core's functions and room for an error. The core stays
-// loaded; FailedPrecondition if it cannot be.
+// Calls `call` with the core's functions and a buffer for an error. Loads the
+// core and keeps it loaded; FailedPrecondition if that fails.
 absl::Status CallCore(
     absl::FunctionRef<int(const Tfswitch_Api& api, char* error)> call);
-// The same of one function.
+// Calls one function of the core.
 template <typename Function, typename... Args>
 absl::Status CallCore(Function Tfswitch_Api::*function, const Args&... args) {
   return CallCore([&](const Tfswitch_Api& api, char* error) {
@@ -36,13 +36,13 @@ absl::Status CallCore(Function Tfswitch_Api::*function, const Args&... args) {
   });
 }
 
-// Shape functions of ops whose inputs are all scalars; of the second one output
-// 0 is a scalar, too.
+// Shape functions of ops whose inputs are all scalars. With ScalarsToScalar()
+// output 0 is a scalar, too.
 absl::Status AllScalars(tensorflow::shape_inference::InferenceContext* c);
 absl::Status ScalarsToScalar(tensorflow::shape_inference::InferenceContext* c);
 
-// The value of an input of type T that must be a scalar. InvalidArgument naming
-// the input and the shape that came.
+// Reads a scalar input of type T. InvalidArgument, naming the input and its
+// shape, if it is no scalar.
 template <typename T>
 absl::Status ScalarInput(tensorflow::OpKernelContext* context, int index,
                          const char* name, T* value) {
@@ -56,8 +56,9 @@ absl::Status ScalarInput(tensorflow::OpKernelContext* context, int index,
   return absl::OkStatus();
 }
 
-// `call` on a resource, which it lets go of before the op ends: a waiter for
-// the op may close what the resource needs next.
+// Returns a function that calls `call` on a resource and then releases the
+// resource. This is before the op ends: code that waits for the op may next
+// close what the resource needs.
 template <typename Resource, typename Call>
 std::function<absl::Status()> Holding(
     tensorflow::core::RefCountPtr<Resource> resource, Call call) {
@@ -68,19 +69,19 @@ std::function<absl::Status()> Holding(
   };
 }
 
-// Runs `call`, which waits for others, sets its status, and ends the op with
-// `done`. Never on TensorFlow's threads, which those may need to get on.
+// Runs `call`, sets its status, and ends the op with `done`. `call` may wait
+// for other calls, which may need TensorFlow's threads. So it runs on a thread
+// of tfswitch.
 void RunApart(tensorflow::OpKernelContext* context,
               std::function<absl::Status()> call,
               tensorflow::AsyncOpKernel::DoneCallback done);
 
-// Waits for others, never on TensorFlow's threads: calls `wait(wait_s)`, first
-// with 0, until it gives something else than DeadlineExceeded, sets its status,
-// and ends the op with `done`. It gives up after `timeout_s`, and soon after
-// the step has been cancelled.
+// Waits for other calls without blocking TensorFlow's threads. Calls
+// `wait(wait_s)`, first with 0, until it returns something else than
+// DeadlineExceeded. Then sets its status, and ends the op with `done`. Gives up
+// after `timeout_s`, and soon after the step is cancelled.
 //
-// Each part of a wait is short, and parts take turns where there are more waits
-// than threads for them.
+// Each call of `wait` is short, so that many waits can share a few threads.
 void WaitApart(tensorflow::OpKernelContext* context, double timeout_s,
                std::function<absl::Status(double wait_s)> wait,
                tensorflow::AsyncOpKernel::DoneCallback done);

@@ -1,6 +1,6 @@
-// The core's functions for programs that load this library for its ops, with
-// TF_LoadLibrary, and would steer a model that it serves. They need not know
-// where the core is, nor how it must be opened.
+// Returns the core's functions to programs that load this library with
+// TF_LoadLibrary for its ops, and want to control a model that it serves. They
+// need not know where the core is, or how to open it.
 
 #include <cstdint>
 #include <string>
@@ -10,7 +10,7 @@
 
 extern "C" __attribute__((visibility("default"))) const Tfswitch_Api*
 Tfswitch_GetApi(uint32_t api_version) {
-  std::string error;  // The ops say it, when the first of them runs.
+  std::string error;  // The first op that runs reports it.
   const Tfswitch_Api* const api = tfswitch::OpenCore(&error);
   return api != nullptr && api->api_version == api_version ? api : nullptr;
 }

@@ -1,6 +1,6 @@
-// Tfswitch>StageGradients, SumStagedGradients and ClearStagedGradients: the
-// gradients of many workers' steps, kept apart on a parameter server until it
-// is known which of them are summed.
+// Tfswitch>StageGradients, SumStagedGradients and ClearStagedGradients: they
+// keep the gradients of each worker's steps on a parameter server until it is
+// decided which of them are summed.
 
 #define EIGEN_USE_THREADS
 
@@ -58,7 +58,7 @@ struct StepKey {
   }
 };
 
-// The gradients of steps that have not been summed.
+// Keeps the gradients of steps that have not been summed.
 //
 // Thread-safe.
 class GradientStage : public tensorflow::ResourceBase {
@@ -71,7 +71,8 @@ class GradientStage : public tensorflow::ResourceBase {
                         " steps");
   }
 
-  // `replaces`: earlier gradients of the same incarnation count no more.
+  // Stages gradients. With `replaces`, drops earlier ones of the same
+  // incarnation.
   void Put(const StepKey& key, std::vector<Tensor> gradients, bool replaces) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (replaces) {
@@ -81,10 +82,10 @@ class GradientStage : public tensorflow::ResourceBase {
     steps_[key] = std::move(gradients);
   }
 
-  // Removes the gradients of `keys`, which it returns, of all incarnations
-  // below `next_incarnation` that are not active, and of steps before these of
-  // the same incarnation. NotFound, and nothing is removed, if one of them is
-  // missing.
+  // Removes and returns the gradients of `keys`. Also removes the gradients of
+  // earlier steps of the same incarnations, and of all incarnations below
+  // `next_incarnation` that are not active. NotFound, and nothing is removed,
+  // if the gradients of a key are missing.
   absl::Status Take(const std::vector<StepKey>& keys,
                     const std::set<int64_t>& active, int64_t next_incarnation,
                     std::vector<std::vector<Tensor>>* gradients) {
@@ -113,7 +114,7 @@ class GradientStage : public tensorflow::ResourceBase {
     return absl::OkStatus();
   }
 
-  // Returns how many steps there were.
+  // Removes all gradients. Returns the number of steps that there were.
   int64_t Clear() {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto num_steps = static_cast<int64_t>(steps_.size());
@@ -127,7 +128,7 @@ class GradientStage : public tensorflow::ResourceBase {
   std::map<StepKey, std::vector<Tensor>> steps_;  // Guarded by mutex_.
 };
 
-// The stage of this name on the op's device.
+// Finds the stage of this name on the op's device.
 absl::Status FindStage(OpKernelContext* context, const std::string& name,
                        RefCountPtr<GradientStage>* stage) {
   tensorflow::ResourceMgr* const manager = context->resource_manager();
@@ -240,9 +241,9 @@ averages_by_row: Whether instead each row is averaged over the steps that have
 template <typename T>
 using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-// The same gradient of several steps, and the factor of each. One times 0
-// counts for nothing, also if it is not finite: the mean over a batch whose
-// samples are all masked, say.
+// The same gradient of several steps, and the factor of each. A term with
+// factor 0 is left out, even if it is not finite, as the mean over a batch of
+// only masked samples may be.
 struct Terms {
   std::vector<const Tensor*> gradients;
   std::vector<double> factors;
@@ -299,8 +300,8 @@ absl::Status Sum(OpKernelContext* context, int output_index,
   return absl::OkStatus();
 }
 
-// Checks indices [n] and values [n, ...] of all steps; `num_rows` receives how
-// many there are, `shape` that of one value.
+// Checks indices [n] and values [n, ...] of all steps. `num_rows` receives the
+// number of rows, and `shape` the shape of one value.
 absl::Status CheckRows(const Terms& indices, const Terms& values,
                        int64_t* num_rows, TensorShape* shape) {
   *num_rows = 0;
@@ -323,7 +324,7 @@ absl::Status CheckRows(const Terms& indices, const Terms& values,
   return absl::OkStatus();
 }
 
-// Makes outputs for `num_rows` indices and as many values of the shape.
+// Allocates outputs for `num_rows` indices and values of `shape`.
 template <typename T>
 absl::Status AllocateRows(OpKernelContext* context, int output_index,
                           int64_t num_rows, TensorShape shape,

@@ -42,7 +42,7 @@ ids: The hash of each string, of the shape of `strings`. Any int64 may occur.
 salt: With another salt other strings collide. 0 stands for no salt.
 )doc");
 
-// CPU cycles per string, about; decides how many a thread takes at a time.
+// About the CPU cycles per string. TensorFlow splits the work by it.
 constexpr int64_t kCostPerString = 100;
 
 class HashStringsOp : public OpKernel {
@@ -77,7 +77,7 @@ class HashStringsOp : public OpKernel {
   }
 
  private:
-  // `salted` is memory to be used again.
+  // `salted` is memory that is reused for each string.
   uint64_t Hash(absl::string_view text, std::string* salted) const {
     if (prefix_.empty()) return tensorflow::Fingerprint64(text);
     salted->assign(prefix_);

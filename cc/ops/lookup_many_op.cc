@@ -26,8 +26,8 @@ using tensorflow::TensorShape;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
-// ids[i].shape + [dims[i]] for output i, with the handles in inputs 0 to n - 1
-// and ids in n to 2n - 1.
+// Shape function: output i has shape ids[i].shape + [dims[i]]. Inputs 0 to n -
+// 1 are the handles, and inputs n to 2n - 1 the ids.
 absl::Status EmbeddingsShapes(InferenceContext* c) {
   std::vector<int32_t> dims;
   int n;
@@ -101,7 +101,7 @@ class LookupManyOp : public AsyncOpKernel {
   }
 
  private:
-  // Checks the tables and makes room for the embeddings.
+  // Checks the tables and allocates the embeddings.
   absl::Status Prepare(OpKernelContext* context, TableList* tables,
                        std::vector<Tfswitch_PullPart>* parts) const {
     TF_RETURN_IF_ERROR(tables->Lookup(context, n_));

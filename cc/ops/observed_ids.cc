@@ -1,6 +1,7 @@
 // Find() goes through the gradient's ids from the left. At each place it takes
-// the longest lookup whose ids come next, of equal ones the newest that it has
-// not taken yet: a gradient that a program only read leaves a lookup behind.
+// the longest lookup whose ids come next. Among equal ones it takes the newest
+// that it has not taken yet: older ones may be left of gradients that a program
+// only read.
 
 #include "cc/ops/observed_ids.h"
 
@@ -12,7 +13,8 @@ namespace tfswitch {
 void ObservedIds::Record(absl::Span<const int64_t> ids, const float* shows,
                          const float* clicks) {
   const bool has_numbers = shows != nullptr || clicks != nullptr;
-  // Layers of one table may differ: after the first with shows all are kept.
+  // Keeps all lookups after the first one with shows or clicks, because layers
+  // of one table may differ.
   if (ids.empty() || (!has_numbers && !is_used_)) return;
   auto lookup = std::make_shared<Lookup>();
   lookup->ids.assign(ids.begin(), ids.end());
@@ -42,7 +44,8 @@ bool ObservedIds::Find(absl::Span<const int64_t> ids, std::vector<float>* shows,
   for (size_t begin = 0; begin < ids.size();) {
     const absl::Span<const int64_t> rest = ids.subspan(begin);
     size_t best = 0;
-    std::pair<size_t, bool> best_rank;  // The length, and whether it is free.
+    // The length of a lookup, and whether it was not taken yet.
+    std::pair<size_t, bool> best_rank;
     for (size_t i = 0; i < lookups.size(); ++i) {
       const absl::Span<const int64_t> candidate = lookups[i]->ids;
       const std::pair<size_t, bool> rank(candidate.size(), !is_taken[i]);

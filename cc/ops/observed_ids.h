@@ -1,8 +1,9 @@
-// Shows and clicks of ids, from a training lookup to the push of its gradient.
+// Keeps shows and clicks of ids from a training lookup to the push of its
+// gradient.
 //
-// A program sees the gradient of a lookup as ids and values, and may do
-// anything to the values before an optimizer applies them. Shows and clicks
-// must not change with them, so they stay here and are found by the ids.
+// A program sees the gradient of a lookup as ids and values, and may change the
+// values before an optimizer applies them. Shows and clicks must not change
+// with them. So they are kept here, and the push finds them by its ids.
 
 #ifndef TFSWITCH_CC_OPS_OBSERVED_IDS_H_
 #define TFSWITCH_CC_OPS_OBSERVED_IDS_H_
@@ -24,17 +25,19 @@ namespace tfswitch {
 // Thread-safe.
 class ObservedIds {
  public:
-  // Gradients of older lookups count each id as shown once.
+  // How many lookups are kept. Pushes of older ones count each id as shown
+  // once.
   static constexpr size_t kMaxLookups = 64;
 
-  // Remembers a lookup. `shows` and `clicks` are NULL, which means once and
-  // never, or have one number for each id.
+  // Keeps a lookup. `shows` and `clicks` have one number for each id. NULL
+  // means shown once, and never clicked.
   void Record(absl::Span<const int64_t> ids, const float* shows,
               const float* clicks);
 
-  // The numbers of the ids of a gradient: the ids of one lookup, or those of
-  // several one after the other. An id that is in no lookup counts as shown
-  // once. False, and nothing is set, if no lookup had shows or clicks.
+  // Finds the numbers for the ids of a gradient. They are the ids of one
+  // lookup, or of several lookups one after another. An id that is in no lookup
+  // counts as shown once. Returns false, and sets nothing, if no lookup had
+  // shows or clicks.
   bool Find(absl::Span<const int64_t> ids, std::vector<float>* shows,
             std::vector<float>* clicks) const;
 
@@ -45,10 +48,10 @@ class ObservedIds {
     std::vector<float> clicks;
   };
 
-  // Tables without shows and clicks pay for a load.
+  // Lets tables without shows and clicks skip the lock.
   std::atomic<bool> is_used_{false};
   mutable Mutex mutex_;
-  // The newest first.
+  // The newest lookup is first.
   std::deque<std::shared_ptr<const Lookup>> lookups_ ABSL_GUARDED_BY(mutex_);
 };
 

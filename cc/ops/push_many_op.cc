@@ -136,7 +136,7 @@ class PushManyOp : public AsyncOpKernel {
   struct Call {
     TableList tables;
     std::vector<Tfswitch_PushPart> parts;
-    // The counts of the lookups, if the op was given none.
+    // The numbers given to lookups, if the op was given none.
     std::vector<std::vector<float>> shows;
     std::vector<std::vector<float>> clicks;
     std::vector<int64_t*> updated_rows;

@@ -1,6 +1,7 @@
 // Tfswitch>ReplicasCall, ReplicasEndStep, ReplicasHeartbeat, ReplicasNextRound
-// and ReplicasConfirmRound: workers that take steps together on variables of
-// TensorFlow. They run in one process for all: the first parameter server.
+// and ReplicasConfirmRound: they coordinate workers that take steps together on
+// TensorFlow's variables. They run in one process for all workers: the first
+// parameter server.
 
 #include <algorithm>
 #include <cstdint>
@@ -29,7 +30,7 @@ using tensorflow::tstring;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
-// incarnation, clock, round.
+// A place has incarnation, clock and round.
 constexpr int64_t kPlaceSize = 3;
 
 absl::Status PlaceOf(const Tensor& input, Tfswitch_ReplicaPlace* place) {
@@ -50,7 +51,7 @@ absl::Status PlaceAndScalar(InferenceContext* c) {
   return c->WithRank(c->input(1), 0, &unused);
 }
 
-// A kernel with those of these attributes that its op has.
+// A kernel base that reads the attributes below, if its op has them.
 template <typename Kernel>
 class OfGroup : public Kernel {
  public:
@@ -95,7 +96,7 @@ class ReplicasCallOp : public AsyncOpKernel {
     Tensor* output = nullptr;
     OP_REQUIRES_OK_ASYNC(context, context->allocate_output(0, {}, &output),
                          done);
-    // The request says how long to wait; the caller asks again.
+    // The request says how long to wait. The caller repeats the call.
     RunApart(
         context,
         [output, request = std::string(request)] {
@@ -269,7 +270,7 @@ class ReplicasNextRoundOp : public OfGroup<AsyncOpKernel> {
   }
 
  private:
-  // Sets output `index` to as many values as its shape has.
+  // Sets output `index` to `values`, as many as `shape` has elements.
   template <typename T>
   static absl::Status Set(OpKernelContext* context, int index,
                           const TensorShape& shape, const T* values) {

@@ -1,5 +1,5 @@
-// Tfswitch>ServedModel, OpenServedModel, PinServedRows and ServedLookup: the
-// ops with which an exported model looks up rows.
+// Tfswitch>ServedModel, OpenServedModel, PinServedRows and ServedLookup:
+// exported models look up rows with them.
 
 #include <cstdint>
 #include <memory>
@@ -137,7 +137,8 @@ class ServedModelResource : public tensorflow::ResourceBase {
     });
   }
 
-  // The pinned rows unpin themselves. *is_remote: a lookup waits for servers.
+  // Pins the rows; the last reference unpins them. *is_remote receives whether
+  // a lookup waits for servers.
   absl::Status Pin(std::shared_ptr<const Tfswitch_ServedRows>* rows,
                    bool* is_remote) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -166,7 +167,7 @@ class ServedModelResource : public tensorflow::ResourceBase {
   Tfswitch_ServedModel* model_ = nullptr;
 };
 
-// The value of a variant tensor: it goes from op to op in one process.
+// The value of a variant tensor, which passes between ops of one process.
 struct PinnedRows {
   std::shared_ptr<const Tfswitch_ServedRows> rows;
   bool is_remote = false;
@@ -184,8 +185,8 @@ class ServedModelOp : public OpKernel {
   explicit ServedModelOp(OpKernelConstruction* context) : OpKernel(context) {}
 
   void Compute(OpKernelContext* context) override {
-    // In a session this op runs with each step, and the model stays. A handle
-    // holds it too: in eager mode the kernel may go first.
+    // In a session this op runs in each step, and the kernel keeps the model.
+    // Handles keep it, too: in eager mode the kernel may be destroyed first.
     std::call_once(once_, [this] { model_.reset(new ServedModelResource); });
     Tensor* handle = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, {}, &handle));
@@ -214,7 +215,7 @@ class OpenServedModelOp : public AsyncOpKernel {
     OP_REQUIRES_OK_ASYNC(context, FindModel(context, &model), done);
     tensorflow::tstring file;
     OP_REQUIRES_OK_ASYNC(context, ScalarInput(context, 1, "file", &file), done);
-    // It may wait for servers, or read all rows to check them.
+    // Opening may wait for servers, or read all rows to check them.
     RunApart(context,
              Holding(std::move(model),
                      [path = std::string(file)](ServedModelResource& resource) {
@@ -260,7 +261,8 @@ class ServedLookupOp : public AsyncOpKernel {
           absl::Status status =
               CallCore(&Tfswitch_Api::served_lookup, call->pinned.rows.get(),
                        call->parts.data(), call->parts.size(), &threads);
-          // Before the op ends: its waiter may close the model next.
+          // Unpins before the op ends: code that waits for the op may next
+          // close the model.
           call->pinned.rows.reset();
           return status;
         },

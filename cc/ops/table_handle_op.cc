@@ -64,9 +64,9 @@ Counts the rows of a table, on all servers.
 num_rows: Exact while nothing is pushed or inserted at the same time.
 )doc");
 
-// Not a ResourceOpKernel: that one opens the resource under the lock of the
-// device's resource manager, and every variable of the model would wait for our
-// servers to answer.
+// This is no ResourceOpKernel, which opens resources under the lock of the
+// device's resource manager. Every variable of the model would have to wait for
+// our servers.
 class TableHandleOp : public AsyncOpKernel {
  public:
   explicit TableHandleOp(OpKernelConstruction* context)
@@ -79,7 +79,7 @@ class TableHandleOp : public AsyncOpKernel {
 
   ~TableHandleOp() override {
     if (!container_.resource_is_private_to_kernel()) return;
-    // NotFound after a session was reset, which is as good.
+    // After a session was reset, NotFound means that the resource is gone.
     container_.resource_manager()
         ->Delete<TableResource>(container_.container(), container_.name())
         .IgnoreError();
@@ -118,8 +118,8 @@ class TableHandleOp : public AsyncOpKernel {
     TF_RETURN_IF_ERROR(TableResource::Open(cluster_,
                                            static_cast<uint64_t>(cluster_id_),
                                            config_, timeout_s_, &opened));
-    // Another op may have opened the same handle meanwhile; then its table is
-    // the one, and ours is closed.
+    // If another op has opened the same handle meanwhile, its table is used,
+    // and this one is closed.
     TableResource* kept = nullptr;
     TF_RETURN_IF_ERROR(
         context->resource_manager()->LookupOrCreate<TableResource>(

@@ -1,8 +1,8 @@
-// RunAsync() calls an embedded table on the thread of the op. For remote tables
-// one call at a time may block such a thread, because that saves a change of
-// threads; all others go to BlockingThreads, so that TensorFlow keeps its
-// threads. The table is let go before done(), because the waiter for the op may
-// close the cluster next.
+// RunAsync() calls embedded tables on the thread of the op. One remote call at
+// a time may block such a thread, because that saves a change of threads. All
+// other remote calls use BlockingThreads, so that TensorFlow's threads stay
+// free. Tables are released before done(), because code that waits for the op
+// may next close the cluster.
 //
 // Open() closes its handle of the cluster at once, because the table keeps the
 // cluster open.
@@ -174,7 +174,7 @@ void RunAsync(OpKernelContext* context, bool is_remote,
     return RunApart(context, std::move(call), std::move(done));
   }
   const absl::Status status = call();
-  if (is_remote) is_one_waiting = false;  // An op after this one may be next.
+  if (is_remote) is_one_waiting = false;  // Another op may block a thread now.
   OP_REQUIRES_OK_ASYNC(context, status, done);
   done();
 }

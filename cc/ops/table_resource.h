@@ -21,22 +21,21 @@
 
 namespace tfswitch {
 
-// An open table. Calls of it may block: on the network if is_remote(), else for
-// as long as the table works. RunAsync() below is how kernels make them.
+// An open table. Calls on it may block: for the network if is_remote(), else
+// for the work of the table. Kernels make them with RunAsync() below.
 //
 // Thread-safe.
 class TableResource : public tensorflow::ResourceBase {
  public:
-  // Opens the cluster, which is the one of `cluster_id` if that is open here,
-  // and the table in it. Blocks for at most about `timeout_s`.
+  // Opens the cluster and the table in it. If the cluster `cluster_id` is open
+  // in this process, uses that one. Blocks for about `timeout_s` at most.
   static absl::Status Open(const std::string& cluster, uint64_t cluster_id,
                            const std::string& config, double timeout_s,
                            tensorflow::core::RefCountPtr<TableResource>* table);
 
   ~TableResource() override;
 
-  // InvalidArgument if this handle was opened for another table than
-  // (cluster, config) names.
+  // InvalidArgument if this handle was opened for another cluster or config.
   absl::Status Verify(const std::string& handle_name,
                       const std::string& cluster,
                       const std::string& config) const;
@@ -48,7 +47,7 @@ class TableResource : public tensorflow::ResourceBase {
   std::string DebugString() const override;
 
   // Keeps the shows and clicks of a training lookup for the push of its
-  // gradient. Warns, once, if the 100th comes and nothing has been pushed.
+  // gradient. Warns once if 100 lookups have come and nothing was pushed.
   void NoteTrainingLookup(absl::Span<const int64_t> ids, const float* shows,
                           const float* clicks) const;
 
@@ -59,13 +58,13 @@ class TableResource : public tensorflow::ResourceBase {
     return observed_ids_.Find(ids, shows, clicks);
   }
 
-  // FailedPrecondition if an optimizer with a larger number has pushed. 0 is
-  // the number of the only one.
+  // FailedPrecondition if an optimizer with a larger number has pushed. `rule`
+  // is 0 if there is only one optimizer.
   absl::Status CheckRule(int64_t rule) const;
   // Notes that the optimizer with this number has pushed.
   void NotePush(int64_t rule) const;
 
-  // For the functions of cc/capi/tfswitch.h, while this lives.
+  // The table for the functions of cc/capi/tfswitch.h. Valid while this lives.
   Tfswitch_Table* get() const { return table_; }
 
  private:
@@ -81,36 +80,38 @@ class TableResource : public tensorflow::ResourceBase {
   const int dim_;
   const bool is_remote_;
 
-  // Synchronised by themselves.
+  // These have their own synchronisation.
   mutable ObservedIds observed_ids_;
   mutable std::atomic<int64_t> num_unpushed_lookups_{0};
   mutable std::atomic<bool> has_pushed_{false};
   mutable std::atomic<int64_t> rule_{0};
 };
 
-// The table behind an input of the running op. InvalidArgument if the handle is
-// of another kind of resource, NotFound if it is gone.
+// Finds the table of an input of the running op. InvalidArgument if the handle
+// is of another kind of resource, NotFound if the resource is gone.
 absl::Status LookupTable(tensorflow::OpKernelContext* context,
                          tensorflow::core::RefCountPtr<TableResource>* table,
                          int index = 0);
 
-// InvalidArgument unless the table has the dim that a lookup was built for.
+// InvalidArgument if the table's dim is not the one for which a lookup was
+// built.
 absl::Status CheckDim(const TableResource& table, int dim);
 
 // InvalidArgument unless the attribute `name` has one entry for each table.
 absl::Status CheckEntries(const char* name, size_t num_entries, int num_tables);
 
-// Makes output `index` of shape ids.shape + [dim].
+// Allocates output `index` with shape ids.shape + [dim].
 absl::Status AllocateEmbeddings(tensorflow::OpKernelContext* context, int index,
                                 const tensorflow::Tensor& ids, int dim,
                                 float** embeddings);
 
-// The tables of an op of many.
+// The tables of an op on several tables.
 //
 // Not thread-safe.
 class TableList {
  public:
-  // Looks up inputs 0 to `num_tables` - 1; errors as of LookupTable.
+  // Finds the tables of inputs 0 to `num_tables` - 1; errors as for
+  // LookupTable().
   absl::Status Lookup(tensorflow::OpKernelContext* context, int num_tables);
   void Clear() { tables_.clear(); }
 
@@ -122,24 +123,24 @@ class TableList {
   std::vector<tensorflow::core::RefCountPtr<TableResource>> tables_;
 };
 
-// Runs `call`, which lets go of its tables before it returns, sets its status,
-// and ends the op with `done`.
+// Runs `call`, which must release its tables before it returns. Then sets its
+// status, and ends the op with `done`.
 //
 // A call on embedded tables runs at once, like other kernels, and may use the
-// device's intra-op threads. One call at a time that waits for a network runs
-// at once, too, because waking another thread takes as long as a small call;
-// the others wait on threads of tfswitch, so that ops of many tables hold one
-// of TensorFlow's threads and no more.
+// device's intra-op threads. One remote call at a time runs at once, too,
+// because waking another thread takes as long as a small call. Other remote
+// calls wait on threads of tfswitch, so that ops of many tables block only one
+// of TensorFlow's threads.
 void RunAsync(tensorflow::OpKernelContext* context, bool is_remote,
               std::function<absl::Status()> call,
               tensorflow::AsyncOpKernel::DoneCallback done);
 
-// The intra-op threads of the device that the op runs on.
+// The intra-op threads of the op's device.
 Tfswitch_Threads DeviceThreads(tensorflow::OpKernelContext* context);
 
-// Two inputs: shows and clicks of `num_ids` ids, each empty or with one number
-// per id. InvalidArgument naming the input and the shape that came. The options
-// point into the inputs.
+// Reads two inputs, the shows and clicks of `num_ids` ids. Each is empty or has
+// one number per id; else InvalidArgument, naming the input and its shape. The
+// options point into the inputs.
 absl::Status ObservationInputs(tensorflow::OpKernelContext* context,
                                const TableResource& table, int shows_index,
                                int clicks_index, int64_t num_ids,

@@ -1,13 +1,13 @@
-// The folder in which one server keeps its state while it is not running.
+// The folder with the state from which a server recovers.
 //
 //   FOLDER/.lock           held while a server has the folder
-//   FOLDER/identity.json   whose folder it is
+//   FOLDER/identity.json   the server that owns the folder
 //   FOLDER/writes          how many writes the server has applied, and which
 //                          record of the push log it has acknowledged last
 //   FOLDER/state/          the checkpoints that the server makes of itself
 //   FOLDER/log/            the push log, if there is one
 //   FOLDER/log.removed-*/  what `tfswitch repair` has removed from the log
-//   FOLDER/checkpoints/    those that clients ask for
+//   FOLDER/checkpoints/    the checkpoints that clients ask for
 
 #ifndef TFSWITCH_CC_RECOVERY_DATA_FOLDER_H_
 #define TFSWITCH_CC_RECOVERY_DATA_FOLDER_H_
@@ -24,7 +24,7 @@
 
 namespace tfswitch {
 
-// Tells a server from all others that may have folders like it.
+// Identifies the server that owns a folder.
 struct ServerIdentity {
   std::string cluster;
   uint32_t shard_index = 0;
@@ -39,13 +39,13 @@ struct ServerIdentity {
 // The sentence that ends errors about lost writes.
 std::string RepairHint(const std::string& path);
 
-// Held by one process at a time. Thread-safe.
+// A data folder, locked by this process. Thread-safe.
 class DataFolder {
  public:
-  // Makes the folder if it is not there. Aborted if another process has it;
-  // FailedPrecondition if it is the folder of another server, of a newer
-  // format, or not one of a server and not empty; DataLoss if its identity
-  // cannot be read, or it has a push log and the file `writes` is lost.
+  // Makes the folder if it does not exist. Aborted if another process has it.
+  // FailedPrecondition if it belongs to another server, has a newer format, or
+  // is no data folder and not empty. DataLoss if its identity cannot be read,
+  // or it has a push log and the file `writes` is lost.
   static absl::StatusOr<std::unique_ptr<DataFolder>> Open(
       const std::string& path, const ServerIdentity& identity);
   // Opens the folder of any server, with a copy of `writes` in memory, and
@@ -66,33 +66,35 @@ class DataFolder {
     return path + "/checkpoints";
   }
 
-  // In memory that the kernel writes to the disk: it is right after the process
-  // was killed, and may be some seconds behind after the machine went down.
+  // The counter of applied writes. The kernel writes its memory to the disk. So
+  // it is exact after the process was killed, but may be some seconds old after
+  // the machine went down.
   std::atomic<uint64_t>* num_writes() const { return &counter_->num_writes; }
-  // False if the machine went down since the last server had the folder.
+  // False if the machine may have gone down since the last server had the
+  // folder.
   bool is_counter_exact() const { return is_counter_exact_; }
-  // Whether that is known to have happened.
+  // True if the machine is known to have gone down since then.
   bool has_machine_gone_down() const { return has_machine_gone_down_; }
-  // The same memory has how far the push log has come.
+  // The progress of the push log, in the same memory.
   LogProgress* log_progress() const { return &counter_->log; }
-  // The push log has lost acknowledged writes if it ends before this record.
-  // Records that were not flushed may be missing if the machine went down.
+  // If the push log ends before this record, it has lost acknowledged writes.
+  // After the machine went down, records that were not flushed may be missing.
   uint64_t last_needed_record() const {
     return is_same_boot_ ? counter_->log.acknowledged : counter_->log.flushed;
   }
   // Whether records were removed since the last server had the folder.
   bool is_repaired() const { return counter_->is_repaired; }
-  // Only for OpenToRepair(): the file `writes` cannot be used.
+  // Only for OpenToRepair(): whether the file `writes` cannot be used.
   bool is_counter_lost() const { return is_counter_lost_; }
 
-  // A server has the folder: it has recovered from whatever had happened.
+  // Notes that a server has recovered from the folder.
   void NoteRecovery();
   // Writes to identity.json whether there is a push log.
   //
-  // REQUIRES: no other thread calls it meanwhile.
+  // REQUIRES: no other thread calls this meanwhile.
   absl::Status NoteLog(bool has_log);
   // Writes to the file `writes` that the log may end after `last_record`, and
-  // that `num_writes` were applied. The next start counts how many it lacks.
+  // that `num_writes` were applied. The next start counts the missing ones.
   //
   // REQUIRES: opened by OpenToRepair().
   absl::Status NoteRepair(uint64_t num_writes, uint64_t last_record);
@@ -100,7 +102,7 @@ class DataFolder {
  private:
   struct Counter {
     std::atomic<uint64_t> num_writes;
-    char boot_id[40];  // Of the machine, when it was last counted.
+    char boot_id[40];  // The machine's boot when a server last had the folder.
     LogProgress log;
     std::atomic<uint64_t> is_repaired;
   };
@@ -110,20 +112,20 @@ class DataFolder {
       : path_(std::move(path)), lock_(std::move(lock)) {}
   static absl::StatusOr<std::unique_ptr<DataFolder>> Lock(
       const std::string& path);
-  // NotFound if there is none.
+  // NotFound if there is no identity.
   absl::Status ReadIdentity();
   absl::Status CheckIdentity(const ServerIdentity& identity);
   absl::Status WriteIdentity() const;
-  // `is_copy`: changes do not reach the file.
+  // With `is_copy` changes do not reach the file.
   absl::Status MapCounter(bool is_copy);
 
-  // Constant after Open(), but for has_log_, which NoteLog() sets.
+  // Constant after Open(), except for has_log_, which NoteLog() sets.
   const std::string path_;
   const std::unique_ptr<FolderLock> lock_;
   ServerIdentity identity_;
   bool has_log_ = false;
   Counter* counter_ = nullptr;
-  std::string boot_id_;  // The present one of the machine.
+  std::string boot_id_;  // The machine's present boot.
   bool is_same_boot_ = false;
   bool is_counter_lost_ = false;
   bool is_counter_exact_ = true;

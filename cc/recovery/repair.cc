@@ -1,5 +1,5 @@
-// The file `writes` is written last: until then a server refuses the folder as
-// before, and a repair that was interrupted can be repeated.
+// The file `writes` is written last. Until then servers refuse the folder as
+// before, and an interrupted repair can be repeated.
 
 #include "cc/recovery/repair.h"
 
@@ -28,7 +28,8 @@ namespace {
 
 using Print = absl::FunctionRef<void(absl::string_view line)>;
 
-// `skipped` says why the newest saves cannot be read; the next one is whole.
+// Prints the saves. `skipped` has the errors of the newest saves; the next save
+// is whole.
 void PrintSaves(const std::string& state,
                 const std::vector<std::string>& skipped, Print print) {
   for (size_t i = 0;; ++i) {
@@ -98,7 +99,7 @@ absl::Status Repair(const std::string& path, RepairKind kind,
           [&shard](uint64_t number, uint32_t type, absl::string_view payload) {
             return shard.Replay(number, type, payload);
           }));
-  // Without the file `writes`, those of the log are known.
+  // Without the file `writes`, only the writes of save and log are known.
   const uint64_t known = std::max<uint64_t>(applied, num_writes);
 
   print(absl::StrCat("data folder '", path, "', shard ",

@@ -1,5 +1,5 @@
 // Repairs a data folder whose push log has lost acknowledged writes, so that a
-// server starts from it again.
+// server can start from it again.
 
 #ifndef TFSWITCH_CC_RECOVERY_REPAIR_H_
 #define TFSWITCH_CC_RECOVERY_REPAIR_H_
@@ -16,17 +16,17 @@ namespace tfswitch {
 enum class RepairKind {
   kDryRun,  // Changes nothing.
   kCut,     // Cuts the log at the first damage, if there is one.
-  kToSave,  // Goes back to the newest whole save, without the log.
+  kToSave,  // Returns to the newest whole save, without the log.
 };
 
-// Prints what is whole in the data folder at `path`, and then repairs it. What
-// that removes is in a folder beside the log afterwards. The next server to
-// start says how many writes are lost.
+// Prints what is whole in the data folder at `path`, and then repairs it. Moves
+// the removed records to a folder beside the log. The next server to start
+// reports how many writes are lost.
 //
 // Loads the rows, as a server does: only a replay shows which records can be
-// replayed, and how many writes they are. `limits` are those of the server.
+// replayed, and how many writes they have. `limits` are those of the server.
 //
-// NotFound if it is no data folder; Aborted if a server has it; DataLoss if
+// NotFound if `path` is no data folder; Aborted if a server has it; DataLoss if
 // there are saves and none is whole.
 //
 // Thread-safe: the folder is locked.

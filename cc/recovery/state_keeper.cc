@@ -1,5 +1,6 @@
-// The counter of writes is set to those of the save before the replay, which
-// counts on. So it says at the end how many are not there.
+// Before the replay the counter of writes is set to the writes of the save, and
+// the replay counts on. So the difference to its former value is the number of
+// lost writes.
 
 #include "cc/recovery/state_keeper.h"
 
@@ -21,7 +22,8 @@ namespace tfswitch {
 namespace {
 
 void Warn(absl::string_view event, absl::string_view message) {
-  // No caller causes them, and a start may have many.
+  // Callers cannot cause these lines, so a high limit is safe. A start may have
+  // many.
   LogMessage(LogLevel::kWarning, {event, /*burst=*/1000, /*per_second=*/10},
              message);
 }
@@ -67,7 +69,7 @@ absl::Status StateKeeper::Recover(const Shard::Interrupt& interrupt) {
                !absl::IsFailedPrecondition(status)) {
       remedy = ". The rows are still there: start again when that is mended";
     }
-    num_writes = applied;  // For the next attempt.
+    num_writes = applied;  // The next attempt needs the former value.
     return absl::Status(status.code(),
                         absl::StrCat("cannot recover from '", folder_.path(),
                                      "': ", status.message(), remedy));
@@ -118,10 +120,10 @@ absl::Status StateKeeper::SetSkippedAside(
          absl::StrCat("former saves are set aside, as nobody can read them: ",
                       absl::StrJoin(*damaged, "; ")));
   } else if (damaged.ok() && recovered.skipped.empty()) {
-    // Files of a save that is set aside stay until the next start.
+    // If a save was set aside, its files stay until the next start.
     cleaned = checkpoint::RemoveUnpublished(state);
   }
-  // The rows are whole without.
+  // Files that stay do no harm, so an error is only logged.
   if (!cleaned.ok() && !absl::IsNotFound(cleaned)) {
     Warn("files_left", absl::StrCat("files that no save needs stay in '", state,
                                     "': ", cleaned.message()));
@@ -153,21 +155,22 @@ absl::Status StateKeeper::OpenLog(const Shard::RecoveredState& recovered,
                       return shard_.Replay(number, type, payload);
                     });
   TFSWITCH_RETURN_IF_ERROR(log.status());
-  // Not before: a start that fails must leave all as it was.
+  // Changes the folder only now: a failed start must not change it.
   TFSWITCH_RETURN_IF_ERROR(SetSkippedAside(recovered));
   MutexLock lock(&saving_);
   first_record_ = server.last_record() + 1;
   log_ = *std::move(log);
   TFSWITCH_RETURN_IF_ERROR(shard_.StartLog(log_.get()));
-  // Groups that lack the last steps of their workers would refuse the next.
+  // Groups are forgotten if they may lack the last steps of their workers: they
+  // would refuse the next steps.
   const bool lacks_records = !had_log || folder_.is_repaired() ||
                              (folder_.has_machine_gone_down() &&
                               options.sync_every > absl::ZeroDuration());
   if (lacks_records) TFSWITCH_RETURN_IF_ERROR(shard_.ForgetGroups());
   if (options_.has_log) return absl::OkStatus();
-  // The folder had a log that nobody wants any more. Its writes must be saved
-  // before others come that have no records. Groups are not: what their workers
-  // do from now on has no records either.
+  // The folder had a log, but the log is switched off now. Its writes must be
+  // saved before writes without records come. Groups are not saved, because the
+  // next calls of their workers have no records, either.
   TFSWITCH_RETURN_IF_ERROR(shard_.StartLog(nullptr));
   TFSWITCH_RETURN_IF_ERROR(
       shard_.SaveState(DataFolder::StateOf(folder_.path()), interrupt)
@@ -204,8 +207,8 @@ absl::Status StateKeeper::Save(const Shard::Interrupt& interrupt) {
       const v1::CheckpointServer saved,
       shard_.SaveState(DataFolder::StateOf(folder_.path()), interrupt));
   if (log_ == nullptr) return absl::OkStatus();
-  // The records since the save before stay, for the case that this save is
-  // found damaged; but not those that a failed flush has left uncertain.
+  // Keeps the records since the previous save, in case this save is found
+  // damaged. After a failed flush they are uncertain, and are not kept.
   const uint64_t first_record = saved.last_record() + 1;
   const uint64_t before = std::exchange(first_record_, first_record);
   return log_->StartAfterSave(log_->has_failed() ? first_record : before);

@@ -1,5 +1,5 @@
-// Keeps the state of a shard in its data folder: recovers it at the start,
-// saves it at intervals and at the end, and has a push log in between.
+// Keeps the state of a shard in its data folder. It recovers the state at the
+// start, saves it at intervals and at the end, and logs writes in between.
 
 #ifndef TFSWITCH_CC_RECOVERY_STATE_KEEPER_H_
 #define TFSWITCH_CC_RECOVERY_STATE_KEEPER_H_
@@ -22,37 +22,38 @@
 namespace tfswitch {
 
 struct StateKeeperOptions {
-  // How often the state is saved; infinite: only at the end.
+  // How often the state is saved. Infinite means only at the end.
   absl::Duration save_every = absl::Minutes(10);
   bool has_log = false;
-  // See PushLogOptions; the folder is that of the data folder.
+  // See PushLogOptions. The log is always in the data folder.
   PushLogOptions log;
 };
 
-// "52 acknowledged writes", or "at least" so many: those that a state with
-// `whole` writes lacks of the `applied` ones of a folder.
+// Describes the writes that a state with `whole` writes lacks of the `applied`
+// ones of a folder, as "52 acknowledged writes", or "at least 52 ..." if the
+// counter is not exact.
 std::string DescribeLost(const DataFolder& folder, uint64_t applied,
                          uint64_t whole);
 
 // Thread-safe.
 class StateKeeper {
  public:
-  // The shard counts its writes in `folder`. Both must live as long.
+  // The shard counts its writes in `folder`. Both must outlive this.
   StateKeeper(const StateKeeperOptions& options, DataFolder* folder,
               Shard* shard)
       : options_(options), folder_(*folder), shard_(*shard) {}
   StateKeeper(const StateKeeper&) = delete;
   StateKeeper& operator=(const StateKeeper&) = delete;
 
-  // Takes the newest whole state that there is, if there is one, and then the
-  // writes of the log, and notes in the shard how many writes are lost. Starts
-  // the log. Errors of `interrupt` end it.
+  // Recovers the newest whole state, if there is one, and then the writes of
+  // the log. Sets in the shard how many writes are lost, and starts the log.
+  // Ends early with an error of `interrupt`.
   //
   // REQUIRES: the shard is new.
   absl::Status Recover(const Shard::Interrupt& interrupt);
 
-  // From now on it saves at intervals, and earlier if the log has half of its
-  // bytes. A save that fails is said, and tried again after as long.
+  // Starts to save at intervals, and earlier when the log has half of its
+  // maximal bytes. A failed save is logged, and tried again after an interval.
   void Start();
 
   // Saves now.
@@ -60,8 +61,8 @@ class StateKeeper {
     return absl::OkStatus();
   });
 
-  // Ends a save that is under way, and saves a last time. The error is that of
-  // this save. To be called when the shard is written to no more.
+  // Ends a running save, and saves a last time. Returns the error of the last
+  // save. Called when no writes to the shard can come any more.
   absl::Status Stop();
 
  private:
@@ -69,11 +70,11 @@ class StateKeeper {
   static constexpr char kLogName[] = "log";
 
   void SaveOnTime();
-  // Or cannot be written.
+  // Whether the log is long or cannot be written.
   bool IsLogLong() const;
-  // Takes damaged saves out of the folder, in which a good one was found.
+  // Sets damaged saves aside after a good one was found.
   absl::Status SetSkippedAside(const Shard::RecoveredState& recovered) const;
-  // Opens the log, and replays what the recovered state has not.
+  // Opens the log, and replays the writes that the recovered state lacks.
   absl::Status OpenLog(const Shard::RecoveredState& recovered,
                        const Shard::Interrupt& interrupt,
                        int64_t* num_replayed);
@@ -83,10 +84,10 @@ class StateKeeper {
   Shard& shard_;
   std::unique_ptr<PushLog> log_;  // Constant after Recover().
   std::atomic<bool> is_stopping_{false};
-  Mutex saving_;  // Held by the save that is under way.
-  // The first record that the last save has not.
+  Mutex saving_;  // Held during a save.
+  // The first record that the last save lacks.
   uint64_t first_record_ ABSL_GUARDED_BY(saving_) = 1;
-  // Last, so that its thread ends before the members that it uses.
+  // Declared last, so that its thread ends before the members that it uses.
   IntervalTimer timer_{[this](const std::string& name) {
     if (name == kSaveName || IsLogLong()) SaveOnTime();
   }};

@@ -28,11 +28,12 @@ class PinnedSnapshot final : public PinnedRows {
       tables.push_back(layers);
       num_keys += part.keys.size();
     }
-    // Below it, a thread that has to be woken is late.
+    // With fewer keys, waking a thread takes longer than the work.
     constexpr size_t kMinKeysPerRange = 512;
     Mutex mutex;
     absl::Status first;
-    // Ranges of all keys, one part behind the other.
+    // Looks up a range of all keys: those of the first part, then those of the
+    // second, and so on.
     const auto look_up = [&](size_t begin, size_t end) {
       size_t before = 0;
       for (size_t i = 0; i < parts.size() && before < end; ++i) {

@@ -12,8 +12,8 @@
 
 namespace tfswitch {
 
-// Errors are those of ServedRows::Open. Looks for newer exports every
-// `watch_interval`; zero: never.
+// Opens the model. Errors are those of ServedRows::Open. Looks for newer
+// exports every `watch_interval`; zero means never.
 absl::StatusOr<std::shared_ptr<ServedModel>> OpenEmbeddedModel(
     const ServedRowsOptions& options, absl::Duration watch_interval);
 

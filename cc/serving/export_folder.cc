@@ -1,11 +1,11 @@
-// ExportWriter holds the folder's lock from Begin() to its end and writes into
-// a hidden folder. Publish() writes the manifest last and renames that folder.
-// The remains of a crash have the same prefix, and the next Begin() removes
-// them under the lock. RemoveOldExports() renames first and removes then, so
-// that no reader finds half an export.
+// ExportWriter holds the folder's lock from Begin() until it is destroyed, and
+// writes to a hidden folder. Publish() writes the manifest last and renames
+// that folder. After a crash the next Begin() finds hidden folders by their
+// prefix and removes them under the lock. RemoveOldExports() renames an export
+// before it removes the files, so that readers never find half an export.
 //
-// The checksum of a manifest is that of its content as a message, so that line
-// breaks and the order of fields in the file do not matter.
+// The checksum of a manifest is computed from its content as a message, so that
+// line breaks and the order of fields in the file do not matter.
 
 #include "cc/serving/export_folder.h"
 
@@ -41,7 +41,7 @@ namespace fs = std::filesystem;
 constexpr char kTemporaryPrefix[] = ".writing-";
 constexpr size_t kMaxManifestBytes = size_t{64} << 20;
 
-// The bytes of equal contents are equal.
+// Equal contents are serialised to equal bytes.
 uint64_t ChecksumOf(const v1::ExportContent& content) {
   std::string bytes;
   {
@@ -53,7 +53,7 @@ uint64_t ChecksumOf(const v1::ExportContent& content) {
   return Checksum(bytes.data(), bytes.size());
 }
 
-// Checks what the rules of the fields cannot say.
+// Checks what the rules of the fields do not express.
 absl::Status CheckContent(const v1::ExportContent& content,
                           const ExportName& name) {
   if (NameOf(content).ToString() != name.ToString()) {
@@ -167,8 +167,8 @@ ExportWriter::ExportWriter(std::string path, std::unique_ptr<FolderLock> lock)
 absl::StatusOr<std::unique_ptr<ExportWriter>> ExportWriter::Begin(
     const std::string& path, bool is_delta) {
   TFSWITCH_RETURN_IF_ERROR(CreateFolders(path));
-  // Aborted is not as where a delta cannot follow, for which a base is the
-  // remedy.
+  // Returns Aborted if the lock is held. A delta that cannot follow has another
+  // code, because only that makes callers write a base.
   TFSWITCH_ASSIGN_OR_RETURN(std::unique_ptr<FolderLock> lock,
                             FolderLock::Take(path, absl::ZeroDuration(),
                                              [] { return absl::OkStatus(); }));
@@ -177,7 +177,7 @@ absl::StatusOr<std::unique_ptr<ExportWriter>> ExportWriter::Begin(
                             ListFolder(path));
   std::error_code error;
   for (const std::string& file : files) {
-    // Files that cannot be removed are only garbage.
+    // Files that cannot be removed do no harm.
     if (absl::StartsWith(file, kTemporaryPrefix)) {
       fs::remove_all(absl::StrCat(path, "/", file), error);
     }
@@ -187,7 +187,7 @@ absl::StatusOr<std::unique_ptr<ExportWriter>> ExportWriter::Begin(
                             ListExports(path));
   if (!names.empty()) {
     auto previous = ReadExport(path, names.back());
-    // A base can follow anything.
+    // A base can follow any export, even a damaged one.
     if (previous.ok()) {
       writer->previous_ = *std::move(previous);
     } else if (is_delta) {
@@ -221,7 +221,7 @@ absl::StatusOr<std::unique_ptr<ExportWriter>> ExportWriter::Begin(
 }
 
 ExportWriter::~ExportWriter() {
-  std::error_code error;  // Files that stay are only garbage.
+  std::error_code error;  // Files that stay do no harm.
   if (!is_published_ && !temporary_.empty()) {
     fs::remove_all(temporary_, error);
   }
@@ -265,8 +265,8 @@ absl::Status ExportWriter::Publish() {
     return ErrnoStatus("publish", name, errno);
   }
   is_published_ = true;
-  // Readers see it, so there is no way back: an error now is for callers that
-  // mind that a power cut may undo it.
+  // Readers can see the export already, so an error now does not end it. It
+  // only means that a power cut may undo the export.
   const absl::Status synced = SyncFolder(path_);
   if (!synced.ok()) {
     LogMessage(
@@ -286,13 +286,13 @@ absl::Status RemoveOldExports(const std::string& path, uint32_t keep_bases) {
     if (!names[--first_kept].is_delta) ++num_bases;
   }
   if (num_bases < keep_bases) return absl::OkStatus();
-  // The oldest first, so that a failure leaves no hole: the newest exports that
-  // are left are whole chains.
+  // Removes the oldest first, so that the exports that are left after a failure
+  // have whole chains.
   for (size_t i = 0; i < first_kept; ++i) {
     const std::string folder = absl::StrCat(path, "/", names[i].ToString());
     const std::string hidden =
         absl::StrCat(path, "/", kTemporaryPrefix, names[i].ToString());
-    // A reader that lists the folder sees it whole or not at all.
+    // Readers that list the folder see the whole export or nothing of it.
     if (rename(folder.c_str(), hidden.c_str()) != 0) {
       return ErrnoStatus("remove", folder, errno);
     }

@@ -1,13 +1,14 @@
-// A folder of exports: base and delta models of tables, numbered in one row.
+// Reads and writes a folder of exports: base and delta models of tables, with
+// consecutive numbers.
 //
 //   PATH/base-00000001/manifest.json      the content
 //   PATH/base-00000001/<table>.safetensors   a row file of each table
 //   PATH/delta-00000002/...               the changes since number 1
 //
-// A base has all rows. A delta names the export that it follows; a reader
-// applies deltas in their order to a base, and a chain that is broken goes on
-// with the next base. An export appears under its name when it is complete, by
-// one rename; a name that begins with a dot is no export.
+// A base has all rows. A delta names the export that it follows. Readers apply
+// deltas in order to a base; after a broken chain they continue with the next
+// base. When an export is complete, one rename gives it its name. Names that
+// begin with a dot are no exports.
 //
 // Functions here are thread-safe.
 
@@ -48,13 +49,13 @@ RowFileInfo InfoOf(const v1::ExportedTable& table);
 // such folder.
 absl::StatusOr<std::vector<ExportName>> ListExports(const std::string& path);
 
-// NotFound if it is not there, DataLoss if its manifest is damaged,
-// FailedPrecondition if it is of another version of the format.
+// NotFound if the export does not exist, DataLoss if its manifest is damaged,
+// FailedPrecondition if its format has another version.
 absl::StatusOr<v1::ExportContent> ReadExport(const std::string& path,
                                              const ExportName& name);
 
-// A base and the deltas after it, in order, up to `last`. FailedPrecondition or
-// DataLoss if one of them is missing or damaged.
+// Returns a base and the deltas after it, in order, up to `last`.
+// FailedPrecondition or DataLoss if one of them is missing or damaged.
 absl::StatusOr<std::vector<v1::ExportContent>> ReadChain(
     const std::string& path, const v1::ExportContent& last);
 
@@ -62,31 +63,30 @@ absl::StatusOr<std::vector<v1::ExportContent>> ReadChain(
 std::string RowFilePath(const std::string& path, const ExportName& name,
                         const v1::ExportedTable& table);
 
-// Writes one export. One process at a time writes to a folder: another one is
-// refused while this lives, and exports that others left unfinished are
-// removed.
+// Writes one export. While this lives, other processes cannot write to the
+// folder. Begin() removes exports that others left unfinished.
 //
 // Not thread-safe.
 class ExportWriter {
  public:
-  // Makes the folder if need be. The export's number is the next one.
+  // Makes the folder if it does not exist. The export gets the next number.
   // Aborted if another process is writing to the folder.
   static absl::StatusOr<std::unique_ptr<ExportWriter>> Begin(
       const std::string& path, bool is_delta);
-  // Without Publish() nothing has happened.
+  // Removes the files if Publish() was not called.
   ~ExportWriter();
   ExportWriter(const ExportWriter&) = delete;
   ExportWriter& operator=(const ExportWriter&) = delete;
 
-  // The export before; number 0 if it is the first.
+  // The previous export; its number is 0 if this one is the first.
   const v1::ExportContent& previous() const { return previous_; }
   ExportName name() const { return NameOf(manifest_); }
   const std::string& id() const { return manifest_.id(); }
 
-  // By which rows are chosen, for those that follow.
+  // Records the rule that chooses rows, for later exports.
   void SetRule(const v1::ScoreRule& rule) { *manifest_.mutable_rule() = rule; }
 
-  // Adds a table; its rows go to the writer, which must be finished before
+  // Adds a table. Returns a writer for its rows, which must be finished before
   // Publish().
   absl::StatusOr<std::unique_ptr<RowFileWriter>> AddTable(
       const RowFileKind& kind);
@@ -94,7 +94,7 @@ class ExportWriter {
   void FinishTable(const std::string& table, const RowFileInfo& info,
                    const std::vector<ChangeCursor>& cursors);
 
-  // The export exists when it returns OK, and else does not.
+  // Publishes the export. It exists exactly if this returns OK.
   absl::Status Publish();
 
  private:
@@ -108,7 +108,7 @@ class ExportWriter {
   bool is_published_ = false;
 };
 
-// Removes the exports before the last `keep_bases` bases.
+// Removes exports that are older than the last `keep_bases` bases.
 absl::Status RemoveOldExports(const std::string& path, uint32_t keep_bases);
 
 }  // namespace tfswitch

@@ -1,17 +1,16 @@
 // Publish() locks the folder, lists the tables, checks whether a delta can
 // follow, writes the tables one by one, and renames the folder. It lists the
-// tables first and names their incarnations in each call, so that a table which
-// another one replaces meanwhile ends the export.
+// tables first and names their incarnations in each call, so that the export
+// fails if a table is replaced meanwhile.
 //
-// Where a server does not know what has changed, a delta is the difference of
-// all rows to those in the files (row_difference.h). With a rule, a reader then
-// has what a base by it would have.
+// If a server does not know what has changed, all rows are compared with the
+// files (row_difference.h), and the delta has the differences. With a rule,
+// readers then have the same rows as after a base with that rule.
 //
-// With a rule the servers hear at the end in any case whether the export is
-// there (CommitExport), because they have kept the scores of its rows. An
-// export that is published stays so: errors of later steps are ignored or
-// logged. A delta that cannot follow becomes a base in PublishExport(), if the
-// request says so.
+// With a rule the servers keep the scores of exported rows. So they are always
+// told at the end whether the export was published (CommitExport). After it was
+// published, errors of later steps are ignored or logged. If a delta cannot
+// follow and the request allows it, PublishExport() writes a base.
 
 #include "cc/serving/exporter.h"
 
@@ -33,7 +32,8 @@
 namespace tfswitch {
 namespace {
 
-// The last export in the folder that can be read; number 0 if there is none.
+// Returns the last readable export of the folder; its number is 0 if there is
+// none.
 v1::ExportContent LastExport(const ExportWriter& writer,
                              const std::string& path) {
   if (writer.previous().number() != 0) return writer.previous();
@@ -47,15 +47,15 @@ v1::ExportContent LastExport(const ExportWriter& writer,
 
 using Tables = std::map<std::string, TableInfo>;
 
-// All tables of a client. DataLoss if a server has lost its part of one: the
-// export would have only the rest of its rows.
+// Lists all tables of a client. DataLoss if a server has lost its part of a
+// table: the export would lack these rows.
 absl::StatusOr<Tables> ListTables(ParameterClient& client) {
   TFSWITCH_ASSIGN_OR_RETURN(std::vector<TableInfo> infos,
                             client.ListTables(""));
   Tables tables;
   for (TableInfo& info : infos) {
     TFSWITCH_RETURN_IF_ERROR(info.lost);
-    // Else one server has yet to make it, or has just dropped it.
+    // If parts are missing, the table is just being made or dropped.
     if (info.num_shards != client.num_shards()) continue;
     const std::string name = info.config.name;
     tables[name] = std::move(info);
@@ -63,7 +63,7 @@ absl::StatusOr<Tables> ListTables(ParameterClient& client) {
   return tables;
 }
 
-// The names of the exported tables, each of which is in `present`.
+// Returns the names of the tables to export. All are in `present`.
 absl::StatusOr<std::set<std::string>> TablesOf(
     const v1::PublishExportRequest& request, const Tables& present,
     const v1::ExportContent& last) {
@@ -71,7 +71,7 @@ absl::StatusOr<std::set<std::string>> TablesOf(
                                request.tables().end());
   if (request.all_tables()) {
     for (const auto& [table, info] : present) {
-      // One with a layout has no vectors.
+      // Tables with a layout hold variables, not embeddings.
       if (info.config.layout.empty()) tables.insert(table);
     }
   }
@@ -95,7 +95,8 @@ absl::StatusOr<std::set<std::string>> TablesOf(
   return tables;
 }
 
-// FailedPrecondition if an export of `request` would not be as the last one.
+// FailedPrecondition if an export of `request` would have other tables or
+// settings than the last one.
 absl::Status CheckSame(const v1::PublishExportRequest& request,
                        const std::set<std::string>& tables,
                        const v1::ExportContent& last) {
@@ -130,10 +131,10 @@ absl::Status CheckSame(const v1::PublishExportRequest& request,
   return absl::OkStatus();
 }
 
-// Removes the rows that have gone. FailedPrecondition if these are most of
-// them, because then a base is smaller, and the table is likely to be another
-// one than its user believes; or if a delta cannot tell what an id without a
-// row reads.
+// Adds the rows that have gone to the file as removed. FailedPrecondition if
+// these are most rows: then a base is smaller, and the user may have the wrong
+// table. FailedPrecondition also if the value of an id without a row differs,
+// which a delta cannot tell.
 absl::Status FinishDifference(const RowDifference& difference,
                               const RowFileKind& kind, const ExportName& last,
                               RowFileWriter* file) {
@@ -157,8 +158,8 @@ absl::Status FinishDifference(const RowDifference& difference,
       "rows are meant to go."));
 }
 
-// Exports one table; adds to the report. `args` have what is the same of all
-// tables, and `format` is that of a base.
+// Exports one table, and adds to the report. `args` has the values that all
+// tables share. A base has the given `format`.
 absl::Status ExportTable(ParameterClient& client, const std::string& path,
                          ExportChangesArgs args, RowFormat format,
                          const TableInfo& listed, ExportWriter* writer,
@@ -172,7 +173,7 @@ absl::Status ExportTable(ParameterClient& client, const std::string& path,
   kind.format = format;
   kind.default_row = MissingRow(config);
   args.table = table;
-  // As it is listed, which may be another one than this process has used.
+  // The listed incarnation. This process may have used another one.
   args.table_incarnation = listed.identity.incarnation;
   if (writer->name().is_delta) {
     const v1::ExportedTable& before = writer->previous().tables().at(table);
@@ -197,11 +198,12 @@ absl::Status ExportTable(ParameterClient& client, const std::string& path,
   };
   auto cursors = client.ExportChanges(args, write_chunk);
   if (!args.since.empty() && absl::IsFailedPrecondition(cursors.status())) {
-    // They do not know the changes. A new file, as some may have told theirs.
+    // A server does not know the changes. Starts a new file, because other
+    // servers may have written theirs.
     TFSWITCH_ASSIGN_OR_RETURN(
         const std::unique_ptr<RowDifference> difference,
         RowDifference::Open(path, writer->previous(), table));
-    file.reset();  // It removes its file.
+    file.reset();  // The destructor removes the file.
     TFSWITCH_ASSIGN_OR_RETURN(file, writer->AddTable(kind));
     file->LeaveOut(
         [&](Key key, const char* row) { return difference->IsNews(key, row); });
@@ -225,9 +227,9 @@ absl::StatusOr<v1::PublishExportResponse> Publish(
     bool is_delta) {
   TFSWITCH_ASSIGN_OR_RETURN(const std::unique_ptr<ExportWriter> writer,
                             ExportWriter::Begin(request.path(), is_delta));
-  // A delta follows it.
+  // The export that a delta follows.
   const v1::ExportContent last = LastExport(*writer, request.path());
-  // Before the first table is read, which takes a while.
+  // Lists tables before the first one is read, which may take long.
   TFSWITCH_ASSIGN_OR_RETURN(const Tables present, ListTables(client));
   TFSWITCH_ASSIGN_OR_RETURN(const std::set<std::string> tables,
                             TablesOf(request, present, last));
@@ -252,7 +254,7 @@ absl::StatusOr<v1::PublishExportResponse> Publish(
   report.set_number(writer->name().number);
   report.set_delta(is_delta);
   absl::Status status;
-  int64_t num_rows = 0;  // Not known for a delta.
+  int64_t num_rows = 0;  // Unknown for a delta.
   if (!is_delta && !args.rule.has_value()) {
     for (const std::string& table : tables) {
       num_rows += present.at(table).stats.num_rows;
@@ -273,8 +275,7 @@ absl::StatusOr<v1::PublishExportResponse> Publish(
   }
   if (args.rule.has_value()) {
     for (const std::string& table : tables) {
-      // If a server does not hear of it, its rows come once more, which is no
-      // harm; a published export stays so.
+      // An error does no harm: the next delta has these rows once more.
       client
           .CommitExport({table, present.at(table).identity.incarnation},
                         writer->id(), report.published())
@@ -286,7 +287,7 @@ absl::StatusOr<v1::PublishExportResponse> Publish(
     report.set_number(writer->previous().number());
     report.set_bytes(0);
   } else if (request.keep_bases() > 0) {
-    // The next export tries again; this one is there.
+    // An error does not end this export. The next one tries again.
     const absl::Status removed =
         RemoveOldExports(request.path(), request.keep_bases());
     if (!removed.ok()) {
@@ -309,8 +310,8 @@ absl::StatusOr<v1::PublishExportResponse> PublishExport(
     TFSWITCH_RETURN_IF_ERROR(RowFormatOf(request.row_format()).status());
   }
   auto report = Publish(client, request, day, request.delta());
-  // There is no export to follow, it is damaged or another than is asked for,
-  // or the changes are not known.
+  // A delta cannot follow: there is no export, it is damaged or has other
+  // settings, or the changes are unknown.
   const bool is_broken =
       request.delta() && (absl::IsFailedPrecondition(report.status()) ||
                           absl::IsDataLoss(report.status()));

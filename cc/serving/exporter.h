@@ -1,4 +1,4 @@
-// Writes base and delta exports of tables, wherever these are.
+// Writes base and delta exports of tables, in this process or on servers.
 
 #ifndef TFSWITCH_CC_SERVING_EXPORTER_H_
 #define TFSWITCH_CC_SERVING_EXPORTER_H_
@@ -9,14 +9,15 @@
 
 namespace tfswitch {
 
-// Exports to the folder `path` of this machine, whole or not at all. NotFound
-// for a table that is not there, FailedPrecondition if a delta cannot follow:
-// there is no base, it is another one than is asked for, or most rows have
-// gone and no server knows why. Aborted if another process is exporting to the
-// folder. Where a server does not know what has changed, a delta takes up
-// to the time of a base: all rows are read and compared with the files.
+// Exports to the folder `path` of this machine, whole or not at all. If a
+// server does not know what has changed, a delta may take as long as a base:
+// all rows are read and compared with the files. A rule chooses rows as of
+// `day`; see EmbeddingTable::last_day.
 //
-// `day`: by which a rule chooses rows; see EmbeddingTable::last_day.
+// NotFound if a table does not exist. FailedPrecondition if a delta cannot
+// follow: there is no base, the last export had other settings, or most rows
+// have gone and no server knows why. Aborted if another process is exporting to
+// the folder.
 absl::StatusOr<v1::PublishExportResponse> PublishExport(
     ParameterClient& client, const v1::PublishExportRequest& request,
     float day = kServersDay);

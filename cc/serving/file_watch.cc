@@ -1,10 +1,10 @@
-// The kernel tells of a writer by SIGIO, whose default action ends the process.
-// So each lease is owned by the watcher's thread, which has all signals
-// blocked: the signal stays pending there. The thread asks F_GETLEASE instead,
-// and takes no signal away from the process.
+// The kernel reports a writer by SIGIO, whose default action ends the process.
+// So each lease belongs to the watcher's thread, which blocks all signals: the
+// signal stays pending there. The thread calls F_GETLEASE instead, and takes no
+// signal away from the process.
 //
-// The handler of SIGBUS walks a list without a lock. It interrupts a reader of
-// the range, which keeps that range in use. Nodes are reused and never freed.
+// The SIGBUS handler walks a list without a lock. It interrupts a reader of the
+// range, so the range is in use meanwhile. Nodes are reused and never freed.
 
 #include "cc/serving/file_watch.h"
 
@@ -29,18 +29,19 @@
 
 namespace tfswitch {
 
-// The bytes of a watched file, for the handler of SIGBUS.
+// The address range of a watched file, for the SIGBUS handler.
 struct WatchedRange {
   std::atomic<uintptr_t> begin{0};
-  std::atomic<uintptr_t> end{0};  // 0: the range is free.
+  std::atomic<uintptr_t> end{0};  // 0 if the node is free.
   std::atomic<bool> has_changed{false};
   WatchedRange* next = nullptr;  // Constant.
 };
 
-// All files, and the thread that looks at them. Never destroyed.
+// All watched files, and the thread that checks them. Never destroyed.
 struct FileWatcher {
   static constexpr absl::Duration kInterval = absl::Milliseconds(200);
-  // For lookups that began before a file was marked. The writer waits for it.
+  // The time for lookups that began before a file was marked. The writer waits
+  // so long.
   static constexpr absl::Duration kReadersEnd = absl::Milliseconds(100);
 
   static FileWatcher& Get() {
@@ -49,7 +50,7 @@ struct FileWatcher {
   }
 
   FileWatcher() {
-    // The thread starts with this mask.
+    // The new thread inherits this mask.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -103,7 +104,7 @@ WatchedRange* TakeRange(const MappedFile& file) {
   }
   range->has_changed = false;
   range->begin = reinterpret_cast<uintptr_t>(file.data());
-  // An empty file has a range, too, for its mark.
+  // An empty file also needs a range, for its mark.
   range->end = range->begin + std::max<size_t>(file.size(), 1);
   return range;
 }
@@ -114,13 +115,13 @@ uintptr_t page_bytes;
 void OnBusError(int number, siginfo_t* info, void*) {
   const int error = errno;
   const auto at = reinterpret_cast<uintptr_t>(info->si_addr);
-  // A signal that the kernel did not send has no address.
+  // Only signals of the kernel have an address.
   WatchedRange* range = info->si_code > 0 ? all_ranges.load() : nullptr;
   for (; range != nullptr; range = range->next) {
     const uintptr_t end = range->end;
     if (at < range->begin || at >= end) continue;
-    // The mark comes first, because other threads may read the zeros. One
-    // mapping reaches to the end: a process may have only some 65,000.
+    // Sets the mark first, because other threads may read the zeros. Maps all
+    // pages to the end at once: a process may have only some 65,000 mappings.
     range->has_changed = true;
     const uintptr_t page = at / page_bytes * page_bytes;
     if (mmap(reinterpret_cast<void*>(page), end - page, PROT_READ,
@@ -132,7 +133,7 @@ void OnBusError(int number, siginfo_t* info, void*) {
     return;
   }
   sigaction(number, &former_action, nullptr);
-  raise(number);  // It comes when this handler returns.
+  raise(number);  // Delivered when this handler returns.
 }
 
 }  // namespace
@@ -155,7 +156,7 @@ FileWatch::FileWatch(int fd, const MappedFile& file)
   FileWatcher& watcher = FileWatcher::Get();
   MutexLock lock(&watcher.mutex);
   TakeLease();
-  // Nothing has been read so far, so an earlier change of the bytes is none.
+  // Earlier changes do not matter, because nothing has been read so far.
   has_changed_ = fstat(fd_, &first_) != 0 ||
                  static_cast<size_t>(first_.st_size) != file.size();
   watcher.files.push_back(this);
@@ -167,7 +168,8 @@ FileWatch::~FileWatch() {
   MutexLock lock(&watcher.mutex);
   watcher.files.erase(
       std::find(watcher.files.begin(), watcher.files.end(), this));
-  // A child that was forked may keep the descriptor, and the lease with it.
+  // Closing is not enough: a forked child may have the descriptor, and with it
+  // the lease.
   GiveLeaseBack();
   close(fd_);
   range_->end = 0;
@@ -180,14 +182,15 @@ void FileWatch::Look() {
 
 void FileWatch::LookLocked() {
   if (has_changed()) return;
-  // The times come behind, and have what was written without a lease.
+  // The times are read after the lease is taken, so that they show what was
+  // written without a lease.
   if (lease_ == Lease::kRefused) TakeLease();
   struct stat now = {};
   if (IsLeaseWanted() || fstat(fd_, &now) != 0 ||
       now.st_size != first_.st_size ||
       now.st_mtim.tv_sec != first_.st_mtim.tv_sec ||
       now.st_mtim.tv_nsec != first_.st_mtim.tv_nsec) {
-    has_changed_ = true;  // The handler of SIGBUS may have set it meanwhile.
+    has_changed_ = true;  // Never set to false: the handler may have set it.
   }
 }
 

@@ -1,16 +1,17 @@
-// Finds out that a mapped file is being changed, so that nothing that was read
-// from it is answered. A thread looks at all watched files five times a second:
+// Notices when a mapped file is being changed, so that no answer contains what
+// was read from it. A thread checks all watched files five times a second, in
+// two ways:
 //
 //   lease   The kernel stops a writer in open() or truncate() until this
-//           process gives its lease back. The thread marks the file first, and
-//           lets running lookups end. Leases need a file of this user (or
-//           CAP_LEASE), on a file system that has them.
-//   times   The size or the time of modification is another one. To rename,
-//           link, chmod or unlink a file changes neither.
+//           process gives its lease back. Before that, the thread marks the
+//           file as changed and lets running lookups end. Leases need a file of
+//           this user (or CAP_LEASE), and a file system with leases.
+//   times   The size or the time of modification has changed. Renaming,
+//           linking, chmod and unlinking change neither.
 //
-// A thread that reads behind the new end of a file gets SIGBUS.
-// CatchBusErrors() keeps the process alive then. It is for tfswitch-serving: a
-// library must leave the signals of its process alone.
+// A thread that reads beyond the new end of a file gets SIGBUS.
+// CatchBusErrors() then keeps the process alive. Only tfswitch-serving calls
+// it: a library must not change the signals of its process.
 
 #ifndef TFSWITCH_CC_SERVING_FILE_WATCH_H_
 #define TFSWITCH_CC_SERVING_FILE_WATCH_H_
@@ -29,8 +30,8 @@ struct WatchedRange;
 // Thread-safe.
 class FileWatch {
  public:
-  // Starts the thread, unless it runs. ResourceExhausted if there is none to be
-  // had; a later call tries again.
+  // Starts the thread, unless it runs. ResourceExhausted if no thread can be
+  // started; a later call tries again.
   static absl::Status StartThread();
 
   // Takes over `fd`, from which `file` was mapped. `file` must outlive this.
@@ -41,17 +42,17 @@ class FileWatch {
   FileWatch(const FileWatch&) = delete;
   FileWatch& operator=(const FileWatch&) = delete;
 
-  // Once true, it stays true. Readers ask before they read and again behind: if
-  // it is false then, they have read what was there before the change, or
-  // without a lease at most a second after it.
+  // Once true, it stays true. Readers check it before and after they read. If
+  // it is false both times, they have read the bytes before any change, or
+  // without a lease bytes that changed less than a second ago.
   bool has_changed() const {
     // The handler of SIGBUS may have run within the reads.
     std::atomic_signal_fence(std::memory_order_acq_rel);
     return has_changed_.load(std::memory_order_acquire);
   }
-  // Looks at the file now.
+  // Checks the file now.
   void Look();
-  // Whether another process had the file open for writing at the last look.
+  // Whether another process had the file open for writing at the last check.
   // False if that cannot be known.
   bool has_writer() const { return lease_ == Lease::kRefused; }
 
@@ -62,7 +63,7 @@ class FileWatch {
   // Callers hold the mutex of the watcher.
   void LookLocked();
   void TakeLease();
-  bool IsLeaseWanted() const;  // By a writer, who waits for it.
+  bool IsLeaseWanted() const;  // Whether a writer waits for the lease.
   void GiveLeaseBack();
 
   const int fd_;
@@ -72,9 +73,9 @@ class FileWatch {
   struct stat first_ = {};  // Constant after construction.
 };
 
-// Installs a handler of SIGBUS for the whole process. If a thread meets the
-// signal in a watched file, the handler marks the file as changed, and the
-// thread reads zeros. Any other SIGBUS acts as before.
+// Installs a SIGBUS handler for the whole process. If a thread gets the signal
+// in a watched file, the handler marks the file as changed, and the thread
+// reads zeros. All other SIGBUS signals act as before.
 void CatchBusErrors();
 
 }  // namespace tfswitch

@@ -1,4 +1,4 @@
-// Tells of most keys that a set does not have them, from a few bits.
+// A filter that tells for most keys outside a set that the set lacks them.
 
 #ifndef TFSWITCH_CC_SERVING_KEY_FILTER_H_
 #define TFSWITCH_CC_SERVING_KEY_FILTER_H_
@@ -9,11 +9,11 @@
 
 namespace tfswitch {
 
-// A Bloom filter whose bits of a key are in one word: Putze, Sanders, Singler,
-// "Cache-, Hash- and Space-Efficient Bloom Filters", 2007. With 16 bits per
-// key and 3 set it takes about 1 key in 100 for one that it has.
+// A Bloom filter that has all bits of a key in one word: Putze, Sanders,
+// Singler, "Cache-, Hash- and Space-Efficient Bloom Filters", 2007. With 16
+// bits per key, 3 of them set, about 1 of 100 missing keys passes.
 //
-// Add() before others read; then immutable, so thread-safe.
+// Thread-safe once no Add() can follow.
 class KeyFilter {
  public:
   explicit KeyFilter(size_t num_keys)
@@ -21,9 +21,9 @@ class KeyFilter {
 
   void Add(uint64_t hash) { words_[Place(hash)] |= Bits(hash); }
 
-  // Where the bits of a key are; prefetching is up to the caller.
+  // The word with the bits of a key, for MayHave(). Callers may prefetch it.
   const uint64_t* Word(uint64_t hash) const { return &words_[Place(hash)]; }
-  // Whether a key may be one of those that were added.
+  // Whether the key of this hash may have been added.
   static bool MayHave(uint64_t word, uint64_t hash) {
     const uint64_t bits = Bits(hash);
     return (word & bits) == bits;
@@ -33,7 +33,8 @@ class KeyFilter {
   static constexpr size_t kBitsPerKey = 16;
   static constexpr size_t kBitsPerWord = 64;
 
-  // From the high bits of the hash; the bits in the word from low ones.
+  // The index of the word comes from the high bits of the hash, and the bits in
+  // the word from the low bits.
   size_t Place(uint64_t hash) const {
     return static_cast<size_t>(
         (static_cast<unsigned __int128>(hash) * words_.size()) >> 64);

@@ -1,5 +1,5 @@
-// ReadServingEnvironment() runs after the file is read and changes only the
-// settings that a variable names, so that the user who serves a model can set
+// ReadServingEnvironment() runs after the file was read, and changes only the
+// settings whose variables are set. So the user who serves a model can change
 // them without saving the model again.
 
 #include "cc/serving/model_file.h"
@@ -32,7 +32,7 @@ absl::Status BadVariable(absl::string_view name, absl::string_view expected,
       absl::StrCat(name, ": expected ", expected, ", got '", value, "'"));
 }
 
-// Leaves *seconds alone if the variable is not set.
+// Does not change *duration if the variable is not set.
 absl::Status ReadVariable(const char* name, const char* expected, double least,
                           absl::Duration* duration) {
   const char* const text = std::getenv(name);
@@ -65,7 +65,7 @@ absl::StatusOr<v1::ModelFile> ReadModelFile(const std::string& file) {
 
 absl::StatusOr<ServingEnvironment> ReadServingEnvironment(
     RemoteRowsOptions* remote) {
-  // Smaller ones would be over before a packet is on its way.
+  // A shorter time would be over before a packet is sent.
   constexpr double kLeastSeconds = 1e-6;
   constexpr char kPositive[] = "a positive number of seconds";
   ServingEnvironment environment;

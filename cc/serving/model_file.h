@@ -1,4 +1,5 @@
-// The file among the assets of an exported model that says where its rows are.
+// Reads the file in the assets of an exported model that says where its rows
+// are.
 
 #ifndef TFSWITCH_CC_SERVING_MODEL_FILE_H_
 #define TFSWITCH_CC_SERVING_MODEL_FILE_H_
@@ -13,16 +14,16 @@
 
 namespace tfswitch {
 
-// Beneath the folder of a SavedModel.
+// Relative to the folder of a SavedModel.
 inline constexpr char kModelFilePath[] = "assets/tfswitch_model.json";
 
-// Where a model that looks up on servers finds them.
+// The settings of a model that looks up on servers.
 struct RemoteRowsOptions {
   // "grpc://host:port,host:port" or "grpc+unix:///path", in shard order.
   std::string addresses;
-  // Longest time that a lookup may take, retries included.
+  // The longest time of a lookup, retries included.
   absl::Duration deadline = absl::Seconds(5);
-  // Rows that are kept here, for so long.
+  // How many rows are cached in this process, and how long.
   uint64_t cache_rows = 0;
   absl::Duration cache_lifetime = absl::Seconds(10);
 };
@@ -30,7 +31,7 @@ struct RemoteRowsOptions {
 RemoteRowsOptions OptionsOf(const v1::RemoteRows& remote);
 
 // NotFound if there is no such file, DataLoss if it is damaged,
-// FailedPrecondition if it is of another version. Thread-safe.
+// FailedPrecondition if it has another version. Thread-safe.
 absl::StatusOr<v1::ModelFile> ReadModelFile(const std::string& file);
 
 // The settings of a served model in environment variables.
@@ -39,9 +40,10 @@ struct ServingEnvironment {
   absl::Duration watch_interval;  // TFSWITCH_SERVING_WATCH_SECONDS
 };
 
-// Reads the environment, and changes a model file's settings of servers as
-// TFSWITCH_SERVING_ADDRESSES, _DEADLINE_SECONDS, _CACHE_ROWS and _CACHE_SECONDS
-// say. InvalidArgument naming the variable. As thread-safe as getenv.
+// Reads the environment. TFSWITCH_SERVING_ADDRESSES, _DEADLINE_SECONDS,
+// _CACHE_ROWS and _CACHE_SECONDS replace a model file's settings in `remote`.
+// InvalidArgument, naming the variable, for an invalid value. As thread-safe as
+// getenv.
 absl::StatusOr<ServingEnvironment> ReadServingEnvironment(
     RemoteRowsOptions* remote);
 

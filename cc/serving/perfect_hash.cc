@@ -1,11 +1,11 @@
 // PilotSearch places large buckets first, because they need many free slots at
 // once. Place() looks for a pilot whose slots are all free. If there is none,
-// it takes the pilot with the least CostOf() and turns out the buckets in its
-// way, which PlaceAll() then places again. A bucket that was placed just before
-// is not turned out, so that two do not take turns for ever.
+// it takes the pilot with the least CostOf() and removes the buckets in its
+// way, which PlaceAll() then places again. A recently placed bucket is not
+// removed, so that two buckets do not displace each other without end.
 //
 // The number of moves is bounded, so that an unlucky seed ends in false and not
-// in a long search. The random numbers begin with the same state each time, so
+// in a long search. The random numbers always begin with the same state, so
 // that the same keys and seed give the same pilots.
 
 #include "cc/serving/perfect_hash.h"
@@ -19,18 +19,17 @@ namespace tfswitch {
 namespace {
 
 constexpr uint64_t kKeysPerPart = 100'000;
-// Fewer keys for a pilot, or fewer of the slots in use, and pilots are found
-// sooner; more, and the file is smaller. Measured: 10M keys in about 1.5 s,
-// with 3.5 bits of pilots for a key.
+// Lower numbers find pilots faster; higher ones make smaller files. Measured:
+// 10M keys in about 1.5 s, with 3.5 bits of pilots per key.
 constexpr double kKeysPerPilot = 2.3;
 constexpr double kLoad = 0.97;
 
 constexpr int kNumPilots = 256;
 constexpr uint32_t kNobody = std::numeric_limits<uint32_t>::max();
-// Keys that are spread evenly give about a dozen in one bucket.
+// Evenly spread keys give at most about a dozen in one bucket.
 constexpr size_t kMaxKeysPerBucket = 64;
-// Buckets that were placed last are not moved again at once, so that two do not
-// take turns.
+// The last buckets that were placed are not moved, so that two do not displace
+// each other again and again.
 constexpr size_t kNumRecent = 16;
 
 // The search for the pilots of one part.
@@ -53,7 +52,7 @@ class PilotSearch {
     for (size_t i = 1; i < begins_.size(); ++i) begins_[i] += begins_[i - 1];
   }
 
-  // Large buckets first, while there is room.
+  // Places large buckets first, while many slots are free.
   bool Run() {
     std::vector<std::vector<uint32_t>> by_size(1);
     for (uint32_t bucket = 0; bucket < hash_.pilots_per_part; ++bucket) {
@@ -78,13 +77,13 @@ class PilotSearch {
     return points_.subspan(begins_[bucket], SizeOf(bucket));
   }
 
-  // Places a bucket and those that lose their slots to it.
+  // Places a bucket, and the buckets that lose their slots to it.
   bool PlaceAll(uint32_t bucket) {
     recent_.assign(kNumRecent, kNobody);
     size_t num_placed = 0;
     homeless_.assign(1, bucket);
     while (!homeless_.empty()) {
-      // The largest: it has the fewest pilots.
+      // Takes the largest bucket, because the fewest pilots fit it.
       const auto next = std::max_element(
           homeless_.begin(), homeless_.end(),
           [this](uint32_t a, uint32_t b) { return SizeOf(a) < SizeOf(b); });
@@ -93,13 +92,13 @@ class PilotSearch {
       homeless_.pop_back();
       if (!Place(placed)) return false;
       recent_[num_placed++ % kNumRecent] = placed;
-      // Many more than it ever takes: this seed has no luck.
+      // No good seed needs so many moves, so this seed is given up.
       if (++num_moves_ > 16 * hash_.pilots_per_part) return false;
     }
     return true;
   }
 
-  // Places a bucket where it is in nobody's way, or in the way of the fewest.
+  // Places a bucket on free slots or, if that is impossible, at the least cost.
   bool Place(uint32_t bucket) {
     const absl::Span<const uint64_t> points = PointsOf(bucket);
     const auto start = static_cast<uint8_t>(random_());
@@ -136,7 +135,7 @@ class PilotSearch {
     owners_[slot] = bucket;
   }
 
-  // Two points of a bucket may not share a slot either.
+  // Whether all slots differ: two points of a bucket must not share one.
   static bool AreDistinct(const uint64_t* slots, size_t size) {
     for (size_t i = 1; i < size; ++i) {
       if (std::find(slots, slots + i, slots[i]) != slots + i) return false;
@@ -153,8 +152,8 @@ class PilotSearch {
     return AreDistinct(slots, points.size());
   }
 
-  // The cost of a pilot: the squares of the sizes of the buckets in its way. At
-  // least `limit` if that is too much, or if it cannot be.
+  // The cost of a pilot is the sum of the squared sizes of the buckets in its
+  // way. Returns at least `limit` if it costs too much or is impossible.
   uint64_t CostOf(absl::Span<const uint64_t> points, uint8_t pilot,
                   uint64_t limit) const {
     uint64_t slots[kMaxKeysPerBucket];
@@ -175,7 +174,7 @@ class PilotSearch {
   void TurnOut(uint32_t bucket) {
     for (const uint64_t point : PointsOf(bucket)) {
       const uint64_t slot = hash_.SlotInPart(point, pilots_[bucket]);
-      // A slot that has just been taken stays with its new owner.
+      // The slot may have a new owner already.
       if (owners_[slot] != bucket) continue;
       taken_[slot / 64] &= ~(uint64_t{1} << (slot % 64));
     }
@@ -186,12 +185,12 @@ class PilotSearch {
   const absl::Span<const uint64_t> points_;
   uint8_t* const pilots_;
   std::vector<uint32_t> begins_;  // Where each bucket's points begin.
-  std::vector<uint64_t> taken_;   // A bit per slot.
-  std::vector<uint32_t> owners_;  // Buckets by slot, where it is taken.
+  std::vector<uint64_t> taken_;   // One bit per slot.
+  std::vector<uint32_t> owners_;  // The bucket of each taken slot.
   std::vector<uint32_t> recent_;
   std::vector<uint32_t> homeless_;
   uint64_t num_moves_ = 0;
-  std::minstd_rand random_;  // The same pilots each time.
+  std::minstd_rand random_;  // Its fixed seed gives the same pilots each time.
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// A slot of its own for each of a fixed set of keys, found with one byte of
-// memory.
+// Gives each key of a fixed set its own slot. Finding the slot takes one byte
+// of memory.
 
 #ifndef TFSWITCH_CC_SERVING_PERFECT_HASH_H_
 #define TFSWITCH_CC_SERVING_PERFECT_HASH_H_
@@ -10,14 +10,13 @@
 
 namespace tfswitch {
 
-// PtrHash: R. Groot Koerkamp, "PtrHash: Minimal Perfect Hashing at RAM
-// Throughput", SEA 2025, with buckets that are all alike, and with the few
-// slots that stay empty left where they are. The keys are cut into parts, and a
-// part into buckets of a few keys, each of which has a pilot: a byte that sends
-// its keys to free slots of their part. A key that is not one of the set has a
-// slot too, where it finds another one.
+// Uses PtrHash: R. Groot Koerkamp, "PtrHash: Minimal Perfect Hashing at RAM
+// Throughput", SEA 2025. Here all buckets are alike, and the few empty slots
+// stay. Keys are split into parts, and parts into buckets of a few keys. Each
+// bucket has a pilot: a byte that sends its keys to free slots of their part. A
+// key outside the set also has a slot, and finds another key there.
 //
-// Whatever pilots hold, places are below num_pilots() and num_slots().
+// With any pilots, all indices are below num_pilots() and num_slots().
 struct PerfectHash {
   uint64_t seed = 0;
   uint64_t num_parts = 0;
@@ -27,7 +26,7 @@ struct PerfectHash {
   uint64_t num_pilots() const { return num_parts * pilots_per_part; }
   uint64_t num_slots() const { return num_parts * slots_per_part; }
 
-  // The argument of the other functions: one number per key, of its HashKey().
+  // The argument of the other functions: a number made from a key's HashKey().
   uint64_t PointOf(uint64_t hash) const {
     return (hash ^ seed) * 0x9e3779b97f4a7c15ULL;
   }
@@ -44,23 +43,23 @@ struct PerfectHash {
   }
 
  private:
-  // The high bits of a number, as a place among `size`.
+  // Maps the high bits of a number to an index below `size`.
   static uint64_t Scale(uint64_t number, uint64_t size) {
     return static_cast<uint64_t>(
         (static_cast<unsigned __int128>(number) * size) >> 64);
   }
 };
 
-// Parts that `num_keys` are cut into: the data of one fits into the second
-// level of the cache while it is built.
+// The number of parts for `num_keys` keys. The data to build one part fits into
+// the second level of the cache.
 uint64_t NumPerfectHashParts(uint64_t num_keys);
 
-// Sets the sizes of parts, of which the largest has so many keys.
+// Sets the sizes of parts. The largest part has `max_keys_per_part` keys.
 void SizePerfectHash(uint64_t max_keys_per_part, PerfectHash* hash);
 
-// Finds the pilots of one part: `points` are those of its keys, ascending and
-// without duplicates, and *pilots has room for pilots_per_part. False if there
-// are none, as happens for one seed in very many: take another one.
+// Finds the pilots of one part. `points` are the points of its keys, ascending
+// and without duplicates. *pilots has room for pilots_per_part. False if there
+// are no such pilots, which is very rare: try another seed.
 bool FindPilots(const PerfectHash& hash, absl::Span<const uint64_t> points,
                 uint8_t* pilots);
 

@@ -1,12 +1,11 @@
-// A lookup reads the cache for each part, finds the distinct keys among those
-// that are missing, asks for those of all parts in one call, copies rows to
-// their places, and gives them to the cache. Where nothing was in the cache and
-// no key repeats, the client writes rows to the caller's memory and none is
-// copied to its place.
+// A lookup reads the cache for each part and finds the distinct keys among the
+// missing ones. One call asks for the missing keys of all parts. Then rows are
+// copied to their places and to the cache. If nothing was cached and no key
+// repeats, the client writes rows directly to the caller's memory.
 //
-// The time that the cache keeps is taken before the call, so that no row counts
-// as newer than it is. mutex_ is taken only when a lookup fails or succeeds
-// after one that failed.
+// The time of cached rows is taken before the call, so that no row counts as
+// newer than it is. mutex_ is taken only when a lookup fails, or succeeds after
+// a failed one.
 
 #include "cc/serving/remote_model.h"
 
@@ -34,7 +33,7 @@ namespace {
 constexpr size_t kMaxKeys = std::numeric_limits<int32_t>::max();
 
 struct RemoteTable {
-  int number = 0;  // In the cache.
+  int number = 0;  // Its number in the cache.
   int dim = 0;
 };
 
@@ -42,10 +41,11 @@ struct RemoteTable {
 struct Request {
   const LookupPart* part = nullptr;
   int table = 0;
-  std::vector<size_t> places;    // In the part; unless it is asked as a whole.
-  std::vector<Key> keys;         // Each once.
-  std::vector<int32_t> inverse;  // For the keys at `places`.
-  std::vector<float> rows;       // For `keys`; empty if read in place.
+  // Indices of the missing keys in the part; empty if all are asked for.
+  std::vector<size_t> places;
+  std::vector<Key> keys;         // The distinct keys.
+  std::vector<int32_t> inverse;  // The index in `keys` of each missing key.
+  std::vector<float> rows;       // The rows of `keys`; empty if not copied.
 };
 
 // The state that a model and its pinned rows share.
@@ -73,7 +73,7 @@ class RemoteRows final : public PinnedRows {
   absl::Status Lookup(absl::Span<const LookupPart> parts,
                       const LentThreads* threads) const override {
     absl::Status status = TryLookup(parts, threads);
-    // A lock only where something changes.
+    // Takes the lock only if the state changes.
     if (!status.ok() || last_failed_.load(std::memory_order_relaxed)) {
       MutexLock lock(&mutex_);
       last_failed_ = !status.ok();
@@ -105,7 +105,7 @@ class RemoteRows final : public PinnedRows {
   absl::Status TryLookup(absl::Span<const LookupPart> parts,
                          const LentThreads* threads) const;
   absl::StatusOr<RemoteTable> TableOf(const LookupPart& part) const;
-  // Adds to a server's error the remedies of the user who serves the model.
+  // Adds to a server's error what the user who serves the model can do.
   absl::Status Explain(const absl::Status& status) const;
 
   // Constant after construction; the client and the cache have their own locks.
@@ -113,12 +113,12 @@ class RemoteRows final : public PinnedRows {
   const std::shared_ptr<ParameterClient> client_;
   const int64_t served_since_ms_ = absl::ToUnixMillis(absl::Now());
   std::map<std::string, RemoteTable, std::less<>> tables_;
-  std::unique_ptr<RowCache> cache_;  // Null if there is none.
+  std::unique_ptr<RowCache> cache_;  // Null without a cache.
 
   mutable std::atomic<bool> last_failed_{false};
   mutable Mutex mutex_;
   mutable int64_t num_failed_ ABSL_GUARDED_BY(mutex_) = 0;
-  mutable absl::Status error_ ABSL_GUARDED_BY(mutex_);  // The last lookup's.
+  mutable absl::Status error_ ABSL_GUARDED_BY(mutex_);  // Last lookup's.
 };
 
 absl::Status RemoteRows::Explain(const absl::Status& status) const {
@@ -152,7 +152,7 @@ absl::Status RemoteRows::Explain(const absl::Status& status) const {
 }
 
 absl::Status RemoteRows::Check() const {
-  // All tables in one call to each server, however many the model has.
+  // Lists all tables, which takes one call of each server.
   const auto infos = client_->ListTables("");
   if (!infos.ok()) return Explain(infos.status());
   std::map<std::string, const TableInfo*> tables;
@@ -164,7 +164,7 @@ absl::Status RemoteRows::Check() const {
   for (const auto& [name, table] : tables_) {
     const auto found = tables.find(name);
     if (found == tables.end()) {
-      // Not NotFound: TensorFlow takes that for a missing file of the model.
+      // TensorFlow would read NotFound as a missing file of the model.
       return absl::FailedPreconditionError(
           absl::StrCat("there is no table '", name, "' at ", options_.addresses,
                        ", where the model looks it up; there are: ",
@@ -238,7 +238,7 @@ absl::Status RemoteRows::TryLookup(absl::Span<const LookupPart> parts,
     request.keys.resize(ThreadUniqueKeys().Run(
         keys, absl::MakeSpan(request.keys), absl::MakeSpan(request.inverse)));
     const size_t dim = static_cast<size_t>(part.dim);
-    // All of them, and none twice: as they come.
+    // If all keys are asked for and none repeats, rows are written in place.
     float* rows = part.embeddings;
     if (request.keys.size() != part.keys.size()) {
       request.rows.resize(request.keys.size() * dim);
@@ -250,7 +250,7 @@ absl::Status RemoteRows::TryLookup(absl::Span<const LookupPart> parts,
     pull.args.threads = threads;
     pull.embeddings = absl::MakeSpan(rows, request.keys.size() * dim);
     requests.push_back(std::move(request));
-    // The keys have moved with the request.
+    // Set after the request was moved: the span must point to its new place.
     pull.args.keys = requests.back().keys;
     pulls.push_back(std::move(pull));
   }

@@ -15,13 +15,13 @@
 namespace tfswitch {
 
 // Serves the rows that the servers have at the time of each lookup: pinning
-// does not hold them. A lookup of many tables is one call of the client; keys
-// that repeat are asked for once, and those in the cache not at all. Nothing is
-// ever made on a server.
+// does not hold them. A lookup of many tables is one call of the client.
+// Repeated keys are asked for once, and cached keys not at all. Lookups create
+// nothing on servers.
 //
-// `tables` are those that the model looks up, with their dims:
-// FailedPrecondition if one is not there or has another dim. Else errors of the
-// client, which names the server.
+// `tables` are the tables that the model looks up, with their dims.
+// FailedPrecondition if one does not exist or has another dim. Else errors of
+// the client, which name the server.
 absl::StatusOr<std::shared_ptr<ServedModel>> OpenRemoteModel(
     const RemoteRowsOptions& options, const std::map<std::string, int>& tables,
     std::shared_ptr<ParameterClient> client);

@@ -1,12 +1,12 @@
-// SplitByShard() sorts a batch by shard with counts, so that each shard's lock
-// is taken once for a batch. ReadShard() asks memory in three rounds for some
-// keys at a time, so that their cache misses overlap.
+// SplitByShard() sorts a batch by shard, so that each shard's lock is taken
+// once per batch. ReadShard() prefetches in three rounds for some keys at a
+// time, so that their cache misses overlap.
 //
-// Place() takes a new entry while there is room. Then the hand goes on to the
-// next entry that was not read since it came by, or whose time is over, and
-// clears was_read of those that it passes. Place() returns the entry with a
-// former row still in it, and Write() sets it under the same lock. If memory
-// for that runs out, the row has another size and is not read.
+// Place() takes a new entry while there is room. In a full shard the hand moves
+// to the next entry that was not read since the hand last passed it, or that is
+// too old. It clears was_read of the entries that it passes. The entry still
+// has its former row, and Write() replaces it under the same lock. If memory
+// for that runs out, the row has a wrong size and is not read.
 
 #include "cc/serving/row_cache.h"
 
@@ -21,9 +21,9 @@ namespace {
 
 constexpr size_t kMaxShards = 64;
 constexpr size_t kReadAtOnce = 32;
-// Fewer would fill some shards long before others.
+// With fewer rows, some shards would be full long before others.
 constexpr size_t kMinRowsPerShard = 64;
-// Time is kept in 64 bits of nanoseconds; nobody waits for so long.
+// Times are 64 bits of nanoseconds, so lifetimes must be bounded.
 constexpr absl::Duration kLongestLifetime = absl::Hours(24 * 365);
 
 size_t NumShards(size_t max_rows) {
@@ -34,8 +34,9 @@ size_t NumShards(size_t max_rows) {
 }  // namespace
 
 size_t RowCache::HashOfName::operator()(const Name& name) const {
-  // Keys of several tables may be the same numbers. The map needs low bits that
-  // are as good as the high ones.
+  // Mixes in the table, because several tables may have the same keys. The
+  // outer HashKey() makes the low bits as good as the high ones, which the map
+  // needs.
   return HashKey(static_cast<Key>(hash(name.key) ^
                                   HashKey(static_cast<Key>(name.table) + 1)));
 }
@@ -100,8 +101,7 @@ void RowCache::ReadShard(Shard* shard, int table, absl::Span<const Key> keys,
                          float* embeddings, uint8_t* was_found) {
   const size_t dim = static_cast<size_t>(dims_[table]);
   MutexLock lock(&shard->mutex);
-  // Prefetches in three rounds: where the entries are, the entries, and their
-  // rows.
+  // Prefetches in three rounds: the map's slots, the entries, and their rows.
   for (size_t begin = 0; begin < places.size(); begin += kReadAtOnce) {
     const size_t count = std::min(kReadAtOnce, places.size() - begin);
     const absl::Span<const uint32_t> chunk = places.subspan(begin, count);
@@ -121,7 +121,7 @@ void RowCache::ReadShard(Shard* shard, int table, absl::Span<const Key> keys,
     }
     for (size_t i = 0; i < count; ++i) {
       Entry* const entry = entries[i];
-      // A row has another size if there was no memory for it.
+      // A row has a wrong size if there was no memory for it.
       if (entry == nullptr || IsOver(*entry, now) || entry->row.size() != dim) {
         continue;
       }
@@ -164,7 +164,7 @@ RowCache::Entry* RowCache::Place(Shard* shard, const Name& name, Time now) {
   if (place < shard->max_entries) {
     shard->entries.emplace_back();
   } else {
-    // Ends after two rounds: the first leaves none that was read.
+    // Ends within two rounds, because the first clears was_read everywhere.
     for (;;) {
       place = shard->hand;
       shard->hand = (shard->hand + 1) % shard->entries.size();

@@ -1,4 +1,4 @@
-// Rows that were read lately, for models that look up on servers.
+// Caches rows for models that look up on servers.
 
 #ifndef TFSWITCH_CC_SERVING_ROW_CACHE_H_
 #define TFSWITCH_CC_SERVING_ROW_CACHE_H_
@@ -21,42 +21,42 @@ namespace tfswitch {
 
 struct RowCacheOptions {
   size_t max_rows = 0;  // In all tables together.
-  // How long after a row was asked for it may be read here.
+  // How long a row may be used after it was asked for.
   absl::Duration lifetime = absl::Seconds(10);
-  std::vector<int> dims;  // By table.
+  std::vector<int> dims;  // The dim of each table.
 };
 
-// Keeps the answer of servers for a key, a row or their table's value for keys
-// without one, and forgets it after a time. When it is full, a row goes that
-// was not read again lately (CLOCK): keys that come once do not drive out those
-// that come often.
+// Keeps the servers' answer for a key for some time: a row, or the table's
+// value for keys without a row. When the cache is full, it drops a row that was
+// not read again recently (CLOCK). So frequent keys are not displaced by keys
+// that come once.
 //
-// Rows are spread over shards by their keys, each with a lock and its part of
-// the places; two threads meet only in one shard. A batch goes through the
-// shards one by one, and asks for memory before it is needed.
+// Rows are spread over shards by their keys. Each shard has a lock and its part
+// of the entries, so threads wait for each other only in the same shard. A
+// batch goes through the shards one by one, and prefetches memory.
 //
 // Thread-safe.
 class RowCache {
  public:
-  // Does not jump, as the clock on the wall may.
+  // A steady clock, because the calendar clock may jump.
   using Time = std::chrono::steady_clock::time_point;
 
   // REQUIRES: options.lifetime > 0, options.max_rows <= 2^32.
   explicit RowCache(const RowCacheOptions& options);
 
-  // Writes the rows that are there to embeddings[i * dim, (i + 1) * dim) and
-  // appends the places i of all other keys to *missing, in their order.
+  // Writes cached rows to embeddings[i * dim, (i + 1) * dim), and appends the
+  // indices i of all other keys to *missing, in ascending order.
   //
   // REQUIRES: fewer than 2^31 keys, here and in Write().
   void Read(int table, absl::Span<const Key> keys, Time now, float* embeddings,
             std::vector<size_t>* missing);
 
-  // Keeps rows (keys.size() x dim) that were asked for at `asked_at`. One that
-  // is here and was asked for later stays.
+  // Keeps rows (keys.size() x dim) that were asked for at `asked_at`. Cached
+  // rows that were asked for later are not replaced.
   void Write(int table, absl::Span<const Key> keys, const float* rows,
              Time asked_at);
 
-  // How many rows are here, also of those whose time is over.
+  // The number of cached rows, including those that are too old.
   size_t size() const;
   int64_t num_hits() const { return num_hits_.load(std::memory_order_relaxed); }
   int64_t num_misses() const {
@@ -71,13 +71,13 @@ class RowCache {
       return a.key == b.key && a.table == b.table;
     }
   };
-  // Each has secrets of its own: a caller may choose the keys.
+  // Each hash has its own secret, because callers may choose the keys.
   struct HashOfName {
     KeyedHash hash = KeyedHash::Draw();
     size_t operator()(const Name& name) const;
   };
-  // A batch in the order of its shards: those of shard i are the places from
-  // ends[i - 1] to ends[i].
+  // A batch sorted by shard: `places` from ends[i - 1] to ends[i] have the
+  // indices of shard i's keys.
   struct Batch {
     std::vector<uint32_t> places;
     std::vector<size_t> ends;
@@ -85,10 +85,10 @@ class RowCache {
   struct Entry {
     Name name;
     Time asked_at;
-    bool was_read = false;  // Since the hand came by.
+    bool was_read = false;  // Whether it was read since the hand passed it.
     std::vector<float> row;
   };
-  // On cache lines of its own.
+  // Aligned, so that shards do not share cache lines.
   struct alignas(64) Shard {
     mutable Mutex mutex;
     size_t max_entries = 0;  // Constant after construction.
@@ -99,15 +99,15 @@ class RowCache {
   };
 
   Batch SplitByShard(int table, absl::Span<const Key> keys) const;
-  // Reads the keys of one shard; sets was_found[i] for those keys[i] that are
-  // there.
+  // Reads the keys of one shard, and sets was_found[i] if keys[i] is cached.
   void ReadShard(Shard* shard, int table, absl::Span<const Key> keys,
                  absl::Span<const uint32_t> places, Time now, float* embeddings,
                  uint8_t* was_found);
   bool IsOver(const Entry& entry, Time now) const {
     return now - entry.asked_at >= lifetime_;
   }
-  // The entry for a name that has none: a new one, or one that is given up.
+  // Returns an entry for a name that has none: a new one, or one whose row is
+  // dropped.
   Entry* Place(Shard* shard, const Name& name, Time now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(shard->mutex);
 
@@ -115,7 +115,7 @@ class RowCache {
   const std::chrono::nanoseconds lifetime_;
   const std::vector<int> dims_;
   const HashOfName hash_for_shards_;
-  std::vector<Shard> shards_;  // A power of two.
+  std::vector<Shard> shards_;  // The number is a power of two.
 
   std::atomic<int64_t> num_hits_{0};
   std::atomic<int64_t> num_misses_{0};

@@ -1,4 +1,4 @@
-// Rows of a file to floats, for each instruction set.
+// Converts rows of a file to floats, for each instruction set.
 
 #ifndef TFSWITCH_CC_SERVING_ROW_DECODE_H_
 #define TFSWITCH_CC_SERVING_ROW_DECODE_H_
@@ -17,7 +17,7 @@ namespace avx2 {
 RowDecoder FindRowDecoder(RowFormat format);
 }
 
-// That of the instruction set in use.
+// Returns the decoder for the instruction set in use.
 RowDecoder FindRowDecoder(RowFormat format);
 
 }  // namespace tfswitch

@@ -1,3 +1,3 @@
-// Compiled with -mavx2 where the target has it.
+// Compiled with -mavx2 if the target has it.
 #define TFSWITCH_KERNEL_NAMESPACE avx2
 #include "cc/serving/row_decode.inc"

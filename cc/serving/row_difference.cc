@@ -1,6 +1,6 @@
-// A key belongs to the newest file that has it, and its slot there is marked
-// when it is shown. A key that is unmarked at the end, and in no newer file,
-// has gone.
+// A key belongs to the newest file that has it. IsNews() marks the key's slot
+// in that file. A key has gone if it is unmarked at the end and in no newer
+// file.
 
 #include "cc/serving/row_difference.h"
 

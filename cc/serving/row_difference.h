@@ -1,5 +1,5 @@
-// How the rows of a table differ from those in a folder of exports: for a delta
-// where nobody remembers what has changed.
+// Compares the rows of a table with a folder of exports, for a delta if no
+// server knows what has changed.
 
 #ifndef TFSWITCH_CC_SERVING_ROW_DIFFERENCE_H_
 #define TFSWITCH_CC_SERVING_ROW_DIFFERENCE_H_
@@ -18,29 +18,30 @@
 
 namespace tfswitch {
 
-// Is shown all rows of the table, in any order, and then names the keys that it
-// was not shown. It needs a bit of memory for each exported row, and the size
-// of the deltas, which it merges as readers do; the base is mapped.
+// Takes all rows of the table, in any order, and then names the exported keys
+// that were not among them. Needs one bit of memory for each exported row, and
+// the size of the deltas, which it merges as readers do. The base is mapped.
 //
 // Not thread-safe.
 class RowDifference {
  public:
-  // Opens the rows of `table` as of the export `last`, and verifies them.
-  // DataLoss if files are damaged, FailedPrecondition if the chain of exports
-  // that leads there is not whole.
+  // Opens the rows of `table` at the export `last`, and verifies them. DataLoss
+  // if files are damaged, FailedPrecondition if an export of its chain is
+  // missing.
   static absl::StatusOr<std::unique_ptr<RowDifference>> Open(
       const std::string& path, const v1::ExportContent& last,
       const std::string& table);
 
-  // Whether the exports have another row, or none. `row` is encoded in their
-  // format. True for a key that was shown before: the later row counts.
+  // Takes a row, encoded in the format of the exports. Returns whether they
+  // have another row for the key, or none. Also true if the key was given
+  // before, because the later row counts.
   bool IsNews(Key key, const char* row);
 
-  // Calls visit(key) for keys that have a row in the exports and were not
-  // shown. DataLoss if somebody has changed the files meanwhile.
+  // Calls visit(key) for keys that have a row in the exports and were not given
+  // to IsNews(). DataLoss if the files have changed meanwhile.
   absl::Status ForEachGone(const std::function<void(Key)>& visit) const;
 
-  // How many rows of the exports were shown, changed or not.
+  // How many exported rows were given to IsNews(), changed or not.
   int64_t num_found() const { return num_found_; }
 
   // The value of an id without a row.
@@ -52,7 +53,7 @@ class RowDifference {
   explicit RowDifference(RowLayers layers);
 
   const RowLayers layers_;
-  // For each file a bit for each slot, set once its key was shown.
+  // One bit for each slot of each file, set once its key was given.
   std::vector<std::vector<bool>> shown_;
   int64_t num_found_ = 0;
 };

@@ -1,13 +1,13 @@
 // ReadHeader() checks all arrays of the header against the size of the file
-// before it makes a pointer from one, so that lookups need no check of places.
-// The list of checksums has its own checksum in the header, and the caller
-// knows the header's checksum.
+// before it makes pointers to them, so that lookups need no bounds checks. The
+// header has the checksum of the list of checksums, and the caller knows the
+// header's checksum.
 //
 // verified_ has one bit for each block. Two threads may check one block at
-// once; only the one that sets the bit counts it. Find() trusts the file;
-// FindVerified() checks the blocks of the pilot and of the record first. An
-// empty slot has a copy of an id that belongs elsewhere, and ForEachKey() knows
-// it by that.
+// once; only the one that sets the bit counts the block. Find() trusts the
+// file. FindVerified() first checks the blocks of the pilot and of the record.
+// An empty slot has a copy of an id of another slot; so ForEachKey() recognises
+// it.
 
 #include "cc/serving/row_file.h"
 
@@ -28,19 +28,20 @@
 namespace tfswitch {
 namespace {
 
-// A field of the header's strings; empty if it is not there.
+// Returns a string field of the header; empty if it is missing.
 std::string TextOf(const Json& metadata, const char* field) {
   const auto it = metadata.find(field);
   return it == metadata.end() || !it->is_string() ? "" : it->get<std::string>();
 }
 
-// An array of the header, checked against where it can be.
+// An array that the header describes, checked against the size of the file.
 struct Array {
   std::vector<uint64_t> shape;
   uint64_t begin = 0;
   uint64_t end = 0;
 
-  // False unless it has shape[0] elements of the type, of so many bytes.
+  // Reads the description. False unless it has this type, and its bytes are
+  // exactly shape[0] elements of `element_bytes`.
   bool Read(const Json& header, const char* name, const char* dtype,
             size_t element_bytes, uint64_t limit) {
     const auto it = header.find(name);
@@ -63,14 +64,14 @@ struct Array {
            shape[0] <= (end - begin) / element_bytes &&
            shape[0] * element_bytes == end - begin;
   }
-  // The same of words, at a place for such.
+  // Reads an array of 64-bit words, which must be aligned.
   bool ReadWords(const Json& header, const char* name, uint64_t limit) {
     return Read(header, name, "U64", sizeof(uint64_t), limit) &&
            begin % sizeof(uint64_t) == 0;
   }
 };
 
-// A file without slots uses nothing of it.
+// Reads the perfect hash. A file without slots does not use it.
 bool ReadHash(const Json& metadata, uint64_t num_slots, uint64_t num_pilots,
               PerfectHash* hash) {
   if (num_slots == 0) return num_pilots == 0;
@@ -325,7 +326,7 @@ void RowFile::BuildFilter() const {
     ForEachKey([&filter](Key key, const char*) {
       filter->Add(HashKey(key));
       return absl::OkStatus();
-    }).IgnoreError();  // It has no error of its own.
+    }).IgnoreError();  // The function above returns no errors.
     filter_storage_ = std::move(filter);
     filter_.store(filter_storage_.get(), std::memory_order_release);
   });
@@ -335,7 +336,7 @@ absl::Status RowFile::ForEachKey(
     const std::function<absl::Status(Key, const char*)>& visit) const {
   for (uint64_t slot = 0; slot < view_.num_slots; ++slot) {
     const char* const record = view_.Record(slot);
-    // Others are copies of an id that is elsewhere.
+    // An empty slot has a copy of an id of another slot.
     if (view_.Slot(view_.hash.PointOf(HashKey(KeyOf(record)))) != slot) {
       continue;
     }

@@ -1,5 +1,5 @@
-// Row files as they are read: mapped, shared by all processes, and opened in
-// the time that a header takes, whatever their size.
+// Reads row files. They are mapped, shared by all processes, and opened by
+// reading only the header.
 
 #ifndef TFSWITCH_CC_SERVING_ROW_FILE_H_
 #define TFSWITCH_CC_SERVING_ROW_FILE_H_
@@ -29,22 +29,23 @@ inline constexpr char kRowFileFormat[] = "tfswitch-rows";
 inline constexpr int kRowFileVersion = 2;
 inline constexpr size_t kRowFileHeaderBytes = 4096;
 
-// Header and checksums are verified when the file is opened, and each block
-// behind the header when it is first used, or all of them by Verify().
+// Opening verifies the header and the list of checksums. Each block after the
+// header is verified when it is first used, or all of them by Verify().
 //
-// Thread-safe. Immutable but for the state of its verification, and of its
-// watch: the bytes of a file that Open() has mapped may change under a reader.
+// Thread-safe. Immutable, except for the state of verification and of the
+// watch. The bytes of a file that Open() has mapped may change while they are
+// read.
 class RowFile {
  public:
-  // NotFound if there is no such file, DataLoss if it is not the one that
-  // `expected` is of, FailedPrecondition if it is of a newer version. Errors
-  // name the file.
+  // NotFound if there is no such file, DataLoss if it is not the file of
+  // `expected`, FailedPrecondition if it has a newer version. Errors name the
+  // file.
   static absl::StatusOr<std::shared_ptr<const RowFile>> Open(
       const std::string& path, const RowFileInfo& expected);
-  // Maps an open file, which the caller may close and nobody may change.
+  // Maps an open file. The caller may close it, and nobody may change it.
   static absl::StatusOr<std::shared_ptr<const RowFile>> Map(
       int fd, const std::string& path, const RowFileInfo& expected);
-  // The same in memory of this process, as MappedFile::Copy().
+  // Copies an open file to memory of this process; see MappedFile::Copy().
   static absl::StatusOr<std::shared_ptr<const RowFile>> Copy(
       int fd, const std::string& path, const RowFileInfo& expected);
 
@@ -55,25 +56,28 @@ class RowFile {
   const RowFileInfo& info() const { return info_; }
   const FileStamp& stamp() const { return file_->stamp(); }
 
-  // DataLoss if somebody has changed the file, or is about to: nothing that was
-  // read from it may be used. Ask before reading and again behind.
+  // DataLoss if the file has been changed, or is about to be: nothing that was
+  // read from it may be used. Call this before reading and after it.
   absl::Status CheckUnchanged() const {
     return watch_ == nullptr || !watch_->has_changed() ? absl::OkStatus()
                                                        : Changed();
   }
-  // Looks at the file first, so that a change up to now is seen.
+  // As CheckUnchanged(), but checks the file first, to notice all changes up to
+  // now.
   absl::Status CheckUnchangedNow() const {
     if (watch_ != nullptr) watch_->Look();
     return CheckUnchanged();
   }
-  // Whether another process has it open for writing, as far as can be known.
+  // Whether another process has the file open for writing, as far as can be
+  // known.
   bool has_writer() const { return watch_ != nullptr && watch_->has_writer(); }
 
-  // Reads the whole file and compares it with its checksums. DataLoss naming
-  // the file and the place; Cancelled, as soon as is_cancelled() says so.
+  // Reads the whole file and compares it with its checksums. DataLoss, naming
+  // the file and the position; Cancelled as soon as is_cancelled() returns
+  // true.
   absl::Status Verify(
       const std::function<bool()>& is_cancelled = nullptr) const;
-  // All blocks are, by Verify() or one by one.
+  // Whether all blocks have been verified, by Verify() or one by one.
   bool is_verified() const {
     return num_unverified_.load(std::memory_order_acquire) == 0;
   }
@@ -81,25 +85,25 @@ class RowFile {
   // The result of a search for a key.
   struct Found {
     bool is_here = false;
-    // Its bytes; null: it has lost its row, or is not here.
+    // Its bytes; null if it has lost its row, or is not here.
     const char* row = nullptr;
-    uint64_t slot = 0;  // If it is here.
+    uint64_t slot = 0;  // Set if it is here.
   };
   // REQUIRES: is_verified().
   Found Find(Key key) const;
   // Verifies the bytes that it reads.
   absl::StatusOr<Found> FindVerified(Key key) const;
 
-  // Where all lies, and the parts of a search in their order; prefetching and
-  // verifying are up to the caller. Nothing that a file may hold leads to a
+  // The positions of all parts of the file, and the steps of a search in their
+  // order. Callers prefetch and verify. No contents of a file can lead to a
   // read outside of it.
   struct View {
     PerfectHash hash;
-    uint64_t num_slots = 0;  // Without any, nothing else may be used.
+    uint64_t num_slots = 0;  // If 0, nothing else may be used.
     size_t record_bytes = 0;
     const uint8_t* pilots = nullptr;
     const char* records = nullptr;
-    const uint64_t* removed = nullptr;  // Null: none is.
+    const uint64_t* removed = nullptr;  // Null if no key is removed.
 
     const uint8_t* Pilot(uint64_t point) const {
       return pilots + hash.PilotOf(point);
@@ -124,27 +128,28 @@ class RowFile {
   absl::Status VerifyPilot(uint64_t point) const {
     return VerifyBytes(view_.Pilot(point), 1);
   }
-  // And whether it is removed.
+  // Verifies a record, and the bit that says whether it is removed.
   absl::Status VerifyRecord(uint64_t slot) const;
 
   RowDecoder decoder() const { return decoder_; }
 
-  // Has searches pass over most keys that are not here; for files that have few
-  // of the keys that are asked for. REQUIRES: is_verified().
+  // Builds a filter with which searches skip most keys that are not here. It
+  // helps for files that have few of the keys that are asked for. REQUIRES:
+  // is_verified().
   void BuildFilter() const;
-  // Null if there is none.
+  // Null if there is no filter.
   const KeyFilter* filter() const {
     return filter_.load(std::memory_order_acquire);
   }
 
-  // False: the filter has it that the key is not here.
+  // False if the filter shows that the key is not here.
   bool MayHave(Key key) const {
     const KeyFilter* const filter = this->filter();
     const uint64_t hash = HashKey(key);
     return filter == nullptr || KeyFilter::MayHave(*filter->Word(hash), hash);
   }
 
-  // Calls visit(key, row), row as of Found, for all keys.
+  // Calls visit(key, row) for all keys, with `row` as in Found.
   // REQUIRES: is_verified().
   absl::Status ForEachKey(
       const std::function<absl::Status(Key, const char*)>& visit) const;
@@ -153,7 +158,7 @@ class RowFile {
   RowFile(std::unique_ptr<MappedFile> file, std::string path,
           const RowFileInfo& info);
 
-  // With a watch if it is given a descriptor, which it takes over.
+  // Unless `watched_fd` is -1, watches the file and takes the descriptor over.
   static absl::StatusOr<std::shared_ptr<const RowFile>> Make(
       absl::StatusOr<std::unique_ptr<MappedFile>> mapped,
       const std::string& path, const RowFileInfo& expected,
@@ -162,14 +167,14 @@ class RowFile {
   static bool HasBit(const uint64_t* words, uint64_t at) {
     return (words[at / 64] >> (at % 64) & 1) != 0;
   }
-  // The words of a bit for each of `num_slots`.
+  // The number of words that have one bit for each of `num_slots`.
   static uint64_t NumWords(uint64_t num_slots) { return (num_slots + 63) / 64; }
   Found FoundIn(uint64_t slot, Key key) const;
 
   absl::Status ReadHeader();
   absl::Status Damaged(absl::string_view why) const;
   absl::Status Changed() const;
-  // Verifies the bytes [begin, begin + size) behind the header.
+  // Verifies the bytes [begin, begin + size), which are after the header.
   absl::Status VerifyBytes(const void* begin, size_t size) const;
   absl::Status VerifyBlock(size_t block) const;
 
@@ -186,7 +191,7 @@ class RowFile {
   const uint64_t* checksums_ = nullptr;
 
   mutable std::atomic<size_t> num_unverified_{0};
-  // A bit per block.
+  // One bit per block.
   mutable std::vector<std::atomic<uint64_t>> verified_;
 
   mutable std::once_flag build_filter_;

@@ -1,11 +1,11 @@
 // Add() and Remove() only note keys, and rows go to the spool. Finish() finds
 // the perfect hash and writes records in the order of their slots, so that the
-// file is written from front to back. The rows come from the spool in another
-// order and are prefetched some slots ahead. The header is written last,
-// because it says where the arrays lie; until then its place has blanks.
+// file is written from front to back. It reads rows from the spool in another
+// order, and prefetches them some slots ahead. The header is written last,
+// because it has the positions of the arrays; until then its place has blanks.
 //
-// If a key was given more than once, the last one counts, because Sort() keeps
-// the entry with the greatest place.
+// If a key was given more than once, the last call counts, because Sort() keeps
+// the entry of the last call.
 
 #include "cc/serving/row_file_writer.h"
 
@@ -34,7 +34,7 @@
 namespace tfswitch {
 namespace {
 
-// In place of the number of a row.
+// Replaces the number of a row for removed keys.
 constexpr uint32_t kRemoved = ~uint32_t{0};
 constexpr size_t kMaxKeys = kRemoved;
 constexpr size_t kRecordsAlignment = 64;
@@ -49,11 +49,11 @@ void SetBit(uint64_t at, std::vector<uint64_t>* words) {
 
 // Slots for all keys.
 struct RowFileWriter::Places {
-  // A key: its point (serving/perfect_hash.h), and where it was said.
+  // A key's point (serving/perfect_hash.h), and the index of its call.
   struct Entry {
     uint64_t point;
     uint32_t at;
-    // Of one key the last comes first.
+    // For one key, the last call comes first.
     bool operator<(const Entry& other) const {
       return point != other.point ? point < other.point : at > other.at;
     }
@@ -61,7 +61,7 @@ struct RowFileWriter::Places {
 
   PerfectHash hash;
   std::vector<uint8_t> pilots;
-  // One for each key, part by part.
+  // One entry for each key, ordered by part.
   std::vector<Entry> entries;
   std::vector<size_t> begins;  // Where parts begin, and the end.
 
@@ -70,7 +70,7 @@ struct RowFileWriter::Places {
                                            begins[part + 1] - begins[part]);
   }
 
-  // If a key is there more than once, the last one stays.
+  // Sorts the keys. If a key was given more than once, keeps its last call.
   void Sort(const std::vector<Key>& keys) {
     begins.assign(hash.num_parts + 1, 0);
     for (const Key key : keys) {
@@ -104,8 +104,8 @@ struct RowFileWriter::Places {
     for (uint64_t part = 0; part < hash.num_parts; ++part) {
       max_keys = std::max(max_keys, Part(part).size());
     }
-    // All parts have the room of the largest one. They differ by 1 in 100,
-    // unless keys were chosen to come together.
+    // All parts get the size of the largest one. Sizes differ by about 1 in
+    // 100, unless keys were chosen to fall into one part.
     if (hash.num_parts > 1 &&
         max_keys > entries.size() / hash.num_parts * 11 / 10) {
       return false;
@@ -126,7 +126,7 @@ struct RowFileWriter::Places {
   }
 };
 
-// Writes behind the header, with a checksum of each block.
+// Writes the blocks after the header, and computes a checksum of each.
 class RowFileWriter::BlockFile {
  public:
   BlockFile(int fd, std::string path, bool is_owned)
@@ -139,12 +139,13 @@ class RowFileWriter::BlockFile {
 
   const std::string& path() const { return path_; }
   bool is_owned() const { return is_owned_; }
-  // Behind the header.
+  // The number of bytes written after the header.
   uint64_t position() const { return position_; }
 
   absl::Status Append(const char* bytes, size_t size) {
     while (size > 0) {
-      // Up to the next multiple of it in the file, of which the header is part.
+      // Writes end at multiples of kBufferBytes in the file, which begins with
+      // the header.
       const size_t room =
           kBufferBytes - (kRowFileHeaderBytes + position_) % kBufferBytes;
       const size_t step = std::min(size, room);
@@ -162,7 +163,7 @@ class RowFileWriter::BlockFile {
     return Append(zeros.data(), zeros.size());
   }
 
-  // Also the last, shorter block.
+  // Writes all pending bytes, also a last, shorter block.
   absl::Status Flush() {
     for (size_t at = 0; at < pending_.size(); at += kRowFileBlockBytes) {
       checksums_.push_back(
@@ -177,7 +178,7 @@ class RowFileWriter::BlockFile {
 
   const std::vector<uint64_t>& checksums() const { return checksums_; }
 
-  // Without checksums.
+  // Writes bytes that are in no block.
   absl::Status WriteRaw(const char* bytes, size_t size) {
     return WriteAll(fd_, path_, bytes, size);
   }
@@ -186,7 +187,7 @@ class RowFileWriter::BlockFile {
     return absl::OkStatus();
   }
   absl::Status Sync() {
-    // A file in memory has no disk to go to.
+    // A file in memory needs no flush.
     if (is_owned_ && fsync(fd_) != 0) {
       return ErrnoStatus("flush", path_, errno);
     }
@@ -194,9 +195,9 @@ class RowFileWriter::BlockFile {
   }
 
  private:
-  // A huge page: the page cache keeps data written in such pieces, at such
-  // places, in huge pages where the file system can, and lookups need fewer
-  // entries of the TLB.
+  // The size of a huge page. If data is written in pieces of this size at
+  // multiples of it, the page cache may keep it in huge pages, if the file
+  // system can. Lookups then need fewer TLB entries.
   static constexpr size_t kBufferBytes = size_t{2} << 20;
 
   const int fd_;
@@ -207,11 +208,11 @@ class RowFileWriter::BlockFile {
   std::vector<uint64_t> checksums_;
 };
 
-// Rows in the order in which they come: in memory, and from some size on in a
-// file, unless the new file is in memory too.
+// Keeps rows in the order of their calls: first in memory, and from some size
+// on in a file, unless the new file is in memory, too.
 class RowFileWriter::Spool {
  public:
-  // `path` is that of the new file, or empty.
+  // `path` is the path of the new file, or empty if that is in memory.
   explicit Spool(std::string path) : path_(std::move(path)) {}
   ~Spool() {
     if (fd_ >= 0) close(fd_);
@@ -231,15 +232,16 @@ class RowFileWriter::Spool {
     return Flush();
   }
 
-  // All of them, for as long as this is there.
+  // Returns all rows. The pointer is valid as long as this object.
   absl::StatusOr<const char*> Read() {
     if (fd_ < 0) return pending_.data();
     TFSWITCH_RETURN_IF_ERROR(Flush());
-    // Else data that could not be kept would be read as something else.
+    // Without this check, data that was not written would be read as other
+    // bytes.
     if (fdatasync(fd_) != 0) return ErrnoStatus("flush rows of", path_, errno);
     TFSWITCH_ASSIGN_OR_RETURN(mapped_, MappedFile::Map(fd_, path_));
-    // Rows are read here and there: with read-ahead each would bring much more
-    // that is gone before it is needed, unless all of them stay in memory.
+    // Rows are read in random order. If they do not all fit into memory,
+    // read-ahead would load much data that is dropped before it is needed.
     const auto free_bytes = static_cast<uint64_t>(sysconf(_SC_AVPHYS_PAGES)) *
                             static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
     if (mapped_->size() > free_bytes / 2) {
@@ -259,14 +261,14 @@ class RowFileWriter::Spool {
     return status;
   }
 
-  // Without a name: it goes with the process, however that ends.
+  // Opens a file without a name, which the kernel removes with the process.
   absl::Status Open() {
     const size_t slash = path_.rfind('/');
     const std::string folder =
         slash == std::string::npos ? "." : path_.substr(0, slash + 1);
     fd_ = open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
     if (fd_ >= 0) return absl::OkStatus();
-    // Not all file systems have that.
+    // Some file systems have no unnamed files.
     std::string pattern = folder + "/.rowsXXXXXX";
     fd_ = mkostemp(pattern.data(), O_CLOEXEC);
     if (fd_ < 0) return ErrnoStatus("keep rows beside", path_, errno);
@@ -287,7 +289,7 @@ RowFileWriter::RowFileWriter(std::unique_ptr<BlockFile> file,
       file_(std::move(file)),
       spool_(std::make_unique<Spool>(file_->is_owned() ? file_->path() : "")),
       row_(row_bytes_) {
-  // The header's place; it is written last.
+  // Reserves the place of the header, which is written last.
   const std::string nothing(kRowFileHeaderBytes, ' ');
   status_ = file_->WriteRaw(nothing.data(), nothing.size());
   if (status_.ok()) {
@@ -379,14 +381,14 @@ absl::StatusOr<RowFileWriter::Places> RowFileWriter::FindPlaces() {
   Places places;
   if (keys_.empty()) return places;
   places.hash.num_parts = NumPerfectHashParts(keys_.size());
-  // The first is enough, and gives the same file each time, but for keys that
-  // were chosen to be in each other's way. Nobody can choose them for a seed
-  // that is drawn.
+  // The first seed is fixed, so that the same rows give the same file. It fails
+  // only if keys were chosen to collide. Nobody can choose keys for a random
+  // seed.
   constexpr Key kMaxSeeds = 64;
   for (Key seed = 0; seed < kMaxSeeds; ++seed) {
     places.hash.seed = seed == 0 ? HashKey(seed) : DrawId();
     places.Sort(keys_);
-    // Fewer, where keys were said more than once.
+    // If keys were given more than once, fewer parts may be enough.
     if (const uint64_t num_parts = NumPerfectHashParts(places.entries.size());
         num_parts != places.hash.num_parts) {
       places.hash.num_parts = num_parts;
@@ -404,9 +406,10 @@ absl::Status RowFileWriter::WriteRecords(const Places& places, const char* rows,
                                          std::vector<uint64_t>* removed) {
   const PerfectHash& hash = places.hash;
   constexpr uint32_t kNobody = ~uint32_t{0};
-  // Keys and rows were said in another order: each is a cache miss or two.
+  // Keys and rows were given in another order, so each costs one or two cache
+  // misses.
   constexpr size_t kAhead = 16;
-  // Written at a time, so that it stays in the cache.
+  // The records of one write, which should stay in the cache.
   constexpr uint64_t kSlotsPerWrite = 512;
   const size_t record_bytes = sizeof(Key) + row_bytes_;
   std::vector<uint32_t> said(hash.slots_per_part + 2 * kAhead);
@@ -420,7 +423,7 @@ absl::Status RowFileWriter::WriteRecords(const Places& places, const char* rows,
     for (uint64_t i = 0; i < hash.slots_per_part; ++i) {
       if (i % kSlotsPerWrite == 0) {
         TFSWITCH_RETURN_IF_ERROR(file_->Append(records.data(), records.size()));
-        // Zeros, for those without a row.
+        // Slots without a row keep these zeros.
         records.assign(
             std::min(kSlotsPerWrite, hash.slots_per_part - i) * record_bytes,
             '\0');
@@ -436,7 +439,7 @@ absl::Status RowFileWriter::WriteRecords(const Places& places, const char* rows,
       const uint64_t slot = part * hash.slots_per_part + i;
       const uint32_t at = said[i];
       char* const record = records.data() + i % kSlotsPerWrite * record_bytes;
-      // An empty slot has an id that is not looked for in it.
+      // An empty slot gets an id of another slot, so that no search finds it.
       const Key key = keys_[at != kNobody ? at : places.entries.front().at];
       std::memcpy(record, &key, sizeof(key));
       if (at == kNobody) continue;

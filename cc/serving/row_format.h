@@ -1,25 +1,26 @@
-// How rows lie in a row file: the formats of a row, and where it is found.
+// The layout of a row file, and the formats of its rows.
 //
 //   | header, 4096 bytes | default_row | . | records | pilots | . | used |
 //   removed | checksums |
 //                        |<------------- blocks of 4096 bytes ------------>|
 //
 // A row file is a safetensors file (https://github.com/huggingface/safetensors)
-// that serves as it lies: mapped read-only, with all that finds a row in it.
+// that is served without conversion: it is mapped read-only, and has all data
+// that a search needs.
 //
 //   default_row  float32 [dim]: the value of an id without a row
 //   records      [slots, 8 + row bytes]: an id and its row, which for int8 is a
 //                scale as float32 and then the values
-//   pilots       which slot an id has (serving/perfect_hash.h)
-//   used         a bit for each slot that an id has, for other readers; the
-//                others have an id of another slot, so that nothing is found
-//                there
+//   pilots       for finding the slot of an id (serving/perfect_hash.h)
+//   used         a bit for each slot that an id has, for other readers; empty
+//                slots have an id of another slot, so that searches find
+//                nothing there
 //   removed      in a file of changes, a bit for each slot whose id lost its
 //                row; else empty
-//   checksums    uint64 [blocks]: XXH3 of each block; the header has theirs
+//   checksums    uint64 [blocks]: XXH3 of each block; the header has the
+//                checksum of this list
 //
-// A row is beside its id, so that reading it costs one place in memory and not
-// two.
+// A row is beside its id, so that a search reads one place in memory, not two.
 
 #ifndef TFSWITCH_CC_SERVING_ROW_FORMAT_H_
 #define TFSWITCH_CC_SERVING_ROW_FORMAT_H_
@@ -34,17 +35,18 @@ namespace tfswitch {
 
 enum class RowFormat : uint8_t { kFloat32, kFloat16, kInt8 };
 
-// "float32", "float16" or "int8".
+// Returns "float32", "float16" or "int8".
 absl::string_view NameOf(RowFormat format);
-// InvalidArgument naming the formats there are.
+// InvalidArgument, naming all formats, for an unknown name.
 absl::StatusOr<RowFormat> RowFormatOf(absl::string_view name);
 
-// Bytes of one row.
+// The number of bytes of one row.
 size_t RowBytes(RowFormat format, int dim);
 
-// Writes RowBytes() to `to`. float16 is the nearest one, and the largest finite
-// one for larger values. int8 is the nearest multiple of the row's scale, which
-// is its largest absolute value / 127: its values must be finite.
+// Writes RowBytes() bytes to `to`. float16 rounds to the nearest value, and
+// larger values become the largest finite one. int8 rounds to the nearest
+// multiple of the row's scale, which is its largest absolute value / 127;
+// values must be finite.
 void EncodeRow(RowFormat format, const float* embedding, int dim, char* to);
 
 inline constexpr size_t kRowFileBlockBytes = 4096;

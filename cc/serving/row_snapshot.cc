@@ -1,12 +1,12 @@
-// A lookup goes in blocks of kBlock keys, and for each block from the newest
-// file to the oldest. `left` has the positions of keys that no file has had so
-// far. Within a file the pilot of a key is prefetched 2 * kAhead keys before it
-// is needed and its record kAhead keys before, so that cache misses overlap. A
-// delta's filter passes over most keys that it does not have.
+// A lookup takes blocks of kBlock keys, and reads the files for each block from
+// the newest to the oldest. `left` has the indices of keys that no file has had
+// so far. Within a file the pilot of a key is prefetched 2 * kAhead keys before
+// it is needed, and its record kAhead keys before, so that cache misses
+// overlap. A delta's filter skips most keys that the delta does not have.
 //
-// ReadFrom() exists twice, because a file whose blocks have all been checked
-// needs no check on the way. MergeNewest() keeps removed keys as removed,
-// because older files may have a row of that key.
+// ReadFrom() is compiled twice, because a fully verified file needs no checks
+// during reads. MergeNewest() keeps removed keys as removed, because older
+// files may have rows for them.
 
 #include "cc/serving/row_snapshot.h"
 
@@ -27,29 +27,29 @@
 namespace tfswitch {
 namespace {
 
-// Keys that are looked up together.
+// The number of keys that are looked up together.
 constexpr size_t kBlock = 1024;
-// Searches whose cache misses overlap, at each step.
+// The number of searches whose cache misses overlap, at each step.
 constexpr size_t kAhead = 32;
-// The second level of the cache, which takes more misses at a time.
+// Prefetches into the second level of the cache, which allows more misses at a
+// time.
 constexpr int kLocality = 2;
 constexpr size_t kLineBytes = 64;
-// Beyond this many lines the hardware has noticed the stream.
+// After this many lines the hardware prefetches the rest itself.
 constexpr size_t kMaxPrefetchLines = 8;
 
-// Inlined in any case: compilers drop a call of a function that only
-// prefetches.
+// Always inlined, because compilers drop calls of functions that only prefetch.
 TFSWITCH_ALWAYS_INLINE void PrefetchRecord(const char* record, size_t bytes) {
   bytes = std::min(bytes, kMaxPrefetchLines * kLineBytes);
   for (size_t at = 0; at < bytes; at += kLineBytes) {
     __builtin_prefetch(record + at, /*rw=*/0, kLocality);
   }
-  // It need not begin with a line.
+  // The record may begin inside a line, so its last byte may need one more.
   __builtin_prefetch(record + bytes - 1, /*rw=*/0, kLocality);
 }
 
-// Moves those of `left` that the filter does not have to its front, and returns
-// how many they are; the others follow.
+// Moves the keys of `left` that the filter lacks to its front, and returns
+// their number. The others follow.
 size_t PassOver(const KeyFilter& filter, const uint64_t* hashes, uint16_t* left,
                 size_t num_left) {
   uint16_t maybe[kBlock];
@@ -62,7 +62,8 @@ size_t PassOver(const KeyFilter& filter, const uint64_t* hashes, uint16_t* left,
     const uint16_t i = left[n];
     const bool is_maybe =
         KeyFilter::MayHave(*filter.Word(hashes[i]), hashes[i]);
-    // Without a branch; later writes replace useless ones.
+    // Writes to both lists, without a branch; a later write replaces the wrong
+    // one.
     maybe[num_maybe] = i;
     left[num_passed] = i;
     num_maybe += static_cast<size_t>(is_maybe);
@@ -72,13 +73,13 @@ size_t PassOver(const KeyFilter& filter, const uint64_t* hashes, uint16_t* left,
   return num_passed;
 }
 
-// Reads the rows of keys from one file. `left` has the positions of those that
-// no newer file knows, and keeps those that this one does not know either.
+// Reads the rows of keys from one file. `left` has the indices of keys that no
+// newer file has, and keeps those that this file does not have, either.
 template <bool kIsVerified>
 absl::Status ReadFrom(const RowFile& file, const Key* keys,
                       const uint64_t* hashes, uint16_t* left, size_t* num_left,
                       const float* default_row, float* embeddings) {
-  // A copy: stores into `embeddings` cannot change it.
+  // With a copy, compilers know that stores to `embeddings` do not change it.
   const RowFile::View view = file.view();
   if (view.num_slots == 0) return absl::OkStatus();
   const KeyFilter* const filter = file.filter();
@@ -209,7 +210,8 @@ absl::Status RowLayers::MergeNewest() {
           return copy(*file, key, row);
         }));
   }
-  // Later changes of these files do not reach the copy.
+  // Checks that the files did not change before. Later changes do not reach the
+  // merged copy.
   TFSWITCH_RETURN_IF_ERROR(newer.CheckUnchangedNow());
   TFSWITCH_RETURN_IF_ERROR(older.CheckUnchangedNow());
   TFSWITCH_ASSIGN_OR_RETURN(const RowFileInfo info, writer->Finish());

@@ -15,30 +15,31 @@
 
 namespace tfswitch {
 
-// The row files of one table, the newest first: of a key that several have, the
-// first counts.
+// The row files of one table, the newest first. If several files have a key,
+// the first one counts.
 struct RowLayers {
   std::string table;
   int dim = 0;
   std::vector<std::shared_ptr<const RowFile>> files;
 
-  // Writes keys.size() x dim floats; a key without a row reads as the newest
-  // file's default row. DataLoss if a file turns out to be damaged where it is
-  // read, or is changed while it is served.
+  // Writes keys.size() x dim floats. A key without a row reads as the newest
+  // file's default row. DataLoss if a file is damaged where it is read, or was
+  // changed while it is served.
   absl::Status Lookup(absl::Span<const Key> keys, float* embeddings) const;
 
-  // DataLoss if one of the files is changed while it is served.
+  // DataLoss if one of the files was changed while it is served.
   absl::Status CheckUnchanged() const;
 
-  // Makes the two newest files one, in memory.
+  // Merges the two newest files into one, in memory.
   absl::Status MergeNewest();
-  // Whether that pays: it is done so that there are never many files, and no
-  // row is copied often. The last file, the base, stays as it is.
+  // Whether MergeNewest() is worth its cost. Merging when this is true keeps
+  // the number of files small, and copies no row often. The last file, the
+  // base, is never merged.
   bool IsWorthMerging() const;
 };
 
-// Immutable, so thread-safe. A holder reads the same rows for as long as it
-// likes.
+// Immutable, and so thread-safe. Reads of one snapshot always give the same
+// rows.
 class RowSnapshot {
  public:
   RowSnapshot(int64_t number, std::string id, int64_t created_ms,
@@ -48,7 +49,7 @@ class RowSnapshot {
         created_ms_(created_ms),
         tables_(std::move(tables)) {}
 
-  // The export that it ends with.
+  // The number of its last export.
   int64_t number() const { return number_; }
   const std::string& id() const { return id_; }
   int64_t created_ms() const { return created_ms_; }

@@ -21,19 +21,19 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A model that is open, is being opened, or was.
+// A model that is open, is being opened, or was open.
 struct KnownModel {
-  // Held by the thread that opens it. Taken before the registry's mutex.
+  // Held by the thread that opens the model. Taken before the registry's mutex.
   Mutex opening;
   std::string id;                    // Constant.
   std::weak_ptr<ServedModel> model;  // Guarded by the registry's mutex.
 };
 
-// Never destroyed: threads of TensorFlow may still look up while static objects
-// go.
+// Never destroyed, because threads of TensorFlow may still look up while static
+// objects are destroyed.
 struct Registry {
   Mutex mutex;
-  // By the path of the model file, in the order in which they were opened.
+  // The keys are paths of model files. Models are in the order of opening.
   std::map<std::string, std::vector<std::shared_ptr<KnownModel>>> entries
       ABSL_GUARDED_BY(mutex);
 };
@@ -60,7 +60,7 @@ absl::StatusOr<std::shared_ptr<ServedModel>> Open(
                                           model.tables().end());
   if (!model.has_remote()) {
     ServedRowsOptions options;
-    // The folder of a model may be moved.
+    // The path is relative, because the folder of a model may be moved.
     options.path = (fs::path(file).parent_path() / model.embedded().rows())
                        .lexically_normal();
     options.tables = tables;
@@ -72,12 +72,12 @@ absl::StatusOr<std::shared_ptr<ServedModel>> Open(
   return OpenRemoteModel(remote, tables, std::move(client));
 }
 
-// The place of a model; the last one at its path if it is new.
+// Returns the entry of a model. A new one is added as the last of its path.
 std::shared_ptr<KnownModel> EntryOf(const std::string& file,
                                     const std::string& id) {
   Registry& registry = TheRegistry();
   MutexLock lock(&registry.mutex);
-  // Models that nobody serves and nobody opens go.
+  // Removes models that nobody serves or opens.
   for (auto it = registry.entries.begin(); it != registry.entries.end();) {
     std::vector<std::shared_ptr<KnownModel>>& of_path = it->second;
     of_path.erase(std::remove_if(of_path.begin(), of_path.end(),
@@ -110,8 +110,8 @@ absl::StatusOr<std::shared_ptr<ServedModel>> OpenServedModel(
   TFSWITCH_ASSIGN_OR_RETURN(const std::string file, CanonicalPath(model_file));
   TFSWITCH_ASSIGN_OR_RETURN(const v1::ModelFile content, ReadModelFile(file));
   const std::shared_ptr<KnownModel> entry = EntryOf(file, content.id());
-  // Others that open this model wait, and need the same rows; those that open
-  // another do not.
+  // Threads that open the same model wait here, and then share its rows.
+  // Threads that open other models do not wait.
   MutexLock lock(&entry->opening);
   std::shared_ptr<ServedModel> model = ModelOf(*entry);
   if (model == nullptr) {
@@ -119,7 +119,7 @@ absl::StatusOr<std::shared_ptr<ServedModel>> OpenServedModel(
   }
   MutexLock registry_lock(&TheRegistry().mutex);
   entry->model = model;
-  // The last one that was opened is the one that its path means.
+  // The path now means this model, which was opened last.
   auto& entries = TheRegistry().entries[file];
   const auto place = std::find(entries.begin(), entries.end(), entry);
   if (place != entries.end()) std::rotate(place, place + 1, entries.end());

@@ -1,5 +1,5 @@
-// An exported model's rows in this process: opened by the ops of the model's
-// graph, and steered by the program that serves it.
+// The rows of an exported model in this process. The ops of the model's graph
+// open them, and the program that serves the model controls them.
 
 #ifndef TFSWITCH_CC_SERVING_SERVED_MODEL_H_
 #define TFSWITCH_CC_SERVING_SERVED_MODEL_H_
@@ -21,7 +21,7 @@
 
 namespace tfswitch {
 
-// The part of a lookup that is in one table. The memory is the caller's.
+// The part of a lookup in one table. The caller owns the memory.
 struct LookupPart {
   absl::string_view table;
   int dim = 0;  // The dim that the graph expects.
@@ -29,26 +29,27 @@ struct LookupPart {
   float* embeddings = nullptr;  // Receives keys.size() x dim.
 };
 
-// The rows in which a run of a graph looks up ids. Thread-safe.
+// The rows that one run of a graph reads. Thread-safe.
 class PinnedRows {
  public:
   virtual ~PinnedRows() = default;
 
-  // Reads the rows of all parts; a key without one reads as its table says.
-  // NotFound if the model has no such table, InvalidArgument if one has another
-  // dim. A table may come more than once. `threads` may be null.
+  // Reads the rows of all parts. A key without a row reads as the table's
+  // default row. NotFound if the model lacks a table, InvalidArgument if a
+  // table has another dim. Several parts may have the same table. `threads` may
+  // be null.
   virtual absl::Status Lookup(absl::Span<const LookupPart> parts,
                               const LentThreads* threads) const = 0;
 };
 
 struct ServedState {
   ServedRows::State rows;  // Numbers are 0 if there are no exports.
-  // The rest is not set unless the model looks up on servers.
+  // The fields below are set only if the model looks up on servers.
   bool is_remote = false;
   std::string addresses;
   int64_t cached_rows = 0;
-  int64_t num_cache_hits = 0;    // Ids that were read from the cache,
-  int64_t num_cache_misses = 0;  // and that were not.
+  int64_t num_cache_hits = 0;    // Ids that were read from the cache.
+  int64_t num_cache_misses = 0;  // Ids that were not in the cache.
 };
 
 // Thread-safe.
@@ -71,27 +72,28 @@ class ServedModel {
   virtual absl::Status Resume() = 0;
 };
 
-// Connects to servers for reading only, and waits no longer than `timeout` for
-// them, as each call does later.
+// Connects to servers for reading. This and each later call wait at most
+// `timeout`.
 using OpenClient =
     std::function<absl::StatusOr<std::shared_ptr<ParameterClient>>(
         const std::string& addresses, absl::Duration timeout)>;
 
-// Opens the rows that a model file names (see cc/serving/model_file.h), or
-// finds them open: graphs that are loaded from one model share them. A model
-// that is saved anew at the path of one that is open is another one.
+// Opens the rows that a model file names (see cc/serving/model_file.h). If they
+// are open already, returns them: graphs that are loaded from one model share
+// its rows. A new model that was saved at the same path is a different one.
 //
-// NotFound if a file is missing, DataLoss if one is damaged,
-// FailedPrecondition if it is of another version; of models that look up on
-// servers Unavailable or DeadlineExceeded if one does not answer,
-// FailedPrecondition if they lack a table or have one with another dim.
-// Thread-safe; two threads that open one model wait for each other.
+// NotFound if a file is missing, DataLoss if a file is damaged,
+// FailedPrecondition if a file has another version. For models that look up on
+// servers: Unavailable or DeadlineExceeded if a server does not answer,
+// FailedPrecondition if servers lack a table or a table has another dim.
+//
+// Thread-safe. Threads that open the same model wait for each other.
 absl::StatusOr<std::shared_ptr<ServedModel>> OpenServedModel(
     const std::string& model_file, const OpenClient& open_client);
 
-// Finds an open model by the path of its model file or SavedModel: of several
-// that were saved there, the one that was opened last. NotFound if the model is
-// not open in this process.
+// Finds an open model by the path of its model file or SavedModel. If several
+// open models were saved there, returns the one that was opened last. NotFound
+// if no model of this path is open in this process.
 absl::StatusOr<std::shared_ptr<ServedModel>> FindServedModel(
     const std::string& path);
 

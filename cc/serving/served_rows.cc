@@ -1,13 +1,13 @@
-// update_mutex_ is held for a whole update, so that there is one at a time.
-// mutex_ is held only to copy or exchange the snapshot and the state, so that
-// Pin() does not wait for an update. Build() tries the bases from the newest on
-// and adds the deltas that follow; FollowLocked() adds deltas to the rows that
-// are served already.
+// update_mutex_ is held during a whole update, so that updates run one at a
+// time. mutex_ is held only to copy or exchange the snapshot and the state, so
+// that Pin() does not wait for an update. Build() tries the bases from the
+// newest to the oldest, and adds the deltas that follow. FollowLocked() adds
+// deltas to the served rows.
 //
 // open_ lets snapshots share their files. refused_ remembers a damaged file by
-// its stamp, so that it is not read again until it has been replaced. Serve()
-// waits a little for readers of the former snapshot, so that the updater unmaps
-// it and no request does.
+// its stamp, so that it is not read again before it is replaced. Serve() waits
+// a little for readers of the former snapshot, so that the updater unmaps it,
+// and not a request.
 
 #include "cc/serving/served_rows.h"
 
@@ -39,8 +39,8 @@ void LogError(absl::string_view what, const absl::Status& status) {
                     absl::StrCat(what, ": ", status.message()));
 }
 
-// Merges as long as it pays, and returns whether it did. Files that stay
-// unmerged cost time, and are as right.
+// Merges files while that is worth its cost, and returns whether it did. An
+// error does no harm: unmerged files only make lookups slower.
 bool MergeWhatPays(RowLayers* layers) {
   bool has_merged = false;
   while (layers->IsWorthMerging()) {
@@ -54,10 +54,10 @@ bool MergeWhatPays(RowLayers* layers) {
   return has_merged;
 }
 
-// Until the last request that reads `snapshot` is over, so that the caller lets
-// go of it, and not that request: unmapping takes milliseconds.
+// Waits until no request reads `snapshot` any more. Then the caller, and not a
+// request, unmaps it, which takes milliseconds.
 void WaitForReaders(const std::shared_ptr<const RowSnapshot>& snapshot) {
-  // A request that reads for longer lets go of it itself.
+  // A request that reads longer unmaps it itself.
   constexpr int kMaxWaits = 50;
   for (int i = 0; i < kMaxWaits && snapshot.use_count() > 1; ++i) {
     absl::SleepFor(absl::Milliseconds(1));
@@ -86,7 +86,7 @@ absl::StatusOr<std::shared_ptr<ServedRows>> ServedRows::Open(
 ServedRows::~ServedRows() {
   std::thread watcher;
   {
-    // An update under way notices, and ends.
+    // A running update notices this, and ends.
     MutexLock lock(&mutex_);
     is_ending_ = true;
     watcher.swap(watcher_);
@@ -196,7 +196,7 @@ absl::Status ServedRows::AddExport(const v1::ExportContent& manifest,
           absl::StrCat("row file '", path, "' is of table '",
                        file->kind().table, "', expected '", layers.table, "'"));
     }
-    // A delta has few of the ids that are asked for.
+    // A delta has few of the ids that are asked for, so a filter helps.
     if (manifest.is_delta()) file->BuildFilter();
     layers.files.insert(layers.files.begin(), std::move(file));
   }
@@ -220,7 +220,8 @@ absl::StatusOr<std::shared_ptr<const RowFile>> ServedRows::OpenFile(
       refused_.erase(refused);
     }
     TFSWITCH_ASSIGN_OR_RETURN(file, RowFile::Open(path, info));
-    // The writer may be at work still, on a file that is whole so far.
+    // A process may still be writing to the file, even if it is undamaged so
+    // far.
     if (file->has_writer()) TFSWITCH_RETURN_IF_ERROR(change);
   }
   if (verify) {
@@ -235,7 +236,8 @@ absl::StatusOr<std::shared_ptr<const RowFile>> ServedRows::OpenFile(
 }
 
 void ServedRows::Refuse(const RowFile& file, const absl::Status& status) {
-  // The stamp of the file that was read: another at its path may be whole.
+  // Stores the stamp of the file that was read, because a new file at the same
+  // path may be undamaged.
   refused_[file.path()] = {file.stamp(), status};
 }
 
@@ -269,12 +271,12 @@ absl::StatusOr<ServedRows::Built> ServedRows::Build(int64_t number,
     absl::Status status = chain.status();
     if (status.ok()) {
       for (const v1::ExportContent& manifest : *chain) {
-        // A delta counts whole or not at all.
+        // A copy, so that a failed delta changes nothing.
         std::vector<RowLayers> next = tables;
         status = AddExport(manifest, verify || manifest.is_delta(), &next);
         if (!status.ok()) break;
         tables.swap(next);
-        // At once, so that no row is copied often.
+        // Merges after each delta, so that no row is copied often.
         for (RowLayers& layers : tables) MergeWhatPays(&layers);
         last = &manifest;
       }
@@ -295,7 +297,7 @@ absl::StatusOr<ServedRows::Built> ServedRows::Build(int64_t number,
       built.newer = status;
       first_error = status;
     }
-    if (number != 0) break;  // No earlier base leads there.
+    if (number != 0) break;  // No earlier base leads to `number`.
   }
   return first_error;
 }
@@ -316,20 +318,20 @@ void ServedRows::VerifyBuilt(const Built& built) {
       if (status.ok()) continue;
       if (absl::IsCancelled(status)) return;
       MutexLock lock(&update_mutex_);
-      // Copies are kept for other threads: this one goes before they are let
-      // in.
+      // Other threads get copies of the status. It is moved here, so that this
+      // one is destroyed before the lock is released.
       const absl::Status damage = std::move(status);
       Refuse(*file, damage);
       const State before = state();
-      // The rows that came after it have nothing to do with it.
+      // Rows of a later base do not use the damaged file.
       if (before.base_number != built.base_number) return;
       NoteError(damage);
       if (before.is_held) return;
       auto older = Build(/*number=*/0, /*after=*/0, /*verify=*/true);
-      // With none, damaged rows are refused where they are read.
+      // Without an undamaged base, reads of damaged rows fail.
       if (!older.ok()) return;
       Serve(older->snapshot, older->base_number);
-      // None, if the file has been copied again meanwhile.
+      // OK if the file has been replaced meanwhile.
       NoteError(older->newer);
       return;
     }
@@ -365,7 +367,7 @@ absl::Status ServedRows::RefreshLocked() {
   if (names.empty()) return NoExports(options_.path);
   absl::Status error = DamageLocked();
   if (!error.ok()) {
-    // It may have been copied again.
+    // The damaged file may have been replaced.
     auto built = Build(/*number=*/0, /*after=*/0, /*verify=*/true);
     if (built.ok()) {
       Serve(built->snapshot, built->base_number);
@@ -399,7 +401,7 @@ absl::Status ServedRows::RefreshLocked() {
 
 absl::Status ServedRows::FollowLocked(const std::vector<ExportName>& names) {
   for (const ExportName& name : names) {
-    // Not held during the exchange, which waits for its holders.
+    // Released before the exchange, which waits until nobody holds it.
     std::shared_ptr<const RowSnapshot> present = Pin();
     if (name.number <= present->number()) continue;
     if (!name.is_delta) break;
@@ -461,7 +463,7 @@ absl::Status ServedRows::Resume() {
 }
 
 void ServedRows::Watch(absl::Duration interval) {
-  // Not after an update, which may take long.
+  // Does not take update_mutex_: an update may take long.
   MutexLock lock(&mutex_);
   interval_ = interval;
   changed_.NotifyAll();

@@ -1,5 +1,5 @@
-// A folder of exports as it is served: the newest rows that can be reached,
-// exchanged without a pause as new ones appear.
+// Serves a folder of exports: the newest rows that can be read. New exports
+// replace them without a pause.
 
 #ifndef TFSWITCH_CC_SERVING_SERVED_ROWS_H_
 #define TFSWITCH_CC_SERVING_SERVED_ROWS_H_
@@ -26,10 +26,10 @@ struct ServedRowsOptions {
   std::string path;
   // The tables that the model looks up, by name, with their dims.
   std::map<std::string, int> tables;
-  // Check all rows before they are served. Without it each block is checked
-  // when it is first used, and a thread checks the others meanwhile, so that
-  // opening takes no time; if it finds damage, an older base that is whole is
-  // served. Rows exchanged later are checked before in any case.
+  // Whether all rows are checked before they are served. If not, opening is
+  // fast: each block is checked when it is first used, and a thread checks all
+  // others meanwhile. If it finds damage, an older, undamaged base is served.
+  // Later exports are always checked before they are served.
   bool verify_first = false;
 };
 
@@ -39,16 +39,16 @@ class ServedRows {
   struct State {
     int64_t number = 0;  // The export that is served.
     int64_t base_number = 0;
-    int64_t created_ms = 0;  // When that was written, since 1970.
+    int64_t created_ms = 0;  // When the export was written, since 1970.
     int64_t served_since_ms = 0;
-    bool is_held = false;  // By RollBack().
+    bool is_held = false;  // Whether RollBack() keeps newer exports away.
     int64_t num_refused = 0;
-    absl::Status error;  // Why something newer is not served; else OK.
+    absl::Status error;  // Why a newer export is not served; else OK.
   };
 
-  // Serves the newest export that can be reached. NotFound if there is none,
-  // FailedPrecondition if it lacks a table or has one with another dim,
-  // DataLoss if files are damaged and no older base is whole.
+  // Serves the newest export that can be read. NotFound if there is no export,
+  // FailedPrecondition if it lacks a table or a table has another dim, DataLoss
+  // if files are damaged and no older base is undamaged.
   static absl::StatusOr<std::shared_ptr<ServedRows>> Open(
       const ServedRowsOptions& options);
   ~ServedRows();
@@ -56,13 +56,13 @@ class ServedRows {
   // The rows that are served now.
   std::shared_ptr<const RowSnapshot> Pin() const;
 
-  // Looks for newer exports and serves those that are whole. On error all stays
-  // as it is.
+  // Looks for newer exports and serves undamaged ones. After an error the
+  // served rows do not change.
   absl::Status Refresh();
-  // Does so every `interval` from now on; zero: no longer.
+  // Calls Refresh() every `interval` from now on; zero ends that.
   void Watch(absl::Duration interval);
 
-  // Serves the rows as of an earlier export, and stays there until Resume().
+  // Serves an earlier export until Resume().
   absl::Status RollBack(int64_t number);
   absl::Status Resume();
 
@@ -72,8 +72,7 @@ class ServedRows {
   // A base and its deltas, in order.
   using Chain = std::vector<v1::ExportContent>;
 
-  // Rows that were opened, with the number of their base, and why not newer
-  // ones.
+  // Opened rows, the number of their base, and why newer rows were not opened.
   struct Built {
     std::shared_ptr<const RowSnapshot> snapshot;
     int64_t base_number = 0;
@@ -86,48 +85,48 @@ class ServedRows {
 
   explicit ServedRows(const ServedRowsOptions& options) : options_(options) {}
 
-  // Opens the rows as of export `number`, or the newest if that is 0, from a
-  // base behind number `after`.
+  // Opens the rows at export `number`, or the newest for 0, from a base with a
+  // number above `after`.
   absl::StatusOr<Built> Build(int64_t number, int64_t after, bool verify)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
-  // The chain that begins with a base and ends with `number`, or as late as can
-  // be, with the reason why not later in *stop.
+  // Finds the chain that begins with a base and ends with `number`. If it must
+  // end earlier, *stop receives the reason.
   absl::StatusOr<Chain> FindChain(const std::vector<ExportName>& names,
                                   size_t base, int64_t number,
                                   absl::Status* stop) const;
   absl::Status AddExport(const v1::ExportContent& manifest, bool verify,
                          std::vector<RowLayers>* tables)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
-  // Opens a row file, or finds it open. A file that was damaged and is as it
-  // was then is refused without being read again.
+  // Opens a row file, or returns it if it is open. A file that was damaged is
+  // refused without being read, unless it has changed since.
   absl::StatusOr<std::shared_ptr<const RowFile>> OpenFile(
       const std::string& path, const RowFileInfo& info, bool verify)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
   void Refuse(const RowFile& file, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
-  // Forgets files that are closed or gone.
+  // Forgets files that are closed or do not exist any more.
   void ForgetFiles() ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
   absl::Status RefreshLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
   // Serves the deltas that follow the served export.
   absl::Status FollowLocked(const std::vector<ExportName>& names)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
-  // Makes the overlays few again.
+  // Merges deltas, so that there are only few files.
   void MergeLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
   void Serve(std::shared_ptr<const RowSnapshot> snapshot, int64_t base_number);
   void NoteError(const absl::Status& error);
   void RunWatch();
-  // Checks the served rows, which nobody has checked.
+  // Checks served rows that were opened without a check.
   void RunVerify(const Built& built);
   void VerifyBuilt(const Built& built);
-  // The damage of the served base, found while it is served, or the change of
-  // a served file.
+  // Returns the damage of the served base that was found while it is served, or
+  // the change of a served file.
   absl::Status DamageLocked() const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
   bool IsEnding() const;
 
   const ServedRowsOptions options_;
 
-  // One update at a time; taken before mutex_.
+  // Held during an update. Taken before mutex_.
   Mutex update_mutex_;
 
   mutable Mutex mutex_;
@@ -139,7 +138,7 @@ class ServedRows {
   std::thread watcher_ ABSL_GUARDED_BY(mutex_);
   std::thread verifier_;  // Constant after Open().
 
-  // Row files by their paths: those in use, and those that were damaged.
+  // By path, row files that are in use, and row files that were damaged.
   std::map<std::string, std::weak_ptr<const RowFile>> open_
       ABSL_GUARDED_BY(update_mutex_);
   std::map<std::string, Refused> refused_ ABSL_GUARDED_BY(update_mutex_);

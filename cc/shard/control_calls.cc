@@ -2,9 +2,9 @@
 // coordinator, and turns the result into the response. CreateTable, DropTable
 // and Erase run inside WriteOnce(), so that a repeated call is applied once.
 //
-// CommitRound answers OK with the error in the response where the round is over
-// nevertheless, or another instance of the group is known, because the client
-// has to tell these from a call that failed.
+// If a round is over in spite of an error, or another instance of the group is
+// known, CommitRound returns OK with the error in the response. So the client
+// can tell these errors from those of the call.
 
 #include "cc/shard/control_calls.h"
 
@@ -56,7 +56,7 @@ absl::Status Run(const ShardCall& call, const v1::CreateTableRequest& request,
     return absl::OkStatus();
   }
   uint64_t incarnation = request.table_incarnation();
-  // Drawn here, so that a record of the call has it.
+  // Drawn before the call is logged, so that its record has the incarnation.
   if (incarnation == 0) incarnation = DrawId();
   const auto log = [&]() -> absl::StatusOr<uint64_t> {
     if (call.check_new_table && !call.shard.FindTable(config.name).ok()) {
@@ -82,7 +82,7 @@ absl::Status Run(const ShardCall& call, const v1::CreateTableRequest& request,
       /*is_alone=*/true);
   if (absl::IsResourceExhausted(written.status()) &&
       request.replaced_incarnation() == 0) {
-    // A table that is there can be opened while the disk is full.
+    // An existing table can be opened even if the disk is full.
     const auto there = call.shard.OpenTable(config);
     TFSWITCH_RETURN_IF_ERROR(there.ok() ? absl::OkStatus() : written.status());
     response->set_table_incarnation(there->incarnation);
@@ -101,8 +101,8 @@ absl::Status Run(const ShardCall& call, const v1::CreateTableRequest& request,
 
 absl::Status Run(const ShardCall& call, const v1::DropTableRequest& request,
                  v1::DropTableResponse* response) {
-  // Also if there is no such table: a repetition must not drop one that has
-  // been created meanwhile.
+  // Remembers the call even if there is no such table: a repetition must not
+  // drop a table that was created meanwhile.
   TFSWITCH_ASSIGN_OR_RETURN(
       const WriteResult written,
       call.shard.WriteOnce(
@@ -134,7 +134,8 @@ absl::Status Run(const ShardCall& call, const v1::ListTablesRequest& request,
 
 absl::Status Run(const ShardCall& call, const v1::CommitRoundRequest& request,
                  v1::CommitRoundResponse* response) {
-  // The coordinator draws them below, and no later one may follow.
+  // The coordinator draws lower numbers. No newer instance could follow this
+  // one.
   if (request.round().group_instance() >= Coordinator::kMaxInstance) {
     return absl::InvalidArgumentError(
         absl::StrCat("group '", request.group(),

@@ -1,5 +1,5 @@
-// The control calls of a server as messages: one function for each, for clients
-// of this process and for a server alike.
+// The control calls of a server: one function for each pair of messages, used
+// by clients of this process and by servers.
 
 #ifndef TFSWITCH_CC_SHARD_CONTROL_CALLS_H_
 #define TFSWITCH_CC_SHARD_CONTROL_CALLS_H_
@@ -18,11 +18,11 @@
 #include "tfswitch/v1/coordination.pb.h"
 #include "tfswitch/v1/parameter_server.pb.h"
 
-// Lists, because a class of gRPC has a method for each: V(Name) for a call with
-// the messages v1::NameRequest and v1::NameResponse.
+// Lists the calls: V(Name) has the messages v1::NameRequest and
+// v1::NameResponse. A list is needed because a gRPC class has one method for
+// each call.
 //
-// These are the calls of ParameterServer. Streams and calls for rows are not
-// among them.
+// These are the calls of ParameterServer, without streams and calls for rows.
 #define TFSWITCH_PARAMETER_SERVER_CALLS(V) \
   V(CreateTable)                           \
   V(DropTable)                             \
@@ -59,25 +59,25 @@
 
 namespace tfswitch {
 
-// The parts of a call besides its messages.
+// The context of a call, apart from its messages.
 struct ShardCall {
   Shard& shard;
   Shard::Interrupt interrupt;            // Asked by calls that may take long.
-  const LentThreads* threads = nullptr;  // Work on a round, too.
+  const LentThreads* threads = nullptr;  // They help to apply a round.
   uint32_t protocol_version = kProtocolVersion;  // The version of this side.
-  // Whether the caller may know of a table. Null: of all.
+  // Whether the caller may know of a table. Null means of all.
   std::function<bool(absl::string_view table)> may_see = nullptr;
   uint64_t caller = 0;  // See PushId.
-  // The caller opens tables that are there, and leaves no trace.
+  // Whether the caller only opens present tables, and changes nothing.
   bool only_reads = false;
-  // Whether the caller may make one more table. Null: yes.
+  // OK if the caller may make one more table. Null means yes.
   std::function<absl::Status()> check_new_table = nullptr;
 };
 
 // OK if the other side speaks the same version.
 absl::Status CheckVersion(const ShardCall& call, uint32_t client_version);
 
-// Each does its call. The errors are those of Shard and Coordinator.
+// Each Run() does its call, and returns the errors of Shard or Coordinator.
 #define TFSWITCH_DECLARE(name)                                              \
   absl::Status Run(const ShardCall& call, const v1::name##Request& request, \
                    v1::name##Response* response);
@@ -89,8 +89,8 @@ TFSWITCH_PARAMETER_SERVER_CALLS(TFSWITCH_DECLARE)
 TFSWITCH_COORDINATION_CALLS(TFSWITCH_DECLARE)
 #undef TFSWITCH_DECLARE
 
-// For the calls of Coordination: FailedPrecondition unless the shard is the one
-// that coordinates.
+// Does a call of Coordination. FailedPrecondition unless the shard is shard 0,
+// which coordinates.
 template <typename Request, typename Response>
 absl::Status Run(const ShardCall& call, const Request& request,
                  Response* response) {
@@ -99,8 +99,8 @@ absl::Status Run(const ShardCall& call, const Request& request,
   return Run(*coordinator, request, response);
 }
 
-// The same by the type of the request. REQUIRES: it is one of the above, and
-// the response is its own.
+// Chooses the Run() by the type of the request. REQUIRES: the request is one of
+// the above, and the response has its response type.
 absl::Status RunAny(const ShardCall& call,
                     const google::protobuf::Message& request,
                     google::protobuf::Message* response);

@@ -1,10 +1,9 @@
-// A wait for other workers ends after kLongestPoll at the latest, and its
-// DeadlineExceeded becomes an answer that names the missing workers, because
-// the client then asks again. Arrive ends a step and may wait in the same call,
-// which saves a second one. An error of that wait is not given back, because
-// the step has been counted; the worker hears of it when it asks again. But
-// Cancelled is, because a user who ends a wait of this process must not wait
-// again.
+// A wait for other workers ends after at most kLongestPoll. DeadlineExceeded
+// then becomes an answer that names the missing workers, and the client asks
+// again. Arrive ends a step and may wait in the same call, which saves a second
+// call. An error of its wait is not returned, because the step has been
+// counted; the worker gets the error when it asks again. Only Cancelled is
+// returned: a user of this process has ended the wait, and must not wait again.
 
 #include <algorithm>
 #include <optional>
@@ -18,7 +17,7 @@
 namespace tfswitch {
 namespace {
 
-// A client that has gone away is waited for as long at most.
+// The longest time that a call of a client that is gone keeps waiting.
 constexpr absl::Duration kLongestPoll = absl::Seconds(5);
 
 absl::Time PollEnd(int64_t wait_ms) {
@@ -26,7 +25,7 @@ absl::Time PollEnd(int64_t wait_ms) {
                                   absl::ZeroDuration(), kLongestPoll);
 }
 
-// If a wait has not ended, the answer says for whom it waits.
+// If a wait has not ended, the answer names the workers that it waits for.
 template <typename Response>
 absl::Status Answer(const absl::Status& waited, Response* response) {
   if (!absl::IsDeadlineExceeded(waited)) return waited;
@@ -59,7 +58,7 @@ absl::Status Run(Coordinator& coordinator, const v1::ArriveRequest& request,
                             coordinator.Arrive(request));
   response->set_open_round(open_round);
   if (request.wait_ms() <= 0) return absl::OkStatus();
-  // The worker hears of an error of the wait when it asks again.
+  // The worker gets an error of the wait when it asks again.
   const absl::Time end = PollEnd(request.wait_ms());
   absl::Status waited;
   if (request.round() == WorkerGroup::kNoRound) {

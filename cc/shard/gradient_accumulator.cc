@@ -1,8 +1,7 @@
-// mutex_ guards the map of groups, which only grows, so that a pointer to a
-// group stays good without it. The group's own mutex is held while a round is
-// applied: a second worker that brings the round waits and then finds it
-// committed. Pushes are taken by contribution and sorted by content, so that
-// all runs sum in one order.
+// mutex_ guards the map of groups. The map only grows, so pointers to groups
+// stay valid. A group's own mutex is held while a round is applied: a second
+// worker that commits the round waits, and then finds it committed. Pushes are
+// ordered by contribution, then by content, so that all runs sum in one order.
 //
 // A round counts as committed even if a table's step fails, because other
 // tables have taken theirs. Its error is kept and marked, so that a repetition
@@ -24,8 +23,8 @@
 namespace tfswitch {
 namespace {
 
-// Some order in which equal pushes alone are equal. Two layers that share a
-// table push in an order that differs from run to run.
+// A total order of pushes by content. It is needed because two layers that
+// share a table push in an order that differs from run to run.
 bool ContentLess(const StagedPush& a, const StagedPush& b) {
   if (a.keys != b.keys) return a.keys < b.keys;
   if (a.gradients.size() != b.gradients.size()) {
@@ -50,7 +49,7 @@ constexpr char kNewerInstance[] = "tfswitch/newer_group_instance";
 }  // namespace
 
 absl::Status ErrorOfAppliedRound(absl::Status error) {
-  error.SetPayload(kAppliedRound, absl::Cord());  // Nothing on an OK status.
+  error.SetPayload(kAppliedRound, absl::Cord());  // No effect on OK.
   return error;
 }
 
@@ -133,12 +132,12 @@ absl::StatusOr<int64_t> GradientAccumulator::Commit(const std::string& name,
     group->committed = WorkerGroup::kNoRound;
     group->status = absl::OkStatus();
     group->closed_clocks.clear();
-    // All workers that were there have gone.
+    // All workers of the former instance have gone.
     group->active.clear();
     group->next_incarnation = round.group_instance();
   }
-  // Older rounds are lost with the server that was here before. Compared first:
-  // one less than any number a client may send would overflow.
+  // Older rounds are lost with the server that was here before. The comparison
+  // comes before the subtraction, which could overflow for some numbers.
   if (round.first_kept() > group->committed) {
     group->committed = round.first_kept() - 1;
   }
@@ -153,7 +152,7 @@ absl::StatusOr<int64_t> GradientAccumulator::Commit(const std::string& name,
   std::map<std::string, std::vector<WeightedPush>> by_table;
   for (const Contribution& each : round.contributions()) {
     const auto step = group->steps.find({each.incarnation(), each.clock()});
-    // A step of weight 0 counts for nothing, also where gradients are summed.
+    // A step of weight 0 does not count, even if gradients are summed.
     if (step == group->steps.end() || each.weight() == 0.0) continue;
     for (auto& [table, pushes] : step->second) {
       std::sort(pushes.begin(), pushes.end(), ContentLess);
@@ -164,8 +163,8 @@ absl::StatusOr<int64_t> GradientAccumulator::Commit(const std::string& name,
   }
   group->status = absl::OkStatus();
   for (const auto& [table, pushes] : by_table) {
-    // Whatever happens, the round counts as committed: rows that have been
-    // stepped must not be stepped again.
+    // The round counts as committed even after an exception: rows that have
+    // taken their step must not take it again.
     try {
       group->status.Update(apply(table, pushes, round.total_weight()));
     } catch (const std::bad_alloc&) {
@@ -277,7 +276,7 @@ void GradientAccumulator::ForEachStaged(
   for (const auto& [name, group] : groups_) {
     MutexLock group_lock(&group->mutex);
     for (const auto& [step, tables] : group->steps) {
-      // The worker is only for messages.
+      // The worker's number is needed only for messages, so it is 0.
       const StepTag tag = {name, 0, step.first, step.second};
       for (const auto& [table, pushes] : tables) {
         for (const StagedPush& push : pushes) visit(tag, table, push);

@@ -1,4 +1,4 @@
-// Gradients that wait for their round to close.
+// Keeps gradients until their round closes.
 
 #ifndef TFSWITCH_CC_SHARD_GRADIENT_ACCUMULATOR_H_
 #define TFSWITCH_CC_SHARD_GRADIENT_ACCUMULATOR_H_
@@ -26,7 +26,7 @@
 
 namespace tfswitch {
 
-// One push to one table, and the memory of its spans.
+// One push to one table, with its own copies of the data.
 struct StagedPush : GradientBatch {
   explicit StagedPush(const GradientBatch& batch)
       : GradientBatch(batch),
@@ -37,7 +37,7 @@ struct StagedPush : GradientBatch {
     gradients = own_gradients;
     observations = own_observations.view();
   }
-  StagedPush(StagedPush&&) = default;  // The spans stay where they point to.
+  StagedPush(StagedPush&&) = default;  // Moved vectors keep their data.
   StagedPush& operator=(StagedPush&&) = default;
 
   std::vector<Key> own_keys;
@@ -45,30 +45,30 @@ struct StagedPush : GradientBatch {
   OwnedObservations own_observations;
 };
 
-// A staged push, and how many samples the step that it belongs to has.
+// A staged push, and the number of samples of its step.
 struct WeightedPush {
   const StagedPush* push = nullptr;
   double weight = 0.0;
 };
 
-// Marks an error that applying a round has led to. The round counts as
-// committed, so asking for it again changes nothing.
+// Marks an error of applying a round. The round counts as committed, so
+// committing it again changes nothing.
 absl::Status ErrorOfAppliedRound(absl::Status error);
 bool IsErrorOfAppliedRound(const absl::Status& status);
 
-// Marks the refusal of a round for the reason that a newer instance of its
+// Marks the error of a round that was refused because a newer instance of its
 // group is known.
 absl::Status ErrorOfOlderGroup(absl::Status error, uint64_t newer_instance);
-// That instance; 0 if the status has no such mark.
+// The newer instance of a marked error; 0 if the status has no such mark.
 uint64_t NewerInstanceOf(const absl::Status& status);
 
-// Keeps the pushes of workers under their steps, until somebody brings the
-// round in which these steps count. WorkerGroup decides which steps count; here
-// the decision is carried out, once, in an order that does not depend on the
-// order of arrival: by worker, then clock, then content.
+// Keeps the pushes of workers by step, until a caller commits the round in
+// which these steps count. WorkerGroup decides which steps count. This class
+// applies them, once, in an order that does not depend on the order of arrival:
+// by worker, then clock, then content.
 //
-// Steps that can no longer count are given up when the next round is committed:
-// steps before those of the round, and those of workers that have gone.
+// When a round is committed, steps that can no longer count are dropped: steps
+// before those of the round, and steps of workers that have gone.
 //
 // Thread-safe. Groups do not wait for each other.
 class GradientAccumulator {
@@ -80,55 +80,55 @@ class GradientAccumulator {
       uint64_t max_groups = std::numeric_limits<uint64_t>::max())
       : max_groups_(max_groups) {}
 
-  // FailedPrecondition if the step's round has been committed;
-  // ResourceExhausted for a step that seems never to end, or a group too many.
-  // Pushes of a worker that the group has given up are dropped: it hears of
-  // that at the end of its step.
+  // FailedPrecondition if the step's round has been committed.
+  // ResourceExhausted if the step has too many pushes, or there are too many
+  // groups. Drops pushes of a worker that the group has given up, which learns
+  // of that at the end of its step.
   absl::Status Add(const StepTag& tag, const std::string& table,
                    StagedPush push);
 
   // Calls apply(table, pushes, total_weight) for each table that has pushes of
   // `round`. Returns the group's last committed round afterwards:
-  // `round.number`; a later one if this is a repetition, which changes nothing;
-  // or an earlier one if rounds between are missing, which have to come first.
-  // A stage that has committed none begins with the oldest that is still kept.
+  // `round.number`; a later one if the round was committed before, which
+  // changes nothing; or an earlier one if rounds between are missing, which the
+  // caller must commit first. A group without committed rounds begins with the
+  // oldest round that the coordinator still keeps.
   //
-  // A round with the number kNoRound commits nothing: it begins the group anew
-  // if its instance is newer than the one that is known. Each worker brings one
-  // before all others, so that the rounds of an instance that is not known, or
-  // not any more, are late ones. Such a number is answered with the last
-  // committed round, too.
+  // A round with the number kNoRound commits nothing. If its instance is newer
+  // than the known one, the group starts again with no rounds. Each worker
+  // sends such a round first, so that rounds of any other instance are late
+  // ones. The answer is the last committed round, too.
   //
-  // Aborted for rounds of another instance than the one known, marked if that
-  // is newer. The first error of `apply`, marked, for it and for repetitions of
-  // the round.
+  // Aborted for rounds of another instance than the known one, marked if the
+  // known one is newer. If `apply` has failed, its first error, marked, also
+  // for repetitions of the round.
   using Apply = absl::FunctionRef<absl::Status(
       const std::string& table, const std::vector<WeightedPush>& pushes,
       double total_weight)>;
   absl::StatusOr<int64_t> Commit(const std::string& group, const Round& round,
                                  Apply apply);
 
-  // Whether the round, of the instance of its group that is known, has been
-  // committed.
+  // Whether the round has been committed in the known instance of its group.
   bool HasCommitted(const std::string& group, const Round& round);
-  // Of each group. Waits for rounds that are being committed.
+  // The last committed round of each group. Waits for rounds that are being
+  // committed.
   std::vector<v1::CommittedRound> LastRounds();
 
   // Forgets the pushes staged for a table.
   void DropTable(const std::string& table);
 
-  // Which rounds have been committed, without the pushes that are staged; and
-  // the way back, into an empty one.
+  // Saves which rounds have been committed, without staged pushes, and restores
+  // that. REQUIRES: nothing is staged or committed before RestoreGroups().
   using SavedGroups = google::protobuf::Map<std::string, v1::CommittedRounds>;
   void SaveGroups(SavedGroups* saved);
   absl::Status RestoreGroups(const SavedGroups& saved);
 
-  // Calls visit(tag, table, push) for all that are staged now.
+  // Calls visit(tag, table, push) for all pushes that are staged now.
   void ForEachStaged(absl::FunctionRef<void(const StepTag&, const std::string&,
                                             const StagedPush&)>
                          visit);
 
-  // Steps that are staged now, of all groups.
+  // The number of steps that are staged now, in all groups.
   int64_t num_staged_steps();
 
  private:
@@ -142,7 +142,7 @@ class GradientAccumulator {
     // The state of the last committed round.
     int64_t committed ABSL_GUARDED_BY(mutex) = WorkerGroup::kNoRound;
     absl::Status status ABSL_GUARDED_BY(mutex);
-    uint64_t instance ABSL_GUARDED_BY(mutex) = 0;  // 0: none is known.
+    uint64_t instance ABSL_GUARDED_BY(mutex) = 0;  // 0 if none is known.
     std::set<uint64_t> active ABSL_GUARDED_BY(mutex);
     uint64_t next_incarnation ABSL_GUARDED_BY(mutex) = 0;
     // The last clock of each incarnation whose round has been committed.
@@ -155,13 +155,13 @@ class GradientAccumulator {
     void GiveUp(const Round& round) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
   };
 
-  // Makes it unless it is there.
+  // Makes the group if it does not exist.
   absl::StatusOr<Group*> FindGroup(const std::string& name);
 
   const uint64_t max_groups_;
 
   Mutex mutex_;
-  // Groups stay, so that pointers to them do.
+  // Groups are never removed, so pointers to them stay valid.
   std::map<std::string, std::unique_ptr<Group>> groups_ ABSL_GUARDED_BY(mutex_);
 };
 

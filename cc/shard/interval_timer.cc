@@ -32,8 +32,8 @@ void IntervalTimer::Set(const std::string& name, absl::Duration every) {
     try {
       thread_ = std::thread(&IntervalTimer::Run, this);
     } catch (const std::system_error& error) {
-      // Tables can be shrunk by a call all the same, and staged rows go with
-      // the next restore.
+      // Without the timer, calls can still shrink tables, and the next restore
+      // drops staged rows.
       LogMessage(LogLevel::kError, {"no_timer"},
                  absl::StrCat("no timer for '", name, "': ", error.what()));
     }
@@ -59,7 +59,7 @@ void IntervalTimer::Run() {
     mutex_.Unlock();
     work_(due);
     mutex_.Lock();
-    // Counted from the end: slow work must not follow itself at once.
+    // The interval starts at the end of the work, so that slow work pauses.
     const auto it = entries_.find(due);
     if (it != entries_.end()) it->second.next = SteadyNow() + it->second.every;
   }

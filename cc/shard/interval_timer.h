@@ -1,4 +1,5 @@
-// Does something for names at intervals: shrinks tables, drops staged restores.
+// Calls a function for names at intervals: to shrink tables, or to drop staged
+// restores.
 
 #ifndef TFSWITCH_CC_SHARD_INTERVAL_TIMER_H_
 #define TFSWITCH_CC_SHARD_INTERVAL_TIMER_H_
@@ -26,7 +27,7 @@ class IntervalTimer {
   IntervalTimer(const IntervalTimer&) = delete;
   IntervalTimer& operator=(const IntervalTimer&) = delete;
 
-  // From now on each `every`; not at all if that is 0.
+  // Calls `work` for the name every `every` from now on; 0 ends that.
   void Set(const std::string& name, absl::Duration every);
 
  private:

@@ -56,7 +56,7 @@ void PendingExports::End(const EmbeddingTable& table, const std::string& id,
       break;
     }
   }
-  // Nothing is subtracted if it was not there: it has no table.
+  // An unknown export has no table, so nothing is subtracted.
   const std::shared_ptr<EmbeddingTable> exported = ended.table.lock();
   if (commit && exported != nullptr) {
     exported->SubtractDeltaScores(ended.keys, ended.scores);

@@ -1,5 +1,5 @@
-// Rows that have been exported by their scores, until somebody says that the
-// export has been published: only then does their score start anew.
+// Keeps the scores of exported rows until the export is published. Only then
+// are they subtracted from the rows' scores.
 
 #ifndef TFSWITCH_CC_SHARD_PENDING_EXPORTS_H_
 #define TFSWITCH_CC_SHARD_PENDING_EXPORTS_H_
@@ -21,25 +21,24 @@ class PendingExports {
  public:
   struct Export {
     std::string id;
-    // The one that was exported: another one of the same name is not meant.
+    // The exported table itself, not another one of the same name.
     std::weak_ptr<EmbeddingTable> table;
     std::vector<Key> keys;
     std::vector<float> scores;
   };
 
-  // Keeps the last few ids, each with all of its tables: an export of the same
-  // table under the same id is replaced. Exports of tables that are gone go,
-  // too.
+  // Keeps an export. Replaces an export of the same table under the same id.
+  // Drops exports of tables that are gone, and of all but the last few ids.
   void Keep(Export exported);
-  // Subtracts the scores, if `commit`, and forgets them. An unknown export has
-  // been ended before.
+  // Subtracts the scores if `commit`, and forgets the export. An unknown export
+  // has been ended before, so nothing is done.
   void End(const EmbeddingTable& table, const std::string& id, bool commit);
 
  private:
   static constexpr size_t kMaxIds = 16;
 
   Mutex mutex_;
-  // In the order in which ids came first; exports of one id are together.
+  // The exports of each id, in the order in which ids were first seen.
   std::deque<std::vector<Export>> exports_ ABSL_GUARDED_BY(mutex_);
 };
 

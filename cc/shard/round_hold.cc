@@ -1,5 +1,5 @@
-// A hold that is not kept ends by the clock. Nobody has to notice that: whoever
-// asks compares the time.
+// A hold without a Kept ends at its expiry. No thread watches for that: each
+// method compares the time.
 
 #include "cc/shard/round_hold.h"
 
@@ -37,7 +37,7 @@ absl::Status RoundHold::Wait(absl::FunctionRef<absl::Status()> interrupt) {
     absl::Duration pause = kInterruptInterval;
     if (num_kept_ == 0) pause = std::min(pause, expiry_ - SteadyNow());
     ended_.WaitFor(&mutex_, pause);
-    // It may run Python, which may come back here.
+    // `interrupt` may run Python, which may call this object again.
     mutex_.Unlock();
     status = interrupt();
     mutex_.Lock();

@@ -1,4 +1,4 @@
-// Keeps a shard at one round while a save brings all shards to the same.
+// Keeps a shard at one round while a save brings all shards to the same round.
 
 #ifndef TFSWITCH_CC_SHARD_ROUND_HOLD_H_
 #define TFSWITCH_CC_SHARD_ROUND_HOLD_H_
@@ -16,19 +16,19 @@
 
 namespace tfswitch {
 
-// One save at a time holds rounds.
+// Makes rounds wait while a save holds them. One save at a time can do so.
 //
 // Thread-safe.
 class RoundHold {
  public:
-  // A save whose client has died holds up nobody for longer.
+  // The longest hold, because the client of a save may have died.
   static constexpr absl::Duration kLongest = absl::Seconds(10);
 
-  // From now on rounds wait, for `duration` or until End(). Repeated, it lasts
-  // so long from now, though no longer than kLongest at a stretch. False if
-  // another save holds them.
+  // Makes rounds wait for `duration`, or until End(). If repeated, the hold
+  // lasts `duration` from now, but at most kLongest in all. False if another
+  // save holds rounds.
   bool Begin(const std::string& save_id, absl::Duration duration);
-  // OK if the save holds nothing.
+  // Ends the hold of the save, if it has one.
   void End(const std::string& save_id);
 
   bool IsHeldByOther(const std::string& save_id) {
@@ -36,18 +36,18 @@ class RoundHold {
     return is_held() && save_id_ != save_id;
   }
 
-  // For a round that is to be applied: waits until the hold that is there has
-  // ended. One that begins meanwhile is not waited for: the round has closed
-  // before it, so that its save has the round anyway. Ends early with the error
-  // of `interrupt`, which is asked every now and then.
+  // Called before a round is applied: waits until the present hold has ended.
+  // Does not wait for a hold that begins meanwhile: the round had closed before
+  // that, so that its save has the round anyway. Calls `interrupt` at intervals
+  // and returns early with its error.
   absl::Status Wait(absl::FunctionRef<absl::Status()> interrupt);
 
-  // The work queues of the moment to which the save brings the shards. False if
-  // it does not hold rounds (any more).
+  // Sets the work queues as they are at the round of the save. False if the
+  // save does not hold rounds (any more).
   bool SetWorkQueues(const std::string& save_id,
                      std::optional<v1::SavedWorkQueues> work_queues);
 
-  // While it lives, the hold lasts; with the last one it ends.
+  // Keeps a hold from expiring. The hold ends when the last Kept is destroyed.
   class Kept {
    public:
     Kept(RoundHold* hold, const std::string& save_id)
@@ -58,9 +58,10 @@ class RoundHold {
     Kept(const Kept&) = delete;
     Kept& operator=(const Kept&) = delete;
 
-    // False if the save does not hold rounds (any more): then it has no effect.
+    // False if the save did not hold rounds (any more). Then this has no
+    // effect.
     bool is_held() const { return is_held_; }
-    // nullopt: none were set since the hold began.
+    // Nullopt if none were set since the hold began.
     std::optional<v1::SavedWorkQueues> work_queues() const {
       MutexLock lock(&hold_->mutex_);
       return hold_->work_queues_;
@@ -83,13 +84,13 @@ class RoundHold {
 
   Mutex mutex_;
   CondVar ended_;
-  // Of the last hold.
+  // The state of the last hold.
   std::string save_id_ ABSL_GUARDED_BY(mutex_);
   absl::Time begin_ ABSL_GUARDED_BY(mutex_);
   absl::Time expiry_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   int64_t num_kept_ ABSL_GUARDED_BY(mutex_) = 0;
   std::optional<v1::SavedWorkQueues> work_queues_ ABSL_GUARDED_BY(mutex_);
-  // How many there have been.
+  // The number of holds so far.
   int64_t number_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

@@ -1,13 +1,13 @@
 // mutex_ guards the map of tables and the states of saves and restores. A call
-// takes it to find its table and then works on a shared pointer without it, so
-// that no row is read or written under it. GradientAccumulator holds a lock of
-// its own while it calls ApplyRound(), which takes mutex_; so stage_ is never
+// holds it to find its table, and then works on a shared pointer without it. So
+// no row is read or written under mutex_. GradientAccumulator holds its own
+// lock while it calls ApplyRound(), which takes mutex_; so stage_ must not be
 // called under mutex_.
 //
 // Prepare() checks a push and sums its repeated keys before ApplyPush() asks
-// the ledger, so that a push that is refused leaves no trace. Saves and
-// restores move their files without mutex_. They take it again at the end and
-// look once more whether somebody has given them up.
+// the ledger, so that a refused push leaves no trace. Saves and restores read
+// and write files without mutex_. At the end they take it and check whether
+// they have been given up meanwhile.
 
 #include "cc/shard/shard.h"
 
@@ -44,7 +44,7 @@
 namespace tfswitch {
 namespace {
 
-// Of the message of a client: the tables get names, each its own.
+// Checks that each table of a client's request gets a name of its own.
 absl::Status CheckNames(const v1::StageRestoreRequest& request) {
   if (!v1::StageRestoreRequest::State_IsValid(request.state())) {
     return absl::InvalidArgumentError(
@@ -74,7 +74,7 @@ absl::Status CheckNames(const v1::StageRestoreRequest& request) {
   return absl::OkStatus();
 }
 
-// So many dropped tables are remembered as dropped.
+// How many dropped tables are remembered.
 constexpr size_t kMaxDropped = 4096;
 
 std::string ShardPrefix(const ShardOptions& options) {
@@ -82,7 +82,7 @@ std::string ShardPrefix(const ShardOptions& options) {
   return absl::StrCat(" on shard ", options.shard_index);
 }
 
-// The bytes of the cells that admission counts in; 0: it needs none.
+// The bytes of the admission's Bloom filter; 0 if it has none.
 double BloomBytes(const TableConfig& config, const ShardOptions& options) {
   const auto* bloom =
       std::get_if<BloomMinCountAdmission>(&config.admission.policy);
@@ -92,11 +92,11 @@ double BloomBytes(const TableConfig& config, const ShardOptions& options) {
 }
 
 // Calls work(begin, size) for ranges of keys, on several threads if they are
-// lent and it pays; returns the first error.
+// lent and there are enough keys. Returns the first error.
 absl::Status RunKeyRanges(
     const LentThreads* threads, size_t num_keys, size_t dim,
     absl::FunctionRef<absl::Status(size_t, size_t)> work) {
-  // Fewer of long rows, as many floats.
+  // Ranges have about the same number of floats for all lengths of rows.
   const size_t min_keys_per_range = std::max<size_t>(16, 16384 / dim);
   Mutex mutex;
   absl::Status first;
@@ -196,7 +196,7 @@ absl::StatusOr<WriteResult> Shard::WriteOnce(
   const WriteGate::Pass pass(is_alone ? nullptr : gate());
   const WriteGate::Closed closed(is_alone ? gate() : nullptr);
   absl::StatusOr<int64_t> count;
-  // The ledger must hear of it in any case.
+  // The ledger must be told the result, also after an exception.
   try {
     const absl::Status logged = log().status();
     count = logged.ok() ? write() : logged;
@@ -260,7 +260,7 @@ absl::Status Shard::CloseOptimizer(const TableConfig& config) {
   TableConfig former = config;
   former.optimizer = open->config().optimizer;
   if (!former.optimizer.is_open || former != open->config()) {
-    return absl::OkStatus();  // AttachExisting() tells.
+    return absl::OkStatus();  // AttachExisting() returns the error.
   }
   TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
                             MakeTable(config));
@@ -296,7 +296,7 @@ void Shard::Tell(absl::string_view event,
 void Shard::NoteDisk(const absl::Status& status, const std::string& folder,
                      std::atomic<bool>* is_full) {
   const bool is_full_now = absl::IsResourceExhausted(status);
-  if (!status.ok() && !is_full_now) return;  // It says nothing about room.
+  if (!status.ok() && !is_full_now) return;  // The error has another cause.
   if (*is_full == is_full_now ||
       is_full->exchange(is_full_now) == is_full_now) {
     return;
@@ -388,8 +388,8 @@ void Shard::ReleaseTable(const std::string& name) {
     if (dropped == nullptr) return;
     if (dropped->size() > 0) released_rows_[name] = dropped->size();
   }
-  // Outside the lock, which is taken while a round is applied. The holders of
-  // the table push no more, so that this is not in a hurry.
+  // Called without mutex_, which is taken while a round is applied. This may
+  // come late, because no holder of the table is left to push.
   stage_.DropTable(name);
 }
 
@@ -509,7 +509,7 @@ absl::Status Shard::Pull(EmbeddingTable& table, absl::Span<const Key> keys,
   if (log_ == nullptr || !insert_missing) {
     TFSWITCH_RETURN_IF_ERROR(run(insert_missing));
   } else {
-    // Most have all their rows, and need no record.
+    // Most pulls find all their rows, and need no record.
     TFSWITCH_RETURN_IF_ERROR(run(false));
     if (num_found < static_cast<int64_t>(keys.size()) &&
         table.config().admission.is_always()) {
@@ -530,7 +530,7 @@ absl::Status Shard::Pull(EmbeddingTable& table, absl::Span<const Key> keys,
   if (insert_missing || table.config().layout.empty() || num_missing == 0) {
     return absl::OkStatus();
   }
-  // Zeros would pass for values of the model's variables.
+  // Zeros would look like values of the model's variables.
   return absl::FailedPreconditionError(absl::StrCat(
       "dense table '", table.config().name, "'", ShardPrefix(options_),
       " has no values for ", num_missing, " of ", keys.size(),
@@ -597,7 +597,8 @@ absl::Status Shard::Prepare(const EmbeddingTable& table,
                      " has no optimizer yet. Make it with one before the first "
                      "push"));
   }
-  // Since a client checked it, another dim may have come with a new table.
+  // The table may have been replaced by one of another dim since the client
+  // checked this.
   TFSWITCH_RETURN_IF_ERROR(CheckSize(name, "gradient", push.keys.size(), dim,
                                      push.gradients.size()));
   TFSWITCH_RETURN_IF_ERROR(CheckDay(name, push.day));
@@ -669,7 +670,7 @@ absl::StatusOr<WriteResult> Shard::ApplyPush(EmbeddingTable& table,
   const WriteGate::Pass pass(gate());
   absl::StatusOr<uint64_t> number;
   absl::Status applied;
-  // The ledger must hear of it in any case.
+  // The ledger must be told the result, also after an exception.
   try {
     const absl::Status present = CheckPresent(table);
     number = present.ok() ? LogPush(push) : present;
@@ -691,7 +692,8 @@ absl::StatusOr<WriteResult> Shard::ApplyPush(EmbeddingTable& table,
         push.keys.size(), " keys", is_staged ? " until its round closes" : ""));
   }
   if (protected_push) {
-    // Also if memory ran out: rows that were there have taken their step.
+    // Counts as applied even if memory ran out: present rows have taken their
+    // step.
     ledger_.End(push.id,
                 /*applied=*/number.ok() && (!is_staged || applied.ok()),
                 result.num_rows);
@@ -752,7 +754,8 @@ absl::StatusOr<int64_t> Shard::CommitHeldRound(const std::string& group,
   const WriteGate::Pass pass(gate());
   TFSWITCH_ASSIGN_OR_RETURN(const uint64_t record,
                             Log(RecordType::kCommitRound, request));
-  // Each worker brings the round, with a record of its own.
+  // Each worker commits the round, with its own record. The round's number is
+  // the same in all of them.
   const uint64_t number =
       record == 0 ? 0 : static_cast<uint64_t>(round.number()) + 1;
   return stage_.Commit(
@@ -771,14 +774,13 @@ absl::Status Shard::ApplyRound(const std::string& name,
                             FindTable(name));
   const bool is_mean =
       table->config().consistency.reduction == Reduction::kMean;
-  // A round without samples teaches nothing.
+  // A round without samples has no mean.
   if (is_mean && total_weight == 0.0) return absl::OkStatus();
   const auto scale_of = [&](const WeightedPush& each) {
     return is_mean ? static_cast<float>(each.weight / total_weight) : 1.0f;
   };
   const size_t dim = static_cast<size_t>(table->dim());
-  // Workers that follow one schedule have one learning rate; where they have
-  // not, that of the first counts.
+  // Workers should have the same learning rate. If not, the first one counts.
   const StagedPush& first = *pushes[0].push;
   const bool have_same_keys =
       std::all_of(pushes.begin(), pushes.end(), [&](const WeightedPush& each) {
@@ -796,7 +798,7 @@ absl::Status Shard::ApplyRound(const std::string& name,
   std::vector<Key> keys;
   std::vector<float> sums;
   OwnedObservations summed;
-  // The blocks of a dense table are in every push: there is nothing to count.
+  // Every push has all blocks of a dense table, so there is nothing to count.
   const bool needs_counts =
       table->config().NeedsCounts() && table->config().layout.empty();
   if (have_same_keys && !needs_counts) {  // Always so for a dense table.
@@ -811,7 +813,7 @@ absl::Status Shard::ApplyRound(const std::string& name,
     OwnedObservations observations;
     for (const WeightedPush& each : pushes) {
       const StagedPush& push = *each.push;
-      // The table was replaced by one of another shape meanwhile.
+      // The table may have been replaced by one of another shape meanwhile.
       TFSWITCH_RETURN_IF_ERROR(CheckSize(name, "gradient", push.keys.size(),
                                          table->dim(), push.gradients.size()));
       all.insert(all.end(), push.keys.begin(), push.keys.end());
@@ -907,7 +909,8 @@ absl::StatusOr<ShrinkReport> Shard::Shrink(
                      "' has no eviction rules; pass some with the call, or "
                      "make the table with `eviction`"));
   }
-  // The rules go by all rows at once, so that a replay must find them the same.
+  // The rules compare all rows. A replay must find the same rows, so no other
+  // write may run meanwhile.
   const WriteGate::Closed closed(dry_run ? nullptr : gate());
   if (!dry_run) TFSWITCH_RETURN_IF_ERROR(CheckPresent(table));
   if (!dry_run && log_ != nullptr) {
@@ -925,7 +928,7 @@ absl::StatusOr<ShrinkReport> Shard::Shrink(
                             options_.num_shards) -
         FirstVirtualShardOf(options_.shard_index, num_virtual,
                             options_.num_shards);
-    // Rounded up; in 128 bits, as the product may not fit 64.
+    // Rounds up. The product may not fit into 64 bits.
     own_rules.max_rows = static_cast<uint64_t>(
         (static_cast<unsigned __int128>(*own_rules.max_rows) * owned +
          num_virtual - 1) /
@@ -1001,7 +1004,7 @@ absl::StatusOr<ChangeCursor> Shard::ExportChanges(
 void Shard::ShrinkOnTime(const std::string& name) const {
   if (is_recovering_) return;
   const auto table = FindTable(name);
-  if (!table.ok()) return;  // Dropped at this moment.
+  if (!table.ok()) return;  // The table was just dropped.
   absl::Status status;
   try {
     status =
@@ -1010,7 +1013,7 @@ void Shard::ShrinkOnTime(const std::string& name) const {
     status = absl::ResourceExhaustedError(
         absl::StrCat("table '", name, "': no memory to shrink it"));
   }
-  // Nobody waits for an answer; the next time may go better.
+  // No caller waits for the error. The next time may succeed.
   if (!status.ok()) {
     LogMessage(LogLevel::kError, {"not_evicted"}, status.message());
   }
@@ -1108,7 +1111,7 @@ absl::StatusOr<v1::CheckpointPart> Shard::SaveShard(
     MutexLock lock(&mutex_);
     const Save& save = SaveOf(request.save_id());
     if (save.is_given_up) return given_up();
-    // A repetition, because the first answer was lost.
+    // The call is repeated because its first answer was lost.
     if (save.part.has_value() && save.folder == path) return *save.part;
   }
   std::optional<Progress> own_progress;
@@ -1138,14 +1141,14 @@ absl::StatusOr<v1::CheckpointPart> Shard::SaveShard(
                                 [&] { return stops ? given_up() : Never(); });
   TFSWITCH_RETURN_IF_ERROR(LockSaves(request.save_id(), check));
   const absl::Cleanup unlock = [this] { UnlockSaves(); };
-  // No round is applied while it is there.
+  // No round is applied while `kept` has a value.
   std::optional<RoundHold::Kept> kept;
   if (request.has_cut()) {
     kept.emplace(&round_hold_, request.save_id());
     if (!kept->is_held()) {
       MutexLock lock(&mutex_);
       const Save& save = SaveOf(request.save_id());
-      // A repetition that has waited for the first.
+      // The call is a repetition, and the first one has ended meanwhile.
       if (save.part.has_value() && save.folder == path) return *save.part;
       return NotHeld(request.save_id());
     }
@@ -1163,7 +1166,7 @@ absl::StatusOr<v1::CheckpointPart> Shard::SaveShard(
   if (all_tables && options_.shard_index == 0) {
     const std::optional<v1::SavedWorkQueues> work_queues =
         kept.has_value() ? kept->work_queues() : coordinator_->SaveWorkQueues();
-    // The hold has ended and begun anew.
+    // The hold has ended, and another one has begun.
     if (!work_queues.has_value()) return NotHeld(request.save_id());
     writer.SetWorkQueues(*work_queues);
   }
@@ -1186,7 +1189,7 @@ absl::StatusOr<v1::CheckpointPart> Shard::SaveShard(
   TellOfSave(snapshots, path, writer.files(), begin);
   MutexLock lock(&mutex_);
   Save& save = SaveOf(request.save_id());
-  // Without Finish() the writer removes its files.
+  // If this returns before Finish(), the writer removes its files.
   if (save.is_given_up) return given_up();
   if (save.part.has_value() && save.folder == path) return *save.part;
   save.folder = path;
@@ -1247,7 +1250,7 @@ absl::Status Shard::EndSave(const std::string& save_id,
     MutexLock lock(&mutex_);
     Save& save = SaveOf(save_id);
     save.is_given_up = true;
-    // The folder it was written to, even if the caller names another one now.
+    // The folder of the save, even if the caller names another one now.
     folder = save.folder;
     files = save.files;
   }
@@ -1271,7 +1274,7 @@ void Shard::EndExpiredSaves(const Interrupt& interrupt) {
   for (const std::string& save_id : expired) {
     const absl::Status status = EndSave(save_id, interrupt);
     if (status.ok()) continue;
-    // The save that asks for this can go on. A later one tries again.
+    // The present save continues. A later one tries this again.
     {
       MutexLock lock(&mutex_);
       SaveOf(save_id).expiry = SteadyNow() + options_.save_expiry;
@@ -1317,7 +1320,7 @@ absl::StatusOr<v1::StageRestoreResponse> Shard::StageRestore(
         return given_up();
       }
       if (it == restores_.end()) break;
-      // A repetition: there is one restore under an id.
+      // The call is a repetition: an id has one restore.
       const std::shared_ptr<Restore> first = it->second;
       if (!first->is_loading) {
         if (!first->result.ok()) break;
@@ -1363,7 +1366,7 @@ absl::StatusOr<v1::StageRestoreResponse> Shard::StageRestore(
     return Load(path, manifest, request, check, &loaded, progress);
   };
   absl::StatusOr<v1::StageRestoreResponse> result = load();
-  // Before the lock: it may run Python.
+  // Called before the lock is taken, because it may run Python.
   if (absl::Status end = check(); result.ok() && !end.ok()) result = end;
   MutexLock lock(&mutex_);
   if (restore->is_given_up && result.ok()) result = given_up();
@@ -1383,8 +1386,8 @@ absl::StatusOr<v1::StageRestoreResponse> Shard::StageRestore(
 
 namespace {
 
-// The tables that are to be restored, by the names that they get. NotFound if
-// the checkpoint lacks one.
+// The tables to restore, by their new names. NotFound if the checkpoint lacks
+// one.
 absl::StatusOr<std::map<std::string, const v1::CheckpointTable*>>
 TablesToRestore(const std::string& path, const v1::CheckpointManifest& manifest,
                 const v1::StageRestoreRequest& request) {
@@ -1436,8 +1439,8 @@ absl::Status WithCheckpoint(const std::string& path,
 
 }  // namespace
 
-// The settings of a table that is there already hold for its new rows, as long
-// as the saved rows fit them.
+// An existing table keeps its settings for the restored rows, if the rows fit
+// them.
 absl::StatusOr<TableConfig> Shard::RestoredConfig(
     const std::string& path, const std::string& name, const TableConfig& saved,
     const TableMap& loaded) const {
@@ -1539,7 +1542,7 @@ void Shard::DropStagedPushes(const std::string& restore_id) {
       names.push_back(name);
     }
   }
-  // Outside the lock, which is taken while a round is applied.
+  // Called without mutex_, which is taken while a round is applied.
   for (const std::string& name : names) stage_.DropTable(name);
 }
 
@@ -1547,7 +1550,7 @@ absl::Status Shard::CommitRestore(const std::string& restore_id, bool abort,
                                   const Interrupt& interrupt) {
   std::shared_ptr<Restore> restore;  // Freed outside the lock.
   if (abort) return TakeRestore(restore_id, abort, &restore).status();
-  // A save that is under way ends first, and then no other one begins.
+  // Waits for a running save, and keeps other saves from beginning.
   TFSWITCH_RETURN_IF_ERROR(LockSaves(restore_id, interrupt));
   const absl::Cleanup unlock = [this] { UnlockSaves(); };
   saving_.AssertHeld();
@@ -1556,8 +1559,8 @@ absl::Status Shard::CommitRestore(const std::string& restore_id, bool abort,
   TFSWITCH_ASSIGN_OR_RETURN(const bool is_taken,
                             TakeRestore(restore_id, abort, &restore));
   if (log_ == nullptr) return absl::OkStatus();
-  // No record has the restored rows. So they are saved before other writes, and
-  // also by a repetition after that has failed.
+  // No record has the restored rows, so they are saved before other writes. If
+  // that has failed, a repetition of this call saves them.
   if (is_taken) {
     TFSWITCH_RETURN_IF_ERROR(log_->BeginBreak(
         static_cast<uint32_t>(RecordType::kRestore),
@@ -1569,7 +1572,7 @@ absl::Status Shard::CommitRestore(const std::string& restore_id, bool abort,
   TFSWITCH_RETURN_IF_ERROR(
       SaveClosedState(options_.own_folder, Never, nullptr).status());
   log_->EndBreak();
-  // The mark of a restore that has come to its end: something follows it.
+  // A record after the restore marks that the restore is complete.
   return Log(RecordType::kRestoreSaved, {""}).status();
 }
 
@@ -1591,7 +1594,7 @@ absl::StatusOr<bool> Shard::TakeRestore(const std::string& restore_id,
   MutexLock lock(&mutex_);
   const auto it = restores_.find(restore_id);
   if (it == restores_.end() || (!abort && it->second->is_loading)) {
-    // A repetition, because the first answer was lost.
+    // The call is repeated because its first answer was lost.
     if (abort || restore_id == last_restore_id_) return false;
     return absl::NotFoundError(absl::StrCat(
         "restore '", restore_id, "' is not staged", ShardPrefix(options_),

@@ -1,9 +1,9 @@
-// The state of one server, with no network: tables by name, and the writes that
+// The state of one server without the network: its tables, and the writes that
 // it has applied.
 //
 //   shard.cc        tables, pushes, and the checkpoints that clients ask for
 //   shard_cut.cc    the round at which such a checkpoint is taken
-//   shard_state.cc  the state that a server keeps to come back with
+//   shard_state.cc  the state that a server saves for its own recovery
 //   shard_log.cc    records of writes, and their replay
 
 #ifndef TFSWITCH_CC_SHARD_SHARD_H_
@@ -52,28 +52,28 @@ namespace tfswitch {
 struct ShardOptions {
   uint32_t shard_index = 0;
   uint32_t num_shards = 1;
-  // The folder below which clients may save and restore; empty: there is none,
-  // so they may not. Not set: anywhere, for clients of this process.
+  // The folder below which clients may save and restore. Empty means that they
+  // may not. If not set, clients of this process may do so anywhere.
   std::optional<std::string> checkpoint_root = std::nullopt;
-  // A folder below which absolute paths are taken, too, but not below
-  // `own_folder` and `log_folder`, which are in it. Empty: there is none.
+  // A folder below which clients may also give absolute paths, except below
+  // `own_folder` and `log_folder`, which are in it. Empty if there is none.
   std::string data_folder = {};
   std::string own_folder = {};
   std::string log_folder = {};
-  // Counts the writes that were applied, if it is there. It must live as long
-  // as the shard.
+  // Counts applied writes, if not null. Must outlive the shard.
   std::atomic<uint64_t>* num_writes = nullptr;
   absl::Duration staged_restore_expiry = absl::Minutes(5);
-  // A later save after this takes one that was not published for given up.
+  // A later save aborts unpublished saves older than this.
   absl::Duration save_expiry = absl::Hours(1);
 
-  // Limits on the state that clients may make it keep. A table without rows
-  // takes about 0.2 MiB.
+  // Limits on the state that clients may create. A table without rows takes
+  // about 0.2 MiB.
   uint64_t max_tables = 2000;  // More do not fit into 47 bits of addresses.
-  // Cells of Bloom filters, of all tables; 0: half of the machine's memory.
+  // Bytes for the Bloom filters of all tables. 0 means half of the machine's
+  // memory.
   uint64_t max_bloom_bytes = 0;
-  // Memory for copies of rows that change during a save; 0: half of what is
-  // available when it begins.
+  // Bytes for copies of rows that change during a save. 0 means half of the
+  // memory that is available when the save begins.
   uint64_t max_save_bytes = 0;
   CoordinatorLimits coordinator = {};
 
@@ -86,36 +86,35 @@ struct TablePush {
   const PushRequest* push = nullptr;
 };
 
-// The types of the records of a push log. Their payload is the day of the
-// clock, as a float, and the message of the call.
+// Types of the records of a push log. The payload is the present day, as a
+// float, and then the message of the call.
 enum class RecordType : uint32_t {
   kPush = 1,
-  kPull = 2,  // One that has made rows.
+  kPull = 2,  // A pull that has made rows.
   kAssign = 3,
   kCreateTable = 4,
   kDropTable = 5,
   kErase = 6,
   kShrink = 7,
   kCommitRound = 8,
-  // Rows were restored, which no record has.
+  // A restore has replaced rows. No record has the restored rows.
   kRestore = 9,
-  // There is a save of them.
+  // The restored rows have been saved.
   kRestoreSaved = 10,
-  // The server was killed before there was one, and has gone on with the rows
-  // from before.
+  // The server was killed before they were saved, and has continued with the
+  // rows from before the restore.
   kRestoreUndone = 11,
   // A change of a group of workers or of a work queue; see
   // Coordinator::StartLog.
   kCoordination = 12,
 };
 
-// The tables of one shard. Everything that a client may get wrong is checked
-// here, so that every way in (embedded or over the network) gives the same
-// errors; after an error nothing of the request has been applied, unless it
-// says otherwise.
+// The tables of one shard. All arguments of clients are checked here, so that
+// embedded and networked use give the same errors. After an error nothing of
+// the request has been applied, unless the method says otherwise.
 //
-// Thread-safe. Tables are shared pointers: one that is dropped or replaced
-// lives until the last call on it has ended.
+// Thread-safe. Tables are shared pointers: a dropped or replaced table lives
+// until the last call on it has ended.
 class Shard {
  public:
   // REQUIRES: options.Validate() is OK.
@@ -127,132 +126,133 @@ class Shard {
   uint32_t shard_index() const { return options_.shard_index; }
   uint32_t num_shards() const { return options_.num_shards; }
 
-  // The groups of workers. FailedPrecondition unless this is shard 0, which
-  // coordinates for all.
+  // The coordinator of worker groups. FailedPrecondition unless this is shard
+  // 0, which coordinates for all.
   absl::StatusOr<std::shared_ptr<Coordinator>> FindCoordinator() const;
 
-  // Ends the calls that wait for other workers, now and later; for the end of a
-  // server.
+  // Ends present and later calls that wait for other workers. Called when a
+  // server stops.
   void EndWaits() { coordinator_->Shutdown(); }
 
-  // Does a write that is no push (below: CreateTable, DropTable, Assign, Erase)
-  // under the identity that it has under retry: calls `write`, unless it has
-  // returned OK under this identity before. client_id 0: calls it always. `log`
-  // is a Log() of it, which comes first. `is_alone`: with a log it runs while
-  // no other write does, so that a replay has the same order.
-  // FailedPrecondition as for Push().
+  // Does a write that is no push (CreateTable, DropTable, Assign, Erase) once,
+  // also if it is repeated: calls `write` unless it has returned OK under the
+  // same `id` before. With client_id 0 it is always called. First calls `log`,
+  // which writes the record. With a log, `is_alone` keeps other writes out
+  // meanwhile, so that a replay has the same order. FailedPrecondition as for
+  // Push().
   absl::StatusOr<WriteResult> WriteOnce(
       const PushId& id, absl::FunctionRef<absl::StatusOr<uint64_t>()> log,
       absl::FunctionRef<absl::StatusOr<int64_t>()> write,
       bool is_alone = false);
 
   struct TableHandle {
-    bool created = false;  // False: it was there with an equal config.
+    bool created = false;  // False if it existed with an equal config.
     uint64_t incarnation = 0;
   };
 
-  // Makes the table with `identity` (incarnation 0: a drawn one). One that is
-  // there keeps its rows and its identity, or gets the new one if its
-  // incarnation is `replaced_incarnation`. One with an open optimizer gets that
-  // of `config`. AlreadyExists, naming the fields, if its config differs;
-  // ResourceExhausted if that is one too many.
+  // Makes the table with `identity`; for incarnation 0 draws one. An existing
+  // table keeps its rows. It also keeps its identity, unless its incarnation is
+  // `replaced_incarnation`: then it gets `identity`. If its optimizer is open,
+  // it gets the optimizer of `config`. AlreadyExists, naming the fields, if its
+  // config differs; ResourceExhausted if there are too many tables.
   absl::StatusOr<TableHandle> CreateTable(const TableConfig& config,
                                           const TableIdentity& identity = {},
                                           uint64_t replaced_incarnation = 0);
 
-  // The table that is there. NotFound if there is none, and AlreadyExists as
-  // above.
+  // Returns the existing table. NotFound if there is none, and AlreadyExists as
+  // for CreateTable().
   absl::StatusOr<TableHandle> OpenTable(const TableConfig& config) const;
 
   // Returns false if there was no such table.
   bool DropTable(const std::string& name);
 
-  // A table on which there were holds is dropped when the last one is released.
-  // A hold is on the name: it also counts for a table that takes its place.
-  // HoldTable() is NotFound, and holds nothing, if there is no such table.
+  // Holds a table: it is dropped when the last hold is released. A hold is on
+  // the name, so it also counts for a table that replaces this one. NotFound,
+  // and no hold, if there is no such table.
   absl::Status HoldTable(const std::string& name);
-  // REQUIRES: A HoldTable() of that name that has not been released.
+  // REQUIRES: a HoldTable() of that name that has not been released.
   void ReleaseTable(const std::string& name);
 
-  // NotFound, naming the tables there are. DataLoss if `table` names an
-  // incarnation that was not dropped here and is not here: it was lost in a
-  // restart, or another table has taken its name.
+  // NotFound, naming the existing tables, if there is no such table. DataLoss
+  // if the incarnation that `table` names does not exist and was not dropped
+  // here: it was lost in a restart, or another table has taken its name.
   absl::StatusOr<std::shared_ptr<EmbeddingTable>> FindTable(
       const TableRef& table) const;
 
-  // Drawn at the start: tells this run of the shard from others.
+  // A random id of this run of the shard.
   uint64_t instance_id() const { return instance_id_; }
 
-  // In order of name.
+  // All tables, in order of name.
   std::vector<std::shared_ptr<EmbeddingTable>> Tables() const;
 
-  // Notes the day of the next calls for the table, see EmbeddingTable::NoteDay.
-  // InvalidArgument if it is none.
+  // Notes the day of the next calls for the table; see EmbeddingTable::NoteDay.
+  // InvalidArgument if `day` is not a valid day.
   static absl::Status NoteDay(EmbeddingTable& table, float day);
 
-  // InvalidArgument if a key belongs to another shard or `embeddings` has not
-  // keys.size() x dim floats. `threads` may be null.
+  // InvalidArgument if a key belongs to another shard, or the size of
+  // `embeddings` is not keys.size() x dim. `threads` may be null.
   absl::Status Pull(EmbeddingTable& table, absl::Span<const Key> keys,
                     bool insert_missing, absl::Span<float> embeddings,
                     const LentThreads* threads = nullptr) const;
 
   // InvalidArgument for a wrong size, a NaN or Inf gradient (names the key), a
   // learning rate that is negative or not finite, or a key of another shard.
-  // ResourceExhausted if memory for new rows runs out; only then rows that were
-  // there have taken their step. A push that had been applied before is
-  // answered as it was then. FailedPrecondition if that is not known any more;
+  // ResourceExhausted if memory for new rows runs out; only then have the other
+  // rows taken their step. A push that was applied before gets the same answer
+  // again. FailedPrecondition if it is no longer known whether it was applied;
   // see WriteLedger.
   //
-  // To a bsp table it stages the gradients until CommitRound(), and updates
-  // nothing; FailedPrecondition if push.step says no step, or one whose round
-  // has been applied.
+  // A push to a bsp table is staged until CommitRound(), and updates nothing.
+  // FailedPrecondition if push.step is empty, or its round has been applied.
   absl::StatusOr<WriteResult> Push(EmbeddingTable& table,
                                    const PushRequest& push,
                                    const LentThreads* threads = nullptr);
 
-  // Several pushes; those to one table in their order. All are checked before
-  // any is applied. An error of applying one leaves the others applied; the
-  // first in their order is given. REQUIRES: as many results as pushes.
+  // Applies several pushes; pushes to one table keep their order. All are
+  // checked before any is applied. If applying one fails, the others are still
+  // applied. Returns the first error in the order of `pushes`. REQUIRES: as
+  // many results as pushes.
   absl::Status PushMany(absl::Span<const TablePush> pushes,
                         absl::Span<WriteResult> results,
                         const LentThreads* threads = nullptr);
-  // The same for pushes of this process. REQUIRES: CheckPush() is OK for each.
+  // As PushMany(), for pushes of this process. REQUIRES: CheckPush() is OK for
+  // each.
   absl::Status PushChecked(absl::Span<const TablePush> pushes,
                            absl::Span<WriteResult> results,
                            const LentThreads* threads);
 
-  // Saves and restores, and waits for a save, end early with the error of
-  // `interrupt`, which they ask between chunks and while they wait.
+  // Saves, restores and waits for a save call `interrupt` between chunks and
+  // while they wait. If it returns an error, they end early with that error.
   using Interrupt = checkpoint::Interrupt;
 
   // Applies the staged pushes of a closed round; see
   // GradientAccumulator::Commit. Waits while a save holds rounds. DataLoss if
-  // this shard has lost one of the tables `staged`, and with it the pushes that
-  // the caller had staged.
+  // this shard has lost one of the tables `staged`, and with it the caller's
+  // staged pushes.
   absl::StatusOr<int64_t> CommitRound(const std::string& group,
                                       const Round& round,
                                       const std::vector<TableRef>& staged = {},
                                       const LentThreads* threads = nullptr,
                                       const Interrupt& interrupt = Never);
 
-  // `slots` is empty or has keys.size() x slot_floats floats. With
-  // `only_missing` rows that are there stay as they are; returns how many were
-  // set. InvalidArgument for NaN or Inf values, naming the key.
+  // Sets rows, and returns how many. `slots` is empty or has
+  // keys.size() x slot_floats floats. With `only_missing` present rows are not
+  // changed. InvalidArgument for NaN or Inf values, naming the key.
   absl::StatusOr<int64_t> Assign(EmbeddingTable& table,
                                  absl::Span<const Key> keys,
                                  absl::Span<const float> embeddings,
                                  absl::Span<const float> slots,
                                  bool only_missing = false) const;
 
-  // The same for the table that the request names, under its identity.
+  // As Assign(), for the table and under the identity that the request names.
   absl::StatusOr<WriteResult> AssignOnce(const AssignRequest& request);
 
   absl::StatusOr<int64_t> Erase(EmbeddingTable& table,
                                 absl::Span<const Key> keys) const;
 
-  // Evicts by `rules`, or by those of the table's config; see
-  // EmbeddingTable::Shrink. max_rows is that of the whole table, of which this
-  // shard keeps its share. FailedPrecondition if there are no rules.
+  // Evicts rows by `rules`, or else by the rules of the table's config; see
+  // EmbeddingTable::Shrink. max_rows counts the rows of all shards, and this
+  // shard keeps its share of them. FailedPrecondition if there are no rules.
   absl::StatusOr<ShrinkReport> Shrink(
       EmbeddingTable& table, const std::optional<EvictionConfig>& rules,
       float day, bool dry_run) const;
@@ -264,37 +264,38 @@ class Shard {
                          absl::Span<KeyState> states) const;
 
   // See EmbeddingTable::ForEachChange. With a rule the scores of the visited
-  // rows are kept under `export_id`, until CommitExport(), which comes when the
-  // model has been published. InvalidArgument for a rule that makes no sense.
+  // rows are kept under `export_id` until CommitExport(), which clients call
+  // when the export is published. InvalidArgument for an invalid rule.
   absl::StatusOr<ChangeCursor> ExportChanges(
       const std::shared_ptr<EmbeddingTable>& table, const ChangeFilter& filter,
       const std::string& export_id, int64_t max_keys,
       const std::function<absl::Status(const ChangeChunk&)>& visit);
-  // Not `commit`: aborts the export. May be repeated.
+  // Commits the export, or aborts it. May be repeated.
   void CommitExport(const EmbeddingTable& table, const std::string& export_id,
                     bool commit) {
     pending_exports_.End(table, export_id, commit);
   }
 
-  // Paths that clients name lie below options.checkpoint_root, else
-  // PermissionDenied; FailedPrecondition if that is empty.
+  // Paths of clients must lie below options.checkpoint_root, else the calls
+  // return PermissionDenied; FailedPrecondition if that is empty.
 
-  // Saves and restores tell `progress` how far they are; null: they say it on
-  // stderr. AddProgressTo() adds the same of those whose id begins with `id`.
+  // Saves and restores report to `progress`, or on stderr if that is null.
+  // AddProgressTo() adds the progress of those whose id begins with `id`.
   void AddProgressTo(const std::string& id,
                      v1::GetProgressResponse* response) const;
 
-  // Keeps this shard at its rounds for a save; see RoundHold.
+  // Makes rounds of this shard wait for a save; see RoundHold.
   absl::StatusOr<v1::PauseRoundsResponse> PauseRounds(
       const v1::PauseRoundsRequest& request);
-  // To be called when all shards hold their rounds. Aborted if this one does
-  // not (any more), FailedPrecondition unless it is shard 0.
+  // Called when all shards hold their rounds. Aborted if this shard does not
+  // hold them (any more), FailedPrecondition unless it is shard 0.
   absl::StatusOr<v1::ChooseSnapshotRoundResponse> ChooseSnapshotRound(
       const v1::ChooseSnapshotRoundRequest& request);
 
-  // Writes this shard's rows; returns its part of the manifest. Shard 0
-  // saves the work queues with all tables. With a cut the rows are those of its
-  // last rounds; Aborted if the save does not hold them (any more).
+  // Writes this shard's rows, and returns its part of the manifest. If all
+  // tables are saved, shard 0 also saves the work queues. With a cut, first
+  // applies the rounds of the cut; Aborted if the save does not hold rounds
+  // (any more).
   absl::StatusOr<v1::CheckpointPart> SaveShard(
       const v1::SaveShardRequest& request, const Interrupt& interrupt = Never,
       Progress* progress = nullptr);
@@ -305,38 +306,38 @@ class Shard {
       const Interrupt& interrupt = Never);
 
   // Ends a save that will not be committed: removes the files that this shard
-  // has written for it, and those that it is writing. May be repeated; OK if
-  // the save is not known, or was published after all.
+  // has written, or is writing, for it. May be repeated. OK if the save is
+  // unknown, or was published after all.
   absl::Status AbortSave(const std::string& path, const std::string& save_id,
                          const Interrupt& interrupt = Never);
 
-  // Reads and verifies the rows of `tables` (empty: all) that this shard owns,
-  // with all tables also work queues, of which the errors are those of
-  // Coordinator::CheckRestore. The present state is untouched until
-  // CommitRestore. InvalidArgument if `new_names` or `state` cannot be.
+  // Reads and verifies the rows of `tables` (empty means all) that this shard
+  // owns. If all tables are restored, also reads the work queues, with the
+  // errors of Coordinator::CheckRestore. The present state does not change
+  // before CommitRestore(). InvalidArgument for an invalid `new_names` or
+  // `state`.
   //
-  // There is one restore at a time: an earlier one that was not committed is
-  // dropped. A repetition waits for the first, or has its answer. Staged rows
-  // that nobody commits or asks for again are dropped after
+  // Only one restore can be staged: an earlier one that was not committed is
+  // dropped. A repetition waits for the first call, or gets its answer. Staged
+  // rows that are not committed or asked for again are dropped after
   // options.staged_restore_expiry.
   absl::StatusOr<v1::StageRestoreResponse> StageRestore(
       const v1::StageRestoreRequest& request,
       const Interrupt& interrupt = Never, Progress* progress = nullptr);
 
-  // Puts the staged state in place, or drops it with `abort`. Pushes to these
-  // tables that are not applied yet are dropped: they belong to the time that
-  // the restore goes back over. NotFound if nothing is staged under
-  // `restore_id`; aborting then is OK, and so is repeating the last commit.
+  // Replaces tables by the staged state, or drops that state if `abort`. Staged
+  // pushes to these tables are dropped, because they came after the saved
+  // state. NotFound if nothing is staged under `restore_id`; but then aborting
+  // is OK, and so is repeating the last commit.
   absl::Status CommitRestore(const std::string& restore_id, bool abort,
                              const Interrupt& interrupt = Never);
 
-  // The state that comes back after a restart: all tables, the marks of writes,
-  // and on shard 0 the work queues. `folder` is the server's own, not a
-  // client's.
+  // The state for a restart: all tables, the marks of writes, and on shard 0
+  // the work queues. `folder` is the server's own, not a client's.
 
-  // Saves it, as it is at one moment. Writes wait for that moment, but not
-  // while files are written, unless copies of rows that change meanwhile take
-  // more memory than options.max_save_bytes.
+  // Saves the state as it is at one moment. Writes wait only for that moment,
+  // not for the files, unless copies of rows that change meanwhile take more
+  // memory than options.max_save_bytes.
   absl::StatusOr<v1::CheckpointServer> SaveState(
       const std::string& folder, const Interrupt& interrupt = Never);
 
@@ -347,47 +348,48 @@ class Shard {
     std::vector<std::string> skipped;  // Why newer saves cannot be read.
   };
 
-  // Takes the newest whole state there is. NotFound if there never was one;
+  // Reads the newest undamaged state. NotFound if no state was ever saved;
   // DataLoss if none can be read.
   //
   // REQUIRES: the shard is new.
   absl::StatusOr<RecoveredState> RecoverState(
       const std::string& folder, const Interrupt& interrupt = Never);
 
-  // Takes the groups of workers of the recovered state, which are followed by
-  // records: alone they would be older than their workers.
+  // Restores the worker groups of the recovered state. Called only if records
+  // follow the state: without them the groups would be older than their
+  // workers.
   absl::Status RecoverGroups(const v1::CheckpointServer& server) {
     return coordinator_->RestoreGroups(server.groups());
   }
-  // After StartLog(), if records are missing: workers join again.
+  // Called after StartLog() if records are missing, so that workers join again.
   absl::Status ForgetGroups() { return coordinator_->ForgetGroups(); }
 
-  // Takes a write of an earlier run from its log, one that the recovered state
-  // has not. DataLoss for a record that makes no sense.
+  // Applies a write of an earlier run's log that the recovered state lacks.
+  // DataLoss for an invalid record.
   //
-  // REQUIRES: nobody else uses the shard.
+  // REQUIRES: no other thread uses the shard.
   absl::Status Replay(uint64_t number, uint32_t type,
                       absl::string_view payload);
-  // To be called after RecoverState() and Replay(). Rows are evicted by time
-  // from now on.
+  // Called after RecoverState() and Replay(). Starts the eviction at intervals.
   void EndRecovery();
 
-  // From now on each write has a record in `log` before it takes effect. It
-  // must live as long as the shard, or until it is replaced by null. Notes in
-  // it that the restore at the end of the replay, if there is one, is undone.
+  // From now on writes a record to `log` before each write takes effect. `log`
+  // must outlive the shard, or its replacement by null. If the replay ended
+  // with a restore, writes a record that undoes it.
   //
-  // REQUIRES: nobody else uses the shard.
+  // REQUIRES: no other thread uses the shard.
   absl::Status StartLog(PushLog* log);
 
-  // Appends the record of a call, and returns its number; without a log 0, or
-  // in a replay that of the record.
+  // Appends the record of a call, and returns its number. Without a log returns
+  // 0, or in a replay the number of the replayed record.
   absl::StatusOr<uint64_t> Log(
       RecordType type, const google::protobuf::MessageLite& request) const {
     if (log_ == nullptr) return replayed_number_;
     return Log(type, {request.SerializeAsString()});
   }
 
-  // What a client is told about the recovery of this run; none: there was none.
+  // The report for clients about the recovery of this run; nullopt if there was
+  // no recovery.
   void SetRecovery(const v1::Recovery& recovery) {
     MutexLock lock(&mutex_);
     recovery_ = recovery;
@@ -415,47 +417,48 @@ class Shard {
   absl::Status ReplayPush(absl::string_view payload);
   std::vector<checkpoint::StagedMessage> StagedMessages();
   absl::Status StageAgain(const checkpoint::StagedMessage& message);
-  // OK if calls find this table under its name, or there is no log and the
-  // table is not open: a write that has waited at the gate may come to one that
-  // was replaced meanwhile.
+  // Checks that the table has not been replaced while a write waited at the
+  // gate. OK if calls find this table under its name, or there is no log and
+  // its optimizer is not open.
   absl::Status CheckPresent(const EmbeddingTable& table) const;
-  // REQUIRES: the gate is closed. Opens it as soon as it can, if `closed` is
-  // given.
+  // Saves the state, and opens the gate as soon as it can if `closed` is given.
+  //
+  // REQUIRES: the gate is closed.
   absl::StatusOr<v1::CheckpointServer> SaveClosedState(
       const std::string& folder, const Interrupt& interrupt,
       std::optional<WriteGate::Closed>* closed)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(saving_);
 
   using Snapshots = std::vector<std::unique_ptr<TableSnapshot>>;
-  // All tables as they are at one moment. With `since`, by table name, those
-  // have what has changed from then on.
+  // Takes snapshots of all tables at one moment. For a table named in `since`,
+  // the snapshot has only what has changed since then.
   static absl::StatusOr<Snapshots> TakeSnapshots(
       const std::vector<std::shared_ptr<EmbeddingTable>>& tables,
       const std::map<std::string, ChangeCursor>& since);
   // Calls write() on a thread of low priority, and `interrupt` at short
-  // intervals; its error sets `*stops`, upon which write() has to end. If
-  // copies of rows take more than options.max_save_bytes, closes the gate if it
-  // may.
+  // intervals. An error of `interrupt` sets `*stops`, and write() must then
+  // end. Closes the gate if copies of rows take more than
+  // options.max_save_bytes and `may_close_gate`.
   absl::Status WriteSnapshots(const Snapshots& snapshots,
                               const Interrupt& interrupt,
                               absl::FunctionRef<absl::Status()> write,
                               bool may_close_gate,
                               std::atomic<bool>* stops) const;
-  // Waits until no other save has it, nor holds rounds for it.
+  // Takes saving_. Waits until no other save has it or holds rounds.
   absl::Status LockSaves(const std::string& save, const Interrupt& interrupt)
       ABSL_NO_THREAD_SAFETY_ANALYSIS;
   void UnlockSaves() ABSL_NO_THREAD_SAFETY_ANALYSIS;
-  // FailedPrecondition in a save of this thread.
+  // FailedPrecondition if this thread is in a save.
   absl::Status CheckNotSaving() const;
 
-  // Server events; silent in a replay.
+  // Logs an event of the server; does nothing in a replay.
   void Tell(absl::string_view event,
             std::initializer_list<LogField> fields) const;
   void TellOfSave(const Snapshots& snapshots, const std::string& folder,
                   const std::vector<std::string>& files,
                   absl::Time begin) const;
-  // Tells when writes to a folder begin to fail for want of room, and when they
-  // succeed again.
+  // Logs when the disk of a folder has become full, and when writes succeed
+  // again.
   static void NoteDisk(const absl::Status& status, const std::string& folder,
                        std::atomic<bool>* is_full);
 
@@ -465,13 +468,14 @@ class Shard {
     }
   }
 
-  // Gives the table its optimizer if it is open and `config` is not. Rows stay
-  // as they are. Unavailable if the table goes meanwhile.
+  // Gives a table with an open optimizer the optimizer of `config`, unless that
+  // is open, too. Rows do not change. Unavailable if the table is dropped
+  // meanwhile.
   //
-  // REQUIRES: the gate is closed, where others write.
+  // REQUIRES: the gate is closed, or no other thread writes.
   absl::Status CloseOptimizer(const TableConfig& config);
 
-  // CreateTable() of a table that is there.
+  // CreateTable() for an existing table.
   absl::StatusOr<TableHandle> AttachExisting(
       EmbeddingTable* table, const TableConfig& config,
       const TableIdentity& identity, uint64_t replaced_incarnation) const;
@@ -480,9 +484,9 @@ class Shard {
   struct Loaded {
     TableMap tables;
     v1::SavedWorkQueues work_queues;
-    bool is_whole = false;  // It has all tables of the checkpoint.
+    bool is_whole = false;  // Whether it has all tables of the checkpoint.
     std::string path;
-    int64_t bytes = 0;  // Read from files.
+    int64_t bytes = 0;  // Bytes read from files.
   };
 
   // A restore from StageRestore() to CommitRestore().
@@ -493,30 +497,30 @@ class Shard {
     absl::StatusOr<v1::StageRestoreResponse> result =
         absl::UnknownError("not loaded");
     Loaded loaded;
-    std::string seconds;  // That loading has taken.
+    std::string seconds;  // The duration of loading.
     std::shared_ptr<const RowCounts> counts;
   };
 
-  // A save from SaveShard() on. The last ones are remembered.
+  // A save, from SaveShard() on. The last kMaxSaves are kept.
   struct Save {
     std::string save_id;
     bool is_given_up = false;
     std::string folder;
-    std::vector<std::string> files;              // In the folder.
-    std::optional<v1::CheckpointPart> part;      // The answer.
+    std::vector<std::string> files;              // Unpublished, in `folder`.
+    std::optional<v1::CheckpointPart> part;      // The answer of SaveShard().
     std::shared_ptr<const RowCounts> counts;     // Null before it is known.
-    absl::Time expiry = absl::InfiniteFuture();  // By SteadyNow().
+    absl::Time expiry = absl::InfiniteFuture();  // A time of SteadyNow().
   };
   static constexpr size_t kMaxSaves = 64;
 
-  // The path on this machine.
+  // Returns the absolute path for a client's path.
   absl::StatusOr<std::string> ResolvePath(const std::string& path) const;
   Save& SaveOf(const std::string& save_id)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Gives it up, and removes its files.
+  // Gives the save up, and removes its files.
   absl::Status EndSave(const std::string& save_id, const Interrupt& interrupt);
   void EndExpiredSaves(const Interrupt& interrupt);
-  // InvalidArgument if the request names one twice.
+  // InvalidArgument if the request names a table twice.
   absl::StatusOr<std::vector<std::shared_ptr<EmbeddingTable>>> TablesToSave(
       const v1::SaveShardRequest& request);
   // The config that a table of the checkpoint at `path` gets under this name.
@@ -524,50 +528,53 @@ class Shard {
                                              const std::string& name,
                                              const TableConfig& saved,
                                              const TableMap& loaded) const;
-  // Of the save that `manifest` describes.
+  // Reads the save that `manifest` describes.
   absl::StatusOr<v1::StageRestoreResponse> Load(
       const std::string& path, const v1::CheckpointManifest& manifest,
       const v1::StageRestoreRequest& request, const Interrupt& interrupt,
       Loaded* loaded, Progress* progress) const;
   void InstallRestored(Loaded* loaded) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The work of CommitRestore(); whether it has put a state in place. `*taken`
-  // is what it has replaced.
+  // Does the work of CommitRestore(). Returns whether tables were replaced, and
+  // sets `*taken` to the ended restore, with the former tables.
   absl::StatusOr<bool> TakeRestore(const std::string& restore_id, bool abort,
                                    std::shared_ptr<Restore>* taken);
-  // A later StageRestore() does not begin it anew.
+  // Notes that the restore has ended: a late StageRestore() must not start it.
   void EndRestore(const std::string& restore_id)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The work of restore_timer_.
+  // Called by restore_timer_.
   void DropStagedRestore(const std::string& restore_id);
 
-  // ResourceExhausted if there is no room for another table, or for the memory
-  // of its admission beside that of others and of `coming`, which will be there
-  // too; InvalidArgument if it needs more than all may.
+  // ResourceExhausted if there are too many tables, or the Bloom filters of
+  // this table, of present ones and of `coming` ones need too much memory.
+  // InvalidArgument if this table alone needs more than the limit.
   absl::Status CheckRoom(const TableConfig& config,
                          const TableMap& coming = {}) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Reserves addresses, which takes a millisecond, and longer with many
-  // threads: all calls take the lock to find their table.
+  // Makes a table object without mutex_, which all calls need to find their
+  // table: reserving addresses takes a millisecond, and longer with many
+  // threads.
   absl::StatusOr<std::shared_ptr<EmbeddingTable>> MakeTable(
       const TableConfig& config) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Says once that a table went with its rows: that of the name, or all.
+  // Warns once about tables that were dropped with rows when their last hold
+  // was released: the named table, or all.
   void WarnOfReleased(absl::string_view what, const std::string& name = "")
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Takes it out of the tables; null if it is not there.
+  // Removes and returns the table; null if it does not exist.
   std::shared_ptr<EmbeddingTable> RemoveTable(const std::string& name)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // CommitRound() of the save that holds rounds.
+  // CommitRound() for the save that holds rounds.
   absl::StatusOr<int64_t> CommitHeldRound(const std::string& group,
                                           const Round& round,
                                           const LentThreads* threads);
-  // Applies the rounds of a cut. Aborted if it is not the state after them.
+  // Applies the missing rounds of a cut. Aborted if the shard is not at the cut
+  // afterwards.
   //
   // REQUIRES: the save of the cut holds rounds.
   absl::Status ApplyRoundsUpTo(const v1::Cut& cut, const Interrupt& interrupt);
   absl::Status NotHeld(const std::string& save_id) const;
   absl::Status CheckOwnership(const EmbeddingTable& table,
                               absl::Span<const Key> keys) const;
-  // A push that may be applied, and the sums of its repeated keys.
+  // A checked push, with the sums of its repeated keys.
   struct PreparedPush {
     GradientBatch batch;
     std::vector<Key> unique;
@@ -586,10 +593,9 @@ class Shard {
   absl::StatusOr<int64_t> Apply(EmbeddingTable& table,
                                 const GradientBatch& batch,
                                 const LentThreads* threads) const;
-  // The work of shrink_timer_.
+  // Called by shrink_timer_.
   void ShrinkOnTime(const std::string& table) const;
-  // Forgets the pushes that wait for their round, to the tables that a restore
-  // replaces.
+  // Drops staged pushes to the tables that a restore replaces.
   void DropStagedPushes(const std::string& restore_id);
   // One optimizer step with the sum or mean of `pushes`.
   absl::Status ApplyRound(const std::string& table,
@@ -602,21 +608,22 @@ class Shard {
   const absl::Time started_ = absl::Now();
   const uint64_t instance_id_ = DrawId();
 
-  // Constant once calls come in.
+  // Constant before the first call of a client.
   PushLog* log_ = nullptr;
-  uint64_t last_record_ = 0;      // Of the recovered state, or a former log.
-  uint64_t replayed_number_ = 0;  // Of the record that is replayed.
-  uint64_t restored_at_ = 0;      // The record of a restore in a replay.
+  // The last record that the recovered state, or the replay, has applied.
+  uint64_t last_record_ = 0;
+  uint64_t replayed_number_ = 0;  // The number of the replayed record.
+  uint64_t restored_at_ = 0;      // The last restore's record in a replay.
   std::atomic<bool> is_recovering_{false};
-  // See NoteDisk(): of the log, of the own state, and of clients' saves.
+  // For NoteDisk(): the disks of the log, of own saves, and of clients' saves.
   mutable std::atomic<bool> is_log_disk_full_{false};
   std::atomic<bool> is_state_disk_full_{false};
   std::atomic<bool> is_save_disk_full_{false};
 
   // These have their own locks.
-  Mutex saving_;  // One save at a time; before the gate is closed.
+  Mutex saving_;  // One save at a time. Taken before the gate is closed.
   std::atomic<std::thread::id> saver_{};
-  // What the newest save of the state has, by table name.
+  // By table name, the base on which a save of changes builds.
   struct SavedBase {
     std::weak_ptr<EmbeddingTable> table;
     checkpoint::TableBase base;
@@ -634,22 +641,24 @@ class Shard {
   mutable Mutex mutex_;
   std::optional<v1::Recovery> recovery_ ABSL_GUARDED_BY(mutex_);
   TableMap tables_ ABSL_GUARDED_BY(mutex_);
-  // By restore id; one at most.
+  // The keys are restore ids; at most one entry.
   std::map<std::string, std::shared_ptr<Restore>> restores_
       ABSL_GUARDED_BY(mutex_);
   CondVar restore_loaded_;
-  std::deque<std::string> ended_restores_ ABSL_GUARDED_BY(mutex_);  // The last.
+  // The ids of the last few ended restores.
+  std::deque<std::string> ended_restores_ ABSL_GUARDED_BY(mutex_);
   std::deque<Save> saves_ ABSL_GUARDED_BY(mutex_);
-  std::string last_restore_id_ ABSL_GUARDED_BY(mutex_);  // Committed last.
-  // How many holds there are on a table.
+  // The restore that was committed last.
+  std::string last_restore_id_ ABSL_GUARDED_BY(mutex_);
+  // The number of holds on each table.
   std::map<std::string, int64_t> holds_ ABSL_GUARDED_BY(mutex_);
-  // Rows of the tables that went with their last hold, until that is said, or
-  // they are dropped.
+  // Row counts of tables freed with their last hold. Erased after the warning
+  // is logged or the table is dropped.
   std::map<std::string, size_t> released_rows_ ABSL_GUARDED_BY(mutex_);
-  // The last tables that were dropped, and so are not lost.
+  // The last dropped tables: they are not lost.
   std::deque<uint64_t> dropped_incarnations_ ABSL_GUARDED_BY(mutex_);
 
-  // Last, so that their threads end before the members that they use.
+  // Declared last, so that their threads end before the members that they use.
   IntervalTimer shrink_timer_{
       [this](const std::string& table) { ShrinkOnTime(table); }};
   IntervalTimer restore_timer_{

@@ -1,16 +1,15 @@
-// A save of one step of all workers. All shards hold their rounds; then the
-// coordinator says which one has closed last, which no shard can be past; then
-// each shard applies the rounds up to it that it has not applied yet, as the
-// workers would. So it waits for nobody, and workers that have died do not
-// matter.
+// A save has the rows of one round on all shards, in three steps. All shards
+// hold their rounds. Then the coordinator says which round has closed last: no
+// shard can be past it. Then each shard applies the rounds up to this one that
+// it lacks, as workers would. So a save waits for no worker, dead or alive.
 //
-// A table has one snapshot at a time, so that a save waits for the one before
-// to be written. Rounds must not wait for that: a shard that is being saved
-// holds nothing, and says so.
+// A table has one snapshot at a time, so a save waits until the save before is
+// written. Rounds must not wait for that: a shard that is being saved refuses
+// to hold rounds, and answers that it waits.
 //
-// A round that has passed the hold before it began is not looked for: it had
-// closed, so that it is among those of the cut, and the lock of its group is
-// taken once more for these.
+// A round may have passed the hold just before that began, and may still be
+// being applied. It had closed, so it is one of the cut's rounds. Applying
+// those takes the lock of the group, and so waits for it.
 
 #include <cstdint>
 #include <optional>
@@ -40,7 +39,7 @@ absl::StatusOr<v1::PauseRoundsResponse> Shard::PauseRounds(
   }
   const bool is_held =
       round_hold_.Begin(save_id, absl::Milliseconds(request.hold_ms()));
-  // Saves that begin after this let the hold end first.
+  // Saves that begin after this wait until the hold has ended.
   if (!is_held || !saving_.TryLock()) {
     if (is_held) round_hold_.End(save_id);
     response.set_waiting_for(

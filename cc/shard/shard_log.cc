@@ -1,11 +1,10 @@
-// A replay goes through the same functions as the calls did, without a log, so
-// that nothing about a write is said twice. What they read besides their
-// message comes from the record: the day of the clock, and the number of the
-// push, by which chance is drawn.
+// A replay calls the same functions as the calls did, but without a log. Each
+// record has the message, and the other values that the result depends on: the
+// day, and the number of the push, which seeds random choices.
 //
 // A call that had no effect has none again: its arguments were wrong, its table
-// was dropped, or its round was over. So such errors are passed over. Others,
-// such as no memory for rows that there were, are not.
+// was dropped, or its round was over. So the replay ignores these errors. It
+// fails for others, such as no memory for rows that existed.
 
 #include <cstdint>
 #include <cstring>
@@ -31,7 +30,7 @@ absl::Status Malformed(absl::string_view what) {
   return absl::DataLossError(absl::StrCat("a record is no ", what));
 }
 
-// Runs a control call as it was.
+// Runs a control call again.
 template <typename Request, typename Response>
 absl::Status RunAgain(Shard& shard, absl::string_view payload) {
   Request request;
@@ -46,8 +45,8 @@ absl::Status RunAgain(Shard& shard, absl::string_view payload) {
         request.protocol_version();  // It was the same then.
   }
   const absl::Status status = Run(call, request, &response);
-  // A table or a group too many was refused then, too; and a table that is
-  // another one was found before it was.
+  // These errors had no effect the first time either: too many tables or
+  // groups, or a table that had been replaced.
   return absl::IsResourceExhausted(status) || absl::IsDataLoss(status)
              ? absl::FailedPreconditionError(status.message())
              : status;
@@ -115,11 +114,12 @@ absl::Status Shard::ReplayPush(absl::string_view payload) {
     return Malformed("push");
   }
   const auto table = FindTable({push.table, push.table_incarnation});
-  // DataLoss says that another table has its name.
+  // DataLoss means that another table has the name.
   if (!table.ok()) return absl::NotFoundError("its table is gone");
   const absl::Status status = Push(**table, push).status();
-  // A step with too many pushes, or a group too many: refused then, too. Memory
-  // for rows that there were is another matter.
+  // If the push is staged, ResourceExhausted means a step with too many pushes,
+  // or too many groups: it was refused the first time, too. Otherwise memory
+  // for rows that existed is missing, which is an error.
   const bool is_staged =
       (*table)->config().consistency.kind == ConsistencyKind::kBsp;
   return is_staged && absl::IsResourceExhausted(status)
@@ -134,7 +134,7 @@ absl::Status Shard::StageAgain(const checkpoint::StagedMessage& message) {
     return Malformed("push");
   }
   const auto table = FindTable(push.table);
-  if (!table.ok()) return absl::OkStatus();  // Dropped.
+  if (!table.ok()) return absl::OkStatus();  // The table was dropped.
   TFSWITCH_RETURN_IF_ERROR(CheckPush(push, (*table)->dim()));
   PreparedPush prepared;
   TFSWITCH_RETURN_IF_ERROR(Prepare(**table, push, &prepared));
@@ -159,7 +159,7 @@ absl::Status Shard::Replay(uint64_t number, uint32_t type,
     restored_at_ = number;
     return absl::OkStatus();
   }
-  // Of the save that this replay goes on from.
+  // The save from which this replay started has the restored rows.
   if (record == RecordType::kRestoreSaved) return absl::OkStatus();
   if (payload.size() < sizeof(day)) return Malformed("write");
   std::memcpy(&day, payload.data(), sizeof(day));

@@ -1,12 +1,13 @@
-// Saves are of one moment, in which the gate is closed and no row changes: then
-// snapshots of the tables are taken, which are written while training goes on.
+// A save shows one moment: the gate is closed, so that no row changes, and
+// snapshots of all tables are taken. The snapshots are written while training
+// continues.
 //
-// A save of the state goes the way of a client's save, but alone: one part, in
-// a folder of this server's own.
+// A save of the state has the format of a client's save, but only this server's
+// part, and is in the server's own folder.
 //
-// Recovery tries the newest save first. One that is damaged is skipped, because
-// an older model serves its workers better than none; the caller says so, and
-// sets it aside.
+// Recovery tries the newest save first. It skips damaged saves, because workers
+// are better served by an older model than by none. The caller reports them and
+// sets them aside.
 
 #include <unistd.h>
 
@@ -48,10 +49,10 @@
 namespace tfswitch {
 namespace {
 
-// Among so many saves one has all rows, and others only what has changed.
+// After a save of all rows, this many saves have only what has changed.
 constexpr int kMaxChangesSaved = 30;
 
-// Training goes before a save.
+// Saves run with low priority, so that training is not slowed down.
 constexpr int kNiceness = 10;
 
 constexpr std::chrono::milliseconds kPollInterval(10);
@@ -62,7 +63,7 @@ absl::StatusOr<Shard::Snapshots> Shard::TakeSnapshots(
     const std::vector<std::shared_ptr<EmbeddingTable>>& tables,
     const std::map<std::string, ChangeCursor>& since) {
   Snapshots snapshots;
-  // Lookups may make rows while the gate is closed.
+  // Lookups may make rows even while the gate is closed.
   for (const auto& table : tables) table->Hold();
   const absl::Cleanup release = [&tables] {
     for (const auto& table : tables) table->Release();
@@ -91,12 +92,13 @@ absl::Status Shard::WriteSnapshots(const Snapshots& snapshots,
                                  : AvailableMemoryBytes() / 2;
   TFSWITCH_RETURN_IF_ERROR(interrupt());
   const std::thread::id caller = std::this_thread::get_id();
-  // Where there is no thread to be had, get() writes.
+  // If no thread can be started, get() calls the function on this one.
   std::future<absl::Status> written =
       std::async(std::launch::async | std::launch::deferred, [&] {
         if (std::this_thread::get_id() == caller) return write();
         errno = 0;
-        if (nice(kNiceness) == -1 && errno != 0) errno = 0;  // Then without.
+        // If this fails, the save has normal priority.
+        if (nice(kNiceness) == -1 && errno != 0) errno = 0;
         return write();
       });
   std::optional<WriteGate::Closed> closed;
@@ -223,8 +225,8 @@ absl::StatusOr<v1::CheckpointServer> Shard::SaveClosedState(
       });
   const v1::SavedWorkQueues queues = coordinator_->SaveWorkQueues();
   const std::vector<std::shared_ptr<EmbeddingTable>> tables = Tables();
-  // All tables get new files at the same time, so that there are saves without
-  // files in common.
+  // All tables get base files in the same save, so that this save shares no
+  // file with older ones.
   bool adds_changes = num_changes_saved_ < kMaxChangesSaved;
   for (const auto& table : tables) {
     SavedBase& base = bases_[table->config().name];
@@ -260,7 +262,7 @@ absl::StatusOr<v1::CheckpointServer> Shard::SaveClosedState(
   absl::Status status =
       WriteSnapshots(snapshots, interrupt, write,
                      /*may_close_gate=*/closed != nullptr, &stops);
-  // The save must not be on the disk before the records that it counts.
+  // The records that the save includes must be on the disk before the save.
   if (status.ok() && log_ != nullptr && !log_->has_failed()) {
     status = log_->Sync();
   }
@@ -270,7 +272,7 @@ absl::StatusOr<v1::CheckpointServer> Shard::SaveClosedState(
     options.is_own = true;
     status = checkpoint::Commit(folder, save_id, {writer.Finish()}, options)
                  .status();
-    if (!status.ok()) bases_.clear();  // It may have been published.
+    if (!status.ok()) bases_.clear();  // The save may be published or not.
   }
   NoteDisk(status, folder, &is_state_disk_full_);
   if (status.ok()) {
@@ -345,7 +347,7 @@ absl::StatusOr<Shard::RecoveredState> Shard::RecoverState(
       }
       return recovered;
     }
-    // There is no save before it.
+    // No earlier save exists.
     if (!newest.ok() && absl::IsNotFound(status)) return newest;
     if (!absl::IsDataLoss(status)) return status;
     newest.Update(status);

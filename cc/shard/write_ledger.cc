@@ -7,7 +7,7 @@
 namespace tfswitch {
 namespace {
 
-// The last sequence before the window.
+// The newest sequence that is older than the window.
 uint64_t FloorOf(uint64_t highest) {
   return highest >= WriteLedger::kWindow ? highest - WriteLedger::kWindow : 0;
 }

@@ -1,12 +1,12 @@
-// All groups and queues are under mutex_. An event goes to the group's state
-// machine, then Settle() tells the work queues its consequences, and then all
-// that wait in the group are woken. Wait() renews the lease of its worker and
-// moves the group's time on, so that leases end without a thread of their own.
-// It releases mutex_ while it asks for an interrupt.
+// mutex_ guards all groups and queues. An event first goes to the group's state
+// machine. Then Settle() tells the work queues the consequences, and then all
+// waits in the group are woken. Wait() renews the lease of its worker and calls
+// Tick(), so that leases end without a thread for that. It releases mutex_
+// while it calls CheckInterrupt().
 //
 // Arrive() checks all progress before it changes anything. It keeps the
 // progress of an open round as OpenAdvance, because a save must not count it
-// yet and a round that is lost has to give it back.
+// yet, and it must be undone if the round is lost.
 
 #include "cc/sync/coordinator.h"
 
@@ -26,14 +26,14 @@ namespace tfswitch {
 
 namespace {
 
-// A group gives out so many incarnations at most.
+// The most incarnations of one group.
 constexpr uint64_t kIncarnationsPerGroup = uint64_t{1} << 32;
-// Who waits for longer says so, and again after that.
+// A wait is logged after kPatience, and again every kRepeatedEvery.
 constexpr absl::Duration kPatience = absl::Seconds(2);
 constexpr absl::Duration kRepeatedEvery = absl::Seconds(30);
 // The most unfinished items of a work queue that stats name.
 constexpr size_t kNamedItems = 5;
-// Long enough for any name that somebody types.
+// Long enough for any name that a person types.
 constexpr size_t kMaxNameBytes = 1024;
 
 absl::Status CheckName(const char* what, const std::string& name) {
@@ -93,7 +93,7 @@ absl::Status Coordinator::CreateGroup(const std::string& group,
   Group& present = *it->second;
   if (present.options == options) return absl::OkStatus();
   Tick(&present, AwakeNow());
-  // Else the training here has ended; nobody waits in it.
+  // Without workers the former training has ended, so the group is made again.
   if (present.state.stats().num_active() == 0) return make(0);
   return absl::AlreadyExistsError(absl::StrCat(
       "group '", group, "' exists with other options: ",
@@ -124,8 +124,8 @@ void Coordinator::MakeGroup(const std::string& group,
                                             &queues_[group]));
     return;
   }
-  // Its open round is lost. A closed round is not: the next worker to join has
-  // it applied.
+  // The open round is lost. Closed rounds are not: the next worker to join
+  // applies the last one.
   Group& present = *it->second;
   RevokeOpenAdvances(&present);
   present.options = options;
@@ -235,7 +235,8 @@ absl::Status Coordinator::Heartbeat(const GroupMember& member) {
 absl::StatusOr<Coordinator::Group*> Coordinator::HearOf(
     const GroupMember& member) {
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(member.group()));
-  // A worker that comes a little late is alive: its own lease first.
+  // Renews the worker's own lease before Tick(): a slightly late worker is
+  // alive.
   const absl::Time now = AwakeNow();
   const absl::Status status =
       found->state.Heartbeat(member.worker(), member.incarnation(), now);
@@ -247,7 +248,7 @@ absl::StatusOr<Coordinator::Group*> Coordinator::HearOf(
 bool Coordinator::Tick(Group* group, absl::Time now) {
   const auto expiry = group->state.ExpiryAt(now);
   if (!expiry.has_value()) return true;
-  // A heartbeat does not wait.
+  // A heartbeat must not wait for the gate.
   const WriteGate::TryPass pass(gate_);
   if (!pass.is_inside()) return false;
   const absl::Status noted = Note([&](v1::CoordinationRecord* record) {
@@ -258,7 +259,7 @@ bool Coordinator::Tick(Group* group, absl::Time now) {
   const int64_t num_before = group->state.stats().num_losses();
   Expire(group, *expiry);
   const v1::GetGroupStatsResponse stats = group->state.stats();
-  // In the order of their numbers.
+  // Sorts losses by the numbers of the workers.
   const std::map<uint32_t, v1::GetGroupStatsResponse::Loss> losses(
       stats.losses().begin(), stats.losses().end());
   for (const auto& [worker, loss] : losses) {
@@ -290,7 +291,7 @@ void Coordinator::Notify(Group* group) {
 
 void Coordinator::Settle(Group* group) {
   WorkerGroup& state = group->state;
-  // Before a barrier's opening: the same event may have led to both.
+  // Items return before a barrier opens: the same event may cause both.
   if (group->num_departures != state.num_departures()) {
     group->num_departures = state.num_departures();
     for (auto& [name, queue] : *group->queues) {
@@ -304,9 +305,8 @@ void Coordinator::Settle(Group* group) {
   for (auto& [name, queue] : *group->queues) {
     const std::string barrier = WorkQueueBarrier(name);
     if (barrier == opened) queue.EndEpochIfFinished();
-    // A worker that waits there while others work takes over the item of one
-    // that died, and one that comes late, from an epoch that is over, does not
-    // wait.
+    // Workers that wait at the barrier take over the items of a dead worker.
+    // One that comes late, from an epoch that is over, does not wait.
     if (!queue.is_exhausted()) state.Release(barrier);
   }
 }
@@ -383,7 +383,8 @@ absl::Status Coordinator::Arrive(Group* group,
         *advance.mutable_before() = each;
         advance.mutable_before()->set_offset(queue.offset_of(worker));
       }
-      queue.Advance(worker, incarnation, each).IgnoreError();  // Was checked.
+      // CheckProgress() has found no error.
+      queue.Advance(worker, incarnation, each).IgnoreError();
     }
   }
   Notify(group);
@@ -423,7 +424,7 @@ absl::Status Coordinator::Wait(Group* group, const GroupMember& member,
     const absl::Time now = AwakeNow();
     TFSWITCH_RETURN_IF_ERROR(
         group->state.Heartbeat(member.worker(), member.incarnation(), now));
-    // One that must come later is tried again soon, but not at once.
+    // If Tick() could not run now, tries it again soon, but not at once.
     const absl::Duration least =
         Tick(group, now) ? absl::Milliseconds(1) : absl::Milliseconds(100);
     if (is_over()) return absl::OkStatus();
@@ -445,7 +446,7 @@ absl::Status Coordinator::Wait(Group* group, const GroupMember& member,
     mutex_.Lock();
     TFSWITCH_RETURN_IF_ERROR(interrupted);
     if (is_over() || is_shut_down_) continue;
-    // Its own lease is renewed well before it ends.
+    // Wakes up in time to renew the worker's own lease.
     group->changed.WaitFor(
         &mutex_, std::max(least, std::min({left, group->state.NextTick() - now,
                                            group->options.lease / 3,
@@ -670,8 +671,7 @@ absl::Status Coordinator::Finish(Group* group,
 absl::StatusOr<v1::GetWorkQueueStatsResponse> Coordinator::WorkQueueStats(
     const std::string& group, const std::string& queue) {
   MutexLock lock(&mutex_);
-  // A server that was started again may have the queue, of a checkpoint, and
-  // not the group.
+  // A restarted server may have the queue from a checkpoint, but not the group.
   TFSWITCH_ASSIGN_OR_RETURN(const WorkQueue* asked, FindQueue(group, queue));
   return asked->stats();
 }
@@ -695,7 +695,7 @@ v1::Cut Coordinator::ChooseSnapshotRound(
     const WorkerGroup& state = group->state;
     const int64_t last = state.open_round() - 1;
     absl::StatusOr<Round> closed = state.ClosedRound(last);
-    if (!closed.ok()) continue;  // None has.
+    if (!closed.ok()) continue;  // No round has closed.
     size_t num_known = 0;
     int64_t next = last;
     for (const v1::CommittedRound& each : request.committed()) {
@@ -707,7 +707,8 @@ v1::Cut Coordinator::ChooseSnapshotRound(
       next = std::min(next, each.number() + 1);
     }
     if (num_known < num_shards) {
-      // A shard was started again: as workers do, tell it of the group first.
+      // A shard was restarted. As workers do, tells it the group's instance
+      // first.
       Round& none = add();
       none.set_number(WorkerGroup::kNoRound);
       none.set_group_instance(state.group_instance());
@@ -797,7 +798,7 @@ void Coordinator::RestoreWorkQueues(const v1::SavedWorkQueues& saved) {
     WorkQueue& queue =
         queues.try_emplace(each.queue(), each.queue(), each.options())
             .first->second;
-    queue.Restore(each).IgnoreError();  // Was checked.
+    queue.Restore(each).IgnoreError();  // CheckRestore() was OK.
     const auto group = groups_.find(each.group());
     if (group == groups_.end()) continue;
     std::vector<OpenAdvance>& open = group->second->advances;
@@ -809,7 +810,7 @@ void Coordinator::RestoreWorkQueues(const v1::SavedWorkQueues& saved) {
       group->second->state.Void(advance.incarnation(), advance.clock());
     });
     open.erase(open.begin(), of_others);
-    // Workers that wait for the end of its epoch may have items to take.
+    // Workers that wait for the end of an epoch may have items to take now.
     Settle(group->second.get());
     group->second->changed.NotifyAll();
   }

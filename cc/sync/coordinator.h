@@ -1,4 +1,4 @@
-// The groups of one server, and waiting in them.
+// Runs the worker groups and work queues of one server.
 
 #ifndef TFSWITCH_CC_SYNC_COORDINATOR_H_
 #define TFSWITCH_CC_SYNC_COORDINATOR_H_
@@ -26,30 +26,29 @@
 
 namespace tfswitch {
 
-// Limits on the state that clients may make a coordinator keep. Groups and work
-// queues stay until the end, and so does a group's memory of all that have
-// joined it.
+// Limits on the state that clients may create. Groups, work queues, and each
+// group's list of workers that ever joined are kept as long as the coordinator.
 struct CoordinatorLimits {
   uint64_t max_groups = 4096;
-  // Workers that have ever joined one group. Also: contributions to one of its
-  // rounds.
+  // Limits the workers that ever joined one group, and the contributions to one
+  // of its rounds.
   uint64_t max_workers = 16384;
   uint64_t max_work_queues = 4096;                    // In all groups.
-  uint64_t max_work_queue_bytes = uint64_t{1} << 30;  // Their items.
+  uint64_t max_work_queue_bytes = uint64_t{1} << 30;  // In all items.
 };
 
-// The barrier at which workers wait that have found nothing in a work queue.
+// The barrier at which workers wait if a work queue has no item for them.
 std::string WorkQueueBarrier(const std::string& queue);
 
-// Runs one WorkerGroup per name, and its work queues. Every wait ends by its
-// deadline, a time of SteadyNow(), with DeadlineExceeded that names the missing
-// workers, and by Shutdown() with Cancelled.
+// Runs one WorkerGroup per name, and its work queues. At its deadline, a time
+// of SteadyNow(), every wait returns DeadlineExceeded, naming the missing
+// workers. Shutdown() ends waits with Cancelled.
 //
 // Thread-safe.
 class Coordinator {
  public:
-  // Instances of groups are below it. Far above nanoseconds since 1970 and the
-  // groups that begin anew above them.
+  // All instances of groups are lower. It is far above nanoseconds since 1970,
+  // from which instances are drawn, and above instances that follow those.
   static constexpr uint64_t kMaxInstance = uint64_t{1} << 62;
 
   explicit Coordinator(const CoordinatorLimits& limits = {})
@@ -58,34 +57,35 @@ class Coordinator {
   Coordinator(const Coordinator&) = delete;
   Coordinator& operator=(const Coordinator&) = delete;
 
-  // Makes the group unless it is there. AlreadyExists if others train in it
-  // with other options, InvalidArgument if they make no sense,
-  // ResourceExhausted if that is one too many.
+  // Makes the group if it does not exist. AlreadyExists if workers train in it
+  // with other options, InvalidArgument if the options are invalid,
+  // ResourceExhausted if there are too many groups.
   absl::Status CreateGroup(const std::string& group,
                            const WorkerGroupOptions& options);
 
-  // The events of WorkerGroup, with its errors; NotFound if there is no such
-  // group.
+  // The calls for the events of WorkerGroup, with its errors. NotFound if there
+  // is no such group.
   //
-  // A coordinator that was started again remembers no group, and the clock from
-  // which it draws instances may have been set back. So a worker says if it has
-  // met a `newer_instance` of its group on a server: the group then begins anew
-  // with one that is newer still, and its workers have to join again.
-  // InvalidArgument if that is no instance that was ever drawn, or `first_step`
-  // is negative.
-  // ResourceExhausted for a worker too many, AlreadyExists while others train
-  // another job.
+  // A restarted coordinator may know no group, and the clock from which it
+  // draws instances may have been set back. So a worker reports if a server
+  // knows a `newer_instance` of its group. The group then starts again with a
+  // still newer instance, and its workers must join again.
+  //
+  // InvalidArgument if `newer_instance` cannot have been drawn, or `first_step`
+  // is negative. ResourceExhausted if there are too many workers. AlreadyExists
+  // while other workers train another job.
   absl::StatusOr<WorkerGroup::Place> Join(const v1::JoinRequest& request);
   absl::Status Heartbeat(const GroupMember& member);
-  // Returns the open round afterwards. With the arrival, and once however often
-  // it is repeated, the worker has advanced in work queues; its contribution
-  // with that survives it. NotFound if it does not have such an item (any
-  // more): then it has not arrived, and has to join again.
+  // Ends a step of a worker, and returns the open round afterwards. The arrival
+  // also counts the step's progress in work queues, once, even if it is
+  // repeated. A contribution with progress survives its worker. NotFound if the
+  // worker does not have one of the items (any more): then it has not arrived,
+  // and must join again.
   absl::StatusOr<int64_t> Arrive(const v1::ArriveRequest& request);
   absl::Status Leave(const GroupMember& member);
 
-  // Waits until round `number` has closed. A worker that waits is alive: its
-  // lease does not end meanwhile.
+  // Waits until round `number` has closed. A waiting worker is alive: its lease
+  // does not end meanwhile.
   absl::StatusOr<Round> WaitForRound(const GroupMember& member, int64_t number,
                                      absl::Time deadline);
 
@@ -94,88 +94,87 @@ class Coordinator {
   absl::Status WaitForTurn(const GroupMember& member, int64_t clock,
                            int64_t staleness, absl::Time deadline);
 
-  // Has the worker wait at a barrier until all workers do; see
-  // WorkerGroup::Enter. Returns where it goes on.
+  // Makes the worker wait at a barrier until all workers do; see
+  // WorkerGroup::Enter. Returns the place from which it continues.
   absl::StatusOr<WorkerGroup::Place> WaitAtBarrier(
       const v1::WaitAtBarrierRequest& request, absl::Time deadline);
 
-  // With the unfinished items of its work queues.
+  // The group's stats, with the unfinished items of its work queues.
   absl::StatusOr<v1::GetGroupStatsResponse> GroupStats(
       const std::string& group);
 
-  // Makes a work queue of the group unless it is there. AlreadyExists, naming
-  // the difference, if it is there with other options. ResourceExhausted if
-  // that is one too many, or its items are.
+  // Makes a work queue of the group if it does not exist. AlreadyExists, naming
+  // the difference, if it exists with other options. ResourceExhausted if there
+  // are too many queues, or too many bytes of items.
   absl::Status CreateWorkQueue(const v1::CreateWorkQueueRequest& request);
 
-  // The events of WorkQueue, with its errors and those of Heartbeat();
-  // FailedPrecondition if there is no such queue. A worker that goes returns
-  // its items. Workers that get none wait at WorkQueueBarrier(queue) until
-  // there is one to take again, or all wait there: then the epoch is over, if
-  // all items are finished.
+  // The calls for the events of WorkQueue, with its errors and those of
+  // Heartbeat(). FailedPrecondition if there is no such queue. The items of a
+  // worker that leaves or dies are returned. Workers that get no item wait at
+  // WorkQueueBarrier(queue) until there is one to take, or all wait there. If
+  // all items are finished then, the epoch is over.
   absl::StatusOr<std::optional<WorkItem>> TakeWorkItem(
       const v1::TakeWorkItemRequest& request);
   absl::Status FinishWorkItem(const v1::FinishWorkItemRequest& request);
-  // Also of a queue that was restored, and whose group is not there yet.
+  // The group need not exist: the queue may have been restored.
   absl::StatusOr<v1::GetWorkQueueStatsResponse> WorkQueueStats(
       const std::string& group, const std::string& queue);
 
-  // All queues, without the progress contributed to open rounds.
+  // All queues, without progress that counts only with open rounds.
   v1::SavedWorkQueues SaveWorkQueues();
 
-  // The state of one moment that `num_shards` shards are to be brought to. By
-  // group and number: up to the last round that has closed, which is always
-  // there, those that are not in request.committed() of each shard, which
-  // applies no others meanwhile. `work_queues`: those of that moment, unless
-  // null.
+  // Chooses one moment to which a save brings `num_shards` shards. The cut has,
+  // by group and number, the rounds up to the last closed one that some shard
+  // has not committed, and always the last one. request.committed() says what
+  // each shard has committed; shards apply no rounds meanwhile. Unless null,
+  // `*work_queues` is set to the queues of that moment.
   v1::Cut ChooseSnapshotRound(const v1::ChooseSnapshotRoundRequest& request,
                               size_t num_shards,
                               v1::SavedWorkQueues* work_queues);
 
-  // FailedPrecondition, naming the difference, if a queue is there with other
-  // options; ResourceExhausted if there is no room for all; DataLoss if options
-  // make no sense or a state does not fit them.
+  // FailedPrecondition, naming the difference, if a queue exists with other
+  // options. ResourceExhausted if there is no room for all. DataLoss if options
+  // are invalid, or a state does not fit them.
   absl::Status CheckRestore(const v1::SavedWorkQueues& saved);
-  // Puts saved queues in the place of those of their names, whose workers have
-  // to take their items anew. Steps that have advanced these in an open round
-  // count for nothing, as they are trained again.
+  // Replaces queues by saved ones of the same names. Workers lose their items
+  // and must take new ones. Steps of an open round that have advanced in these
+  // queues get weight 0, because their samples are trained again.
   //
   // REQUIRES: CheckRestore() is OK.
   void RestoreWorkQueues(const v1::SavedWorkQueues& saved);
 
-  // All tables go back in time: steps that have arrived and whose round is open
-  // weigh nothing, and their part of a queue is handed out again.
+  // Called when all tables are restored. Contributions to open rounds get
+  // weight 0, and their samples are handed out again.
   void VoidOpenSteps();
 
-  // From now on each change of a group or of a work queue goes to `log` before
-  // it takes effect, as a CoordinationRecord for Replay(); what `log` refuses
-  // has not happened. Changes pass `gate`: closed, it holds them up. Restores
-  // of work queues and VoidOpenSteps() are not logged: a save has to follow
-  // them.
+  // From now on passes each change of a group or of a work queue to `log`
+  // before it takes effect, as a CoordinationRecord for Replay(). A change that
+  // `log` refuses does not happen. Changes wait while `gate` is closed.
+  // RestoreWorkQueues() and VoidOpenSteps() are not logged, so a save must
+  // follow them.
   //
-  // REQUIRES: nobody else uses the coordinator.
+  // REQUIRES: no other thread uses the coordinator.
   using Log = std::function<absl::Status(absl::string_view record)>;
   void StartLog(Log log, WriteGate* gate);
 
-  // Takes a change again. DataLoss for bytes that are none; other errors are
-  // those that the call had.
+  // Makes a logged change again. DataLoss for a damaged record; other errors
+  // are those of the original call.
   absl::Status Replay(absl::string_view record);
 
-  // All groups, with their work queues but for what SaveWorkQueues() has of
-  // them; and the way back, after RestoreWorkQueues(), into a coordinator
-  // without groups. DataLoss if they are damaged.
+  // Saves all groups, with what SaveWorkQueues() does not have of their queues.
+  // RestoreGroups() restores them, into a coordinator without groups and after
+  // RestoreWorkQueues(). DataLoss if they are damaged.
   v1::SavedGroups SaveGroups();
   absl::Status RestoreGroups(const v1::SavedGroups& saved);
-  // There are none from now on: their workers have to join again. Steps that
-  // have arrived and whose round is open count for nothing, and items are
-  // returned to their queues. It is logged.
+  // Removes all groups: their workers must join again. Contributions to open
+  // rounds are lost, and items return to their queues. This is logged.
   //
-  // REQUIRES: nobody else uses the coordinator.
+  // REQUIRES: no other thread uses the coordinator.
   absl::Status ForgetGroups();
-  // To be called after RestoreGroups() and Replay(): leases begin now.
+  // Starts all leases now. Called after RestoreGroups() and Replay().
   void RenewLeases();
 
-  // Ends all waits, now and later. Idempotent.
+  // Ends all present and later waits. Idempotent.
   void Shutdown();
 
  private:
@@ -193,28 +192,29 @@ class Coordinator {
     const std::string name;
     WorkerGroupOptions options;
     WorkerGroup state;
-    WorkQueues* const queues;           // In queues_.
-    int64_t num_departures = 0;         // Workers whose items were returned.
-    std::vector<OpenAdvance> advances;  // In open rounds, maybe older ones.
-    absl::Time quiet_since;             // The last change; of AwakeNow().
-    absl::Time next_line;               // That says who waits; not before.
+    WorkQueues* const queues;    // Points into queues_.
+    int64_t num_departures = 0;  // Departures whose items were returned.
+    // Progress in open rounds; may also have entries of closed ones.
+    std::vector<OpenAdvance> advances;
+    absl::Time quiet_since;  // When it last changed, by AwakeNow().
+    absl::Time next_line;    // The earliest time to report a wait.
     CondVar changed;
   };
 
-  // Later groups have greater ones, if nobody sets the clock back.
+  // Draws a greater number for each later group, unless the clock is set back.
   static uint64_t DrawFirstIncarnation();
-  // Logs the change that describe(&record) describes.
+  // Logs the change that describe(&record) writes to the record.
   template <typename Describe>
   absl::Status Note(const Describe& describe)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // The changes, for calls and for their replay. Nothing but their arguments
-  // and the state decides what they do, except for the leases, which are no
-  // part of a saved state: Tick() says by a change of its own which have ended.
+  // These make the changes, for calls and for replays. Their effect depends
+  // only on the arguments and the state. Leases are not saved, so the end of a
+  // lease is a change of its own, which Tick() makes.
   void MakeGroup(const std::string& group, const WorkerGroupOptions& options,
                  uint64_t first_incarnation)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // `first_incarnation`: the group begins again with it; 0: it does not.
+  // Unless 0, the group starts again with `first_incarnation`.
   WorkerGroup::Place Join(Group* group, const v1::JoinRequest& request,
                           uint64_t first_incarnation)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -235,18 +235,17 @@ class Coordinator {
   absl::Status Finish(Group* group, const v1::FinishWorkItemRequest& request,
                       WorkQueue* queue) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // Whether the step that ends would advance work queues, which it would not
-  // again; NotFound if the member does not have such an item.
+  // Whether the arrival would advance in work queues; a repeated one would not.
+  // NotFound if the member does not have one of the items.
   absl::StatusOr<bool> CheckProgress(Group* group,
                                      const v1::ArriveRequest& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Forget() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Drops members whose lease has ended. False if that has to be done later.
+  // Drops members whose lease has ended. False if this must be tried later.
   bool Tick(Group* group, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The group has changed.
+  // Called when the group has changed.
   void Notify(Group* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Steps that have arrived and whose round is open count for nothing: takes
-  // back how far they have brought work queues.
+  // Undoes the progress in work queues of steps whose round is open.
   void RevokeOpenAdvances(Group* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   v1::SavedWorkQueues SavedQueues() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -257,8 +256,7 @@ class Coordinator {
     uint64_t bytes = 0;
   };
 
-  // ResourceExhausted if there is no room for such a queue beside those that
-  // have taken `used`.
+  // ResourceExhausted if the queue does not fit beside queues that take `used`.
   absl::Status CheckRoom(const std::string& queue,
                          const WorkQueueOptions& options, Room used) const;
   // The room that all queues take.
@@ -267,21 +265,22 @@ class Coordinator {
   absl::StatusOr<Group*> Find(const std::string& group)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // FailedPrecondition if it is not there; the group need not be.
+  // FailedPrecondition if there is no such queue. The group need not exist.
   absl::StatusOr<WorkQueue*> FindQueue(const std::string& group,
                                        const std::string& queue)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // The group of a member that has been heard of. A worker's own event comes
-  // first, then the group's Tick().
+  // Renews the lease of a member and returns its group. The lease comes before
+  // the group's Tick(), so that a slightly late worker is not dropped.
   absl::StatusOr<Group*> HearOf(const GroupMember& member)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // Brings the events of a group to its work queues; to be called after each.
+  // Tells the group's work queues the consequences of an event. Called after
+  // each event.
   void Settle(Group* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Waits until is_over() is true, the worker is no member any more, or the
-  // deadline has come: then `describe` names the missing workers.
+  // deadline comes. At the deadline `describe` names the missing workers.
   absl::Status Wait(Group* group, const GroupMember& member,
                     absl::Time deadline, const std::function<bool()>& is_over,
                     const std::function<std::string()>& describe)
@@ -290,15 +289,16 @@ class Coordinator {
   // Constant after construction.
   const CoordinatorLimits limits_;
 
-  // Constant once calls come in.
+  // Constant before the first call of a worker.
   Log log_;
   WriteGate* gate_ = nullptr;
 
   // One lock for all groups: an event takes less than a microsecond.
   Mutex mutex_;
-  // Groups stay until the end, so that pointers to them do.
+  // Groups are kept, so that pointers to them stay valid.
   std::map<std::string, std::unique_ptr<Group>> groups_ ABSL_GUARDED_BY(mutex_);
-  // By group, which need not be there: a checkpoint may have been restored.
+  // The keys are groups. A group need not exist: its queues may have been
+  // restored from a checkpoint.
   std::map<std::string, WorkQueues> queues_ ABSL_GUARDED_BY(mutex_);
   bool is_shut_down_ ABSL_GUARDED_BY(mutex_) = false;
 };

@@ -1,9 +1,9 @@
-// The state of a coordinator in a log and in a save.
+// Logs, replays, saves and restores the state of a coordinator.
 //
-// A record is the change that a call has made, in the order in which calls have
-// got mutex_: the change goes through the same functions again. Nothing in it
-// depends on time. A lease that has ended is a change of its own, and so is an
-// incarnation that was drawn.
+// A record is the change that a call has made. Records are in the order in
+// which calls took mutex_, and a replay calls the same functions again. A
+// change does not depend on time: the end of a lease has its own record, and a
+// drawn incarnation is part of the record.
 
 #include <cstdint>
 #include <string>
@@ -16,7 +16,7 @@
 namespace tfswitch {
 namespace {
 
-// Files may have been written by somebody else.
+// The contents of a file are untrusted, so an invalid value is DataLoss.
 absl::Status AsDataLoss(const absl::Status& valid) {
   return valid.ok() ? valid : absl::DataLossError(valid.message());
 }

@@ -1,13 +1,12 @@
-// All waits go through Wait(): it carries out the effects of time, asks its
-// check, and sleeps until somebody changes something, a lease ends or the
-// deadline comes. A check returns NotYet() as long as there is nothing to say.
-// applied_ counts the rounds that the applier has confirmed, and never passes
-// the open round of state_.
+// All waits use Wait(). It settles the effects of time, calls its check, and
+// sleeps until the state changes, a lease ends or the deadline comes. A check
+// returns NotYet() while the wait must continue. applied_ counts the rounds
+// that the applier has confirmed, and never exceeds the open round of state_.
 //
-// Make() begins above all incarnations of the past, so that an incarnation
-// alone says whether a worker is of a former group. A worker that was given up
-// while it waits gets a new incarnation; Heartbeat() and Leave() follow
-// successors_ to it, because their caller may not know it yet.
+// Make() starts above all earlier incarnations, so that an incarnation alone
+// tells whether a worker belongs to a former group. A worker that is given up
+// while it waits gets a new incarnation. Heartbeat() and Leave() find it in
+// successors_, because their caller may not know it yet.
 
 #include "cc/sync/replica_coordinator.h"
 
@@ -26,13 +25,13 @@ namespace {
 constexpr char kStartAgain[] =
     "; start all workers again, and the last checkpoint counts";
 
-// No process is started again as fast as that.
+// No process can be restarted faster than this.
 constexpr absl::Duration kRecently = absl::Seconds(2);
 
-// The barrier at which workers wait that leave together.
+// The barrier at which workers wait to leave together.
 constexpr char kEndOfSession[] = "end of session";
 
-// The answer of a check while there is nothing to say.
+// The answer of a check while the wait must continue.
 absl::Status NotYet() { return absl::UnavailableError("not yet"); }
 
 }  // namespace
@@ -41,7 +40,7 @@ void ReplicaCoordinator::Make(const WorkerGroupOptions& options) {
   options_ = options;
   uint64_t first_free = last_instance_ + 1;
   if (state_.has_value()) first_free = state_->next_incarnation() + 1;
-  // The clock counts on where another process has stopped.
+  // The time makes the instance greater than those of earlier processes.
   last_instance_ =
       std::max(first_free, static_cast<uint64_t>(absl::GetCurrentTimeNanos()));
   state_.emplace(options, last_instance_);
@@ -132,7 +131,7 @@ void ReplicaCoordinator::LeaveIfAllPart() {
   }
   if (!has_opened) return;
   parting_.clear();
-  // One that has come back and is elsewhere cannot go on without it.
+  // A worker that has come back cannot continue without the applier.
   if (has_applier_left || state_->stats().num_active() == 0) applier_ = 0;
   changed_.NotifyAll();
 }
@@ -188,7 +187,7 @@ absl::Status ReplicaCoordinator::Join(const WorkerGroupOptions& options,
       [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
         if (previous != 0) {
           TFSWITCH_RETURN_IF_ERROR(CheckWorker(previous));
-          // Another applier makes another group.
+          // Another applier has another group.
           if (applier_ == 0 || IsOfBefore(previous)) return HasEnded();
         } else if (applier != 0) {
           TFSWITCH_RETURN_IF_ERROR(CheckApplier(applier));
@@ -263,8 +262,8 @@ absl::Status ReplicaCoordinator::EndStep(uint32_t worker, double weight,
     } else {
       TFSWITCH_RETURN_IF_ERROR(arrived);
       place->set_clock(place->clock() + 1);
-      // One that came rounds too late leaves out those that it has missed.
-      // Where its own has closed, that is no longer the open one.
+      // A worker that is rounds too late skips the rounds that it has missed.
+      // If its own round has closed, the open round is the next one already.
       place->set_round(std::max(place->round() + 1, state_->open_round()));
     }
     *has_arrived = true;
@@ -278,7 +277,8 @@ absl::Status ReplicaCoordinator::Heartbeat(uint32_t worker,
                                            uint64_t applier) {
   MutexLock lock(&mutex_);
   const absl::Time now = AwakeNow();
-  if (applier != 0 && applier == applier_) {  // Also before it has joined.
+  // The applier's lease counts even before it has joined as a worker.
+  if (applier != 0 && applier == applier_) {
     applier_lease_end_ = now + options_.lease;
     HearApplier();
   }
@@ -332,7 +332,7 @@ absl::Status ReplicaCoordinator::LeaveTogether(uint32_t worker,
   TFSWITCH_RETURN_IF_ERROR(CheckWorker(incarnation));
   if (parted_.count(incarnation) != 0) return absl::OkStatus();
   if (applier_ == 0) return HasEnded();
-  // Before it enters, for that may open the barrier.
+  // Set before Enter(), which may open the barrier.
   parting_[incarnation] = {worker, applier};
   absl::Status entered = state_->Enter(worker, incarnation, kEndOfSession,
                                        barrier_generation, AwakeNow());
@@ -361,7 +361,7 @@ void ReplicaCoordinator::Leave(uint32_t worker, uint64_t incarnation,
                                uint64_t applier) {
   MutexLock lock(&mutex_);
   if (!state_.has_value()) return;
-  // The worker may not know its successors yet.
+  // The worker may not know its new incarnations yet.
   for (;;) {
     parting_.erase(incarnation);
     left_.insert(incarnation);
@@ -401,7 +401,7 @@ absl::Status ReplicaCoordinator::ConfirmRound(uint64_t applier,
   MutexLock lock(&mutex_);
   TFSWITCH_RETURN_IF_ERROR(CheckApplier(applier));
   HearApplier();
-  if (number == applied_ - 1) return absl::OkStatus();  // A repetition.
+  if (number == applied_ - 1) return absl::OkStatus();  // Repeated call.
   if (number != applied_ || number >= state_->open_round()) {
     return absl::OutOfRangeError(absl::StrCat("group '", name_, "': round ",
                                               number, " is confirmed, and ",

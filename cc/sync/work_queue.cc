@@ -1,13 +1,12 @@
-// An item of the epoch is not taken yet (order_ from num_taken_ on), or in
-// leases_, or in returned_; an item that is in none of these is finished. The
-// order of an epoch depends on the seed and the epoch's number alone, so that a
-// checkpoint needs only the epoch, num_taken and the unfinished items. state()
-// counts leased items as unfinished, because after a restore no worker has
-// them.
+// An item of the epoch is not taken yet (order_ from num_taken_ on), or is in
+// leases_, or in returned_, or else is finished. The order of an epoch depends
+// only on the seed and the epoch's number. So a checkpoint needs only the
+// epoch, num_taken and the unfinished items. state() counts leased items as
+// unfinished, because after a restore no worker has them.
 //
-// A repeated Take() gives the same item, and last_finished_ knows a repeated
-// Finish(). Advance() never takes an offset back. Revoke() does, and ends the
-// lease, so that the samples are trained once more.
+// A repeated Take() returns the same item. last_finished_ recognises a repeated
+// Finish(). Advance() never lowers an offset. Revoke() does, and ends the
+// lease, so that the samples are trained again.
 
 #include "cc/sync/work_queue.h"
 
@@ -92,7 +91,8 @@ void WorkQueue::BeginEpoch(int64_t epoch) {
   order_.resize(static_cast<size_t>(num_items()));
   std::iota(order_.begin(), order_.end(), 0);
   if (!options_.shuffle()) return;
-  // Fisher and Yates, with draws that no library's version changes.
+  // A Fisher-Yates shuffle. It uses no library's random numbers, which could
+  // change with the version.
   uint64_t draws =
       HashKey(static_cast<Key>(HashKey(static_cast<Key>(options_.seed())) +
                                static_cast<uint64_t>(epoch)));
@@ -103,7 +103,7 @@ void WorkQueue::BeginEpoch(int64_t epoch) {
 }
 
 absl::Status WorkQueue::Restore(const SavedWorkQueue& state) {
-  const absl::Status damaged = absl::DataLossError(
+  absl::Status damaged = absl::DataLossError(
       absl::StrCat("the saved state of work queue '", name_, "' is damaged"));
   const bool is_over = state.epoch() == options_.num_epochs();
   if (state.epoch() < 0 || state.epoch() > options_.num_epochs() ||
@@ -248,7 +248,7 @@ absl::Status WorkQueue::Finish(uint32_t worker, uint64_t incarnation,
   const auto last = last_finished_.find(worker);
   if (last != last_finished_.end() &&
       IsOf(last->second, incarnation, epoch, index)) {
-    return absl::OkStatus();  // A repetition.
+    return absl::OkStatus();  // Repeated call.
   }
   const auto it = leases_.find(worker);
   if (it == leases_.end() || !IsOf(it->second, incarnation, epoch, index)) {

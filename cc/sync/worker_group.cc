@@ -1,11 +1,12 @@
-// Join, Arrive, Enter, Leave and Tick end with Settle(). It ends the run if all
-// its workers have left, closes the open round if that is complete and then
-// opens a barrier if all wait, so that no event can forget its consequences. A
-// call that is repeated because its answer was lost has the number before the
-// expected one (clock, barrier_generation), and changes nothing but the lease.
+// Join, Arrive, Enter, Leave and Tick end with Settle(), so that no event
+// forgets its consequences. Settle() ends the run if all its workers have left,
+// closes the open round if it is complete, and then opens a barrier if all
+// wait. A call that is repeated because its answer was lost has the number
+// (clock, barrier_generation) before the expected one. It only renews the
+// lease.
 //
-// A contribution stays in open_ when its worker goes, and is withdrawn only if
-// the worker begins anew or the group does. CloseIfComplete() sorts
+// A contribution stays in open_ when its worker goes. It is withdrawn only if
+// the worker is restarted, or a new run or job begins. CloseIfComplete() sorts
 // contributions, so that all shards sum them in the same order.
 
 #include "cc/sync/worker_group.h"
@@ -118,7 +119,7 @@ void WorkerGroup::Withdraw(const Predicate& is_meant) {
   const auto withdrawn =
       std::remove_if(open_.begin(), open_.end(), [&](const Contribution& c) {
         const bool goes = !c.survives_worker() && is_meant(c);
-        // None are known after VoidAll().
+        // After VoidAll() no steps are known.
         if (goes) {
           int64_t& steps = (*stats_.mutable_num_steps())[c.worker()];
           steps = std::max<int64_t>(0, steps - 1);
@@ -137,7 +138,7 @@ void WorkerGroup::BeginAnew() {
   first_of_present_run_ = next_incarnation_;
   num_openings_ = 0;
   last_clock_ = 0;
-  // Contributions left over are of a run that never began.
+  // Contributions that are left belong to a run that never began.
   Withdraw([](const Contribution&) { return true; });
   seen_.clear();
   left_.clear();
@@ -165,7 +166,7 @@ void WorkerGroup::BeginAnewIfAllHaveLeft() {
     seen_.insert(id);
     joins_end_ = std::min(joins_end_, worker.joined + options_.join_timeout);
     if (worker.is_waiting()) continue;
-    // The others are to contribute to the same round.
+    // The others must contribute to the same round.
     const auto pending = std::count_if(
         open_.begin(), open_.end(), [&w = worker](const Contribution& c) {
           return c.incarnation() == w.incarnation;
@@ -201,13 +202,13 @@ WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now,
   if (workers_.empty() && !seen_.empty() && !comes_back) {
     const int64_t clock = last_clock_;
     BeginAnew();
-    // Its schedules go on.
+    // A job continues with its clock, so that its schedules do.
     if (!job_.empty() && !positions_.empty()) {
       last_clock_ = first_clock_ = clock;
     }
   }
-  // Awaited workers begin together; a late one begins as far as the slowest, so
-  // that nobody has to wait for it to catch up.
+  // Awaited workers begin with the same clock. A later worker begins with the
+  // clock of the slowest, so that nobody must wait for it to catch up.
   int64_t clock = std::min(SlowestClock(), last_clock_);
   if (waits_for_joins_) clock = first_clock_;
   seen_.insert(worker);
@@ -269,7 +270,8 @@ bool WorkerGroup::CanJoin(uint32_t worker, const std::string& job) const {
 }
 
 void WorkerGroup::BeginJob(uint32_t worker, const std::string& job) {
-  // A process of the former one that was killed.
+  // The worker may still be a member, if its process of the former job was
+  // killed.
   num_departures_ += static_cast<int64_t>(workers_.erase(worker));
   Withdraw([](const Contribution&) { return true; });
   if (!job.empty()) stats_.clear_num_steps();
@@ -287,9 +289,10 @@ WorkerGroup::Position WorkerGroup::PositionOf(uint32_t worker) const {
     if (id == worker) continue;
     Position its = known(id);
     if (other.is_waiting()) {
-      its.set_steps(0);  // It waits for this worker's steps since the mark.
+      // That worker waits for this one's steps since the mark.
+      its.set_steps(0);
     } else {
-      // The worker is to contribute to the same round.
+      // This worker must contribute to the same round.
       its.set_steps(its.steps() -
                     std::count_if(open_.begin(), open_.end(),
                                   [&other = other](const Contribution& c) {
@@ -339,7 +342,7 @@ absl::Status WorkerGroup::Arrive(uint32_t worker, uint64_t incarnation,
                      weight, " from worker ", worker));
   }
   found->lease_end = now + options_.lease;
-  if (clock == found->clock - 1) return absl::OkStatus();  // A repetition.
+  if (clock == found->clock - 1) return absl::OkStatus();  // Repeated call.
   if (found->is_waiting()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "worker ", worker, " waits at barrier '", found->barrier,
@@ -401,7 +404,7 @@ absl::Status WorkerGroup::Enter(uint32_t worker, uint64_t incarnation,
                      "' and waits at '", found->barrier, "' already"));
   }
   if (barrier_generation == found->barrier_generation - 1)
-    return absl::OkStatus();  // A repetition.
+    return absl::OkStatus();  // Repeated call.
   if (barrier_generation != found->barrier_generation) {
     return absl::OutOfRangeError(absl::StrCat(
         "worker ", worker, " comes to its barrier number ", barrier_generation,
@@ -529,12 +532,12 @@ absl::Time WorkerGroup::NextTick() const {
 
 bool WorkerGroup::IsComplete() const {
   if (open_.empty()) return false;
-  // What is left of the run before is a last round.
+  // Contributions that are left when all have gone make a last round.
   const bool have_all_gone = has_begun_ && workers_.empty();
   if (waits_for_joins_ && !have_all_gone) return false;
   const uint32_t wanted = options_.contributions_per_round;
   if (wanted != 0 && open_.size() >= wanted) return true;
-  if (takes_many_contributions()) {  // That all have made one says nothing.
+  if (takes_many_contributions()) {  // One contribution of each is not enough.
     return std::all_of(workers_.begin(), workers_.end(),
                        [](const auto& w) { return w.second.is_waiting(); });
   }
@@ -551,10 +554,10 @@ void WorkerGroup::Settle() {
 
 const std::string* WorkerGroup::BarrierToOpen() const {
   if (waits_for_joins_) return nullptr;
-  // A worker for which the last barrier did not open, as it has joined since or
-  // waited at another, may be elsewhere in the program: at the end of an epoch,
-  // say, while the others wait for it where they save. If only such are
-  // elsewhere, the others go on.
+  // A worker that was not part of the last opening has joined since, or waited
+  // at another barrier. It may be elsewhere in the program: for example at the
+  // end of an epoch, while the others wait where they save. If only workers of
+  // this kind wait elsewhere, the others continue.
   const std::string* of_all = nullptr;
   const std::string* of_seniors = nullptr;
   bool is_one = true;

@@ -1,32 +1,31 @@
-// The workers that train, and their progress: the state machine behind bounded
-// staleness, synchronous rounds and barriers. It decides; it stores no
-// gradients, knows no network and reads no clock: the time comes with each
-// event, so that tests can replay any order of them.
+// The state machine of a group of workers: bounded staleness, synchronous
+// rounds and barriers. It only decides. It stores no gradients, knows no
+// network and reads no clock: each event brings its time, so that tests can
+// replay events in any order.
 //
-// A worker joins, arrives at the end of each of its steps, and leaves. It keeps
-// its place by a lease, which it renews; one that dies is dropped when its
-// lease ends, as if it had left. Arriving may contribute to the open round:
+// A worker joins, arrives at the end of each of its steps, and leaves. It has a
+// lease, which it renews. When a worker dies, its lease ends, and it is dropped
+// as if it had left. An arrival may contribute to the open round:
 //
 //   round r is open -> contributions of r come in -> it closes -> r + 1 is open
 //
-// A round closes when no worker is missing in it any more, so the one that
-// leaves or dies while others wait closes it: leaving is an event of the same
-// machine, not a number that somebody polls. With `contributions_per_round` a
-// round closes as soon as it has that many.
+// A round closes when no worker is missing in it any more. So a worker that
+// leaves or dies while others wait may close it. With `contributions_per_round`
+// a round closes as soon as it has that many.
 //
-// A worker may wait at a barrier until all do, for example when its data of an
-// epoch is used up. Nobody waits for it elsewhere meanwhile. When the barrier
-// opens, all go on together, at one clock.
+// A worker may wait at a barrier until all workers do, for example when it has
+// used up its data of an epoch. Meanwhile nobody waits for it elsewhere. When
+// the barrier opens, all continue with the same clock.
 //
-// A run ends when all its workers have left. One may be back before the last
-// has left, as each comes to its end by itself. Unless it has trained together
-// with the others since, or passed a barrier with them, it is of the next run,
-// which waits for all that have left: so nobody trains or passes a barrier
-// alone because another one was a moment later in leaving.
+// A run ends when all its workers have left. Workers end at different times, so
+// one may leave and join again before the last one has left. It then belongs to
+// the next run, unless it trains a step together with the others, or passes a
+// barrier with them. The next run waits for all workers that have left. So no
+// worker trains or passes a barrier alone because another one left a moment
+// later.
 //
-// Terms: a worker's clock is how many steps it has ended; its staleness is how
-// far that is ahead of the slowest worker. All events go through one machine in
-// one order, and it alone decides.
+// Terms: a worker's clock is the number of steps that it has ended. Its
+// staleness is the distance of its clock to the slowest worker's.
 
 #ifndef TFSWITCH_CC_SYNC_WORKER_GROUP_H_
 #define TFSWITCH_CC_SYNC_WORKER_GROUP_H_
@@ -54,17 +53,18 @@ using GroupMember = v1::Member;
 struct WorkerGroupOptions {
   // How long a worker is believed to live after it was last heard of.
   absl::Duration lease = absl::Seconds(30);
-  // So many workers are waited for before the first round closes, or the first
-  // worker runs ahead, in each run; 0: nobody is.
+  // In each run, waits for this many workers before the first round closes or
+  // the first worker runs ahead. 0 means no wait.
   uint32_t num_workers = 0;
-  // But no longer than this after the first has joined.
+  // The longest wait for them after the first worker has joined.
   absl::Duration join_timeout = absl::Seconds(600);
-  // A round closes when it has so many contributions, or, up to num_workers of
-  // them, when each worker that is there has made one; contributions left when
-  // all have gone are a last round. 0: as num_workers. Needs num_workers.
+  // A round closes when it has this many contributions. If this is at most
+  // num_workers, it also closes when each present worker has made one.
+  // Contributions that are left when all have gone are a last round. 0 means
+  // num_workers. Needs num_workers.
   uint32_t contributions_per_round = 0;
-  // A contribution to a round that has closed: false: it is dropped, and
-  // counted; true: it counts in the open round.
+  // Whether a contribution to a closed round counts in the open one. If not, it
+  // is dropped, and stats count it.
   bool carries_late_contributions = false;
   // Other settings on which all workers must agree, in words: "bsp(mean)".
   std::string settings;
@@ -82,11 +82,11 @@ struct WorkerGroupOptions {
   }
 };
 
-// Times have milliseconds in messages.
+// Durations are rounded to milliseconds in messages.
 v1::GroupOptions ToProto(const WorkerGroupOptions& options);
 WorkerGroupOptions FromProto(const v1::GroupOptions& proto);
 
-// Identifies the worker and the step of gradients.
+// Identifies the worker and the step to which gradients belong.
 struct StepTag {
   std::string group;
   uint32_t worker = 0;
@@ -94,7 +94,7 @@ struct StepTag {
   int64_t clock = 0;
 };
 
-// Where users give workers their numbers, for errors.
+// For errors: where users set the numbers of workers.
 inline constexpr char kWhereNumbersAre[] =
     "`worker_id` of a Worker, `task_index` of a SyncReplicasOptimizer, or the "
     "task of TF_CONFIG";
@@ -102,7 +102,7 @@ inline constexpr char kWhereNumbersAre[] =
 // Thread-compatible.
 class WorkerGroup {
  public:
-  // The barrier behind which the next mark begins.
+  // The barrier after which the next mark begins.
   static constexpr char kEndOfEpoch[] = "end of epoch";
 
   // The place that a worker gets when it joins.
@@ -114,56 +114,59 @@ class WorkerGroup {
   static constexpr size_t kKeptRounds = 1024;
   static constexpr size_t kStalenessBuckets = 65;
 
-  // Incarnations count from `first_incarnation`: another one after a restart,
-  // so that processes of before are not taken for those of now.
+  // Incarnations count from `first_incarnation`. It must be another number
+  // after a restart, so that earlier processes are not mistaken for present
+  // ones.
   //
   // REQUIRES: options.Validate() is OK.
   explicit WorkerGroup(const WorkerGroupOptions& options,
                        uint64_t first_incarnation = 1);
 
-  // Begins anew with other options. Closed rounds stay, so that the next worker
-  // to join brings them in; contributions to the open one are withdrawn, also
-  // those that would survive their workers.
+  // Starts a new run with other options. Closed rounds stay, and the next
+  // worker to join applies them. All contributions to the open round are
+  // withdrawn, also those that survive their workers.
   //
-  // REQUIRES: nobody is there, options.Validate() is OK.
+  // REQUIRES: there are no workers, options.Validate() is OK.
   void Reconfigure(const WorkerGroupOptions& options);
 
-  // A worker that is there already has been started anew: its new incarnation
-  // takes its place. The contribution of the old one to the open round is
-  // withdrawn, for the old one has not heard that it counts; unless a round
-  // takes many contributions of each, or it survives its worker.
+  // Adds a worker. If it is a member already, its process was restarted, and
+  // the new incarnation replaces the old one. The old one's contribution to the
+  // open round is withdrawn, because the old process did not learn that it
+  // counts. It is not withdrawn if rounds take many contributions of each
+  // worker, or it survives its worker.
   //
-  // A process that the group has given up and that comes back names its
-  // `previous` incarnation: its contribution stands, and it does not wait once
-  // more for others that have ended meanwhile.
+  // A process that was given up and joins again passes its `previous`
+  // incarnation. Its contribution stays, and it does not wait again for workers
+  // that have ended meanwhile.
   //
-  // One that has been started again from a checkpoint of its own names the
-  // `first_step` that it takes; if the group does not know of so many steps of
-  // it, it takes that number over.
+  // A process that continues from its own checkpoint passes as `first_step` the
+  // step that it takes first. If the group knows of fewer steps of the worker,
+  // it takes over this number.
   //
-  // A `job` is a training with a name. A new process of the present one goes on
-  // where it was, or where the slowest of the others is that train, if that is
-  // further; if none of them is there, where the one is that has left furthest.
-  // With another name a new job begins, which knows no steps of before.
+  // A `job` is a named training. A new process of the present job continues
+  // where its worker was, or where the slowest training worker is, if that is
+  // further. If no worker trains, it continues where the furthest one has left.
+  // Another name begins a new job without earlier steps.
   //
   // REQUIRES: CanJoin(worker, job).
   Place Join(uint32_t worker, absl::Time now, uint64_t previous = 0,
              int64_t first_step = 0, const std::string& job = "",
              const std::string& process = "");
-  // False while others are there that train another job.
+  // False while other workers train another job.
   bool CanJoin(uint32_t worker, const std::string& job) const;
   const std::string& job() const { return job_; }
-  // Ignored if the worker is none of the group's.
+  // Does nothing if the worker is not a member.
   void NoteMark(uint32_t worker, uint64_t incarnation, int64_t mark);
 
   // Renews the lease. NotFound if the worker is not a member (any more): it
-  // has to join again. FailedPrecondition if another incarnation is.
+  // must join again. FailedPrecondition if another incarnation of it is a
+  // member.
   absl::Status Heartbeat(uint32_t worker, uint64_t incarnation, absl::Time now);
 
   // The worker has ended its step number `clock`. It contributes to `round`,
-  // which was open when it began the step, unless that is kNoRound. Repeating
-  // the last arrival is OK and changes nothing. `survives_worker`: see
-  // Contribution.
+  // the one that was open when the step began, unless that is kNoRound.
+  // Repeating the last arrival is OK and changes nothing. For `survives_worker`
+  // see Contribution.
   //
   // Besides the errors of Heartbeat: OutOfRange if `clock` is not the worker's
   // or `round` has not opened, InvalidArgument if `weight` is negative or not
@@ -172,8 +175,9 @@ class WorkerGroup {
                       int64_t round, double weight, absl::Time now,
                       bool survives_worker = false);
 
-  // The worker waits at `barrier`; `barrier_generation` is how many barriers
-  // its incarnation has come to before. Repeating the last one is OK.
+  // The worker waits at `barrier`. `barrier_generation` is the number of
+  // barriers that its incarnation has entered before. Repeating the last call
+  // is OK.
   //
   // Besides the errors of Heartbeat: InvalidArgument for a barrier without a
   // name, FailedPrecondition while it waits at another one, OutOfRange if
@@ -182,28 +186,28 @@ class WorkerGroup {
                      const std::string& barrier, int64_t barrier_generation,
                      absl::Time now);
 
-  // Where the worker goes on if it does not wait at a barrier (any more).
-  // nullopt if it does. Besides the errors of Heartbeat: FailedPrecondition if
-  // all wait, and those that came by the last barrier do not wait at the same.
+  // The place from which the worker continues, or nullopt if it still waits at
+  // a barrier. Besides the errors of Heartbeat: FailedPrecondition if all wait,
+  // but not all workers that have passed the last barrier wait at the same one.
   absl::StatusOr<std::optional<Place>> PlaceAfterBarrier(uint32_t worker,
                                                          uint64_t incarnation);
 
-  // Workers that wait at `barrier` go on, though not all wait there: there is
-  // something else to do. Each goes on as far as the slowest, so that nobody
-  // has to wait for it to catch up.
+  // Releases the workers that wait at `barrier`, although not all wait there,
+  // because there is work to do. Each continues with the clock of the slowest
+  // worker, so that nobody must wait for it to catch up.
   void Release(const std::string& barrier);
 
-  // The step's contribution to the open round weighs nothing, so that it counts
-  // for nothing and workers that wait for the round get it.
+  // Sets the weight of the step's contribution to the open round to 0. So it
+  // does not count, but the round closes for workers that wait for it.
   void Void(uint64_t incarnation, int64_t clock);
-  // The same for all steps that have contributed, and no step of before counts
-  // any more.
+  // Voids all contributions to the open round. Earlier steps do not count any
+  // more, either.
   void VoidAll();
 
-  // The worker has no more data, or gives up. Leaving twice is OK.
+  // The worker has no more data, or ends early. Leaving twice is OK.
   void Leave(uint32_t worker, uint64_t incarnation);
 
-  // What time has brought to an end; nullopt: nothing.
+  // The leases and waits for joins that have ended; nullopt if none has.
   using Expiry = v1::CoordinationRecord::Expiry;
   std::optional<Expiry> ExpiryAt(absl::Time now) const;
   void Expire(const Expiry& expiry);
@@ -211,7 +215,7 @@ class WorkerGroup {
     if (const auto expiry = ExpiryAt(now)) Expire(*expiry);
   }
 
-  // When Tick() will next have something to do; InfiniteFuture if never.
+  // When Tick() next has something to do; InfiniteFuture if never.
   absl::Time NextTick() const;
 
   int64_t open_round() const { return open_round_; }
@@ -224,14 +228,14 @@ class WorkerGroup {
   // worker is more than `staleness` steps behind it.
   bool MayProceed(int64_t clock, int64_t staleness) const;
 
-  // The least clock of the workers that are there and at no barrier; INT64_MAX
-  // if none is.
+  // The least clock of the workers that do not wait at a barrier; INT64_MAX if
+  // there are none.
   int64_t SlowestClock() const;
 
-  // For messages: the workers that keep round `round` open, that are behind
-  // `clock`, or that have not come to a barrier. "worker 3 of 5 (at step 17,
-  // last heard 4 s ago), 2 of 5 workers that have not joined"; with kNoTime
-  // without the seconds.
+  // For messages: describe the workers that keep round `round` open, that are
+  // behind `clock`, or that have not come to a barrier, as "worker 3 of 5 (at
+  // step 17, last heard 4 s ago), 2 of 5 workers that have not joined". With
+  // kNoTime the seconds are left out.
   static constexpr absl::Time kNoTime = absl::InfinitePast();
   std::string DescribeMissing(int64_t round, absl::Time now = kNoTime) const;
   std::string DescribeBehind(int64_t clock, absl::Time now = kNoTime) const;
@@ -240,31 +244,32 @@ class WorkerGroup {
 
   bool IsMember(uint32_t worker, uint64_t incarnation) const;
   uint64_t group_instance() const { return group_instance_; }
-  bool HasJoined(uint32_t worker) const {  // Ever.
+  bool HasJoined(uint32_t worker) const {  // Now or earlier.
     return ever_joined_.count(worker) > 0;
   }
   size_t num_ever_joined() const { return ever_joined_.size(); }
-  // The next that a worker is given; all others will be greater.
+  // The incarnation of the next worker to join. Later ones are greater.
   uint64_t next_incarnation() const { return next_incarnation_; }
-  // A step was ended by one that had been given up.
+  // Counts a step that a given-up worker has ended.
   void CountDropped() { stats_.set_dropped(stats_.dropped() + 1); }
-  // How many members have gone: left, died, or been started anew.
+  // How many members have left, died, or been restarted.
   int64_t num_departures() const { return num_departures_; }
-  // The steps that a member has ended; -1 if it is none.
+  // The number of steps that a member has ended; -1 if it is no member.
   int64_t ClockOf(uint32_t worker, uint64_t incarnation) const;
-  // The barriers that a member has come to; -1 if it is none.
+  // The number of barriers that a member has entered; -1 if it is no member.
   int64_t BarrierGenerationOf(uint32_t worker, uint64_t incarnation) const;
   bool is_anyone_waiting() const;  // At a barrier.
-  // The barrier that has opened since this was called last; empty if none has.
+  // The barrier that has opened since the last call of this; empty if none has.
   std::string TakeOpenedBarrier();
-  // But for work queues, which its coordinator knows.
+  // The stats without work queues, which the coordinator adds.
   v1::GetGroupStatsResponse stats() const;
 
-  // All of it but its options and times, and the way back, into a new one of
-  // the same options. DataLoss if it is none. RenewLeases() has to follow.
+  // Saves the state without options and times. Restore() puts it into a new
+  // group of the same options; RenewLeases() must follow. DataLoss if the saved
+  // state is invalid.
   void Save(v1::SavedGroup* saved) const;
   absl::Status Restore(const v1::SavedGroup& saved);
-  // Leases, and the time to join, begin now.
+  // Starts leases, and the time to join, now.
   void RenewLeases(absl::Time now);
 
  private:
@@ -276,16 +281,17 @@ class WorkerGroup {
   struct Worker {
     uint64_t incarnation = 0;
     int64_t clock = 0;
-    int64_t last_round = kNoRound;  // The latest that does not miss it.
+    // The last round in which this worker is not missing.
+    int64_t last_round = kNoRound;
     absl::Time lease_end;
-    std::string barrier;             // The one it waits at; empty: none.
-    int64_t barrier_generation = 0;  // Barriers that it has come to.
-    // The last that opened for it: as number, or 0 if none has opened yet.
+    std::string barrier;             // Where it waits; empty if nowhere.
+    int64_t barrier_generation = 0;  // The number of barriers it has entered.
+    // The number of the last opening that it was part of; 0 if none.
     int64_t opening = 0;
     absl::Time joined;
-    // That it has left the present run before, and come back, and which of
-    // these have not ended a step since: it (kOwnStep), one of those that have
-    // been there all the time (kTheirStep).
+    // Not 0 if it has left the present run and come back. The bits say who must
+    // still end a step before it counts as training with the others: itself
+    // (kOwnStep), one that was there all the time (kTheirStep).
     uint32_t missing_steps = 0;
 
     bool has_come_back() const { return missing_steps != 0; }
@@ -296,7 +302,7 @@ class WorkerGroup {
   bool IsMissing(const Worker& worker, int64_t round) const {
     return !worker.is_waiting() && worker.last_round < round;
   }
-  // More than one of each worker per round.
+  // Whether rounds take more than one contribution of each worker.
   bool takes_many_contributions() const {
     return options_.contributions_per_round > options_.num_workers;
   }
@@ -305,50 +311,53 @@ class WorkerGroup {
   // workers.
   template <typename Predicate>
   void Withdraw(const Predicate& is_meant);
-  // "worker 3 (at step 17), ..." for the workers of which is_named(worker) is
-  // true.
+  // Describes the workers for which is_named(worker) is true, as "worker 3 (at
+  // step 17), ...".
   template <typename Predicate>
   std::string Describe(absl::Time now, const Predicate& is_named) const;
   void NoteLoss(uint32_t worker, bool has_joined);
   void BeginJob(uint32_t worker, const std::string& job);
   Position PositionOf(uint32_t worker) const;
-  // All have gone; the next one to join is the first.
+  // Starts the next run: all have gone, and the next worker to join is first.
   void BeginAnew();
-  // The same if there are only workers that have come back, who stay.
+  // Starts the next run if the only members are workers that have left this run
+  // and come back. They stay members.
   void BeginAnewIfAllHaveLeft();
-  // It has ended a step, which tells with whom it trains.
+  // Notes that the worker has ended a step, so that it trains with the others.
   void NoteStep(Worker* worker);
-  // Carries out the consequences of an event; to be called after each.
+  // Does what follows from an event. Called after each event.
   void Settle();
   void CloseIfComplete();
   void OpenIfAllWait();
-  // All wait, and there is one barrier to open: null if not.
+  // The barrier to open if all wait; null if there is none.
   const std::string* BarrierToOpen() const;
 
   WorkerGroupOptions options_;
   uint64_t group_instance_;
-  std::map<uint32_t, Worker> workers_;  // The active ones, in order.
+  std::map<uint32_t, Worker> workers_;  // Members by number.
   std::set<uint32_t> ever_joined_;
   std::set<uint32_t> seen_;  // Workers that have joined in the present run.
-  std::set<uint32_t> left_;  // Of these, have left, and are not back.
+  std::set<uint32_t>
+      left_;  // Workers of seen_ that have left and are not back.
   uint64_t next_incarnation_;
-  uint64_t first_of_present_run_;  // Incarnation; a run begins anew.
-  int64_t num_openings_ = 0;       // Barriers, in the present run.
+  uint64_t first_of_present_run_;  // The first incarnation of the present run.
+  int64_t num_openings_ = 0;       // Barriers opened in the present run.
   std::string opened_barrier_;     // For TakeOpenedBarrier().
   int64_t num_departures_ = 0;
-  size_t num_awaited_;  // So many join before the present run begins.
+  size_t num_awaited_;  // How many workers must join before the run begins.
   bool waits_for_joins_;
-  bool has_begun_ = false;  // The present run, or one before without a break.
+  bool has_begun_ = false;  // This run, or one before it without a break.
   absl::Time joins_end_ = absl::InfiniteFuture();
-  int64_t last_clock_ = 0;   // The greatest of any worker.
-  int64_t first_clock_ = 0;  // At which the workers of a run begin together.
-  std::string job_;          // The present one; empty: no name.
-  std::map<uint32_t, Position> positions_;  // In it, of those with a mark.
+  int64_t last_clock_ = 0;   // The greatest clock of any worker.
+  int64_t first_clock_ = 0;  // The clock of awaited workers when a run begins.
+  std::string job_;          // The present job; may be empty.
+  // The positions in the job, for workers with a mark.
+  std::map<uint32_t, Position> positions_;
   int64_t open_round_ = 0;
-  std::vector<Contribution> open_;  // Contributions to it.
+  std::vector<Contribution> open_;  // Contributions to the open round.
   std::deque<Round> closed_;        // The last kKeptRounds, in order.
-  // Without what stats() finds elsewhere. The steps of a worker in it are those
-  // that have ended and were not withdrawn.
+  // Lacks the fields that stats() fills in. num_steps counts steps that have
+  // ended and were not withdrawn.
   v1::GetGroupStatsResponse stats_;
 };
 

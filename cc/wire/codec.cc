@@ -1,12 +1,12 @@
-// PieceReader hides the ends of pieces. ReadMessage() calls a function of its
-// caller for each field, and skips a field that this function does not know.
-// The readers return a Complaint, a constant text, so that only an error makes
-// a string. ArrayField borrows an array that lies whole and aligned in one
-// piece, and copies it to scratch otherwise.
+// PieceReader reads across the ends of pieces. ReadMessage() calls a function
+// of its caller for each field, and skips fields that this function does not
+// know. The readers return a Complaint, a constant text, so that only errors
+// allocate a string. ArrayField points to an array that is whole and aligned in
+// one piece, and copies other arrays to scratch.
 //
-// The writers of requests run twice over the same fields, to count bytes and to
-// write them, so that the two cannot differ. A push is also written as head and
-// tail, because the gradients between them may be sent from where they lie.
+// The same function counts and writes the bytes of a request, so that length
+// and bytes always agree. A push can be written as head and tail, so that the
+// gradients between them are sent without a copy.
 
 #include "cc/wire/codec.h"
 
@@ -29,7 +29,7 @@ namespace {
 
 constexpr size_t kAlignment = 64;
 constexpr size_t kKeptScratchBytes = size_t{64} << 20;
-// As many tables as a call of the C API takes; other clients may send more.
+// The most tables of one call of the C API; other clients may send more.
 constexpr size_t kKeptParts = 256;
 // Protobuf's own limit, so that both refuse the same messages.
 constexpr int kMaxGroupDepth = 100;
@@ -63,7 +63,7 @@ constexpr char kTooManyParts[] = "more parts than a message may have";
 // Not an error: the reader of a message does not know the field.
 constexpr char kUnknownField[] = "";
 
-// Reads bytes over the ends of pieces.
+// Reads bytes across the ends of pieces.
 class PieceReader {
  public:
   explicit PieceReader(MessagePieces pieces) : pieces_(pieces) {
@@ -102,7 +102,8 @@ class PieceReader {
     }
   }
 
-  // The next `size` bytes if they lie in one piece; they are then consumed.
+  // If the next `size` bytes are in one piece, consumes them and returns a
+  // pointer to them; else returns null.
   const char* Borrow(uint64_t size) {
     if (size > static_cast<uint64_t>(end_ - at_)) return nullptr;
     const char* borrowed = at_;
@@ -110,7 +111,7 @@ class PieceReader {
     return borrowed;
   }
 
-  // Appends the pieces of the next `size` bytes, and goes behind them.
+  // Consumes the next `size` bytes, and appends their pieces to `pieces`.
   //
   // REQUIRES: remaining() >= size.
   void Take(uint64_t size, std::vector<absl::string_view>* pieces) {
@@ -146,7 +147,7 @@ class PieceReader {
   uint64_t remaining_ = 0;
 };
 
-// Bits beyond the 64th are dropped, as protobuf does.
+// Drops bits beyond the 64th, as protobuf does.
 Complaint ReadVarint(PieceReader* reader, int max_bytes, uint64_t* value) {
   uint64_t result = 0;
   for (int i = 0; i < max_bytes; ++i) {
@@ -168,7 +169,7 @@ Complaint ReadTag(PieceReader* reader, uint32_t* tag) {
   return kFine;
 }
 
-// A length that the rest of the message can hold.
+// Reads a length, which must not exceed the rest of the message.
 Complaint ReadLength(PieceReader* reader, uint64_t* length) {
   if (Complaint bad = ReadVarint(reader, 5, length)) return bad;
   return *length > reader->remaining() ? kBadLength : kFine;
@@ -181,7 +182,8 @@ Complaint ReadFixed(PieceReader* reader, T* value) {
   return kFine;
 }
 
-// An integer of fewer than 64 bits gets the lowest; a bool, whether any is set.
+// Reads a varint. A shorter integer gets its lowest bits; a bool is true if any
+// bit is set.
 template <typename T>
 Complaint ReadNumber(PieceReader* reader, T* value) {
   uint64_t number = 0;
@@ -190,7 +192,8 @@ Complaint ReadNumber(PieceReader* reader, T* value) {
   return bad;
 }
 
-// Well-formed UTF-8 as Unicode defines it: no surrogates, no overlong forms.
+// Whether the text is UTF-8 as Unicode defines it: no surrogates, no overlong
+// forms.
 bool IsUtf8(absl::string_view text) {
   size_t i = 0;
   while (i < text.size()) {
@@ -263,9 +266,9 @@ Complaint SkipField(PieceReader* reader, uint32_t tag, int depth) {
   }
 }
 
-// A repeated field of fixed-size numbers as it grows. The first packed run is
-// used where it lies, if it lies whole and aligned; anything else goes to
-// scratch.
+// Collects a repeated field of fixed-size numbers. If the first packed run is
+// whole and aligned in one piece, it is not copied; everything else is copied
+// to scratch.
 template <typename T>
 class ArrayField {
  public:
@@ -306,7 +309,7 @@ class ArrayField {
     return kFine;
   }
 
-  // Makes room for `bytes` more in scratch, behind the elements that it has.
+  // Makes room in scratch for `bytes` more, after the present elements.
   T* Extend(size_t bytes) {
     const size_t used = values_.size() * sizeof(T);
     const bool in_scratch =
@@ -345,8 +348,9 @@ absl::Status ReadMessage(const char* name, MessagePieces pieces,
   return absl::OkStatus();
 }
 
-// The fields of messages, each said once for FieldReader and FieldWriter. Their
-// functions return whether the message is done with; a writer never is.
+// Lists the fields of messages, once for both FieldReader and FieldWriter. The
+// functions return true when a reader has found its field. A writer always
+// returns false, so that it writes all fields.
 constexpr auto kPullFields = [](auto& request, auto* fields) {
   return fields->Name(1, request.table) ||
          fields->Array(2, request.keys, &DecodeScratch::keys) ||
@@ -355,7 +359,7 @@ constexpr auto kPullFields = [](auto& request, auto* fields) {
          fields->Fixed64(30, request.table_incarnation);
 };
 
-// Those before the gradients and those after.
+// The fields of a push before the gradients, and those after them.
 constexpr auto kPushHead = [](auto& request, auto* fields) {
   return fields->Name(1, request.table) ||
          fields->Array(2, request.keys, &DecodeScratch::keys);
@@ -427,7 +431,7 @@ struct FieldReader {
     return Done(ReadFixed(reader, &value));
   }
   bool Day(uint32_t field, float& day) { return Float(field, day); }
-  // Packed or not. Inlined, so that passing it over costs no call.
+  // The array may be packed or not. Inlined, so that another tag costs no call.
   template <typename T>
   TFSWITCH_ALWAYS_INLINE bool Array(uint32_t field, absl::Span<const T>& values,
                                     AlignedBuffer DecodeScratch::*buffer) {
@@ -461,7 +465,7 @@ absl::Status ReadFields(const char* name, const Fields& fields,
                      });
 }
 
-// Reads the floats [begin, begin + size) of an answer to where they go.
+// Copies the floats [begin, begin + size) of an answer to their places.
 void ReadRows(PieceReader* reader, const RowTarget& target, uint64_t begin,
               uint64_t size) {
   if (target.dim == 0) {
@@ -509,8 +513,8 @@ absl::Status ReadPullResponse(int max_group_depth, MessagePieces pieces,
   return status;
 }
 
-// Reads a message of many; `read_part(i, pieces)` reads its i-th part, which
-// may nest one group less deep.
+// Reads a message of many. `read_part(i, pieces)` reads its i-th part, in which
+// groups may nest one level less.
 template <typename ReadPart>
 absl::Status ReadParts(const char* name, MessagePieces pieces,
                        ReadPart read_part) {
@@ -556,8 +560,8 @@ size_t VarintBytes(uint64_t value) {
   return bytes;
 }
 
-// Lengths and bytes of fields; like protobuf, a field that has its default is
-// left out. With `to` null nothing is written, only counted.
+// Counts and writes the bytes of fields. As protobuf does, leaves out fields
+// that have their default. With `to` null only counts.
 class FieldWriter {
  public:
   explicit FieldWriter(char* to) : to_(to) {}
@@ -588,10 +592,10 @@ class FieldWriter {
   bool Float(uint32_t field, float value) {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof(bits));
-    if (bits != 0) PresentFloat(field, value);  // -0 is no default.
+    if (bits != 0) PresentFloat(field, value);  // -0 is not the default.
     return false;
   }
-  // An optional field: written even if it is 0.
+  // Day is an optional field, so it is written even if it is 0.
   bool Day(uint32_t field, float day) {
     if (day >= 0.0f) PresentFloat(field, day);
     return false;
@@ -645,7 +649,7 @@ std::string EncodeFields(const Fields& fields, const Message& message) {
   return bytes;
 }
 
-// With the length of the gradients, which follow.
+// Also writes the length of the gradients, which follow.
 uint64_t WritePushHead(const PushRequest& request, char* to) {
   FieldWriter writer(to);
   kPushHead(request, &writer);
@@ -657,7 +661,8 @@ uint64_t WritePushHead(const PushRequest& request, char* to) {
 
 bool AlignedBuffer::Reserve(size_t bytes, size_t used) {
   if (bytes <= capacity_) return true;
-  // Half as much again, or an array sent number by number takes quadratic time.
+  // Grows by half at least. Otherwise an array that is sent number by number
+  // would take quadratic time.
   const size_t wanted = std::max(bytes, capacity_ + capacity_ / 2);
   const size_t rounded = (wanted + kAlignment - 1) / kAlignment * kAlignment;
   char* grown = static_cast<char*>(std::aligned_alloc(kAlignment, rounded));

@@ -1,23 +1,23 @@
-// The messages of Pull, Push and Assign, and of PullMany and PushMany, read and
-// written without protobuf.
+// Reads and writes the messages of Pull, Push and Assign, and of PullMany and
+// PushMany, without protobuf.
 //
 // A step moves megabytes of keys and floats, and protobuf would copy each of
-// them into a message and out again. Here arrays go from the network's memory
-// to the table, and from the table to the network's memory, in one copy or
-// none. The bytes are those of the proto messages, so a plain stub of any
-// language can be at the other end:
+// them into a message and out again. Here arrays are copied between the
+// network's memory and the table once, or not at all. The bytes are those of
+// the proto messages, so the other side may use a gRPC stub of any language:
 //
 //   | 0x0a len table | 0x12 len keys (8 B each) | 0x1a len floats (4 B each)
 //   |..
 //
-// A message of many is these one after the other, each behind 0x0a and its
+// A message of many has several of these, each after a byte 0x0a and its
 // length.
 //
 // The readers accept exactly the bytes that protobuf's own parser accepts:
 // fields in any order, packed or not, in several chunks, among unknown fields.
 // Malformed bytes give InvalidArgument naming the message and the offset.
 //
-// Knows nothing of gRPC: a message comes as the pieces it was received in.
+// This code knows no gRPC: a message is a list of the pieces that were
+// received.
 
 #ifndef TFSWITCH_CC_WIRE_CODEC_H_
 #define TFSWITCH_CC_WIRE_CODEC_H_
@@ -36,13 +36,13 @@
 
 namespace tfswitch {
 
-// Of client and server; both must speak the same.
+// The version of the protocol. Client and server must have the same one.
 inline constexpr uint32_t kProtocolVersion = 1;
 
 // The bytes of one message, in order. A piece may end anywhere.
 using MessagePieces = absl::Span<const absl::string_view>;
 
-// Growable memory on a 64-byte boundary; its contents are up to the user.
+// Growable memory on a 64-byte boundary. Its contents are not initialised.
 //
 // Not thread-safe.
 class AlignedBuffer {
@@ -65,8 +65,8 @@ class AlignedBuffer {
   size_t capacity_ = 0;
 };
 
-// Where arrays go that do not lie whole and aligned in one piece. One per
-// thread, reused from message to message.
+// Memory for arrays that are not whole and aligned in one piece. One per
+// thread, reused for later messages.
 struct DecodeScratch {
   AlignedBuffer keys;
   AlignedBuffer values;
@@ -76,21 +76,22 @@ struct DecodeScratch {
   AlignedBuffer clicks;
 
   size_t capacity() const;
-  // Gives memory back that an unusually large message has left behind: all of
-  // it, if it is more than 64 MiB.
+  // Frees all memory if it is more than 64 MiB, as after an unusually large
+  // message.
   void Trim();
 };
 
-// One for each part of a message of many, whose parts are all read before the
-// first is used.
+// A DecodeScratch for each part of a message of many: all parts are read before
+// the first is used.
 //
 // Not thread-safe.
 class PartScratch {
  public:
-  // The same object until Trim().
+  // Returns the same object until Trim().
   DecodeScratch& at(size_t part);
-  // The same for all parts together, and for those of an unusual number of
-  // parts. Costs nothing if at() was not called since the last time.
+  // Frees memory if all parts together have more than 64 MiB, or there are
+  // unusually many parts. Does nothing if at() was not called since the last
+  // Trim().
   void Trim();
 
  private:
@@ -98,8 +99,8 @@ class PartScratch {
   bool is_used_ = false;
 };
 
-// Spans that are read point into the pieces or the scratch, and are valid as
-// long as both are untouched.
+// These read requests. Spans in the results point into the pieces or the
+// scratch, and are valid until either changes.
 //
 // InvalidArgument for malformed bytes, ResourceExhausted if there is no memory.
 absl::Status ReadPullRequest(MessagePieces pieces, DecodeScratch* scratch,
@@ -109,40 +110,41 @@ absl::Status ReadPushRequest(MessagePieces pieces, DecodeScratch* scratch,
 absl::Status ReadAssignRequest(MessagePieces pieces, DecodeScratch* scratch,
                                AssignRequest* request);
 
-// A message of more parts than this is refused: each costs memory, also if it
-// has no bytes, and pushes must not leave the window of WriteLedger behind.
+// A message with more parts than this is refused: each part costs memory, even
+// without bytes, and pushes must stay in the window of WriteLedger.
 inline constexpr size_t kMaxPartsPerMessage = 4096;
 
-// Messages of many. The errors also say which of the requests it is.
+// Read messages of many. Errors also name the index of the request.
 absl::Status ReadPullManyRequest(MessagePieces pieces, PartScratch* scratch,
                                  std::vector<PullRequest>* requests);
 absl::Status ReadPushManyRequest(MessagePieces pieces, PartScratch* scratch,
                                  std::vector<PushRequest>* requests);
-// The i-th response as ReadPullResponse() does, for targets[i]; those beyond
-// are only counted. *num_floats has one element for each response.
+// Reads the i-th response as ReadPullResponse() does, to targets[i]. Further
+// responses are only counted. *num_floats gets one element for each response.
 absl::Status ReadPullManyResponse(MessagePieces pieces,
                                   absl::Span<const RowTarget> targets,
                                   std::vector<uint64_t>* num_floats);
 absl::Status ReadPushManyResponse(MessagePieces pieces,
                                   std::vector<WriteResult>* results);
 
-// Copies the response's floats to where they go. *num_floats is how many the
-// message has; those beyond target.num_floats() are dropped.
+// Copies the response's floats to `target`. *num_floats receives how many the
+// message has; floats beyond target.num_floats() are dropped.
 absl::Status ReadPullResponse(MessagePieces pieces, const RowTarget& target,
                               uint64_t* num_floats);
-// A PushResponse or an AssignResponse, which `name` says in errors.
+// Reads a PushResponse or an AssignResponse. Errors call it `name`.
 absl::Status ReadWriteResponse(const char* name, MessagePieces pieces,
                                WriteResult* result);
 
-// The exact length of a message, and its bytes: the same as protobuf's.
+// Return the exact length of a message, and write its bytes, which are the same
+// as protobuf's.
 //
 // REQUIRES: `to` has room for that length.
 uint64_t PullRequestBytes(const PullRequest& request);
 void WritePullRequest(const PullRequest& request, char* to);
 uint64_t PushRequestBytes(const PushRequest& request);
 void WritePushRequest(const PushRequest& request, char* to);
-// The same in parts, for gradients that are sent from where they lie: the bytes
-// before them and the bytes after.
+// These write a PushRequest without its gradients, which are sent without a
+// copy: the bytes before them, and the bytes after them.
 uint64_t PushRequestHeadBytes(const PushRequest& request);
 void WritePushRequestHead(const PushRequest& request, char* to);
 std::string PushRequestTail(const PushRequest& request);
@@ -168,7 +170,7 @@ uint64_t PartBytes(uint64_t part_bytes);
 // The length of a PullResponse.
 uint64_t PullResponseBytes(uint64_t num_floats);
 
-// A PushResponse or an AssignResponse.
+// Writes a PushResponse or an AssignResponse.
 std::string EncodeWriteResponse(const WriteResult& result);
 
 }  // namespace tfswitch

@@ -1,7 +1,7 @@
 // protobuf's JSON reads a missing field as its default. So a file is parsed
-// twice: by protobuf, and into a tree, in which the fields are looked for.
-// Where a name is there twice, the tree has only the last; so the message is
-// written again for its ranges.
+// twice: by protobuf, and into a tree that shows which fields are present. If a
+// name appears twice, the tree has only the last value. So the ranges are
+// checked in a tree that is written from the message.
 
 #include "cc/wire/json.h"
 
@@ -31,21 +31,21 @@ absl::Status Wrong(const std::string& field, absl::string_view why) {
       absl::StrCat("field '", absl::CHexEscape(field), "' ", why));
 }
 
-// What is at `key` of an object; null if there is none.
+// Returns the value at `key` of an object; null if there is none.
 const Json* Find(const Json& json, const std::string& key) {
   if (!json.is_object()) return nullptr;
   const auto it = json.find(key);
   return it == json.end() || it->is_null() ? nullptr : &*it;
 }
 
-// A number as it is, and the length of a text.
+// Returns the value of a number, or the length of a text.
 double SizeOf(const FieldDescriptor& field, const Json& json) {
   if (field.cpp_type() == FieldDescriptor::CPPTYPE_STRING) {
     return json.is_string() ? json.get_ref<const std::string&>().size() : 0.0;
   }
   double number = 0.0;
   if (json.is_number()) number = json.get<double>();
-  // Of 64 bits, or not finite.
+  // Numbers of 64 bits, and those that are not finite, are strings.
   if (json.is_string() &&
       !absl::SimpleAtod(json.get_ref<const std::string&>(), &number)) {
     number = std::numeric_limits<double>::quiet_NaN();
@@ -56,15 +56,15 @@ double SizeOf(const FieldDescriptor& field, const Json& json) {
 absl::Status CheckFields(const google::protobuf::Descriptor& type,
                          const Json& json, const std::string& prefix);
 
-// A value of a field, an element of a list, or the value of an entry of a map;
-// `rule` is that of the list or the map.
+// Checks the value of a field, an element of a list, or a value of a map.
+// `rule` is the rule of the field, list or map.
 absl::Status CheckValue(const FieldDescriptor& field, const v1::FieldRule& rule,
                         const Json& json, const std::string& name) {
-  // protobuf takes an empty list in a list for nothing.
+  // protobuf would ignore an empty list in a list.
   if (json.is_array()) return Wrong(name, "is a list, expected a value");
   if (rule.has_defaults()) return absl::OkStatus();
   if (field.message_type() != nullptr) {
-    // protobuf's own types, such as Duration, are texts.
+    // protobuf's own types, such as Duration, are strings.
     return json.is_object()
                ? CheckFields(*field.message_type(), json, name + ".")
                : absl::OkStatus();
@@ -153,7 +153,7 @@ std::string Describe(const Message& message, const std::string& path) {
   return absl::StrCat(FormatOf(message).title(), " '", path, "'");
 }
 
-// Reads `text`, of `path`.
+// Parses `text`, the contents of `path`.
 absl::Status ParseFile(const std::string& text, const std::string& path,
                        Message* message) {
   const v1::FileFormat& format = FormatOf(*message);
@@ -229,7 +229,7 @@ absl::Status ReadMessageFile(const std::string& path, size_t max_bytes,
     return DamagedFile(*message, path, text.status().message());
   }
   TFSWITCH_RETURN_IF_ERROR(text.status());
-  const absl::Status status = ParseFile(*text, path, message);
+  absl::Status status = ParseFile(*text, path, message);
   if (!absl::IsInvalidArgument(status)) return status;
   return DamagedFile(*message, path, status.message());
 }

@@ -1,10 +1,10 @@
-// Messages as JSON texts, in protobuf's own mapping with the names that fields
-// have in the proto. In it, 64-bit integers are strings.
+// Converts messages to JSON texts and back, by protobuf's own mapping, with the
+// names of fields in the proto. In this mapping 64-bit integers are strings.
 //
-// Files are messages with the option (file_format) of
-// protos/tfswitch/v1/fields.proto. What is read of them is untrusted: protobuf
-// checks the types, and the rules of the fields say which must be there and
-// which values they may have.
+// A file is a message with the option (file_format) of
+// protos/tfswitch/v1/fields.proto. Files are untrusted. Protobuf checks the
+// types. The rules of the fields say which fields must be present, and which
+// values they may have.
 //
 // Functions here are thread-safe.
 
@@ -21,36 +21,37 @@
 
 namespace tfswitch {
 
-// InvalidArgument that names `document`, the field and the value if `json` is
-// not of the message's type or has a field that the message lacks.
+// Parses a message. InvalidArgument, naming `document`, the field and the
+// value, if `json` does not fit the message's type or has an unknown field.
 absl::Status MessageFromJson(const std::string& json,
                              absl::string_view document,
                              google::protobuf::Message* message);
 
-// `with_defaults`: also the fields that have their default value, unless the
-// message can tell that they are unset. `with_whitespace`: a line for each.
+// Writes a message. `with_defaults` also writes fields that have their default
+// value, unless they are fields with presence that are unset. `with_whitespace`
+// writes one field per line.
 absl::StatusOr<std::string> MessageToJson(
     const google::protobuf::Message& message, bool with_defaults,
     bool with_whitespace = false);
 
-// InvalidArgument that names the field if a value is out of its range, or a
-// message is missing. It cannot tell which numbers are missing.
+// InvalidArgument, naming the field, if a value is out of its range, or a
+// required message is missing. It cannot tell whether a number is missing.
 absl::Status CheckRanges(const google::protobuf::Message& message);
 
-// "checkpoint manifest '<path>' is damaged: <why>. <remedy>", as DataLoss.
+// Returns DataLoss: "checkpoint manifest '<path>' is damaged: <why>. <remedy>".
 absl::Status DamagedFile(const google::protobuf::Message& message,
                          const std::string& path, absl::string_view why);
 
 // Reads a message with the option (file_format). NotFound if there is no such
-// file; FailedPrecondition if it is of another version of the format, whatever
-// else is in it; DataLoss that names the field if it is longer than `max_bytes`
-// or breaks a rule of the fields.
+// file. FailedPrecondition if the format has another version, even if the rest
+// is invalid, too. DataLoss, naming the field, if a field breaks its rule;
+// DataLoss also if the file is longer than `max_bytes`.
 absl::Status ReadMessageFile(const std::string& path, size_t max_bytes,
                              google::protobuf::Message* message);
 
-// Sets the format and the version of such a message, and replaces the file
-// whole or not at all. ResourceExhausted if ReadMessageFile() would refuse its
-// length.
+// Sets the format and the version of a message with the option (file_format),
+// and replaces the file atomically. ResourceExhausted if it would be longer
+// than `max_bytes`, which ReadMessageFile() refuses.
 absl::Status WriteMessageFile(const std::string& path, size_t max_bytes,
                               google::protobuf::Message* message);
 

@@ -1,5 +1,5 @@
 // Converts the answers of ListTables, Shrink and ReadUsage to their protobuf
-// messages and back. Requests of one table name it by NameTable().
+// messages and back, and sets the tables of requests.
 
 #ifndef TFSWITCH_CC_WIRE_REPORT_CONVERSION_H_
 #define TFSWITCH_CC_WIRE_REPORT_CONVERSION_H_
@@ -12,7 +12,7 @@
 
 namespace tfswitch {
 
-// The table that a request is about.
+// These set and return the table of a request.
 template <typename Request>
 void NameTable(const TableRef& table, Request* request) {
   request->set_table(table.name);
@@ -31,7 +31,7 @@ v1::ShrinkResponse ToProto(const ShrinkReport& report);
 
 v1::ReadUsageResponse ToProto(absl::Span<const UsageOfRow> usage,
                               absl::Span<const KeyState> states);
-// InvalidArgument if the message is not of as many keys as the spans.
+// InvalidArgument if the message and the spans have different numbers of keys.
 absl::Status FromProto(const v1::ReadUsageResponse& proto,
                        absl::Span<UsageOfRow> usage,
                        absl::Span<KeyState> states);

@@ -1,6 +1,5 @@
-// The calls that read and write rows, as values: from the client to the table
-// they are handed on as they are. The fields that a stage adds stand in a
-// struct of its own that is derived from the value.
+// The calls that read and write rows, as structs. All layers from the client to
+// the table use them. A layer that needs more fields derives its own struct.
 //
 // The spans must stay valid until the call has ended.
 
@@ -21,11 +20,12 @@
 
 namespace tfswitch {
 
-// Identifies a write under retry; client_id 0 means no protection.
+// Identifies a write, so that a repeated write is applied once. With client_id
+// 0 each repetition is applied.
 struct PushId {
   uint64_t client_id = 0;
   uint64_t sequence = 0;
-  // Who makes the call, as a server sees it. Not in messages.
+  // The caller that the server has authenticated. Not sent in messages.
   uint64_t caller = 0;
 };
 
@@ -37,8 +37,8 @@ struct PullRequest {
   float day = kServersDay;  // For rows that are made.
 };
 
-// Where the rows of an answer go: one after the other or, with places, row k
-// behind places[k] others.
+// The memory for the rows of an answer. Without places rows follow each other;
+// with places, row k of the answer becomes row places[k].
 struct RowTarget {
   // NOLINTNEXTLINE(google-explicit-constructor): the common case.
   RowTarget(absl::Span<float> floats) : floats(floats) {}
@@ -51,22 +51,22 @@ struct RowTarget {
 
   absl::Span<float> floats;
   absl::Span<const size_t> places;
-  size_t dim = 0;  // 0: there are no places.
+  size_t dim = 0;  // 0 if there are no places.
 };
 
 // The keys of the batch need not be unique.
 struct PushRequest : GradientBatch {
   std::string table;
   uint64_t table_incarnation = 0;
-  bool keys_are_unique = false;  // False: repeated keys are summed first.
+  bool keys_are_unique = false;  // If false, repeated keys are summed first.
   PushId id;
-  StepTag step;  // For a bsp table; no group: none.
+  StepTag step;  // For a bsp table; else its group is empty.
 };
 
 // The result of a write, now or the first time.
 struct WriteResult {
-  int64_t num_rows = 0;    // That a push has updated, or an assignment has set.
-  bool duplicate = false;  // The id had been applied before.
+  int64_t num_rows = 0;    // Rows that were updated or set.
+  bool duplicate = false;  // Whether the id had been applied before.
 
   // Adds the result of another part of the write.
   void Add(const WriteResult& part) {
@@ -81,9 +81,9 @@ struct AssignRequest {
   absl::Span<const Key> keys;
   absl::Span<const float> embeddings;  // keys.size() x dim.
   absl::Span<const float> slots;       // Empty or keys.size() x slot_floats.
-  bool only_missing = false;           // Leave rows alone that are there.
+  bool only_missing = false;           // Whether present rows do not change.
   float day = kServersDay;             // For rows that are made.
-  // Without one a client over the network draws its own, as it does for
+  // If not set, a client over the network draws one, as it does for
   // CreateTable, DropTable and Erase.
   PushId id;
 };
@@ -97,9 +97,9 @@ absl::Status CheckFinite(absl::string_view table, absl::string_view what,
                          absl::Span<const Key> keys,
                          absl::Span<const float> values);
 
-// InvalidArgument, naming the table, if a push to a table of `dim` is wrong by
-// itself. CheckSettings() looks at its size, rate and observations; CheckPush()
-// also looks for NaN and Inf, which takes a pass over the gradients.
+// InvalidArgument, naming the table, if a push to a table of `dim` is invalid.
+// CheckSettings() checks its size, rate and observations. CheckPush() also
+// looks for NaN and Inf, which takes a pass over the gradients.
 absl::Status CheckSettings(const PushRequest& push, int dim);
 absl::Status CheckPush(const PushRequest& push, int dim);
 

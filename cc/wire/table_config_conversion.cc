@@ -1,12 +1,12 @@
-// Structs with Fields() are written and read by reflection: their fields have
-// the names of those in the message, so that a new field needs no line here.
-// Functions by hand are left where struct and message differ in form, as for
-// segments and for kinds that are enums.
+// Structs with Fields() are written and read by reflection. Their fields have
+// the same names as in the message, so that a new field needs no line here.
+// Only structs that differ in form from their message, such as segments and
+// kinds that are enums, have functions of their own.
 //
-// FromProto() itself has no errors: it turns a storage dtype that this version
-// does not know, or segments that contradict each other, into a config that
-// Validate() refuses. DescribeDifference() compares the texts of all fields of
-// the message, so that it covers new fields too.
+// FromProto() returns no errors. An unknown storage dtype, or segments that
+// contradict each other, become a config that Validate() refuses.
+// DescribeDifference() compares the texts of all fields of the message, so that
+// it covers new fields, too.
 
 #include "cc/wire/table_config_conversion.h"
 
@@ -36,7 +36,7 @@ int ClampToInt(uint32_t value) {
       value, static_cast<uint32_t>(std::numeric_limits<int>::max())));
 }
 
-// The structs of configs and their messages have fields of equal names.
+// Finds the message's field of the same name as a struct's field.
 const google::protobuf::FieldDescriptor* FindField(
     const google::protobuf::Message& message, const char* name) {
   const auto* field = message.GetDescriptor()->FindFieldByName(name);
@@ -57,7 +57,7 @@ void SetField(google::protobuf::Message* to, const char* name, uint64_t value) {
   to->GetReflection()->SetUInt64(to, FindField(*to, name), value);
 }
 
-// Leaves the value as it is if the field can be unset and is.
+// Reads a field. If it has presence and is unset, does not change the value.
 template <typename Value>
 void GetField(const google::protobuf::Message& from, const char* name,
               Value* value) {
@@ -89,7 +89,7 @@ void ReadFields(const google::protobuf::Message& from, Struct* config) {
                });
 }
 
-// The kind that was chosen, as the field of its name.
+// Writes the chosen kind to the field of its name.
 template <typename... Kinds>
 void WriteKind(const std::variant<Kinds...>& kind,
                google::protobuf::Message* to) {
@@ -101,8 +101,8 @@ void WriteKind(const std::variant<Kinds...>& kind,
       kind);
 }
 
-// Leaves it as it is if the message has none, or one that this version does not
-// know.
+// Reads the kind. If the message has none, or one that this version does not
+// know, does not change `*kind`.
 template <typename... Kinds>
 void ReadKind(const google::protobuf::Message& from,
               std::variant<Kinds...>* kind) {
@@ -117,7 +117,7 @@ void ReadKind(const google::protobuf::Message& from,
 void WriteRule(const RuleConfig& rule, const StepOptions& options,
                v1::OptimizerConfig* to) {
   WriteKind(rule, to);
-  // An option that is unset is off.
+  // An unset option means off.
   const StepOptions off;
   std::apply(
       [&](const auto&... field) {
@@ -165,7 +165,7 @@ OptimizerConfig FromProto(const v1::OptimizerConfig& proto) {
       proto.kind_case() != v1::OptimizerConfig::KIND_NOT_SET ||
       proto.has_options();
   for (const v1::OptimizerConfig::Segment& segment : proto.segments()) {
-    // Without segments the config is one that Validate() refuses.
+    // Validate() refuses a config without segments.
     if (is_whole || !segment.optimizer().segments().empty())
       return OptimizerConfig(std::vector<SegmentConfig>{});
     config.segments.push_back(ReadRule(segment.optimizer()));
@@ -227,8 +227,8 @@ StatisticsConfig FromProto(const v1::StatisticsConfig& proto) {
   return config;
 }
 
-// Kinds and the fields of their messages are in one order; that of the fields
-// begins with 1.
+// The kinds and the fields of their messages have the same order. Numbers of
+// fields begin with 1.
 v1::AdmissionConfig ToProto(const AdmissionConfig& config) {
   v1::AdmissionConfig proto;
   WriteKind(config.policy, &proto);
@@ -252,8 +252,8 @@ AdmissionConfig FromProto(const v1::AdmissionConfig& proto) {
   return config;
 }
 
-// The values of both enums are in one order. One that is not known here becomes
-// one that Validate() refuses.
+// The values of both enums have the same order. An unknown value becomes one
+// that Validate() refuses.
 template <typename Enum>
 Enum FromProtoEnum(int value) {
   constexpr int kUnknown = 255;
@@ -285,10 +285,11 @@ std::string Excerpt(const std::string& text, size_t at) {
                       text.size() > begin + kLength ? "..." : "");
 }
 
-// A field as text: 16, "user", adam { beta_1: 0.9 }. `proto` is of `config`.
+// Returns a field as text, as 16, "user", adam { beta_1: 0.9 }. `proto` is the
+// message of `config`.
 std::string TextOf(const TableConfig& config, const v1::TableConfig& proto,
                    const google::protobuf::FieldDescriptor* field) {
-  // These have words for users.
+  // These fields have texts for users.
   if (field->name() == "consistency") return config.consistency.ToString();
   if (field->name() == "storage_dtype") return config.storage_dtype.ToString();
   google::protobuf::TextFormat::Printer printer;
@@ -397,7 +398,8 @@ EvictionConfig FromProto(const v1::EvictionConfig& proto) {
 v1::TableConfig ToProto(const TableConfig& config) {
   v1::TableConfig proto;
   proto.set_name(config.name);
-  // A negative dim would wrap to a huge one; 0 is refused with a clear text.
+  // A negative dim would become a huge one. Validate() refuses 0 with a clear
+  // text.
   proto.set_dim(static_cast<uint32_t>(std::max(config.dim, 0)));
   *proto.mutable_optimizer() = ToProto(config.optimizer);
   WriteKind(config.initializer, proto.mutable_initializer());
@@ -452,7 +454,7 @@ std::string DescribeDifference(const TableConfig& existing,
     const std::string before = TextOf(existing, here, field);
     const std::string after = TextOf(asked, wanted, field);
     if (before == after) continue;
-    // Layouts are long; the difference should not be lost in the common text.
+    // Layouts are long, so only the text around the difference is shown.
     const size_t at =
         std::mismatch(before.begin(), before.end(), after.begin(), after.end())
             .first -

@@ -1,4 +1,4 @@
-// TableConfig to its protobuf message, to JSON, and back.
+// Converts TableConfig to its protobuf message, to JSON, and back.
 
 #ifndef TFSWITCH_CC_WIRE_TABLE_CONFIG_CONVERSION_H_
 #define TFSWITCH_CC_WIRE_TABLE_CONFIG_CONVERSION_H_
@@ -12,29 +12,29 @@
 
 namespace tfswitch {
 
-// Every field is written, defaults too, so that the message does not depend on
-// the defaults of the other side.
+// Writes every field, also defaults, so that the message does not depend on the
+// defaults of its reader.
 v1::TableConfig ToProto(const TableConfig& config);
 
-// An unset field gets the default written in the proto. Nothing is validated
-// here: TableConfig::Validate reports errors. A dim beyond int is clamped to
-// the largest int, which Validate refuses.
+// Gives an unset field its default of the proto. Reports no errors:
+// TableConfig::Validate does. A dim beyond int becomes the largest int, which
+// Validate refuses.
 TableConfig FromProto(const v1::TableConfig& proto);
 
-// InvalidArgument naming the first field or value of the config that a later
-// version has and this one does not know: it would be taken for a default.
+// InvalidArgument, naming the first field or value of the config that this
+// version does not know. It would otherwise be read as a default.
 absl::Status CheckKnown(const google::protobuf::Message& config);
 
 v1::EvictionConfig ToProto(const EvictionConfig& config);
 EvictionConfig FromProto(const v1::EvictionConfig& proto);
 ConsistencyConfig FromProto(const v1::ConsistencyConfig& proto);
 
-// The JSON of the message; the C API and checkpoint manifests have it.
+// Write and read the JSON of the message, for the C API.
 std::string TableConfigToJson(const TableConfig& config);
 absl::Status TableConfigFromJson(const std::string& json, TableConfig* config);
 
-// The fields in which two configs differ, for error messages:
-// "dim (8 here, 16 asked)". Empty if equal.
+// Describes the fields in which two configs differ, for error messages, as
+// "dim (8 here, 16 asked)"; empty if they are equal.
 std::string DescribeDifference(const TableConfig& existing,
                                const TableConfig& asked);
 

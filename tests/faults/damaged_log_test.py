@@ -52,7 +52,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def record_at(segment: bytes, number: int) -> int:
-    """Where a record begins in the segment that begins with record 1."""
+    """The offset of a record in the segment that begins with record 1."""
     at = 8
     for _ in range(number - 1):
         length = int.from_bytes(segment[at + 16 : at + 24], "little")

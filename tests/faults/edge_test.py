@@ -46,7 +46,7 @@ class Target:
     Attributes:
         address: Where it listens.
         has_tls: Whether it speaks TLS.
-        method: One that takes calls of strangers.
+        method: A method that strangers may call.
     """
 
     def __init__(

@@ -21,17 +21,17 @@ class _Plan(ctypes.Structure):
 
 
 class FailingDisk:
-    """What lies below a folder, for programs with the variables.
+    """A disk below a folder, which fails in programs with the variables.
 
     Calls are those of write, pwrite, fsync, fdatasync, ftruncate and rename;
     the next one is call 1.
 
     Args:
-        folder: To fail.
+        folder: The folder whose files fail.
         files: Folder for the library and its plan, not below `folder`.
 
     Attributes:
-        variables: Of the environment of a program that is to have this disk.
+        variables: Environment variables for a program that uses this disk.
     """
 
     def __init__(self, folder: Path, files: Path) -> None:
@@ -57,7 +57,7 @@ class FailingDisk:
         return self._plan.calls
 
     def work(self) -> None:
-        """Fails no more, and counts anew."""
+        """Stops failing, and counts calls from 1 again."""
         self._plan.first = 0
         self._plan.calls = 0
 
@@ -75,7 +75,7 @@ class FailingDisk:
             call: Its number; the next one is 1.
             error: 0: ends the program.
             forever: Whether later ones fail as well.
-            after_bytes: How many of a write are written before.
+            after_bytes: How many bytes of a write are written before it fails.
         """
         self.work()
         self._plan.error = error

@@ -51,14 +51,14 @@ def connect(server: ServerProcess, timeout: float = 30.0) -> tsw.Cluster:
 
 
 def count_of_all(table: tsw.EmbeddingTable) -> int:
-    """Returns the value that all rows have: no push is there in part."""
+    """Returns the value of all rows, which shows that no push is partial."""
     (value,) = set(table.lookup(IDS).numpy()[:, 0])
     return int(value)
 
 
 @dataclasses.dataclass
 class Pushes:
-    """What a client knows of its pushes."""
+    """The pushes of a client, as far as it knows."""
 
     acknowledged: int = 0
     unsure: int = 0
@@ -144,7 +144,7 @@ def test_after_a_flush_that_failed_the_state_is_saved_before_more_writes(
 
 
 def scenario(server: ServerProcess) -> Pushes:
-    """Each kind of file is written; returns what came of the pushes."""
+    """Writes each kind of file; returns the results of the pushes."""
     pushes = Pushes()
     with (
         connect(server, timeout=0.5) as cluster,

@@ -1,4 +1,4 @@
-"""A peer that speaks HTTP/2 frame by frame, as no library lets one do."""
+"""A peer that speaks HTTP/2 frame by frame, which libraries do not allow."""
 
 import contextlib
 import itertools
@@ -68,7 +68,7 @@ class Peer:
         self.socket.sendall(frame(SETTINGS, ACKNOWLEDGES, 0))
 
     def answer_pings(self, secs: float) -> None:
-        """Does nothing else until the server ends the connection."""
+        """Only answers pings until the server ends the connection."""
         end = time.monotonic() + secs
         received = b""
         with contextlib.suppress(OSError):
@@ -124,7 +124,7 @@ def on_streams(
         yield b"".join(make(first + 2 * place) for place in range(per_chunk))
 
 
-# What each sends, of a header block.
+# The frames that each flood sends, made from a header block.
 FLOODS: dict[str, Callable[[bytes], Iterator[bytes]]] = {
     "rapid reset": lambda block: on_streams(
         lambda stream: (

@@ -1,9 +1,9 @@
 """The folders that a power loss may leave: power_loss.c, and its journal.
 
-The model is stricter than file systems are. All that was not flushed may
-survive or not, each sector of a write for itself; a flush of a file says
-nothing of its name, which needs a flush of the folder. Changes of one name
-keep their order, and a rename is there or not.
+The model is stricter than file systems are. Data that was not flushed may
+survive or not, separately for each sector of a write. A flush of a file does
+not flush its name, which needs a flush of the folder. Changes of one name keep
+their order, and a rename happens as a whole or not at all.
 """
 
 import dataclasses
@@ -36,16 +36,16 @@ class Operation(NamedTuple):
 
 
 class Journal:
-    """What programs with the variables do to the files below a folder.
+    """Records what programs with the variables do to files below a folder.
 
     Args:
-        folder: Exists.
+        folder: The watched folder, which must exist.
         files: Folder for the library and the journal, not below `folder`.
         boot_id: The id of the boot that the programs see.
 
     Attributes:
         path: Where the journal is.
-        variables: What a program needs in its environment.
+        variables: Environment variables that a program needs.
     """
 
     def __init__(self, folder: Path, files: Path, boot_id: str) -> None:
@@ -149,10 +149,10 @@ def _enter(changes: Iterable[_Change], entries: dict[_Folder, dict]) -> None:
 
 
 class Disk:
-    """What is on a disk for sure, and what may be.
+    """The data that is on a disk for sure, and the data that may be.
 
     Args:
-        folder: All that it has now is on the disk for sure.
+        folder: The folder. Its present contents are on the disk for sure.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,8 +1,9 @@
-"""A power loss takes no write that was acknowledged, whatever reached the disk.
+"""A power loss at any moment loses no acknowledged write.
 
-A server writes its data folder on a disk that power_loss.c watches. For moments
-of its life the test makes the folders that a power loss may leave, and starts
-a server of another boot there. For some it takes the power in that start, too.
+A server writes its data folder on a disk that power_loss.c watches. For some
+moments the test makes the folders that a power loss may leave, and starts a
+server of another boot on them. In some cases the power fails in that start,
+too.
 """
 
 import functools
@@ -55,7 +56,7 @@ def gone_table(cluster: tsw.Cluster) -> tsw.EmbeddingTable:
 
 
 def count_of_all(table: tsw.EmbeddingTable) -> int:
-    """Returns the value that all rows have: no push is there in part."""
+    """Returns the value of all rows, which shows that no push is partial."""
     (value,) = set(table.lookup(IDS).numpy()[:, 0])
     return int(value)
 
@@ -64,8 +65,8 @@ class History:
     """The calls of clients, by the sizes of the journal before and after.
 
     Args:
-        folder: Of the disk.
-        journal: Of its operations.
+        folder: The disk's folder.
+        journal: The journal of its operations.
         lives: Flags of the servers that have it, one after the other.
     """
 
@@ -124,7 +125,7 @@ class History:
         return self._lives[min(life, len(self._lives) - 1)]
 
     def check(self, server: ServerProcess, size: int) -> None:
-        """A server has all that was on the disk for sure."""
+        """Checks that a server has all data that was on the disk for sure."""
         is_flushed = self.flags(size) == ALWAYS
         ends = [end for _, end in self._spans["stop"] if end <= size]
         flushed = size if is_flushed else max(ends, default=0)
@@ -173,7 +174,7 @@ def new_chance(rng: random.Random) -> Callable[[], bool]:
 def power_losses(
     rng: random.Random, disk: Disk, journal: Journal, count: int
 ) -> Iterator[tuple[int, Path]]:
-    """Applies a journal, and yields what is left after some operations.
+    """Applies a journal, and yields the remains after some operations.
 
     Yields:
         The size of the journal then, and the folder.

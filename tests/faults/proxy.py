@@ -1,8 +1,8 @@
 """A network that fails: a proxy between clients and one server.
 
-It knows calls of gRPC, and passes on their bytes, metadata and errors as they
-are. A plan says which fault a call gets. Calls of one request can go through
-it, whether one answer comes back or a stream.
+It passes on the bytes, metadata and errors of gRPC calls unchanged. A plan
+decides which fault a call gets. Calls must have one request; the answer may be
+a stream.
 """
 
 import collections
@@ -16,7 +16,7 @@ import grpc
 
 # How long a call waits for another one that is to overtake it.
 _OVERTAKE_SECS = 0.2
-# Of a call without a deadline.
+# The time for a call without a deadline.
 _LONGEST_SECS = 3600.0
 _CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", -1),
@@ -45,7 +45,7 @@ Plan = Callable[[str], Fault | None]
 
 
 def random_plan(seed: int, share: float = 0.3) -> Plan:
-    """Gives so large a share of all calls a fault, each fault as often."""
+    """Gives this share of all calls a fault; all faults are equally likely."""
     rng = random.Random(seed)
     deck: list[Fault | None] = []
 
@@ -60,7 +60,7 @@ def random_plan(seed: int, share: float = 0.3) -> Plan:
 
 
 class _Answer:
-    """What a server says to a call, once it has said all of it."""
+    """A server's complete answer to a call."""
 
     def __init__(self, call: grpc.Call) -> None:
         self.code = grpc.StatusCode.OK
@@ -86,8 +86,8 @@ class FaultyProxy:
 
     Attributes:
         address: Where it listens.
-        faults: How often calls of a method have got a fault: by the two.
-        plan: May be exchanged.
+        faults: How often a fault was given, by method and fault.
+        plan: The plan, which may be replaced.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class FaultyProxy:
 
     @property
     def num_faults(self) -> int:
-        """How many calls have got one."""
+        """How many calls have got a fault."""
         return sum(self.faults.values())
 
     def _handle(

@@ -1,4 +1,4 @@
-"""Each write counts once, whatever a network does to calls and answers."""
+"""Each write counts once, whatever happens to calls and answers."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -131,7 +131,7 @@ def test_a_push_that_fails_counts_at_most_once() -> None:
 
 
 def joins_once(plan: Plan) -> Plan:
-    """A Join that comes twice is a second process in the worker's place."""
+    """Passes each Join once: a second one would be another process."""
 
     def plan_but_joins(method: str) -> Fault | None:
         fault = plan(method)

@@ -106,7 +106,7 @@ def test_bsp_ends_with_the_bits_of_an_undisturbed_run(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_each_item_of_a_work_queue_counts_once(tmp_path: Path) -> None:
     num_items = 30 * NUM_KILLS
-    num_steps = 4  # Of each item; one sample each.
+    num_steps = 4  # Steps of each item, with one sample each.
     seed = new_seed()
     finished: list[int] = []
     with Servers(tmp_path, 2) as servers:

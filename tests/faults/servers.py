@@ -12,13 +12,13 @@ class Servers:
     """A cluster of servers with data folders.
 
     Args:
-        folder: For the folders of the servers.
-        num_servers: How many.
-        flags: Further ones of each.
+        folder: Gets the folders of the servers.
+        num_servers: The number of servers.
+        flags: Further flags of each server.
 
     Attributes:
-        addresses: Of the servers; they keep them.
-        address: As `tsw.connect` takes it.
+        addresses: The servers' addresses, which do not change.
+        address: The address for `tsw.connect`.
     """
 
     def __init__(

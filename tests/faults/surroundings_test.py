@@ -32,7 +32,7 @@ PAUSE_SECS = 2
 
 
 def stop(process: subprocess.Popen[str]) -> None:
-    """For longer than any timeout of the server itself in these tests."""
+    """Stops a process for longer than the server's timeouts in these tests."""
     process.send_signal(signal.SIGSTOP)
     threading.Timer(PAUSE_SECS, process.send_signal, [signal.SIGCONT]).start()
 

@@ -1,4 +1,4 @@
-"""Training whose end is known: what the tests of faults share."""
+"""Training with a known result, for all tests of faults."""
 
 import random
 import time
@@ -37,7 +37,7 @@ def count_table(
 
 
 def bsp_table(cluster: tsw.Cluster) -> tsw.EmbeddingTable:
-    """Whose bits go by all gradients and their order."""
+    """A table whose bits depend on all gradients and their order."""
     return tsw.EmbeddingTable(
         "user",
         DIM,
@@ -49,7 +49,7 @@ def bsp_table(cluster: tsw.Cluster) -> tsw.EmbeddingTable:
 
 
 def push_step(table: tsw.EmbeddingTable, worker: int, step: int) -> None:
-    """Pushes the gradients of a worker's step, which it alone decides."""
+    """Pushes the gradients of a step, which depend only on worker and step."""
     rng = np.random.default_rng([worker, step])
     ids = rng.integers(0, IDS.size, 64)
     table.push(ids, rng.normal(size=(64, DIM)).astype(np.float32))
@@ -66,11 +66,11 @@ def train(
     """Takes steps up to so many.
 
     Args:
-        worker: Joined.
-        num_steps: How many there are.
-        first_step: None: the first that the worker has not taken.
-        pause: Seconds between two, on average.
-        after_step: Called with the number of steps.
+        worker: A worker that has joined.
+        num_steps: The number of all steps.
+        first_step: By default the first that the worker has not taken.
+        pause: Seconds between two steps, on average.
+        after_step: Called after each step with the number of steps so far.
     """
     if first_step is None:
         first_step = worker.stats()["clock"]

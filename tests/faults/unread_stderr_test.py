@@ -40,11 +40,11 @@ class Server:
 
     Attributes:
         address: Where it listens.
-        process: It.
+        process: The process.
 
     Args:
         program: Its name.
-        flags: Of it.
+        flags: Its flags.
         before: Called in its process.
         meanwhile: Called while it starts.
     """
@@ -91,7 +91,7 @@ class Server:
         os.close(self._read)
 
     def read(self) -> str:
-        """What is in the pipe."""
+        """Returns the contents of the pipe."""
         unread = np.zeros(1, np.int32)
         fcntl.ioctl(self._read, termios.FIONREAD, unread)
         return os.read(self._read, unread[0]).decode() if unread[0] else ""
@@ -221,7 +221,7 @@ def test_predictions_return_whatever_becomes_of_stderr(
         f"--model_name={MODEL}",
         f"--token_file={tokens.path}",
     ) as server:
-        # Of its start there is less than the pipe has room for.
+        # At its start it writes less than the pipe can hold.
         with grpc.insecure_channel(server.address) as channel:
             stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
 

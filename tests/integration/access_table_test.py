@@ -61,7 +61,7 @@ LEAST_ROLES = {
             "CreateGroup Join Heartbeat Arrive Leave WaitForRound "
             "WaitForTurn WaitAtBarrier TakeWorkItem FinishWorkItem"
         ),
-        # Of a work queue that is not there.
+        # The work queue does not exist.
         "admin": "CreateWorkQueue",
     },
     "tensorflow.serving.PredictionService": {

@@ -13,7 +13,7 @@ from tests.support import free_ports
 
 @pytest.fixture(scope="module")
 def printed():
-    """What each of three workers printed, as a dict of weights."""
+    """The output of each of three workers, as a dict of weights."""
     addresses = [f"127.0.0.1:{port}" for port in free_ports(3)]
     with contextlib.ExitStack() as stack:
         workers = []

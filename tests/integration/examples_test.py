@@ -225,7 +225,7 @@ def test_documented_programs_print_what_the_page_shows(
 
     assert any(expected for _, expected in programs)
     for program, expected in programs:
-        # What one of them writes, the next may read.
+        # A program may read files that an earlier one has written.
         output = run("-c", program, cwd=tmp_path)
         if expected:
             assert output == expected
@@ -277,7 +277,7 @@ def test_wire_protocol_snippets_place_keys_and_exchange_rows(
         env=environment(OUT=str(tmp_path)),
         check=True,
     )
-    client = tmp_path / "client.py"  # Beside what it imports.
+    client = tmp_path / "client.py"  # In the folder of its imports.
     client.write_text(snippet(page, "import grpc"))
     with ServerProcess() as server:
         assert run(client, server.address) in document

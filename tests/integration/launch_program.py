@@ -1,4 +1,4 @@
-"""What workers of launch_test.py run; without the time of TensorFlow's import.
+"""The workers' program of launch_test.py, which does not import TensorFlow.
 
 Each trains a bsp table of a few rows, with gradients by which a row's value is
 the number of steps that count, those of all workers. Its arguments are the

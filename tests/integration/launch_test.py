@@ -50,8 +50,8 @@ class Launch:
         words: Flags, the program, and its arguments.
         stdout: A file, to read from elsewhere; then there are no lines, unless
             those of `stderr`.
-        stderr: That of its process; by default the same.
-        variables: Of its environment.
+        stderr: Its process's stderr; by default this process's.
+        variables: Variables of its environment.
 
     Attributes:
         lines: That it has printed, and that were read by a method.

@@ -57,7 +57,7 @@ def dense(units, **kwargs):
 
 
 def losses_of(model, x, y, batch_size=100):
-    """Those of three epochs in the order of the data."""
+    """The losses of three epochs in the order of the data."""
     return model.fit(
         x, y, batch_size=batch_size, epochs=3, shuffle=False, verbose=0
     ).history["loss"]

@@ -1,7 +1,7 @@
-"""What users in other languages do: generate a client from protos/, call.
+"""Generates a client from protos/ and calls, as users of other languages do.
 
-That it works without tfswitch, the client in docs/wire_protocol.md shows, which
-examples_test.py runs.
+The client in docs/wire_protocol.md, which examples_test.py runs, shows that it
+works without tfswitch.
 """
 
 import contextlib

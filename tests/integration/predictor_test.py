@@ -610,8 +610,8 @@ class PredictionServer:
         model_dir: Folder of versions.
         flags: More of them.
         wait: Whether to wait until a model serves.
-        credentials: Of the client. None: it speaks plaintext.
-        variables: Further ones of the server's environment.
+        credentials: The client's credentials. None means plaintext.
+        variables: Further variables of the server's environment.
     """
 
     def __init__(
@@ -1465,7 +1465,7 @@ class ScoreClient:
     would be of two exports.
 
     Attributes:
-        values: What was answered, without repetition.
+        values: The distinct answers.
     """
 
     def __init__(self, server: PredictionServer, num_rows: int = 64) -> None:
@@ -1543,7 +1543,7 @@ def test_exports_change_the_answers_of_a_running_server(
             assert server.is_serving()
             assert client.ask() == 2
 
-            # What follows it is refused too, up to a newer base.
+            # Later exports are refused too, up to a newer base.
             rows.set_all(4)
             rows.export()
             rows.set_all(5)

@@ -1,4 +1,4 @@
-"""What the workers of ray_test.py do."""
+"""The workers' programs of ray_test.py."""
 
 import os
 import threading
@@ -14,8 +14,8 @@ import tensorflow as tf
 import tfswitch as tsw
 from tests.integration.work_queue_program import make_counts
 
-NUM_SAMPLES = 40  # Of each item of a queue.
-STEPS = 30  # Of worker 0 in an epoch; others have fewer.
+NUM_SAMPLES = 40  # In each item of a queue.
+STEPS = 30  # Steps of worker 0 in an epoch; others have fewer.
 
 
 def wait_for(path: Path) -> None:
@@ -133,7 +133,7 @@ def fit(folder: Path) -> dict[str, Any]:
 
 
 def fail_or_wait() -> None:
-    """Worker 1 fails; the others would wait for ever."""
+    """Worker 1 fails; the others would wait without end."""
     worker = tsw.train.Worker(consistency="bsp")
     if worker.worker_id == 1:
         raise ZeroDivisionError(f"worker {worker.worker_id}")
@@ -141,7 +141,7 @@ def fail_or_wait() -> None:
 
 
 def train_loop(config: dict[str, Any]) -> None:
-    """Of a trainer of Ray Train, with its data and its checkpoints."""
+    """The loop of a trainer of Ray Train, with its data and checkpoints."""
     import ray.train
 
     with tsw.connect(config["servers"]):
@@ -181,7 +181,7 @@ def train_loop(config: dict[str, Any]) -> None:
 
 
 def trial(config: dict[str, Any]) -> dict[str, float]:
-    """Of Ray Tune: trains with servers of its own."""
+    """A trial of Ray Tune, which trains with its own servers."""
     from ray import tune
 
     with (

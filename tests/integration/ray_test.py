@@ -24,7 +24,7 @@ from tests.tokens import TokenFile
 pytestmark = [pytest.mark.slow, pytest.mark.submission]
 
 ITEMS = [f"item {i}" for i in range(6)]
-ALL_SAMPLES = 2 * len(ITEMS) * ray_programs.NUM_SAMPLES  # Of both epochs.
+ALL_SAMPLES = 2 * len(ITEMS) * ray_programs.NUM_SAMPLES  # In both epochs.
 
 
 class Machines:

@@ -66,7 +66,7 @@ def test_training_goes_on_after_a_kill_and_each_lost_push_is_counted(
             said = capfd.readouterr().err
             found = re.findall(r"gone back to .* (\d+) writes since", said)
             assert len(found) == 1, said
-            # Those of shard 0 have all pushes, those of shard 1 all but these.
+            # Rows of shard 0 have all pushes. Rows of shard 1 lack these.
             assert set(values) == {num_pushes, num_pushes - int(found[0])}
             assert cluster.tables() == ["user"]
 

@@ -91,7 +91,7 @@ def test_each_scheduled_step_is_taken_once(strategy, coordinator):
 def test_the_worker_that_runs_a_step_opens_the_table(strategy):
     with strategy.scope():
         layer = make_layer()
-        _ = layer.table.handle  # Of the coordinator; not to be captured.
+        _ = layer.table.handle  # The coordinator's; must not be captured.
         graph = make_step(strategy, layer).get_concrete_function().graph
 
     captured = [tensor for tensor, _ in graph.captures]

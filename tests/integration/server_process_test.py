@@ -80,7 +80,7 @@ def test_a_dead_server_is_named_and_a_new_one_is_taken():
             address=one.address, shard_index=1, num_shards=2
         ) as again:
             assert again.address == one.address
-            # The new server is empty. Rows start anew if the user says so.
+            # The new server is empty. Rows are made again if the user says so.
             with pytest.raises(OSError, match="shard 1 has lost table"):
                 table.lookup_or_create(ids)
             cluster.reset_lost_tables()

@@ -5,7 +5,7 @@ one of TensorFlow's servers. Its argument is a JSON object:
 
     engine: Where the variables are: "tables" on tfswitch's servers, "variables"
         on TensorFlow's.
-    batches: Of each worker, lists of ids. Id i owns element i of a variable;
+    batches: For each worker, lists of ids. Id i owns element i of a variable;
         the loss is minus the mean over the batch and SGD's rate is 1, so
         element i ends as the weight of sample i. A second variable, elsewhere,
         is trained alike.

@@ -88,7 +88,7 @@ def test_the_others_go_on_when_the_chief_dies(tmp_path):
     ):
         workers[0].wait_for("paused")
         workers[0].signal(signal.SIGKILL)
-        # What the chief had not begun counts for nothing.
+        # Steps that the chief had not begun do not count.
         wanted = [1 / 6] * 4 + [0] * 2 + [1 / 6] * 4 + [1 / 4] * 2
         wanted += [1 / 6] * 4 + [1 / 4] * 2 + [1]
         for worker in workers[1:]:
@@ -155,7 +155,7 @@ def test_a_dead_worker_is_not_waited_for_by_those_of_tensorflows_servers(
         for index in (0, 2):
             workers[index].finish()
     wanted = [1 / 6] * 2 + [1 / 2] * 2 + [1 / 4] * 2  # The chief's.
-    wanted += [1 / 6] * 2 + [0] * 2  # Of the dead one.
+    wanted += [1 / 6] * 2 + [0] * 2  # The dead worker's.
     # The step in which it heard that it had been given up does not count.
     wanted += [1 / 6] * 2 + [0] * 2 + [1 / 4] * 2
     np.testing.assert_allclose(found, wanted, atol=1e-6)

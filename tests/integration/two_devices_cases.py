@@ -32,8 +32,8 @@ def _embedded():
 
 @pytest.fixture(scope="module")
 def strategy():
-    # One per process: TensorFlow numbers the reductions of each anew, and two
-    # that have the same number and another shape collide.
+    # One per process: TensorFlow numbers the reductions of each strategy from
+    # the start, and two with the same number and another shape collide.
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 

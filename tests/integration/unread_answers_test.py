@@ -29,7 +29,7 @@ NUM_PEERS, CALLS_PER_PEER = 24, 350
 MAX_UNREAD = 8192
 
 NUM_IDS = 15
-# Of the first ids of table "t".
+# A pull of the first ids of table "t".
 PULL = b"\x0a\x01t\x12" + struct.pack(
     f"<B{NUM_IDS}q", 8 * NUM_IDS, *range(NUM_IDS)
 )

@@ -3,8 +3,8 @@
 Who it is and where the servers are it knows from TF_CONFIG alone. Its argument
 is a JSON object:
 
-    items: Of the queue; each has `samples` samples.
-    epochs: Of the queue.
+    items: The queue's items; each has `samples` samples.
+    epochs: The queue's number of epochs.
     pause: In which of its steps, after it has pushed, to print "paused" and
         wait for a line.
 

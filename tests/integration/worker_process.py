@@ -17,7 +17,7 @@ class WorkerProcess:
     """A worker program; ended by its id at the latest with the context.
 
     Args:
-        program: What it runs.
+        program: The program that it runs.
         job: See the program.
         tf_config: Its cluster and its task.
         log: File for what it writes to stderr.

@@ -33,7 +33,7 @@ class Job:
     def __init__(self, stack, folder, batches, job):
         self._stack = stack
         self._folder = folder
-        self._batches = batches  # Of each worker.
+        self._batches = batches  # For each worker.
         self._job = {"out": str(folder), **job}
         self._servers = [
             stack.enter_context(ServerProcess(shard_index=i, num_shards=2))
@@ -135,7 +135,7 @@ def rounds_of(batches):
 
 
 def train_alone(name, rounds):
-    """What one process with a plain optimizer makes of the union."""
+    """The result of one process with a plain optimizer and all batches."""
     with running_cluster(0):
         model, layer = worker_program.make_model(
             name, lambda optimizer: optimizer, "rows"
@@ -294,7 +294,7 @@ def test_bsp_takes_a_worker_that_was_frozen_back(make_job):
 
 def test_uneven_data_trains_without_rounds(make_job):
     consistency = Consistency.ssp(1)
-    # Of one rule, so that all learn the same.
+    # All batches have one rule, so that all workers learn the same.
     batches = [
         [
             (ids, (ids.sum(axis=1, keepdims=True) / 6 - 1).astype(np.float32))
@@ -329,7 +329,7 @@ def test_uneven_data_trains_without_rounds(make_job):
         after = model.evaluate(*samples, verbose=0)
     assert after < 0.7 * before
     stats = [job.result("run", i)[1] for i in range(3)]
-    # Of the one that was the last to ask.
+    # The stats of the last worker to ask.
     staleness = max((s["workers"]["staleness"] for s in stats), key=sum)
     assert sum(staleness) == sum(map(len, batches))
     assert sum(staleness[: consistency.staleness + 1]) == sum(staleness)

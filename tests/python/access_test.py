@@ -50,7 +50,7 @@ def connected(
 
 
 def stderr_of_server(*flags: str) -> str:
-    """What a server that does not start writes."""
+    """The stderr of a server that does not start."""
     ended = subprocess.run(
         [SERVER, *flags], env=environment(), capture_output=True, text=True
     )
@@ -419,7 +419,7 @@ def test_limits_of_a_token_name_themselves(server, tokens):
         "train", "t*", max_tables=2, max_rows=25, max_request_bytes=4000
     )
     with connected(server, tokens.create("train")) as cluster:
-        # Of no table that the token may use.
+        # The token may not use this table.
         tsw.EmbeddingTable("other", 4, cluster=cluster).lookup_or_create(
             np.arange(100)
         )
@@ -459,7 +459,7 @@ def test_limits_of_a_token_name_themselves(server, tokens):
                 insert(np.arange(10, 26))
         table.lookup_or_create(np.arange(22))
         assert table.stats()["num_rows"] == 22
-        # What is there goes on learning.
+        # Present rows can still be pushed to.
         table.push(np.arange(22), np.ones((22, 4), np.float32))
         waiting.push(np.arange(3), np.ones((3, 4), np.float32))
         with pytest.raises(RuntimeError, match="max_request_bytes of 4000"):

@@ -14,7 +14,7 @@ UNKNOWN, CANDIDATE, ROW = 0, 1, 2
 
 @pytest.fixture
 def cluster(make_cluster):
-    """Of servers, where what tables count has to travel."""
+    """A cluster of servers, so that counts travel in messages."""
     return make_cluster(2)
 
 

@@ -266,7 +266,7 @@ WHERE = pytest.mark.parametrize("where", [0, 2], ids=["embedded", "two"])
     ("program", "where"),
     [
         *((program, 0) for program in PROGRAMS),
-        # What is pushed is the same; servers get it in another way.
+        # Pushes are the same for servers, but are sent in another way.
         *(
             (program, 2)
             for program in (clip, accumulate, two_layers_of_one_table)

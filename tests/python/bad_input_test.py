@@ -1,4 +1,4 @@
-"""What users get wrong: the error's type, what it names, and no change."""
+"""Mistakes of users: the type and text of the error, and no change."""
 
 import math
 import socket

@@ -89,7 +89,7 @@ def test_a_long_wait_keeps_the_lease():
         one, two = join_workers(client, 2, lease_secs=1.5)
         waiting = Call(one.wait_at_barrier, "end")
 
-        assert not waiting.wait(2.0)  # What is proven is that it lasts.
+        assert not waiting.wait(2.0)  # The wait must last.
         two.wait_at_barrier("end")
         waiting.result()
 

@@ -141,7 +141,7 @@ def undisturbed(eager=True):
 
 @contextlib.contextmanager
 def connections(place):
-    """Yields a maker of connections, each as of a process started anew."""
+    """Yields a maker of connections, each as of a restarted process."""
     if place == "process":
         yield lambda: running_cluster(0)
         return

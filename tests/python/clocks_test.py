@@ -1,4 +1,4 @@
-"""Waits go by the clock that nobody sets."""
+"""Waits use the steady clock, which nobody can set."""
 
 import re
 

@@ -51,7 +51,7 @@ def assert_equal(found, expected, **tolerance):
 
 @pytest.fixture
 def cluster(make_cluster):
-    """Of servers, each of which has a part of the values."""
+    """A cluster of servers, each with a part of the values."""
     return make_cluster(3)
 
 
@@ -155,7 +155,7 @@ def test_others_wait_for_the_one_that_initializes():
 
 @pytest.mark.parametrize("begin_at", [0, 3])
 def test_initialize_does_not_fill_a_gap(embedded, begin_at):
-    """Whoever initialised it has died, or a server has lost its part."""
+    """The worker that initialised it has died, or a server has lost a part."""
     table = make_table({"a": (100,)})
     table._table._native.assign_missing(
         table._keys[begin_at : begin_at + 1], np.ones((1, 8), np.float32)
@@ -408,7 +408,7 @@ def test_a_checkpoint_restores_to_other_servers(tmp_path, before, after):
         cluster.restore(tmp_path)
         table = make_table(SHAPES, optimizer=adam)
 
-        # What was restored counts, not what a worker begins with.
+        # The restored values count, not those with which a worker begins.
         assert not table.initialize(start)
         assert_equal(table.pull(), saved)
         # The optimizer state came with the values.

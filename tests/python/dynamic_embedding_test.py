@@ -659,7 +659,7 @@ def test_config_keeps_a_schedule():
     found = again.table.optimizer.learning_rate
     assert type(found) is type(schedule)
     assert found.get_config() == schedule.get_config()
-    # Of a variable it keeps the value.
+    # The config keeps the value of a variable.
     layer = make_layer(optimizer=SGD(tf.Variable(0.25)))
     again = DynamicEmbedding.from_config(layer.get_config())
     assert again.table.learning_rate == 0.25

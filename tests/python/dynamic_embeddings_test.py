@@ -28,7 +28,7 @@ def _fresh_keras():
     keras.mixed_precision.set_global_policy("float32")
 
 
-# What each feature of the model below is.
+# The features of the model below.
 FEATURES = {
     "user": {
         "output_dim": 4,

@@ -12,7 +12,7 @@ from tests.support import make_table
 
 @pytest.fixture
 def cluster(make_cluster):
-    """Of servers, where what tables know has to travel."""
+    """A cluster of servers, so that statistics travel in messages."""
     return make_cluster(2)
 
 
@@ -316,7 +316,7 @@ def test_the_server_shrinks_by_itself(cluster):
     push(table, [2])
 
     def only_the_second_is_left():
-        # Each server goes by the last day that it has heard.
+        # Each server uses the last day that it was told.
         push(table, np.full(1, 2))
         push(table, np.arange(100, 200))
         table.remove(np.arange(100, 200))

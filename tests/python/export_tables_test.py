@@ -25,7 +25,7 @@ def model():
 
 @pytest.fixture
 def told():
-    """What exports have told; `told.put` is their `log_fn`."""
+    """Collects results of exports; `told.put` is their `log_fn`."""
     return queue.SimpleQueue()
 
 

@@ -1,4 +1,4 @@
-"""Exports: what a base goes on with, and those that come by themselves."""
+"""Exports: what a base takes over from the last one, and schedules."""
 
 import json
 import queue
@@ -39,7 +39,7 @@ def table(request):
 
 @pytest.fixture
 def told():
-    """What a schedule has told; `told.put` is its `log_fn`."""
+    """Collects results of a schedule; `told.put` is its `log_fn`."""
     return queue.SimpleQueue()
 
 

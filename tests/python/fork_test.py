@@ -9,8 +9,8 @@ import pytest
 from tests.programs import environment, run_python
 from tests.support import ServerProcess
 
-# What the programs below begin with. A child leaves as a program does, with its
-# destructors and what is registered for the exit; an alarm ends one that hangs.
+# The start of the programs below. A child exits as a program does, with its
+# destructors and exit functions. An alarm ends a child that hangs.
 PRELUDE = """
 import gc
 import json
@@ -183,7 +183,7 @@ def test_calls_in_a_fork_say_what_to_do_and_the_parent_goes_on(
         assert "this process is a fork of one that uses tfswitch" in answer
         assert "multiprocessing.get_context('spawn')" in answer, name
         assert f"has opened the cluster '{address}'" in answer, name
-    # What is registered for the exit, and destructors, have nothing to say.
+    # Exit functions and destructors print nothing.
     assert "Traceback" not in program.stderr
     assert "Exception ignored" not in program.stderr
 

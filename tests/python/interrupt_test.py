@@ -13,7 +13,7 @@ import pytest
 from tests.programs import HANG_SECS, PythonProgram
 from tests.support import ServerProcess
 
-# The timeouts are longer than the test waits. What hangs fails.
+# The timeouts are longer than the test waits. So a call that hangs fails.
 PRELUDE = """
 import contextlib
 import sys

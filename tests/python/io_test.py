@@ -104,7 +104,7 @@ def write_columns(path, **columns):
 
 
 def assert_same_content(one, other):
-    """Of two files that tfswitch wrote in the same format."""
+    """Compares two files that tfswitch wrote in the same format."""
     if one.read_bytes()[:2] == b"PK":
         # Archives have times in them.
         with np.load(one) as arrays, np.load(other) as others:

@@ -1,8 +1,8 @@
 """Ways to bring the libraries into a process, each in a process of its own.
 
 TensorFlow, grpcio and the core library each carry gRPC, protobuf and Abseil,
-and pyarrow has the last two. What would break first if their symbols met is a
-call over gRPC, so every way of loading makes some.
+and pyarrow has the last two. If their symbols met, a call over gRPC would break
+first, so every way of loading makes some.
 """
 
 import os
@@ -94,7 +94,7 @@ STEPS = {
         secure = native.Server("127.0.0.1:0", 0, 1, tls=TLS)
         address_of_secure = "grpcs://" + secure.address
     """,
-    # What the pybind11 module writes, the ops read: they hold one core.
+    # The ops read rows that the pybind11 module writes: both use one core.
     "use ops and native": """
         import json
         import numpy as np

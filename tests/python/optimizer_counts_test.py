@@ -122,7 +122,7 @@ def test_adagrad_decays_with_the_steps_of_a_layer(embedded, together):
 def test_a_restored_table_goes_on_if_it_is_told_its_steps(
     embedded, tmp_path, is_told
 ):
-    """No checkpoint has them: both the rate and the decay go by them."""
+    """Rate and decay depend on the step count, which no checkpoint has."""
 
     def make(name):
         return tsw.EmbeddingTable(
@@ -176,7 +176,7 @@ def test_counts_and_shows_of_all_workers_of_a_round_are_summed(num_workers):
                 "t",
                 2,
                 initializer="zeros",
-                # Of a row of zeros the threshold is the count.
+                # For a row of zeros the threshold is the count.
                 optimizer=optimizers.SGD(
                     1.0, cowclip=optimizers.CowClip(1.0, 0.5**0.5)
                 ),

@@ -149,7 +149,7 @@ def fit(model, inputs=FEATURES, epochs=2, **kwargs):
 
 
 def steps(model):
-    """What `fit` does, in a third of its time."""
+    """Does the same as `fit`, in a third of its time."""
     for _ in range(2):
         for i in range(0, len(FEATURES), BATCH_SIZE):
             batch = slice(i, i + BATCH_SIZE)
@@ -304,7 +304,7 @@ def test_a_schedule_is_followed_step_by_step(embedded):
 
 
 def test_the_end_of_the_data_is_no_step_of_a_schedule(embedded):
-    """Of data whose length is not known the last call finds nothing."""
+    """If the length of the data is unknown, the last call finds nothing."""
     model = make_model(on_servers("sgd", "bsp"))
     batches = tf.data.Dataset.from_tensor_slices((FEATURES, TARGETS)).batch(4)
     batches = batches.filter(lambda *_: True)
@@ -526,7 +526,7 @@ def test_a_layer_tells_the_first_dimension_of_its_ids(embedded, ids):
     ids=["none", "float", "zero", "function", "tensor"],
 )
 def test_bsp_weighs_a_batch_by_batch_weight(weight, in_graph, expected):
-    # What another model has recorded is not this one's.
+    # Another model's recorded size must not be used.
     batch_size.start_recording()
     batch_size._size.assign(99.0)
     variable = make_variable()

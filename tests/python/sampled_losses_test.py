@@ -28,7 +28,7 @@ LOSSES = [
     (tsw.nn.nce_loss, tf.nn.nce_loss),
 ]
 
-# What the table knows as classes 0, 1, 2, ...
+# The ids of classes 0, 1, 2, ... in the table.
 IDS = np.random.default_rng(7).integers(-(2**63), 2**63 - 1, NUM_CLASSES)
 
 

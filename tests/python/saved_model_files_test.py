@@ -25,7 +25,7 @@ def table(tmp_path):
 
 @pytest.fixture
 def path(table, tmp_path):
-    """Of a model that is saved and not loaded."""
+    """The path of a model that is saved and not loaded."""
     tsw.saved_model.save(
         lambda ids: {"score": table.lookup(ids)}, tmp_path / "1", inputs=INPUTS
     )
@@ -164,7 +164,7 @@ def test_a_save_that_is_killed_leaves_a_whole_model_or_none(
     killed = run_python("-c", SAVE_AND_DIE, tmp_path, where, check=False)
     assert killed.returncode == -signal.SIGKILL
     assert np.all(serve(tmp_path / "1") == 1.0)
-    # What is unfinished begins with a dot: servers of versions skip it.
+    # Names of unfinished files begin with a dot: servers of versions skip them.
     seen = {e.name for e in tmp_path.iterdir() if not e.name.startswith(".")}
     assert seen == ({"1", "2"} if is_there else {"1"})
     if is_there:

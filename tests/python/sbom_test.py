@@ -41,7 +41,7 @@ HEADERS = {
     r"xxhash\.h": "xxhash",
 }
 SYSTEM_HEADER = re.compile(
-    r"[a-z0-9_]+"  # Of C++, such as <vector>.
+    r"[a-z0-9_]+"  # C++ headers, such as <vector>.
     r"|(arpa|linux|net|netinet|sanitizer|sys)/\w+\.h"
     r"|(cpuid|cxxabi|dlfcn|errno|fcntl|immintrin|malloc|netdb|poll|pthread|sched"
     r"|semaphore|signal|stddef|stdint|stdlib|time|unistd)\.h"
@@ -62,7 +62,7 @@ def components(bill: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def needed_libraries() -> set[str]:
-    """What the loader looks for, also of libraries of libraries."""
+    """The libraries that the loader looks for, direct and indirect."""
     files = [*PACKAGE.glob("*.so"), *PACKAGE.glob("bin/*")]
     assert len(files) >= 6
     listed = "".join(

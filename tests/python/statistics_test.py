@@ -1,4 +1,4 @@
-"""What tables count of their rows, on servers mostly."""
+"""Statistics of rows, mostly on servers."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ import tfswitch as tsw
 
 @pytest.fixture
 def cluster(make_cluster):
-    """Of servers, where what tables count has to travel."""
+    """A cluster of servers, so that counts travel in messages."""
     return make_cluster(2)
 
 

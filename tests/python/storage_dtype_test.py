@@ -13,7 +13,7 @@ from tfswitch import storage_dtype
 
 @pytest.fixture
 def cluster(make_cluster):
-    """Of servers: the type of rows goes with the config of a table."""
+    """A cluster of servers: a table's config carries the type of rows."""
     return make_cluster(2)
 
 

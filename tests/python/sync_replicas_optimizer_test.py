@@ -107,12 +107,12 @@ def servers(request):
 
 @pytest.fixture
 def name(request):
-    """Of the optimizer, another one in each test."""
+    """The optimizer's name, different in each test."""
     return re.sub(r"[^A-Za-z0-9_]", "_", request.node.name)
 
 
 class Script:
-    """What a worker's program is: a graph, an optimizer, and its loop."""
+    """A worker's program: a graph, an optimizer, and its loop."""
 
     def __init__(
         self,
@@ -224,7 +224,7 @@ def batches_of(counts, sizes):
 
 
 def expected_weights(batches, num_rows, epochs=1):
-    """What one process gives each sample: 1 / samples of its step."""
+    """The weight of each sample in one process: 1 / samples of its step."""
     weights = np.zeros(num_rows)
     for step in range(max(map(len, batches), default=0)):
         ids = [i for mine in batches if step < len(mine) for i in mine[step]]
@@ -244,7 +244,7 @@ def each_runs(function, scripts, *arguments):
 
 
 def make_scripts(servers, name, count, **kwargs):
-    """Of all workers of a job."""
+    """Makes the scripts of all workers of a job."""
     return [Script(servers, name, i, count, **kwargs) for i in range(count)]
 
 
@@ -596,7 +596,7 @@ def test_a_loop_that_skips_a_bad_batch_loses_no_other(
 
 
 def _log_model(ids):
-    """Of a negative id the gradient is NaN."""
+    """The gradient of a negative id is NaN."""
     return tf.reduce_mean(
         v1.get_variable("v", initializer=tf.ones([2]))
         * tf.math.log(tf.cast(ids, tf.float32))
@@ -766,7 +766,7 @@ def test_rows_are_averaged_over_the_gradients_that_have_them(
         sparse_average="rows",
         weighted=False,
     )
-    # Of the mean of each batch: 1 and 3 are in both.
+    # The gradient of the mean of each batch: 1 and 3 are in both.
     np.testing.assert_allclose(
         scripts[0].values["w"][[1, 3, 5, 7]], [0.25, 0.375, 0.5, 0.25]
     )
@@ -926,7 +926,7 @@ def test_without_the_chief_the_others_end(variable_servers, name):
 
 
 class PlainServers(VariableServers):
-    """Of which the parameter server knows TensorFlow alone."""
+    """Servers whose parameter server has only TensorFlow."""
 
     def __init__(self, stack):
         self._num_servers = 1

@@ -55,7 +55,7 @@ def dense_optimizer(path, tables, cluster):
         )
 
 
-# What takes a cluster and tables, and what is a method of one.
+# Functions that take a cluster and tables, and methods of a cluster.
 CALLS = {
     "base": lambda path, tables, cluster: export.base(
         path, tables=tables, cluster=cluster

@@ -76,7 +76,7 @@ def train(queue, table, draw, before_step=lambda: None):
 
 
 class DiesError(Exception):
-    """What a worker dies of."""
+    """The error with which a worker dies."""
 
 
 # --- Arguments ---------------------------------------------------------------
@@ -490,7 +490,7 @@ SIGNATURE = (
 
 
 class Count(keras.callbacks.Callback):
-    """What a worker has trained, and where its queue was at the ends."""
+    """Records what a worker has trained, and its queue's epoch at the ends."""
 
     def __init__(self, queue):
         super().__init__()
@@ -557,7 +557,7 @@ def test_fit_trains_every_sample_once_an_epoch(client):
     keras.__version__.startswith("2."), reason="It refuses empty epochs."
 )
 def test_fit_takes_an_epoch_without_a_batch(local):
-    """Of two workers and one file."""
+    """There are two workers and one file."""
     workers = join_workers(local, 2, consistency=SUM)
     queues = [make_queue(w, ["a"], epochs=3) for w in workers]
 

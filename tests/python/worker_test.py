@@ -233,7 +233,7 @@ def test_ssp_lets_a_worker_be_so_far_ahead_and_no_further(client):
     for _ in range(staleness):
         table.push([1], [[1.0]])
         fast.end_step()
-    # What was pushed is there at once; who may push on is what waits.
+    # Pushes are applied at once; only the next step waits.
     assert value_of(table) == -staleness
     blocked = Call(fast.end_step)
     wait_until(lambda: arrivals(slow) == staleness + 1)
@@ -509,7 +509,7 @@ def test_closing_a_cluster_whose_server_has_gone_is_no_error():
     table = make_table(cluster)
     server.stop()
 
-    # Of the 600 seconds that calls wait for a server it takes few.
+    # Takes only few of the 600 seconds that calls wait for a server.
     assert Call(cluster.close).wait(60)
 
     with pytest.raises(RuntimeError, match="closed"):

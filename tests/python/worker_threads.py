@@ -1,4 +1,4 @@
-"""Several workers in one process: what the tests of workers share.
+"""Several workers in one process, for all tests of workers.
 
 A process is one worker per cluster object. Cluster objects of one address with
 different timeouts are clients of their own, so each can be a worker.
@@ -116,7 +116,7 @@ def join_workers(
 
 
 def leave_group(member: tsw.Cluster | tsw.train.Worker) -> None:
-    """Has the process be no worker any more, which it does not notice."""
+    """Makes the process leave its group; its Worker object is not told."""
     _control_calls.call(member._native, "LeaveGroup")
 
 

@@ -1,4 +1,4 @@
-"""Files that are handed out to workers at run time."""
+"""Hands out items, such as files, to workers while they train."""
 
 import contextlib
 import sys
@@ -21,31 +21,31 @@ from tfswitch.train._checks import check_count, check_seconds
 from tfswitch.train.barrier import EPOCH_SECS
 from tfswitch.train.worker import Worker
 
-# For a queue that another worker makes.
+# How long to wait for another worker to make the queue, and between looks.
 _LONGEST_WAIT_SECS = 60
 _WAIT_SECS = 0.2
 
-# Reads an item from an offset on: batches.
+# Yields the batches of an item, given its value and the offset to start at.
 Read = Callable[[str, int], Iterable[Any]]
 
 
 class WorkItemLost(RuntimeError):  # noqa: N818 - Nothing has gone wrong.
-    """The item is another worker's by now, or will be.
+    """The item was taken from this worker and goes to another one.
 
-    Its worker was not heard of for a lease, or has left. The samples of the
-    item trained in steps that count are accounted; the next worker that takes
-    it goes on from there. Train nothing more of it, and take another one.
+    This worker was not heard of for a lease, or has left. The samples trained
+    in steps that count are recorded, and the next worker continues after them.
+    Stop training the item and take another one.
     """
 
 
 class WorkItem:
     """An item of a queue, such as a file, that this worker has to train.
 
-    Made by `WorkQueue.take` and by the iteration of an epoch.
+    `WorkQueue.take` and the iteration of an `Epoch` make items.
 
     Attributes:
-        epoch: In which it is to be trained, from 0.
-        index: Its place in the queue's list.
+        epoch: The epoch in which to train it, from 0.
+        index: Its index in the queue's list.
         value: The string that was given to the queue.
     """
 
@@ -62,13 +62,13 @@ class WorkItem:
         self.value = value
         self._queue = queue
         self._offset = offset
-        self._counted = offset  # Where the present step began.
+        self._counted = offset  # The offset at the start of the present step.
         self._is_finished = False
         self._is_replaced = False
 
     @property
     def offset(self) -> int:
-        """How many of its samples have been trained: where to go on."""
+        """How many of its samples have been trained: where to continue."""
         return self._offset
 
     @property
@@ -78,9 +78,9 @@ class WorkItem:
 
     @property
     def is_lost(self) -> bool:
-        """Whether nothing more of it may be trained here; see `WorkItemLost`.
+        """Whether this worker must stop training it; see `WorkItemLost`.
 
-        Known at the end of the step in which the worker hears of it.
+        Becomes true at the end of the step in which the worker is told.
         """
         return not self._is_finished and (
             self._is_replaced or self._state() == _native.work_item_lost
@@ -89,16 +89,16 @@ class WorkItem:
     def advance(self, num_samples: int) -> None:
         """Says that the present step trains the next samples of the item.
 
-        They are accounted with the end of the step, and are not if it does not
-        count. To be called before something of the step is pushed, since it may
-        raise.
+        The samples are recorded when the step ends and counts. Call this before
+        the step pushes anything, because it may raise.
 
         Args:
-            num_samples: How many, or in any unit that `offset` is to have.
+            num_samples: The number of samples. Any other unit will do, if
+                `offset` is read in the same unit.
 
         Raises:
             ValueError: If it is not an integer of at least 0.
-            WorkItemLost: If the item is another worker's by now.
+            WorkItemLost: If the item was taken from this worker.
             RuntimeError: If the item is finished.
         """
         if not (is_number(num_samples, int, np.integer) and num_samples >= 0):
@@ -115,10 +115,10 @@ class WorkItem:
         self._move_to(self._offset + int(num_samples))
 
     def finish(self) -> None:
-        """Says that nothing is left of the item. Idempotent.
+        """Says that all samples of the item are trained. Idempotent.
 
         Raises:
-            WorkItemLost: If the item is another worker's by now.
+            WorkItemLost: If the item was taken from this worker.
             RuntimeError: If it was advanced in a step that has not ended.
             ConnectionError, TimeoutError: If the server does not answer.
         """
@@ -146,7 +146,7 @@ class WorkItem:
         )
 
     def _begin_step_anew(self) -> None:
-        """Takes back the advances of a step that has pushed nothing."""
+        """Undoes the advances of a step that has pushed nothing."""
         if (
             self._state() == _native.work_item_in_step
             and not self._queue.worker.stats()["in_step"]
@@ -179,11 +179,11 @@ class WorkItem:
 
 
 class Epoch:
-    """One epoch of a queue, to be gone through once.
+    """One epoch of a queue. It can be iterated over once.
 
-    Made by `WorkQueue.epochs`. Iterating over it yields the items that this
-    worker gets. Going on to the next one finishes the one before, unless it is
-    lost. It ends when all workers have finished all items of the epoch.
+    `WorkQueue.epochs` makes it. Iterating over it yields the items that this
+    worker gets. Each next item finishes the previous one, unless that is lost.
+    The iteration ends when the workers have finished all items of the epoch.
 
     Attributes:
         number: The epoch's number, from 0.
@@ -206,10 +206,10 @@ class Epoch:
                 if self._queue._finish_epoch(self.number):
                     break
                 continue
-            if item.epoch != self.number:  # It stays for the next epoch.
+            if item.epoch != self.number:  # The next epoch takes it again.
                 break
             yield item
-            # This accounts all samples of a lost item that may be.
+            # The group has recorded the samples of a lost item that count.
             with contextlib.suppress(WorkItemLost):
                 item.finish()
         self._is_over = True
@@ -217,17 +217,18 @@ class Epoch:
     def dataset(self, read: Read, output_signature: Any) -> tf.data.Dataset:
         """Returns the batches of the items that this worker gets, for `fit`.
 
-        They are trained one by one: put no `prefetch`, `shuffle` or `batch`
-        behind the dataset, as samples read ahead would count as trained, and
-        leave `steps_per_execution` at 1. Take one `fit` for each epoch, as
-        Keras has all epochs of one call be as long as the first.
+        A batch counts as trained once the dataset has yielded it and the step
+        ends. So do not apply `prefetch`, `shuffle` or `batch` to the dataset,
+        which read ahead, and leave `steps_per_execution` at 1. Call `fit` once
+        for each epoch, because Keras makes all epochs of one call as long as
+        the first.
 
         Args:
-            read: `read(value, offset)` yields the batches of an item, without
-                its first `offset` samples: tensors or nested structures of
-                them. The first tensor's first dimension is the number of
-                samples.
-            output_signature: Their signature; see
+            read: `read(value, offset)` yields the batches of an item without
+                its first `offset` samples. A batch is a tensor or a nested
+                structure of tensors. The first dimension of the first tensor is
+                the number of samples.
+            output_signature: The signature of a batch; see
                 `tf.data.Dataset.from_generator`.
 
         Example:
@@ -247,7 +248,7 @@ class Epoch:
 
         def batches() -> Iterator[Any]:
             for item in self:
-                # A `fit` that has failed may have asked for a batch.
+                # A failed `fit` may have taken a batch without training it.
                 item._begin_step_anew()
                 for batch in read(item.value, item.offset):
                     item.advance(_num_samples(batch))
@@ -255,14 +256,14 @@ class Epoch:
                     if item.is_lost:
                         break
                 if item._state() == _native.work_item_in_step:
-                    # A step that loss scaling has skipped.
+                    # Loss scaling has skipped the step, so it has not ended.
                     self._queue.worker.end_step(weight=0.0)
 
         dataset = tf.data.Dataset.from_generator(
             batches, output_signature=output_signature
         )
         options = tf.data.Options()
-        # Or tf.data would read ahead by itself.
+        # By default tf.data would read ahead.
         options.experimental_optimization.inject_prefetch = False
         options.autotune.enabled = False
         return dataset.with_options(options)
@@ -277,35 +278,35 @@ class Epoch:
 class WorkQueue:
     """Hands out a list of items, such as files, to the workers of a group.
 
-    A quick worker gets more, so that all end at nearly the same time. In each
-    epoch every item is trained once, to its end: when a worker dies, others
-    take over its items, from the sample after its last step. The queue is on
-    the cluster's first server; `Cluster.save` saves it with the tables, and
-    after `Cluster.restore` it goes on where it was.
+    A fast worker gets more items, so that all workers end at nearly the same
+    time. In each epoch every item is trained once, to its end. When a worker
+    dies, other workers take over its items and continue after its last step.
+    The queue is on the cluster's first server. `Cluster.save` saves it with the
+    tables, and after `Cluster.restore` it continues from there.
 
-    How exact that is depends on the worker's consistency. With `bsp` each
-    sample counts once, no matter when workers die. With `asp` and `ssp` the
-    gradients of a step are applied before it ends, so the step in which a
-    worker dies, or is away for longer than its lease, may be trained twice.
+    The worker's consistency decides whether a sample can count twice. With
+    `bsp` each sample counts once, no matter when workers die. With `asp` and
+    `ssp` the gradients of a step are applied before it ends. So the step in
+    which a worker dies, or is away for longer than its lease, may be trained
+    twice.
 
     Args:
         items: The strings that are handed out. All workers give the same list,
             and the same other settings.
-        epochs: How often all items are.
-        worker: The `tfswitch.train.Worker` of this process; to be given to the
-            optimizer or `SyncGroup` as well.
-        name: Queues of one group need different ones. A queue that has come to
-            its end stays there: take another name for another run on the same
-            servers.
-        shuffle: Whether each epoch has an order of its own, else it is that of
-            `items`.
-        seed: The seed of these orders, which depend on nothing else but the
+        epochs: How often all items are handed out.
+        worker: The `tfswitch.train.Worker` of this process. Give it to the
+            optimizer or the `SyncGroup` as well.
+        name: Queues of one group need different names. A finished queue keeps
+            its name: use another one for the next run on the same servers.
+        shuffle: Whether each epoch has its own order. If not, all epochs have
+            the order of `items`.
+        seed: The orders of a shuffled queue depend only on `seed` and the
             epoch.
-        timeout_secs: Longest wait at the end of an epoch; a day unless it is
-            given.
+        timeout_secs: Longest wait at the end of an epoch, in seconds. The
+            default is a day.
 
     Raises:
-        ValueError: If an argument is out of range, or the queue is there with
+        ValueError: If an argument is out of range, or the queue exists with
             other settings; the message says which.
         ConnectionError, TimeoutError: If the server does not answer.
 
@@ -389,7 +390,7 @@ class WorkQueue:
             )
 
     def _create(self, options: dict[str, Any]) -> None:
-        """Makes the queue, or waits for a worker that may make it."""
+        """Makes the queue, or waits until a worker that may has made it."""
         started = time.monotonic()
         has_said = False
 
@@ -409,7 +410,7 @@ class WorkQueue:
                 if waited >= _LONGEST_WAIT_SECS:
                     raise
             if self._is_there():
-                # Perhaps it has been made since the refusal.
+                # An admin has made it. This call checks the settings.
                 return create()
             if waited >= 1 and not has_said:
                 has_said = True
@@ -435,7 +436,7 @@ class WorkQueue:
 
     @property
     def worker(self) -> Worker:
-        """The worker that takes items here."""
+        """The worker that takes items from this queue."""
         return self._worker
 
     @property
@@ -444,13 +445,13 @@ class WorkQueue:
         return self._num_epochs
 
     def epochs(self) -> Iterator[Epoch]:
-        """Yields the epochs that are left, from the one where the queue is.
+        """Yields the epochs that are left, from the queue's present one.
 
-        Each has to be gone through to its end before the next one. A `fit` of
-        one that is not the last does not leave the group when it ends.
+        Go through all items of an epoch before the next one. A `fit` leaves the
+        group at its end only in the last epoch.
 
         Raises:
-            RuntimeError: If it was not.
+            RuntimeError: If an epoch was not gone through.
         """
         with self._worker._more_to_train() as is_more:
             while (number := self.stats()["epoch"]) < self._num_epochs:
@@ -467,12 +468,12 @@ class WorkQueue:
     def take(self) -> WorkItem | None:
         """Returns an item to train, or None if there is none now; never waits.
 
-        A worker has one item of a queue at a time: until that is finished, or
-        lost, it is returned again. None does not mean that the epoch is over,
-        as others may die and leave something to do: see `finish_epoch`.
+        A worker has one item of a queue at a time. This returns the same item
+        until it is finished or lost. None does not mean that the epoch is over:
+        if another worker dies, its items can be taken; see `finish_epoch`.
 
         Raises:
-            RuntimeError: If the server was started again and knows no queue.
+            RuntimeError: If the server was restarted and has lost the queue.
             ConnectionError, TimeoutError: If the server does not answer.
         """
         self._worker._check_is_present()
@@ -495,18 +496,17 @@ class WorkQueue:
         return self._taken
 
     def finish_epoch(self) -> bool:
-        """Waits until all workers have nothing to do, or something is left.
+        """Waits until all workers have called it, or there is an item to take.
 
-        To be called when `take` has returned None. All workers of the group
-        wait, and nobody waits for those that die meanwhile: their items are
-        handed out again.
+        Call it when `take` has returned None. Workers that die are not waited
+        for: their items are handed out again.
 
         Returns:
-            True if the epoch is over; False if there is something to take.
+            True if the epoch is over; False if there is an item to take.
 
         Raises:
-            TimeoutError: If others have not come by `timeout_secs`. The message
-                names them.
+            TimeoutError: If other workers have not called it within
+                `timeout_secs`. The message names them.
             RuntimeError: With `bsp`, if something was pushed since the last end
                 of a step.
             ConnectionError: If the server does not answer.
@@ -514,12 +514,15 @@ class WorkQueue:
         return self._finish_epoch(self.stats()["epoch"])
 
     def stats(self) -> dict[str, int]:
-        """Returns where the queue is.
+        """Returns the progress of the queue.
 
-        A dict: "epoch": the present one, `epochs` when all are over; "epochs";
-        "items"; of the present epoch "finished", "leased" (some worker has it)
-        and "returned" (by one that has gone, and not taken again); "reissued":
-        how often a returned one was taken again.
+        Returns:
+            A dict. "epoch" is the present epoch, equal to "epochs" when all are
+            over. "epochs" and "items" are the settings. "finished", "leased"
+            and "returned" count items of the present epoch: those that are
+            finished, that a worker has, and that a dead worker had and nobody
+            has taken since. "reissued" counts how often a returned item was
+            taken again.
         """
         self._worker._check_is_present()
         response = call(self._native, "GetWorkQueueStats", queue=self._name)
@@ -533,7 +536,7 @@ class WorkQueue:
     def _finish_epoch(self, number: int) -> bool:
         if self._epoch_is_over(number):
             return True
-        # The name of WorkQueueBarrier() in C++.
+        # WorkQueueBarrier() in C++ makes the same name.
         self._worker.wait_at_barrier(
             f"work queue '{self._name}'", timeout_secs=self._timeout_secs
         )

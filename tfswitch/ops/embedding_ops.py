@@ -1,7 +1,7 @@
 """The ops as Python functions, and the gradient of training lookups.
 
-Each runs where its table's resource lives, whatever device the caller is on:
-under `tf.distribute` every replica works on the one table of its process.
+Each op runs on the device of its table's resource, not on the caller's. So
+under `tf.distribute` every replica uses the same table of its process.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-# TensorFlow keeps here the functions that its own code uses for this purpose.
+# TensorFlow has no public function for what these two tell.
 from tensorflow.python.ops import control_flow_util
 from tensorflow.python.ops.control_flow_v2_func_graphs import (
     WhileBodyFuncGraph,
@@ -23,11 +23,11 @@ _library = _loader.load_ops()
 
 @contextlib.contextmanager
 def _where_the_table_is() -> Iterator[None]:
-    """Ops made in it run with their table, and are not compiled.
+    """Places ops made in this context beside their table.
 
     Raises:
-        ValueError: If XLA is to compile them: it knows no such ops, and says so
-            in its own words only when the step runs.
+        ValueError: If XLA is to compile them. XLA does not know these ops, and
+            its own error would come only when the step runs.
     """
     if control_flow_util.GraphOrParentsInXlaContext(
         tf.compat.v1.get_default_graph()
@@ -42,7 +42,7 @@ def _where_the_table_is() -> Iterator[None]:
 
 
 def _floats(values: tf.Tensor | None) -> tf.Tensor:
-    """One number for each id, or none, as the ops take them."""
+    """One number for each id as float32; empty for None, as the ops expect."""
     if values is None:
         return tf.constant([], tf.float32)
     return tf.cast(values, tf.float32)
@@ -61,9 +61,10 @@ def table_handle(
     Args:
         cluster: Address as in `tfswitch.connect`.
         config: The table's config as JSON.
-        cluster_id: Which one of those that are open at the address in this
-            process. One of another process is as good as none: then it is the
-            one with the credentials that were given last.
+        cluster_id: Chooses among the clusters that this process has open at
+            the address. If no open cluster has this id, as when the graph comes
+            from another process, the op takes the cluster with the credentials
+            that were given last.
         timeout_s: Longest wait for a server, in seconds.
         shared_name: The name of the resource in TensorFlow's manager.
 
@@ -89,10 +90,11 @@ def lookup_many(
     """Reads embeddings of each table in one op; no gradient flows back.
 
     Args:
-        tables: Resources of the tables; one may come more than once.
+        tables: Resources of the tables; one may appear more than once.
         ids: For each table int32 or int64 of any shape.
         dims: For each table its dimension.
-        insert_missing: Whether an unknown id gets a row; else it reads zeros.
+        insert_missing: Whether an unknown id gets a row. If not, it reads as
+            zeros.
 
     Returns:
         For each table float32, `ids.shape + [dim]`.
@@ -120,14 +122,14 @@ def tie_to_weight(
 
     Args:
         table: Resource of the table.
-        ids: int32 or int64 of any shape, the ids that were looked up.
+        ids: int32 or int64 of any shape: the ids that were looked up.
         embeddings: float32, `ids.shape + [dim]`.
         weight: float32, `[0, dim]`: the value of a variable. Its gradient is a
             `tf.IndexedSlices` with the ids as int64 `[num_ids]` and values of
             shape `[num_ids, dim]`. `is_of_rows` recognises it.
-        poison: float32 scalar. If it is NaN, so is the result.
+        poison: float32 scalar. If it is NaN, the result is NaN.
         shows: float32, one number per id: how often it was shown. By default
-            once. `push_many` finds them by the ids.
+            once. A later `push_many` of the same ids uses shows and clicks.
         clicks: float32, one number per id: how often it was clicked. By
             default never.
 
@@ -150,18 +152,18 @@ class TablePush(NamedTuple):
     """One of the pushes of `push_many`.
 
     Attributes:
-        table: Resource of the table; for `tfswitch.table.push_many` the
-            `EmbeddingTable`, which then fills in `global_step`, and
-            `learning_rate` if there is none.
+        table: Resource of the table. For `tfswitch.table.push_many` it is the
+            `EmbeddingTable`, whose `global_step` and, if none is given,
+            `learning_rate` are then used.
         ids: int32 or int64 of any shape.
         gradients: float32, `ids.shape + [dim]`.
         learning_rate: A scalar.
-        shows: float32, one number per id, or None: once each.
-        clicks: Likewise, or never.
-        global_step: int64 scalar: the step of the training, counted from 1. By
-            default not known.
-        rule: The number of the optimizer that pushes, from 1, in the order in
-            which they came to the table. 0 if there is one only.
+        shows: float32, one number per id. None means once each.
+        clicks: float32, one number per id. None means never.
+        global_step: int64 scalar: the step of the training, counted from 1.
+            None means unknown.
+        rule: The number of the pushing optimizer, counted from 1 in the order
+            of their first pushes to the table. 0 if there is only one.
     """
 
     table: Any
@@ -197,14 +199,13 @@ def push_many(
     """Sums gradients of repeated ids and takes one step per id, in one op.
 
     Args:
-        pushes: At least one. A table may come more than once; then it takes a
-            step for each.
+        pushes: At least one. A table takes one step for each of its pushes.
         insert_missing: Whether an id without a row gets one first.
-        of_lookups: Whether the gradients are those of `tie_to_weight`. A push
-            without shows and clicks then has those that it was told.
-        skip_non_finite: If a gradient holds NaN or Inf nothing is applied to
-            any table: whether that is an error, or all pushes are skipped with
-            a warning.
+        of_lookups: Whether the gradients come from `tie_to_weight`. A push
+            without shows and clicks then uses those given to `tie_to_weight`.
+        skip_non_finite: Whether a gradient with NaN or Inf makes the op skip
+            all pushes with a warning. If not, it raises an error. No table
+            changes in either case.
     """
     none = tf.constant(0, tf.int64)
     with _where_the_table_is():
@@ -241,8 +242,8 @@ def end_step(table: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
         weight: float64 scalar: the number of samples of the step.
 
     Returns:
-        int64 scalar: to which round the next step contributes; with consistency
-        `bsp`, how many have been applied.
+        int64 scalar: the round to which the next step contributes; with
+        consistency `bsp`, the number of applied rounds.
     """
     with _where_the_table_is():
         return _library.tfswitch_end_step(table=table, weight=weight)
@@ -257,7 +258,7 @@ def size(table: tf.Tensor) -> tf.Tensor:
 @tf.RegisterGradient("Tfswitch>TieToWeight")
 def _tie_to_weight_gradient(op: Any, gradient: Any) -> list[Any]:
     ids, weight = op.inputs[1], op.inputs[3]
-    # A gather behind the lookup answers with IndexedSlices.
+    # If a gather follows the lookup, its gradient is a tf.IndexedSlices.
     values = tf.reshape(tf.convert_to_tensor(gradient), [-1, weight.shape[-1]])
     slices = tf.IndexedSlices(
         values,
@@ -277,10 +278,10 @@ for _name in (
     tf.no_gradient(f"Tfswitch>{_name}")
 
 
-# No variable has a gradient of 0 rows and some slices. So this number of rows
-# marks the gradients of a weight that stands for the rows of a table.
+# The gradients of other variables never have slices in a shape of 0 rows. So
+# 0 rows mark the gradient of a weight that stands for the rows of a table.
 def is_of_rows(gradient: Any) -> bool:
-    """Whether a gradient is that of a weight that stands for rows."""
+    """Whether this is the gradient of a weight that stands for table rows."""
     if not isinstance(gradient, tf.IndexedSlices):
         return False
     if gradient.dense_shape is None:
@@ -305,7 +306,7 @@ def _refuse_dense_form(
     graph = tf.compat.v1.get_default_graph()
     while graph is not None:
         if isinstance(graph, WhileBodyFuncGraph):
-            # TensorFlow would replace a TypeError by one of its own.
+            # TensorFlow would replace a TypeError by its own error.
             raise NotImplementedError(message)
         graph = getattr(graph, "outer_graph", None)
     raise TypeError(message)
@@ -319,8 +320,8 @@ tf.register_tensor_conversion_function(
 def _add_operators() -> None:
     """Lets programs write `g * 0.5` for the gradient of rows.
 
-    TensorFlow's class has no operators. Gradients of other variables go on
-    without them.
+    `tf.IndexedSlices` has no operators. Those added here do nothing for
+    gradients of other variables.
     """
 
     def with_values(function: Any) -> Any:
@@ -337,7 +338,7 @@ def _add_operators() -> None:
 
     def add(gradient: Any, other: Any) -> Any:
         if is_of_rows(gradient) and isinstance(other, int) and other == 0:
-            return gradient  # `sum` begins with it.
+            return gradient  # `sum` begins with 0.
         if not (is_of_rows(gradient) and is_of_rows(other)):
             return NotImplemented
         return tf.IndexedSlices(

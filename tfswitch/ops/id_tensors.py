@@ -1,4 +1,4 @@
-"""Ids as users pass them, as the int64 tensors that the ops take."""
+"""Converts ids that users pass to the int64 tensors that the ops take."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from tfswitch.ops.string_ops import hash_strings
 
 
 def map_values(function: Callable[[Any], tf.Tensor], value: Any) -> Any:
-    """Applies a function to the values of a tensor of any kind."""
+    """Applies a function to the values of a dense, ragged or sparse tensor."""
     if isinstance(value, tf.RaggedTensor):
         return value.with_flat_values(function(value.flat_values))
     if isinstance(value, tf.SparseTensor):
@@ -23,7 +23,7 @@ def map_values(function: Callable[[Any], tf.Tensor], value: Any) -> Any:
 
 
 def values_of(value: Any) -> Any:
-    """The values of a tensor of any kind; of anything else itself."""
+    """Returns the values of a ragged or sparse tensor, or `value` itself."""
     if isinstance(value, tf.RaggedTensor):
         return value.flat_values
     if isinstance(value, tf.SparseTensor):
@@ -73,16 +73,16 @@ def to_id_array(ids: Any, owner: str) -> np.ndarray:
         ValueError: If `ids` are symbolic, or neither integers nor strings.
     """
     if tf.is_tensor(ids) and ids.dtype == tf.string and hasattr(ids, "numpy"):
-        # Not by way of NumPy, which cuts zeros at the end of a scalar.
+        # NumPy would cut zeros at the end of a scalar string.
         return np.asarray(hash_strings(ids))
     array = to_array(ids, owner, "ids")
     if array.size == 0 and array.dtype == np.float64:
         return array.astype(np.int64)  # An empty list has no dtype.
     if array.dtype.kind in "OSUT":
         if array.dtype.kind != "O" and not isinstance(ids, np.ndarray):
-            # NumPy's own strings would lose zeros at their end.
+            # NumPy's string dtypes would cut zeros at the end of a string.
             array = np.asarray(ids, dtype=object)
-        # The hashed strings are known now, also while a graph is being made.
+        # Hashes now, also while a graph is being made.
         with tf.init_scope():
             return np.asarray(hash_strings(to_string_tensor(array, owner)))
     check_id_dtype(tf.as_dtype(array.dtype), owner)

@@ -1,8 +1,8 @@
 """State on the host that TensorFlow sees as resources, and Keras does not see.
 
-A `tf.Variable` made under a distribution strategy is mirrored, and one that is
-an attribute of a layer becomes a weight. Neither is wanted for the state of a
-table, which exists once per process.
+The state of a table exists once per process and is no weight of a model. It is
+no `tf.Variable`, because a distribution strategy would mirror that, and Keras
+would make a layer's variable a weight.
 """
 
 import threading
@@ -12,19 +12,19 @@ from typing import Any
 
 import tensorflow as tf
 
-# The name that asks TensorFlow for a resource of its own.
+# With this name TensorFlow makes a new resource that nobody else can look up.
 _ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
 
 HOST = "CPU:0"
 
-# The workers of a ParameterServerStrategy find their common resources here.
+# All workers of a ParameterServerStrategy can reach resources on this device.
 _FIRST_PS = "/job:ps/replica:0/task:0/device:CPU:0"
 
 
 def has_remote_workers() -> bool:
     """Whether steps run in other processes than this one.
 
-    `tf.distribute.ParameterServerStrategy` traces them here, in the
+    `tf.distribute.ParameterServerStrategy` traces steps in this process, the
     coordinator, and runs them on its workers.
     """
     return isinstance(
@@ -33,9 +33,9 @@ def has_remote_workers() -> bool:
 
 
 def in_plain_graph() -> bool:
-    """Whether operations go to a graph of TensorFlow 1, for sessions to run.
+    """Whether operations are added to a graph that TensorFlow 1 sessions run.
 
-    Nothing of such a graph can refer to a tensor outside of it.
+    Operations of that graph cannot use tensors of other graphs.
     """
     return not tf.executing_eagerly() and not tf.inside_function()
 
@@ -43,16 +43,16 @@ def in_plain_graph() -> bool:
 def destroy_with(owner: Any, handle: tf.Tensor) -> weakref.finalize | None:
     """Frees a resource when `owner` is collected.
 
-    That may be the eager tensor `handle` itself: functions that captured it
-    hold it, so they never see it freed. The resource of a plain graph goes with
-    the graph's sessions.
+    `owner` may be the eager tensor `handle` itself. Functions that captured the
+    tensor hold it, so the resource is there as long as they are. Nothing is
+    done in a plain graph, whose sessions free its resources.
     """
     if in_plain_graph():
         return None
     with tf.init_scope():
         same_resource = tf.identity(handle)
     finalizer = weakref.finalize(owner, _destroy, same_resource)
-    # At exit the process frees everything, and TensorFlow may be gone already.
+    # At exit TensorFlow may be gone already, and the process frees everything.
     finalizer.atexit = False
     return finalizer
 
@@ -61,7 +61,8 @@ def _destroy(handle: tf.Tensor) -> None:
     with tf.init_scope():
         is_eager = tf.executing_eagerly()
     if not is_eager:
-        # Collected while somebody makes a graph, which is of their thread.
+        # This thread is making a graph while the owner is collected. Another
+        # thread is eager.
         threading.Thread(target=_destroy, args=(handle,), daemon=True).start()
         return
     with tf.init_scope(), tf.device(None):
@@ -69,12 +70,12 @@ def _destroy(handle: tf.Tensor) -> None:
 
 
 class HostVariable:
-    """An array on the host, or a scalar, that graphs and Python read and write.
+    """A scalar or array on the host that graphs and Python read and write.
 
-    Thread-safe, and usable in eager mode, in graphs and in every replica. Made
-    in the scope of a ParameterServerStrategy, it is on the first of the
-    strategy's servers, as variables are. Unlike a `tf.Variable` it may be made
-    while a function is traced again.
+    Thread-safe, and usable in eager mode, in graphs and in every replica. In
+    the scope of a ParameterServerStrategy it is made on the strategy's first
+    server. Unlike a `tf.Variable` it may be made while a function is traced
+    again.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The ops of exported models as Python functions, traced by exports."""
+"""The ops of exported models as Python functions; exports trace them."""
 
 import contextlib
 import contextvars
@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-# Where TensorFlow's functions look whether they are traced for a SavedModel.
+# Tells TensorFlow's functions whether they are traced for a SavedModel.
 from tensorflow.python.saved_model import save_context
 
 from tfswitch import _loader
@@ -21,7 +21,7 @@ _rows: contextvars.ContextVar["ServedRows | None"] = contextvars.ContextVar(
 
 
 class ServedRows:
-    """The rows that a graph looks up in while it runs once.
+    """The model's rows, pinned for one run of a graph: all lookups agree.
 
     Attributes:
         tables: The tables looked up so far, by name.
@@ -37,7 +37,7 @@ class ServedRows:
         """Reads embeddings of each table: float32, `ids.shape + [dim]`.
 
         Raises:
-            ValueError: If two tables of different clusters have one name.
+            ValueError: If tables of two clusters have the same name.
         """
         for table in tables:
             if self.tables.setdefault(table.name, table) is not table and (
@@ -59,11 +59,11 @@ class ServedRows:
 
 @contextlib.contextmanager
 def serving(model: tf.Tensor) -> Iterator[ServedRows]:
-    """Lookups made in it read the rows that the model serves when they run.
+    """Makes lookups in this context read the rows that the model serves.
 
-    A `tf.function` that is called in it is traced for it alone. One traced
-    before looks up in the trainer's tables, and one traced now, in the rows of
-    this graph: neither serves for the other.
+    A `tf.function` called in this context gets a trace of its own. Earlier
+    traces look up in the trainer's tables, and this one in the rows of this
+    graph, so neither can replace the other.
     """
     rows = ServedRows(model)
     token = _rows.set(rows)
@@ -76,10 +76,10 @@ def serving(model: tf.Tensor) -> Iterator[ServedRows]:
 
 @contextlib.contextmanager
 def _traced_apart() -> Iterator[None]:
-    """Functions that are called in it are traced for it alone.
+    """Gives functions called in this context a trace of their own.
 
-    TensorFlow keeps its traces for a SavedModel apart, by how the model's
-    variables are saved. Ours are saved as by default, under another name.
+    TensorFlow keeps separate traces for each policy of saving variables. So
+    the context sets a new policy object, which saves as the default one does.
     """
     if save_context.in_save_context():
         options = save_context.get_save_options()

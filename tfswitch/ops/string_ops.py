@@ -12,7 +12,7 @@ def hash_strings(strings: tf.Tensor, *, salt: int = 0) -> tf.Tensor:
 
     Args:
         strings: string tensor of any shape.
-        salt: From -2**63 to 2**63 - 1; 0 stands for none.
+        salt: From -2**63 to 2**63 - 1; 0 means no salt.
 
     Returns:
         int64 of the shape of `strings`.

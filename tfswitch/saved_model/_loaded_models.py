@@ -1,4 +1,4 @@
-"""Steers models that are loaded in this process."""
+"""Controls which exports the models loaded in this process serve."""
 
 import os
 from typing import Any, NamedTuple
@@ -15,20 +15,20 @@ class ServedState(NamedTuple):
     numbers and times are 0.
 
     Attributes:
-        number: The number of the export that has its rows.
-        base_number: The number of the base that this goes back to.
-        created_ms: When the export began, in milliseconds since 1970: the
-            values learned by then are served.
-        served_since_ms: When it was taken, in the same.
-        held: Whether `roll_back` holds it there.
-        refused: How often something newer could not be served; of a remote
-            model how many lookups have failed.
-        error: Why, if that is so now; else None.
+        number: The number of the export that is served.
+        base_number: The number of the base that this export builds on.
+        created_ms: When the export began, in milliseconds since 1970. Values
+            learned before then are served.
+        served_since_ms: Since when it is served, in milliseconds since 1970.
+        held: Whether `roll_back` prevents a change to newer exports.
+        refused: How often a newer export could not be served. In a remote
+            model, how many lookups have failed.
+        error: The reason, if the last try has failed; else None.
         mode: "embedded" or "remote".
         addresses: The addresses of the servers of a remote model; else None.
-        cached_rows: Rows in the cache of a remote model.
-        cache_hits: Ids that were read from there.
-        cache_misses: Ids that were looked for there and asked of servers.
+        cached_rows: The number of rows in the cache of a remote model.
+        cache_hits: How many ids were found in the cache.
+        cache_misses: How many ids were not found there and asked of servers.
     """
 
     number: int
@@ -49,7 +49,7 @@ def state(path: str | os.PathLike[str]) -> ServedState:
     """Returns the state of the model that was loaded from `path`.
 
     Raises:
-        KeyError: If none is loaded from there in this process.
+        KeyError: If this process has loaded no model from `path`.
 
     Example:
 
@@ -63,15 +63,15 @@ def state(path: str | os.PathLike[str]) -> ServedState:
 def refresh(path: str | os.PathLike[str]) -> ServedState:
     """Looks for newer exports now, and serves them.
 
-    They are in the model's folder `assets.extra/tfswitch`, where
-    `tfswitch.export.base` and `delta` put them. Lookups go on meanwhile.
+    `tfswitch.export.base` and `delta` write exports to the model's folder
+    `assets.extra/tfswitch`. Lookups continue meanwhile.
 
     Raises:
-        KeyError: As `state`, or if a file of something newer is missing.
-        OSError, RuntimeError: If something newer is damaged, does not follow,
-            or is of another version. The exports served before stay. A model
-            that looks up on servers raises RuntimeError: it serves their
-            present rows.
+        KeyError: As `state`, or if a file of a newer export is missing.
+        OSError, RuntimeError: If a newer export is damaged, does not follow the
+            present one, or has another version. The model serves the present
+            one on. RuntimeError also if the model looks up on servers, because
+            it always serves their present rows.
 
     Example:
 
@@ -85,11 +85,11 @@ def refresh(path: str | os.PathLike[str]) -> ServedState:
 def watch(path: str | os.PathLike[str], interval: float) -> ServedState:
     """Looks for newer exports at intervals from now on.
 
-    An export that cannot be served is in `state`, and in the log.
+    If an export cannot be served, `state` and the log tell the error.
 
     Args:
         path: The folder of the SavedModel.
-        interval: Seconds between two looks; 0: never again.
+        interval: Seconds between two looks. 0 ends the looking.
 
     Raises:
         KeyError: As `state`.
@@ -106,11 +106,11 @@ def watch(path: str | os.PathLike[str], interval: float) -> ServedState:
 
 
 def roll_back(path: str | os.PathLike[str], number: int) -> ServedState:
-    """Serves the rows as of an earlier export, and stays there.
+    """Serves an earlier export, and no newer one until `resume`.
 
     Raises:
-        KeyError: As `state`, or if there is no such export any more.
-        ValueError: If `number` is none.
+        KeyError: As `state`, or if the export does not exist any more.
+        ValueError: If `number` is not an integer of at least 1.
         OSError, RuntimeError: As `refresh`.
 
     Example:

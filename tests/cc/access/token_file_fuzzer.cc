@@ -27,7 +27,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto records = tfswitch::ParseTokenFile(text);
   if (records.ok()) {
     for (const tfswitch::TokenRecord& record : *records) {
-      // What is taken has a role and tables; nobody comes in without.
+      // Accepted records have a role and tables.
       if (record.role == tfswitch::v1::ROLE_UNSPECIFIED ||
           record.tables.empty() || record.id.size() != 12) {
         std::abort();

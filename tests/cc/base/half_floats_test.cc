@@ -54,7 +54,7 @@ struct Format {
 
 class HalfFloatsTest : public ::testing::TestWithParam<Format> {
  protected:
-  // Of all exponents, and around the places where the format changes.
+  // Numbers of all exponents, and around the places where the format changes.
   static std::vector<float> Numbers() {
     std::mt19937 random(5);
     std::vector<float> numbers = {

@@ -66,7 +66,7 @@ TEST(UniqueKeysTest, KeysThatWereChosenByTheirPublicHashAreFoundAtOnce) {
       ASSERT_EQ(unique_keys.Run(keys, absl::MakeSpan(unique),
                                 absl::MakeSpan(inverse)),
                 size);
-      // Of a million random keys in at least twice as many slots 25 are.
+      // A million random keys in at least twice as many slots have runs of 25.
       ASSERT_LT(unique_keys.LongestRun(), 200u);
     }
   }

@@ -15,7 +15,7 @@
 namespace tfswitch {
 namespace {
 
-// What a program writes to stderr that ends in `run`.
+// Returns the stderr of a program that calls `run` last.
 std::string StderrOf(void (*run)()) {
   int ends[2];
   EXPECT_EQ(pipe(ends), 0);

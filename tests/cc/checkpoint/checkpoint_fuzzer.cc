@@ -71,7 +71,7 @@ Tables MakeTables() {
 struct Seed {
   Json manifest;
   Json header;
-  std::string body;  // Of the file, behind the header.
+  std::string body;  // The bytes of the file after the header.
 };
 
 std::vector<Seed> MakeSeeds(const ScopedFolder& folder) {

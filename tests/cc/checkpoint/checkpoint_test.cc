@@ -70,7 +70,7 @@ class CheckpointTest : public testing::Test {
     std::ifstream stream(path_ + "/manifest.json");
     return {std::istreambuf_iterator<char>(stream), {}};
   }
-  // Of a manifest that is there, with other contents.
+  // Reads a manifest that has `text` as its contents.
   absl::Status ReadManifestText(const std::string& text) const {
     std::ofstream(path_ + "/manifest.json") << text;
     return ReadManifest(path_).status();
@@ -263,7 +263,7 @@ TEST_F(CheckpointTest, ATableThatIsNotWholeIsNotPublished) {
   const v1::CheckpointPart part = first.Finish();
   const absl::Status missing =
       Commit(path_, "s1", {part, second.Finish()}, {}).status();
-  // Of the same name, and made by itself.
+  // The other table has the same name, and was made separately.
   ASSERT_TRUE(AddTable(*MakeTable("user", 10), second).ok());
   const absl::Status other =
       Commit(path_, "s1", {part, second.Finish()}, {}).status();
@@ -680,7 +680,7 @@ class LoadedStateTest : public CheckpointTest {
     return SlotsOf(*table);
   }
 
-  // Of a row that has just been made.
+  // The state of a row that was just made.
   Floats FreshState() {
     auto table = EmbeddingTable::Create(config_).value();
     EXPECT_TRUE(table->Assign({1}, {1.0f, 2.0f}).ok());

@@ -221,7 +221,7 @@ TEST_F(GroupSessionTest, AWaitInTwoPartsSaysHowLongItWasInAll) {
   const auto session = Join(0, options);
   const absl::Status first =
       session->EndStepAndWaitForTurn(0, absl::Milliseconds(30));
-  // Some time goes by on top, but none less.
+  // The wait may last longer, but not shorter.
   EXPECT_THAT(std::string(first.message()),
               testing::ContainsRegex("gave up after [3-9][0-9]+|[0-9]{3,}ms"));
   EXPECT_EQ(session->waits().count, 1);
@@ -244,7 +244,7 @@ TEST_F(GroupSessionTest, OneGivenUpComesBackToAGroupThatOthersHaveLeft) {
   ASSERT_TRUE(given_up->Rejoin().ok());
 
   EXPECT_TRUE(given_up->EndStepAndWaitForTurn(0, kLong).ok());
-  // But one that has left by itself begins anew, and waits for the others.
+  // But a worker that has left joins as a new one, and waits for the others.
   ASSERT_TRUE(given_up->Leave().ok());
   ASSERT_TRUE(given_up->Rejoin().ok());
   EXPECT_THAT(

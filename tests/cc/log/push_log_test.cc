@@ -264,7 +264,7 @@ TEST_F(PushLogTest, AFullDiskRefusesAndTheLogStaysWhole) {
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &own), 0);
 
   EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted) << full;
-  // What has room is taken, without a restart.
+  // A record that fits is accepted, without a restart.
   EXPECT_EQ(small.value(), 2u);
   EXPECT_EQ((*log)->Append(1, {std::string(900, 'y')}).value(), 3u);
   ASSERT_TRUE(Open().ok());

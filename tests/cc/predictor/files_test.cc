@@ -24,7 +24,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Optional;
 
-// Of a message: a field that holds bytes, or an integer.
+// Returns a field of a message that holds bytes, or an integer.
 std::string Field(uint32_t number, const std::string& bytes) {
   std::string message;
   AppendBytes(number, bytes, &message);
@@ -238,7 +238,8 @@ TEST_F(RecordReaderTest, AnyBytesThatAreMissingOrChangedAreDataLoss) {
 }
 
 TEST(MaskedCrc32cTest, IsThatOfTensorFlow) {
-  // Of the eight bytes of the length 5, in a file that TensorFlow has written.
+  // The checksum of the eight bytes of the length 5, from a file that
+  // TensorFlow has written.
   EXPECT_EQ(MaskedCrc32c(std::string("\5\0\0\0\0\0\0\0", 8)), 0x3e04b2eau);
 }
 

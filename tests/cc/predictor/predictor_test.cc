@@ -1,9 +1,10 @@
-// What the programs do not reach: plain values, pinning, warm-up requests and
-// steering rows. tests/integration/predictor_test.py makes the models and runs
-// this. Those in the folder that TFSWITCH_TEST_MODELS names, 1/ and 2/, take
-// "ids", int64 [?,2], and "dense", float [?,3], and give "pair", twice the ids,
-// and "version", their own number for each row. That in TFSWITCH_TEST_ROWS
-// takes "ids", int64 [?], and gives "score", what its rows say of each.
+// Tests what the programs do not reach: plain values, pinning, warm-up requests
+// and control of rows. tests/integration/predictor_test.py makes the models and
+// runs this program. TFSWITCH_TEST_MODELS names a folder with the models 1/ and
+// 2/. They take "ids", int64 [?,2], and "dense", float [?,3], and return
+// "pair", twice the ids, and "version", their own number for each row. The
+// model in TFSWITCH_TEST_ROWS takes "ids", int64 [?], and returns "score", the
+// value of each id's row.
 
 #include "tfswitch/predictor.h"
 
@@ -145,8 +146,8 @@ TEST(PredictorTest, AModelWithoutRowsOfItsOwnSaysSo) {
   EXPECT_FALSE(predictor->state().rows.ok());
 }
 
-// Of the model with rows: export 1 gives each id its number, export 2 twice
-// that.
+// Serves the model with rows: in export 1 the row of each id is the id, in
+// export 2 twice the id.
 class RowsTest : public ::testing::Test {
  protected:
   RowsTest() {

@@ -70,7 +70,7 @@ class Server {
     status_ = keeper_->Recover(Never);
   }
 
-  // Of its start.
+  // The status of its start.
   const absl::Status& status() const { return status_; }
   Shard& shard() { return *shard_; }
   absl::Status Save() { return keeper_->Save(Never); }
@@ -100,11 +100,11 @@ struct Record {
 using Files = std::map<std::string, std::string>;
 
 struct GoodFolder {
-  Files files;  // Without the log.
+  Files files;  // All files but the log.
   std::vector<Record> records;
 };
 
-// Of a server that is killed some time after a save.
+// Makes the folder of a server that is killed some time after a save.
 GoodFolder MakeGoodFolder(const std::string& path) {
   {
     Server server(path);

@@ -225,7 +225,7 @@ TEST_F(FrameGuardTest, ConnectionsThatNobodyReadsEnd) {
   EXPECT_EQ(Sent(Frame(kData, 0, 1, std::string(65535, 'd'))), "");
   now += absl::Seconds(41);
   EXPECT_NE(Waited(), "");
-  // Without a stream nobody waits.
+  // Nobody waits if there is no stream.
   EXPECT_EQ(Sent(Frame(kHeaders, kEndStream, 1, "h")), "");
   EXPECT_EQ(Waited(), "");
 }

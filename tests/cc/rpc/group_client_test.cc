@@ -27,7 +27,7 @@ using testing::HasSubstr;
 // The parameter is the number of servers; 0: tables in this process.
 class GroupClientTest : public testing::TestWithParam<int> {
  protected:
-  // What one worker holds.
+  // Returns the client of one worker.
   std::shared_ptr<ParameterClient> Connect() const {
     return cluster_.Connect();
   }

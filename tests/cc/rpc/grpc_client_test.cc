@@ -691,7 +691,7 @@ TEST(GrpcClientTest, APushOfManyTablesThatMayHaveBeenAppliedNamesThem) {
               HasSubstr("? The push to tables 'a', 'b', 'c' and 2 more may "
                         "have been applied on shard 0"));
 
-  // Of what goes in several messages it is only a part.
+  // A call in several messages may apply only a part.
   for (size_t i = 0; i < pushes.size(); ++i) {
     pushes[i].args.keys = keys;
     pushes[i].args.gradients = gradients;

@@ -129,7 +129,7 @@ class SocketFolder {
 
 int ConnectTo(const std::string& address) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const timeval longest = {20, 0};  // Of connecting, and of one send.
+  const timeval longest = {20, 0};  // For connecting, and for one send.
   EXPECT_EQ(setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &longest, sizeof(longest)),
             0);
   sockaddr_in to = {};
@@ -614,7 +614,7 @@ TEST(GrpcServerTest, ARestoreEndsWhenItsClientHasGone) {
        std::filesystem::recursive_directory_iterator(folder.path())) {
     if (entry.path().extension() == ".safetensors") rows = entry.path();
   }
-  // Whoever reads it waits for the other end.
+  // A reader of a FIFO waits for the other end.
   ASSERT_EQ(unlink(rows.c_str()), 0);
   ASSERT_EQ(mkfifo(rows.c_str(), 0600), 0);
   const auto end_reading = absl::MakeCleanup([&rows] {

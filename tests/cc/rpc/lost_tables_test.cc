@@ -395,7 +395,7 @@ TEST_F(LostTablesTest, ADroppedTableIsNotLost) {
   EXPECT_TRUE(client->CreateTable(SmallTable("t")).ok());
   EXPECT_EQ(RowsOf(*client), 0);
 
-  // What is left of a lost table can be dropped.
+  // The remaining parts of a lost table can be dropped.
   Restart(0);
   EXPECT_TRUE(client->DropTable("t").ok());
   EXPECT_TRUE(client->CreateTable(SmallTable("t")).ok());

@@ -374,7 +374,7 @@ TEST(ManyCallsTest, OneOfSeveralMessagesFailsByItself) {
   }
   EXPECT_EQ(num_rows("d"), 0) << "of the message that failed";
 
-  // What is missing comes with a repetition, and nothing twice.
+  // A repetition applies the missing parts, and nothing twice.
   ASSERT_TRUE(client->CreateTable(SmallTable("gone", kWide)).ok());
   ManyCalls again;
   ASSERT_TRUE(push(&again).ok());

@@ -38,7 +38,7 @@ inline absl::StatusOr<std::unique_ptr<ParameterClient>> Connect(
   return NewGrpcClient(options);
 }
 
-// The tables of a cluster; 0 servers: in this process.
+// The tables of a cluster; with 0 servers, in this process.
 class ClusterUnderTest {
  public:
   explicit ClusterUnderTest(int num_servers) {
@@ -47,14 +47,14 @@ class ClusterUnderTest {
     for (uint32_t i = 0; i < servers_.size(); ++i) Start(i, "127.0.0.1:0", {});
   }
 
-  // The server goes, and one that has nothing takes its place.
+  // Replaces the server by an empty one.
   void Restart(uint32_t shard, const ShardOptions& options = {}) {
     const std::string address = servers_[shard]->address();
     servers_[shard].reset();
     Start(shard, address, options);
   }
 
-  // What one worker holds.
+  // Returns the client of one worker.
   std::shared_ptr<ParameterClient> Connect(
       OnLostTables on_lost_tables = OnLostTables::kFail) const {
     if (shard_ != nullptr) return NewLocalClient(shard_);

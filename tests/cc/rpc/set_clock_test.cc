@@ -86,7 +86,7 @@ namespace {
 
 constexpr absl::Duration kTimeout = absl::Seconds(1);
 
-// What a client waits for, and by how much the clock is set meanwhile.
+// The server that a client waits for, and the change of the clock meanwhile.
 struct SetClockCase {
   bool is_silent;  // Takes connections, and says nothing; else nobody is there.
   int64_t shift_s;
@@ -119,8 +119,8 @@ class SetClockTest : public testing::TestWithParam<SetClockCase> {
   const int socket_ = socket(AF_INET, SOCK_STREAM, 0);
 };
 
-// That it ends at all shows that a clock that is set back does not count.
-// Of several calls one polls, and the others wait for it.
+// The test would not end if a clock that is set back counted. One of several
+// calls polls, and the others wait for it.
 TEST_P(SetClockTest, CallsWaitAsLongAsTheirTimeoutSays) {
   std::thread setter([] {
     absl::SleepFor(kTimeout / 10);

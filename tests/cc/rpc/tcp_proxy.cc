@@ -53,8 +53,8 @@ bool TakeFrame(std::string* bytes, std::string* frame) {
   return true;
 }
 
-// Those of the connection go on, or a long request would wait for leave to send
-// its rest.
+// Frames of the connection are passed on. Otherwise a long request would wait
+// for the permission to send its rest.
 bool IsOfAnswer(const std::string& frame) {
   constexpr char kSettings = 4;
   constexpr char kPing = 6;

@@ -25,7 +25,7 @@ class TcpProxy {
 
   const std::string& address() const { return address_; }
 
-  // New connections go there.
+  // New connections are forwarded to `target`.
   void SetTarget(const std::string& target);
 
   // While on, the answers of the target, which speaks HTTP/2, pile up here

@@ -193,7 +193,7 @@ std::vector<float> SomeRows(ParameterClient& client) {
   return rows.value_or(std::vector<float>());
 }
 
-// What a worker learns from in one step.
+// The samples of one step of a worker.
 struct Batch {
   std::vector<Key> keys;
   std::vector<float> targets;
@@ -213,7 +213,7 @@ Batch BatchOf(uint32_t worker, int64_t step) {
   return batch;
 }
 
-// Of the squared distance between rows and targets.
+// The gradients of the squared distance between rows and targets.
 std::vector<float> GradientsOf(const Batch& batch,
                                const std::vector<float>& rows) {
   std::vector<float> gradients(rows.size());
@@ -326,7 +326,7 @@ TEST_P(WorkerSessionTest, UnevenWorkersLearnWhatOneWouldFromTheUnion) {
                 testing::Pointwise(testing::FloatNear(1e-6f), row))
         << "key " << key;
   }
-  // To the last bit, whoever was quicker this time.
+  // The results are equal to the last bit, in any order of the workers.
   EXPECT_EQ(TrainInRounds(ClusterUnderTest(GetParam())), trained);
 }
 
@@ -515,7 +515,7 @@ TEST_P(WorkerSessionTest, AStepWhoseCommitFailedIsFinishedOnce) {
   CreateRows(*client, 10.0f);
   const auto session = Join(client, OptionsOf(0, 1));
 
-  // By ending it again.
+  // The step is finished by ending it again.
   client->FailNextCommits(1);
   EXPECT_EQ(TrainStep(*client, *session, 1.0f).code(),
             absl::StatusCode::kUnavailable);
@@ -523,7 +523,7 @@ TEST_P(WorkerSessionTest, AStepWhoseCommitFailedIsFinishedOnce) {
   EXPECT_THAT(SomeRows(*client), Each(9.0f));
   EXPECT_EQ(session->GetReport()->workers().rounds(), 1);
 
-  // By the next push.
+  // The step is finished by the next push.
   client->FailNextCommits(1);
   EXPECT_EQ(TrainStep(*client, *session, 1.0f).code(),
             absl::StatusCode::kUnavailable);
@@ -576,8 +576,8 @@ TEST_P(WorkerSessionTest, ARoundOfACoordinatorThatHasGoneIsGivenUp) {
 TEST_P(WorkerSessionTest, AGroupOfAClockThatWasSetBackIsNotTakenForAnOlderOne) {
   const auto client = cluster_.Connect();
   CreateRows(*client, 10.0f);
-  // What the last server remembers of the group before the coordinator was
-  // started again: its clock was a day ahead.
+  // The last server knows an instance from before the restart of the
+  // coordinator, whose clock was a day ahead.
   Round before;
   before.set_group_instance(
       static_cast<uint64_t>(absl::ToUnixNanos(absl::Now() + absl::Hours(24))));

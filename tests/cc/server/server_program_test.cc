@@ -340,7 +340,7 @@ TEST(ServerProgramTest, ListensAgainAfterItHadNoFilesLeft) {
 TEST(ServerProgramTest, CompressedMessagesAreRefusedAndNotInflated) {
   Program program({"--address=127.0.0.1:0"});
   const std::string address = AddressOf(program);
-  ASSERT_TRUE(Connect(address).ok());  // What the first call costs.
+  ASSERT_TRUE(Connect(address).ok());  // Allocates what a first call needs.
   const grpc::Slice piece(std::string(size_t{1} << 20, '\0'));
   const int64_t before = program.PeakBytes();
 

@@ -68,7 +68,7 @@ class CraftedManifestTest : public testing::Test {
   std::string ManifestPath() const {
     return path_ + "/base-00000001/manifest.json";
   }
-  // What is said of the manifest after a change, without a new checksum.
+  // Returns the status of reading a changed manifest without a new checksum.
   absl::Status Read(const std::function<void(v1::ExportManifest*)>& change) {
     v1::ExportManifest manifest;
     EXPECT_TRUE(ReadMessageFile(ManifestPath(), 1 << 20, &manifest).ok());

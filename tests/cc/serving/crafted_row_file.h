@@ -12,14 +12,14 @@ namespace tfswitch {
 
 struct CraftedResult {
   bool is_open = false;  // The file was not refused.
-  // What it must not do; empty if it does not.
+  // Describes a fault of the reader; empty if there is none.
   std::string fault;
 };
 
-// Makes a row file and changes its header and what is behind it as `choices`
-// say, with checksums that fit, so that nothing but the checks of the header
-// and of what is read stands between the reader and what is not there. Then
-// opens it and reads all of it in each way there is.
+// Makes a row file, changes its header and data as `choices` say, and sets
+// matching checksums. So only the checks of the header and of the data protect
+// readers from reading outside of the file. Then opens the file and reads all
+// of it in all ways.
 CraftedResult ReadCrafted(absl::Span<const uint8_t> choices);
 
 }  // namespace tfswitch

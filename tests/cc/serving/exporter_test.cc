@@ -129,7 +129,7 @@ class ExporterTest : public testing::TestWithParam<int> {
     return report.value_or(v1::PublishExportResponse());
   }
 
-  // What the client and who serves the exports read.
+  // Expects that the served exports have the same rows as the client's table.
   void ExpectServedAsTrained(int dim = 2) {
     std::vector<Key> keys;
     for (Key key = -50; key < 500; ++key) keys.push_back(key);

@@ -54,7 +54,7 @@ class RowFileTest : public testing::Test {
     return kind;
   }
 
-  // Rows of values that go by the key.
+  // Returns a row whose values depend on the key.
   static std::vector<float> RowOf(Key key, int dim) {
     std::vector<float> row(static_cast<size_t>(dim));
     for (int i = 0; i < dim; ++i) {
@@ -83,7 +83,7 @@ class RowFileTest : public testing::Test {
     return file.ok() ? *file : nullptr;
   }
 
-  // What a key reads as; empty if it has no row.
+  // Returns the row of a key; empty if it has none.
   static std::vector<float> Read(const RowFile& file, Key key) {
     const auto found = file.FindVerified(key);
     EXPECT_TRUE(found.ok()) << found.status();
@@ -192,7 +192,7 @@ TEST_F(RowFileTest, ManyRowsHaveSeveralParts) {
   EXPECT_EQ(file->Find(-7).row, nullptr);
 }
 
-// Whoever knows the hash can choose ids that come to lie together.
+// A caller who knows the hash can choose ids that collide.
 TEST_F(RowFileTest, KeysThatWereChosenToCollideHavePlaces) {
   // For each of many seeds that could be foreseen.
   std::vector<Key> keys;

@@ -362,8 +362,8 @@ TEST_F(ServedRowsTest, AWholeCopyIsNotTakenForTheDamagedFileThatItReplaced) {
   const std::string path = FileOf("base-00000001");
   std::filesystem::copy_file(path, root_ + "/whole");
   FlipByte(path, 4096 + 64 + 999 * 16);
-  // What is open is the damaged file; its path has the whole one by the time
-  // that anybody reads on.
+  // The damaged file is open. Its path has the undamaged one before the next
+  // read.
   const auto rows = Open();
   std::filesystem::rename(root_ + "/whole", path);
   EXPECT_TRUE(ComesTrue([&] {
@@ -505,7 +505,7 @@ TEST_F(ServedRowsTest, AProcessThatDiesWhileItExportsLeavesTheFormerOnes) {
   Delta({{1, 2.0f}});
   EXPECT_TRUE(rows->Refresh().ok());
   EXPECT_THAT(Read(*rows, {1}), ElementsAre(2.0f));
-  // What was left has been removed.
+  // The remains have been removed.
   int num_hidden = 0;
   for (const auto& entry : std::filesystem::directory_iterator(path_)) {
     if (entry.path().filename().string().rfind(".writing", 0) == 0) {

@@ -67,7 +67,7 @@ Round RoundOfSteps(int64_t number,
   return round;
 }
 
-// What a worker that has joined brings before all rounds of its group.
+// The round that a worker sends after it has joined, before all other rounds.
 Round BeginningOf(uint64_t instance) {
   return RoundOf(WorkerGroup::kNoRound, {}, instance);
 }
@@ -317,8 +317,8 @@ TEST(GradientAccumulatorTest, StepsOfWorkersThatHaveGoneAreGivenUp) {
   ASSERT_TRUE(committer.Commit(RoundOfSteps(0, {{0, 0}})).ok());
 
   EXPECT_EQ(stage.num_staged_steps(), 1);
-  // What the one that has gone still sends is dropped: no error, as it hears of
-  // its end when its step ends.
+  // Pushes of the worker that has gone are dropped without an error: it learns
+  // of its end when its step ends.
   EXPECT_TRUE(stage.Add(StepOf(3, 1), "t", PushOf(1.0f)).ok());
   EXPECT_EQ(stage.num_staged_steps(), 1);
   Round next = RoundOfSteps(1, {{50, 0}});
@@ -362,7 +362,7 @@ TEST(GradientAccumulatorTest, ACoordinatorThatWasStartedAgainCountsFromZero) {
   EXPECT_THAT(committer.applied(), IsEmpty());
   anew.set_number(1);
   EXPECT_EQ(committer.Commit(anew).value(), 1);
-  // Of each worker that joins comes one.
+  // Each worker that joins sends one.
   EXPECT_EQ(committer.Commit(BeginningOf(1000)).value(), 1);
 }
 
@@ -377,7 +377,7 @@ TEST(GradientAccumulatorTest, AGroupThatIsOlderThanTheOneKnownIsToldSo) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kAborted);
   EXPECT_EQ(NewerInstanceOf(refused), kInstance);
 
-  // It begins anew, and what it stages is kept.
+  // The group starts again, and staged pushes are kept.
   constexpr uint64_t kNewer = 1000;
   EXPECT_EQ(committer.Commit(BeginningOf(kNewer)).value(),
             WorkerGroup::kNoRound);
@@ -472,7 +472,7 @@ TEST(GradientAccumulatorTest, ManyThreadsAddAndCommit) {
   constexpr uint32_t kWorkers = 4;
   constexpr int64_t kRounds = 200;
   GradientAccumulator stage;
-  // Of two groups, for which the same threads work in turn.
+  // There are two groups, for which the same threads work in turn.
   const std::string groups[] = {"g", "h"};
   Barrier barrier(kWorkers);
   std::atomic<int64_t> num_applied{0};

@@ -44,7 +44,7 @@ float ScoreOf(const EmbeddingTable& table) {
   return usage[0].delta_score;
 }
 
-// What was exported of the row: a score of 8.
+// An export of the row with a score of 8.
 PendingExports::Export ExportOf(const std::shared_ptr<EmbeddingTable>& table,
                                 const std::string& id, float score = 8.0f) {
   return {id, table, {kKey}, {score}};

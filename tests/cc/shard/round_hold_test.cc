@@ -45,7 +45,7 @@ class Waiting {
   }
 
  private:
-  int num_asked_ = 0;  // Of the thread.
+  int num_asked_ = 0;  // Used only by the thread.
   std::promise<void> waits_;
   std::atomic<bool> is_over_{false};
   absl::Status status_;

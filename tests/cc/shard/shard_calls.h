@@ -1,4 +1,4 @@
-// The calls of a shard with messages that an input makes up.
+// Calls a shard with messages that are made from an input.
 
 #ifndef TFSWITCH_TESTS_CC_SHARD_SHARD_CALLS_H_
 #define TFSWITCH_TESTS_CC_SHARD_SHARD_CALLS_H_
@@ -12,19 +12,19 @@
 
 namespace tfswitch {
 
-// Calls one after the other that a server gets from its clients: first those of
-// a good client, from the first table to the last checkpoint, and then each
-// other that a shard knows, with an empty message.
+// The number of calls. First come the calls of a good client, from the first
+// table to the last checkpoint. Then come all other calls that a shard knows,
+// with an empty message.
 size_t NumShardCalls();
 
 // Not thread-safe.
 class ShardCaller {
  public:
-  // It must live as long.
+  // `shard` must outlive this.
   explicit ShardCaller(Shard* shard) : shard_(*shard) {}
 
-  // Does the call of this number, changed as the choices say; without a choice
-  // it is that of the good client.
+  // Makes call `number`, changed as the choices say. Without choices it is the
+  // good client's call.
   absl::Status Call(size_t number, Choices* choices);
 
  private:

@@ -638,10 +638,10 @@ TEST_F(CheckpointFolderTest, WhatNobodyPublishesGoesWithALaterSave) {
   EXPECT_EQ(count_files(), 1);
   EXPECT_FALSE(shard.CommitCheckpoint(CommitOf("x", "left", {left}, 2)).ok());
   ASSERT_TRUE(shard.CommitCheckpoint(CommitOf("x", "s", {part}, 2)).ok());
-  // What was published stays.
+  // Published files stay.
   ASSERT_TRUE(shard.SaveShard(SaveOf("x", "later", true)).ok());
   EXPECT_EQ(count_files(), 2);
-  // Of a folder that is gone nothing is left.
+  // A folder that was removed has no files.
   std::filesystem::remove_all(root_ + "/x");
   testing::internal::CaptureStderr();
   ASSERT_TRUE(shard.SaveShard(SaveOf("y", "last", true)).ok());
@@ -679,7 +679,7 @@ TEST_F(CheckpointFolderTest, NewNamesThatCannotBeAreRefused) {
   EXPECT_EQ(stage({"t", "t"}, {}).code(), invalid);
   EXPECT_EQ(stage({"t", "u"}, {{"t", "x"}, {"u", "x"}}).code(), invalid);
   EXPECT_EQ(stage({"t", "u"}, {{"t", "u"}}).code(), invalid);
-  // Of tables that are not restored.
+  // New names for tables that are not restored are refused.
   EXPECT_EQ(stage({"t"}, {{"u", "x"}}).code(), invalid);
   EXPECT_EQ(stage({}, {{"t", "x"}}).code(), invalid);
   EXPECT_EQ(stage({"t"}, {{"t", ""}}).code(), invalid);
@@ -965,7 +965,7 @@ TEST_F(ShrinkOnTimeTest, ATableThatIsMadeAnewGoesByItsNewRules) {
   Fill("t");
   WaitUntilEmpty("t");
   ASSERT_TRUE(shard_.DropTable("t"));
-  WaitForClock();  // Without the table.
+  WaitForClock();  // The table does not exist meanwhile.
 
   Create("t", 0.0f);
   Fill("t");
@@ -1172,7 +1172,7 @@ TEST_F(SumRoundsTest, AKeyOfManyWorkersTakesOneStep) {
 }
 
 TEST_F(SumRoundsTest, TheLearningRateOfTheFirstContributionCounts) {
-  // Of the first worker, whoever was quicker.
+  // The rate of worker 0 counts, in any order of arrival.
   ASSERT_TRUE(Push("t", {1}, {1, 1}, StepOf(1), 0.125f).ok());
   ASSERT_TRUE(Push("t", {1}, {1, 1}, StepOf(0), 0.25f).ok());
   ASSERT_TRUE(shard_.CommitRound("g", RoundOf(0, {1.0, 1.0})).ok());

@@ -195,7 +195,8 @@ TEST(CoordinatorTest, AGroupBeginsAnewAboveANewerInstanceThatAWorkerHasMet) {
   EXPECT_EQ(waited.code(), absl::StatusCode::kNotFound) << waited;
   EXPECT_GT(other.group_instance(), newer);
   EXPECT_GE(other.incarnation(), other.group_instance());
-  // Whoever has met it as well joins what has begun anew.
+  // Another worker that has met it as well joins the group that has started
+  // again.
   const WorkerGroup::Place again =
       *coordinator.Join(JoinOf("g", 0, first.incarnation(), newer));
   EXPECT_EQ(again.group_instance(), other.group_instance());

@@ -194,7 +194,7 @@ TEST(ReplicaCoordinatorTest, AnApplierThatLeavesOrFailsEndsAll) {
     EXPECT_EQ(ended.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_THAT(ended.message(),
                 HasSubstr(fails ? "NaN in 'v'" : "has left before the others"));
-    // What comes next is not harmed.
+    // The next group works.
     EXPECT_TRUE(replicas.BeginApplying(ReplicasOf(2)).ok());
     EXPECT_TRUE(Join(&replicas, ReplicasOf(2), 1).ok());
   }

@@ -117,7 +117,7 @@ TEST(WorkQueueLimitsTest, QueuesAndItemsTooManyAreRefusedAndNamed) {
   }
   ASSERT_TRUE(coordinator.CreateWorkQueue(QueueOf("g", "q", queue)).ok());
 
-  // Those of other groups count, too.
+  // Queues of other groups count, too.
   const absl::Status bytes =
       coordinator.CreateWorkQueue(QueueOf("h", "r", queue));
   queue = ItemsOf({"x"});
@@ -214,7 +214,7 @@ TEST_F(WorkQueueCoordinationTest, AContributionThatAdvancesStands) {
   Worker b = Join(1);
   CreateQueue(2);
   ASSERT_TRUE(Advance(&a, *Take(a), 4).ok());
-  // What it goes on with is behind what it has contributed.
+  // It continues after the samples that it has contributed.
   const Worker again = Join(0);
   EXPECT_EQ(Take(again)->offset(), 4);
   EXPECT_EQ(again.place.round(), 1);

@@ -189,8 +189,8 @@ TEST(WorkQueueTest, AStateThatDoesNotFitIsRefused) {
   }
 }
 
-// What was trained of each item of the present epoch, as it ought to be, and
-// who trains which. Copied where the queue is saved.
+// The expected state: how much of each item of the present epoch was trained,
+// and which worker has which item. Copied when the queue is saved.
 struct Accounts {
   int64_t epoch = 0;
   std::map<int64_t, int64_t> trained;  // Samples by index.
@@ -201,9 +201,9 @@ constexpr int64_t kSamplesPerItem = 6;
 constexpr int64_t kEpochs = 3;
 
 // Trains with workers that come and go, saves and restores, in any order.
-// Whoever gets an item gets it at the sample where the last one has left it,
-// nobody gets one that somebody has, and an epoch ends when all of it has been
-// trained.
+// A worker gets an item at the sample where the last worker has left it. No
+// worker gets an item that another one has. An epoch ends when all items have
+// been trained.
 class RandomTraining {
  public:
   explicit RandomTraining(uint32_t seed) : random_(seed) {

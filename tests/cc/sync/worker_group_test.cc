@@ -82,7 +82,7 @@ TEST(WorkerGroupTest, ARoundClosesWhenEachWorkerHasContributed) {
   EXPECT_EQ(group.open_round(), 1);
   const absl::StatusOr<Round> round = group.ClosedRound(0);
   ASSERT_TRUE(round.ok());
-  // In order of the workers, whoever came first.
+  // Contributions are in order of the workers, not of arrival.
   EXPECT_THAT(WorkersOf(*round), testing::ElementsAre(0, 1, 2));
   EXPECT_EQ(round->total_weight(), 7.0);
   EXPECT_EQ(round->contributions(2).weight(), 4.0);
@@ -222,7 +222,8 @@ TEST(WorkerGroupTest, OneGivenUpThatComesBackDoesNotWaitForThoseWhoHaveEnded) {
   EXPECT_EQ(group.open_round(), 2);
   group.Leave(1, back.incarnation);
 
-  // A new process begins anew, and one of the run before belongs to the new.
+  // A new process starts the next run, and a process of the former run belongs
+  // to it.
   Player anew(&group, 0, later);
   EXPECT_THAT(group.DescribeMissing(2), HasSubstr("not joined"));
   group.Leave(0, anew.incarnation);
@@ -452,7 +453,7 @@ TEST(WorkerGroupTest, SenselessVisitsAreRefused) {
     EXPECT_THAT(status.message(), HasSubstr("worker 0"));
     EXPECT_THAT(status.message(), HasSubstr("'end'"));
   }
-  // All would wait for ever.
+  // All would wait without end.
   ASSERT_TRUE(Enter(&b, "other").ok());
   const auto place = group.PlaceAfterBarrier(0, a.incarnation);
   EXPECT_EQ(place.status().code(), absl::StatusCode::kFailedPrecondition);
@@ -711,7 +712,7 @@ TEST(WorkerGroupTest, StepsThatCountAreKnownWhoeverTookThem) {
   // A coordinator without them takes over those of the worker's checkpoint.
   EXPECT_EQ(group.Join(0, kStart, 0, /*first_step=*/1).num_steps(), 2);
   EXPECT_EQ(group.Join(0, kStart, 0, /*first_step=*/7).num_steps(), 7);
-  // All tables go back in time, and whoever goes on says from where.
+  // All tables were restored, and each worker says where it continues.
   group.VoidAll();
   EXPECT_EQ(group.Join(0, kStart, 0, /*first_step=*/1).num_steps(), 1);
 }
@@ -739,8 +740,8 @@ TEST_P(RandomGroupTest, NobodyIsForgottenAndNothingCountsTwice) {
   absl::Time now = kStart;
   std::map<uint32_t, Player> alive;  // As they believe.
   std::set<std::tuple<uint32_t, uint64_t, int64_t>> offered;
-  std::map<uint64_t, int64_t> barrier_generation;  // By incarnation.
-  std::set<uint32_t> at_barrier;                   // As they believe.
+  std::map<uint64_t, int64_t> barrier_generation;  // Keys are incarnations.
+  std::set<uint32_t> at_barrier;  // Workers that have not been told it opened.
   const auto waits_for_round = [&](const Player& player) {
     return player.round > group.open_round() ||
            (player.round == group.open_round() &&
@@ -812,7 +813,7 @@ TEST_P(RandomGroupTest, NobodyIsForgottenAndNothingCountsTwice) {
                           .ok());
         }
     }
-    // Whoever has been waiting is not waiting for nobody.
+    // If no worker is missing at the barrier, no worker still waits there.
     if (group.DescribeAbsent("b").empty()) {
       for (const auto& [other, player] : alive) {
         ASSERT_FALSE(group.IsMember(other, player.incarnation) &&
@@ -867,7 +868,8 @@ TEST_P(RandomGroupTest, NoStepIsFurtherAheadThanTheStaleness) {
       it->second.round = WorkerGroup::kNoRound;
       ASSERT_TRUE(it->second.Arrive(kStart).ok());
     }
-    // Somebody can always go on, unless a group that all had left begins anew.
+    // Some worker can always continue, unless a new run waits for workers to
+    // join.
     bool can_proceed = alive.empty() ||
                        absl::StrContains(group.DescribeBehind(0), "not joined");
     for (const auto& [other, player] : alive) {

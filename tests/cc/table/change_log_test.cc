@@ -58,7 +58,7 @@ void Push(EmbeddingTable* table, const std::vector<Key>& keys,
   ASSERT_TRUE(table->ApplyGradients(batch).ok());
 }
 
-// What a visit has told of a table.
+// The changes that a visit of a table has shown.
 struct Changes {
   std::map<Key, std::vector<float>> rows;
   std::vector<Key> score_keys;
@@ -336,7 +336,7 @@ TEST(ChangeLogTest, ARuleChoosesByScoreAndStartsAnewWhenItsModelIsWritten) {
   const Changes changed = Visit(table.get(), delta);
   EXPECT_THAT(KeysOf(changed), ElementsAre(2));
   EXPECT_FLOAT_EQ(changed.scores[0], 4.0f);
-  // What comes while the model is written is not lost.
+  // Pushes that come while the model is written are not lost.
   Push(table.get(), {2}, {one, more, none});
   table->SubtractDeltaScores(changed.score_keys, changed.scores);
   EXPECT_THAT(KeysOf(Visit(table.get(), delta)), ElementsAre(2));

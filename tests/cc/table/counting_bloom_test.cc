@@ -29,7 +29,7 @@ TEST(CountingBloomTest, CountsUpToTheLimitAndNoFurther) {
     EXPECT_EQ(bloom.Add(7, 0), 0u);
     EXPECT_EQ(bloom.Add(7, limit - 1), limit - 1);
     EXPECT_EQ(bloom.Add(7, 1), limit);
-    // A cell that wrapped would begin anew.
+    // A cell that overflows would count from 0 again.
     EXPECT_EQ(bloom.Add(7, 1000), limit);
     EXPECT_EQ(bloom.Add(7, 0xffffffffu), limit);
     EXPECT_EQ(bloom.Add(7, 0), limit);

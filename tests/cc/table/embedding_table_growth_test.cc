@@ -1,4 +1,4 @@
-// What growing costs and keeps: no key is lost, and memory stays in bounds.
+// Growth of a table: no key is lost, and memory is bounded.
 
 #include <unistd.h>
 

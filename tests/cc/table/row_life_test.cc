@@ -1,5 +1,5 @@
-// Admission, statistics and eviction of one table, with threads. What users see
-// of them is tested in tests/python.
+// Admission, statistics and eviction of one table, with threads. tests/python
+// tests the interface of users.
 
 #include <atomic>
 #include <map>

@@ -1,5 +1,4 @@
-// Configs of how rows come, what is counted of them, and how they go, no field
-// of which has its default.
+// Configs of admission, statistics and eviction. No field has its default.
 
 #ifndef TFSWITCH_TESTS_CC_TABLE_ROW_LIVES_H_
 #define TFSWITCH_TESTS_CC_TABLE_ROW_LIVES_H_

@@ -35,7 +35,7 @@ std::vector<float> Slice(absl::Span<const float> values, size_t i,
   return {values.begin() + i * width, values.begin() + (i + 1) * width};
 }
 
-// What there is twice is equal.
+// If a key is visited twice, both values must be equal.
 void Add(Key key, const std::vector<float>& value,
          std::map<Key, std::vector<float>>* values) {
   const auto [at, is_new] = values->emplace(key, value);

@@ -87,7 +87,7 @@ TEST_P(StorageDtypeTest, StepsAreThoseOfFloatsRoundedToNearestForEachDim) {
       const std::vector<Key> keys = KeyRange(0, 40);
       const std::vector<float> first = FindOrInsertAll(table.get(), keys);
 
-      // What the rows should be, and what the table is told.
+      // The expected rows; the table gets the same calls.
       std::vector<std::vector<float>> rows(keys.size());
       const auto round = [&](std::vector<float>* row) {
         size_t at = 0;
@@ -108,7 +108,7 @@ TEST_P(StorageDtypeTest, StepsAreThoseOfFloatsRoundedToNearestForEachDim) {
         optimizer.InitSlots(rows[i].data() + dim);
         const std::vector<float> before = rows[i];
         round(&rows[i]);
-        // What was read is what is kept.
+        // The table keeps exactly the values that were read.
         ASSERT_TRUE(
             std::equal(before.begin(), before.begin() + dim, rows[i].begin()));
       }

@@ -1,4 +1,4 @@
-// What the table tests share.
+// Helpers of the table tests.
 
 #ifndef TFSWITCH_TESTS_CC_TABLE_TABLE_TESTING_H_
 #define TFSWITCH_TESTS_CC_TABLE_TABLE_TESTING_H_
@@ -14,7 +14,7 @@
 
 namespace tfswitch {
 
-// Sanitizers slow a test down; it then works on less.
+// With sanitizers tests are slow, so they use less data.
 #if TFSWITCH_THREAD_SANITIZER
 inline constexpr int kSlowdown = 10;
 #else
@@ -66,7 +66,7 @@ inline std::vector<Key> KeyRange(Key first, int64_t count) {
   return keys;
 }
 
-// Keys lie where their own high bits say.
+// A hash that places keys by their own high bits.
 inline KeyedHash PlacesByTheirBits() { return {0, 1, 1}; }
 
 }  // namespace tfswitch

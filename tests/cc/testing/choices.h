@@ -1,4 +1,4 @@
-// What a made-up input says, byte for byte.
+// Makes choices from the bytes of a made-up input.
 
 #ifndef TFSWITCH_TESTS_CC_TESTING_CHOICES_H_
 #define TFSWITCH_TESTS_CC_TESTING_CHOICES_H_
@@ -14,7 +14,7 @@
 
 namespace tfswitch {
 
-// Reads the choices in their order; all that follow the last are 0.
+// Reads the choices in order. After the last one all are 0.
 //
 // Not thread-safe.
 class Choices {
@@ -32,7 +32,8 @@ class Choices {
   size_t Below(size_t end) {
     return (end <= 256 ? Byte() : static_cast<size_t>(Word())) % end;
   }
-  // The next `size` choices, which a change of others does not move.
+  // Takes the next `size` choices, so that changes of other choices do not
+  // shift them.
   Choices Next(size_t size) {
     const Choices next(bytes_.subspan(std::min(at_, bytes_.size()), size));
     at_ += size;
@@ -61,7 +62,7 @@ class Choices {
   size_t at_ = 0;
 };
 
-// Changes a value that is anywhere in it.
+// Changes one value at any depth.
 inline void ChangeJson(Choices* choices, Json* json) {
   const Json flat = json->flatten();
   if (flat.empty()) return;
@@ -94,7 +95,7 @@ inline void ChangeJson(Choices* choices, Json* json) {
   (*json)[Json::json_pointer(place.key())] = value;
 }
 
-// Changes a byte, takes some away, or puts others between them.
+// Changes a byte, removes some, or inserts some.
 inline void ChangeBytes(Choices* choices, std::string* bytes) {
   const size_t at = choices->Below(bytes->size() + 1);
   switch (choices->Byte() % 4) {

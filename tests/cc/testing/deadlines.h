@@ -6,12 +6,12 @@
 
 namespace tfswitch {
 
-// A test that waits so long hangs.
+// A test that waits this long hangs.
 inline constexpr absl::Duration kLong = absl::Seconds(60);
 
 inline absl::Time Soon() { return SteadyNow() + kLong; }
 
-// Of waits that must end without what they wait for.
+// The deadline of a wait that must end without success.
 inline absl::Time AtOnce() { return SteadyNow() + absl::Milliseconds(20); }
 
 }  // namespace tfswitch

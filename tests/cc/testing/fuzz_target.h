@@ -1,4 +1,4 @@
-// What each fuzz target defines; see tfswitch_cc_fuzzer() in
+// The functions that each fuzz target defines; see tfswitch_cc_fuzzer() in
 // cmake/tfswitch_targets.cmake.
 
 #ifndef TFSWITCH_TESTS_CC_TESTING_FUZZ_TARGET_H_

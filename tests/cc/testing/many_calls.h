@@ -1,4 +1,4 @@
-// What a test passes to StartPull and StartPush.
+// Arguments that tests pass to StartPull and StartPush.
 
 #ifndef TFSWITCH_TESTS_CC_TESTING_MANY_CALLS_H_
 #define TFSWITCH_TESTS_CC_TESTING_MANY_CALLS_H_

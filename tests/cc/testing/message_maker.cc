@@ -135,7 +135,7 @@ void MessageMaker::Change(Choices* choices, Message* message) const {
       return;
     }
     if (kind % 8 == 1) {
-      // What an answer had in a field of this type.
+      // Takes a value that an answer had in a field of this type.
       std::vector<std::string> values;
       for (const auto& [name, of_name] : remembered_) {
         if (absl::EndsWith(name, TypeOf(*field))) {

@@ -1,4 +1,4 @@
-// Messages of protobuf as an input says: those of a good client, changed.
+// Changes the protobuf messages of a good client as an input says.
 
 #ifndef TFSWITCH_TESTS_CC_TESTING_MESSAGE_MAKER_H_
 #define TFSWITCH_TESTS_CC_TESTING_MESSAGE_MAKER_H_
@@ -18,20 +18,20 @@ class MessageMaker {
   // Keeps the fields of an answer.
   void Remember(const google::protobuf::Message& answer);
 
-  // Gives fields that are not set the values that the last answer had under
-  // their name, as a client does. Those that tell one table from another are
-  // left as they are, because the last answer may be about another one.
+  // Sets unset fields to the values that the last answer had in fields of the
+  // same name, as a client does. Does not change fields that identify a table,
+  // because the last answer may be about another table.
   void FillIn(google::protobuf::Message* message) const;
 
-  // Changes a field that is anywhere in it.
+  // Changes one field at any depth.
   void Change(Choices* choices, google::protobuf::Message* message) const;
 
  private:
-  // By name and type, in text format.
+  // The keys are made of name and type, and the values are in text format.
   std::map<std::string, std::vector<std::string>> remembered_;
 };
 
-// `text` in text format, into the message; what is wrong in it is left out.
+// Merges `text`, in text format, into the message. Skips what is invalid.
 void MergeText(const std::string& text, google::protobuf::Message* message);
 
 }  // namespace tfswitch

@@ -1,6 +1,6 @@
-// What every ParameterClient must do, whether its tables are in this process,
-// on one server or on several. Build parameter_client_suite.cc into a test
-// program and instantiate with the clients to test:
+// Tests of what every ParameterClient must do, with tables in this process, on
+// one server or on several. Build parameter_client_suite.cc into a test
+// program, and instantiate it with the clients to test:
 //
 //   INSTANTIATE_TEST_SUITE_P(Local, ParameterClientSuite,
 //                            testing::Values(ClientFactory{"local", MakeIt}),
@@ -26,7 +26,7 @@
 
 namespace tfswitch {
 
-// A client and what it needs to live, servers for example.
+// A client and the objects that it needs, such as servers.
 class ClientUnderTest {
  public:
   virtual ~ClientUnderTest() = default;
@@ -108,7 +108,7 @@ class ParameterClientSuite : public testing::TestWithParam<ClientFactory> {
     return infos.ok() ? infos->at(0).stats.num_rows : -1;
   }
 
-  // What ExportChanges has told of table "t", of dim 2.
+  // The changes of table "t", of dim 2, that ExportChanges has shown.
   struct Changes {
     std::map<Key, std::vector<float>> rows;
     std::set<Key> removed;

@@ -1,4 +1,4 @@
-// A folder of a test.
+// A temporary folder for a test.
 
 #ifndef TFSWITCH_TESTS_CC_TESTING_SCOPED_FOLDER_H_
 #define TFSWITCH_TESTS_CC_TESTING_SCOPED_FOLDER_H_
@@ -10,7 +10,7 @@
 
 namespace tfswitch {
 
-// A folder of its own, removed at the end.
+// A new folder, which the destructor removes.
 class ScopedFolder {
  public:
   ScopedFolder() : ScopedFolder(std::filesystem::temp_directory_path()) {}

@@ -1,4 +1,4 @@
-"""The layers, as `keras.layers` has those of Keras."""
+"""The layers of tfswitch."""
 
 from tfswitch.keras.layers.dynamic_embedding import DynamicEmbedding
 from tfswitch.keras.layers.dynamic_embeddings import DynamicEmbeddings

@@ -1,4 +1,4 @@
-"""Arguments of `keras.layers.Embedding`, as settings of a table."""
+"""Translates arguments of `keras.layers.Embedding` to settings of a table."""
 
 import contextlib
 import dataclasses
@@ -18,7 +18,7 @@ _INPUT_DIM = POSITIVE_INT._replace(
     text="None or a positive integer, of any size"
 )
 
-# The standard deviation of a normal variable that is cut at two of its own.
+# The standard deviation of a standard normal variable truncated to [-2, 2].
 _TRUNCATED_STDDEV = 0.87962566103423978
 
 
@@ -39,10 +39,10 @@ class Translated(NamedTuple):
 def dims(
     positional: tuple[Any, ...], output_dim: Any, input_dim: Any
 ) -> tuple[Any, Any]:
-    """Returns `output_dim` and `input_dim` of a call that may have both.
+    """Returns `output_dim` and `input_dim` of a layer's arguments.
 
-    `Embedding(10_000, 16)` has `input_dim` before `output_dim`, and a
-    `DynamicEmbedding(16)` has only the other.
+    `Embedding(10_000, 16)` gives `input_dim` and `output_dim`, in this order.
+    `DynamicEmbedding(16)` gives only `output_dim`.
     """
     names = (
         ("output_dim",) if len(positional) == 1 else ("input_dim", "output_dim")
@@ -86,10 +86,10 @@ def translate(
     input_dim: int | None,
     output_dim: int,
 ) -> Translated:
-    """Returns what arguments of an `Embedding` mean for a table.
+    """Returns the table settings for arguments of an `Embedding`.
 
     Raises:
-        ValueError: If one has no meaning for a table.
+        ValueError: If an argument has no meaning for a table.
     """
     initializer = "uniform" if initializer is None else initializer
     rows = np.zeros((0, output_dim), np.float32)
@@ -124,7 +124,7 @@ def with_options(
     """Returns the optimizer with options that the layer adds.
 
     Raises:
-        ValueError: If it has others of its own, or none.
+        ValueError: If the optimizer has no such option, or has it set already.
     """
     for name in options:
         if not hasattr(optimizer, name):
@@ -146,7 +146,7 @@ def drop_unused(arguments: dict[str, Any]) -> None:
     """Removes arguments that have no effect here.
 
     Raises:
-        ValueError: If one asks for something that a table does not do.
+        ValueError: If an argument asks for something that a table cannot do.
     """
     if arguments.pop("input_length", None) is not None:
         warnings.warn(
@@ -168,11 +168,12 @@ def drop_unused(arguments: dict[str, Any]) -> None:
 def _scaled(initializer: Any, input_dim: int | None, output_dim: int) -> Any:
     """Returns the initializer for a rule that depends on the matrix's shape.
 
-    The rule is that of `keras.initializers.VarianceScaling`, whose kinds have
-    names such as "he_normal". Others are returned as they are.
+    These rules are `keras.initializers.VarianceScaling` and its kinds, such as
+    "he_normal". Other initializers are returned as they are.
     """
     rule = initializer
-    # Keras draws a seed for each object, which other layers would miss.
+    # Makes no Keras object for other names: Keras would draw a seed for it,
+    # and later layers would get other seeds.
     if (
         rule in ("glorot_uniform", "GlorotUniform")
         or (isinstance(rule, str) and not initializers_lib.is_known(rule))
@@ -185,7 +186,7 @@ def _scaled(initializer: Any, input_dim: int | None, output_dim: int) -> Any:
         return initializer
     if input_dim is None:
         if type(rule).__name__ == "GlorotUniform":
-            return initializer  # Tables have one for a single id.
+            return initializer  # Tables have their own, for a single id.
         raise ValueError(
             "`embeddings_initializer` depends on the number of ids. Give it as "
             "`input_dim`, as for keras.layers.Embedding; it bounds "
@@ -218,7 +219,8 @@ def _options_of(regularizer: Any) -> dict[str, float]:
             f"table knows no other. Received: {regularizer!r}. For L1, see "
             "tfswitch.optimizers.Ftrl."
         )
-    # Keras has the gradient of l2 |w|^2, and the option is the factor of w.
+    # Keras adds l2 * |w|^2 to the loss. The option is the factor of w in the
+    # gradient.
     return {"l2": 2.0 * l2} if l2 else {}
 
 

@@ -63,7 +63,8 @@ class _Count(int):
         return int.__repr__(self) + self.note
 
 
-# The names that Keras gives a layer without a name, or a feature of one.
+# Names that Keras gives to unnamed layers, and names of features of an unnamed
+# DynamicEmbeddings.
 _AUTOMATIC_NAME = re.compile(r"dynamic_embedding(s(_\d+)?_.*|(_\d+)?$)")
 
 
@@ -76,7 +77,7 @@ def is_training(training: Any) -> bool | tf.Tensor:
 
 
 def train_or_read(layer: Any, training: Any, batches: Any) -> Any:
-    """Embeddings for a training that is True, or a tensor."""
+    """Embeddings of the batches, where `training` is True or a tensor."""
     if training is True:
         return layer._train(batches)
     return tf.cond(
@@ -94,14 +95,16 @@ class DynamicEmbedding(_backend.Layer):
     evaluation never grows the table.
 
     The layer has one trainable weight. Its shape is `[0, output_dim]`, and it
-    stands for all rows. Its gradient is a `tf.IndexedSlices` of the ids and of
-    a row of values for each, which a program may clip, scale, add up or drop.
-    The rows take their step, where they live, when an optimizer applies it:
+    stands for all rows. Its gradient is a `tf.IndexedSlices` with the ids and
+    one row of values per id. A program may clip, scale, add up or drop it. When
+    an optimizer applies the gradient, the rows take their step where they are
+    kept:
 
-    *   with `optimizer="auto"` they learn as the optimizer that applies it: its
-        kind, settings and present learning rate. With an optimizer of its own,
-        rule and rate are the layer's; loss scaling, clipping and accumulation
-        are those of the optimizer that applies. `use_ema` is refused;
+    *   with `optimizer="auto"` rows learn with the kind, settings and present
+        learning rate of the optimizer that applies the gradient. If the layer
+        has its own optimizer, its rule and rate are used; loss scaling,
+        clipping and accumulation are still done by the optimizer that applies
+        the gradient. `use_ema` is refused;
     *   layers that share a table, calls of one layer, and replicas under
         `tf.distribute` take one step together, with the sum of their gradients;
     *   a training call inside `tf.while_loop`, `tf.map_fn` or
@@ -110,15 +113,15 @@ class DynamicEmbedding(_backend.Layer):
 
     A loop without a Keras optimizer calls `apply_gradients` of the layer.
 
-    Saving. `model.save` and `model.save_weights` store the rows of a table in
-    this process, with optimizer state; of layers that share a table one stores
-    them. Loading replaces all rows of the table. Rows on servers stay there:
-    use `Cluster.save`. The former HDF5 format (`.h5`) holds only
-    `layer.weights`, hence no rows, and is refused: use `.keras` and
+    `model.save` and `model.save_weights` store the rows of a table in this
+    process, with optimizer state. If layers share a table, one of them stores
+    the rows. Loading replaces all rows of the table. Rows on servers are not
+    stored: use `Cluster.save`. The old HDF5 format (`.h5`) is refused because
+    it holds only `layer.weights`, and so no rows: use `.keras` or
     `.weights.h5`.
 
-    XLA cannot compile the layer: `jit_compile="auto"` sees that, and Keras 3
-    answers `jit_compile=True` with a warning and leaves it out.
+    XLA cannot compile the layer. With `jit_compile="auto"` Keras does not try.
+    With `jit_compile=True` Keras 3 warns and runs without XLA.
 
     Example:
 
@@ -130,14 +133,14 @@ class DynamicEmbedding(_backend.Layer):
 
     Args:
         output_dim: Length of each embedding, 1 to 4096.
-        input_dim: Bounds nothing, and is there so that the arguments of an
-            `Embedding` may stay as they are: `DynamicEmbedding(10_000, 16)`.
-            Initializers that go by the number of ids, such as "he_normal", take
-            it from here.
-        table: An `EmbeddingTable`, or the name of a table of `cluster`, which
-            layers may share. By default the layer has its own: a table of this
-            process goes with the layer; a table on servers has the layer's
-            name, so that all workers share it.
+        input_dim: Accepted so that the arguments of an `Embedding` need no
+            change: `DynamicEmbedding(10_000, 16)`. It does not limit the ids.
+            Initializers that depend on the number of ids, such as "he_normal",
+            use it.
+        table: An `EmbeddingTable`, or the name of a table of `cluster`. Layers
+            may share it. By default the layer has its own table: in this
+            process it ends with the layer; on servers it has the layer's name,
+            so that all workers share it.
         name: Name of the layer.
         embeddings_initializer: First value of a row: a name such as "uniform",
             the default, an object of `tfswitch.initializers`, or the Keras one.
@@ -150,69 +153,68 @@ class DynamicEmbedding(_backend.Layer):
             optimizer, and act on the rows of the batch.
         optimizer: How rows learn: "auto", a name, an object of
             `tfswitch.optimizers`, or a Keras optimizer, whose learning rate is
-            shared. "auto", as None, means the one that applies the layer's
-            gradient, or `tfswitch.optimizers.Adam()` if none does, as in loops
-            that call `apply_gradients` of the layer.
+            shared. "auto" or None means the optimizer that applies the layer's
+            gradient. If a loop calls `apply_gradients` of the layer instead, it
+            means `tfswitch.optimizers.Adam()`.
         combiner: None, "sum", "mean" or "sqrtn": whether and how to pool the
             last axis of the ids. Needed for sparse ids.
-        mask_zero: Whether id 0 is padding. If true it reads as zeros, gets no
-            row, takes no part in pooling, and without a combiner is masked for
-            later layers.
+        mask_zero: Whether id 0 is padding. If true, id 0 reads as zeros, gets
+            no row and takes no part in pooling. Without a combiner it is masked
+            for later layers.
         admission: When an id gets a row: an object of `tfswitch.admission`.
             None means when it is first seen in training.
         eviction: The rows that `table.shrink` evicts: an object of
             `tfswitch.eviction`.
         statistics: The statistics of each row: an object of
-            `tfswitch.statistics`. None means those the policies need.
-        update: Which rows a step moves: "sparse", those of the batch; "dense",
-            all, as with `keras.layers.Embedding`; or "auto". That is as Keras
-            does it with `optimizer="auto"`, wherever tables can, and else
-            "sparse", with a warning if the optimizer of the model would move
-            other rows.
+            `tfswitch.statistics`. None means the statistics that the policies
+            need.
+        update: Which rows a step moves. "sparse" moves the rows of the batch,
+            "dense" all rows, as with `keras.layers.Embedding`. With
+            `optimizer="auto"`, "auto" does as the Keras optimizer does, if
+            tables can. In all other cases it means "sparse", with a warning if
+            the optimizer of the model would move other rows.
         storage_dtype: How rows are kept in memory: a `tfswitch.StorageDtype`,
-            or "float16" or "bfloat16" for such embeddings with a float32
-            optimizer state. None means float32. (The layer computes in
-            `dtype`, as all
-            layers do.)
-        seed: Decides, with the id, the first value of each row. None means one
-            of the table's name (without `table`, the layer's) and of the seed
-            of `keras.utils.set_random_seed`, if there is one.
+            or "float16" or "bfloat16" for embeddings of that dtype with a
+            float32 optimizer state. None means float32. The layer computes in
+            `dtype`, as all layers do.
+        seed: Decides, with the id, the first value of each row. None means a
+            seed made from the table's name (without `table`, the layer's) and
+            from the seed of `keras.utils.set_random_seed`, if one was set.
         consistency: When the gradients of several workers are applied: a
             `tfswitch.train.Consistency`, "asp" or "bsp". None means `asp`.
-        cluster: Where a table that the layer makes lives; by default that of
-            `tfswitch.connect`, when the table is first needed. Not stored in
-            the config: a loaded layer uses the default.
-        weights: A matrix, or a list with one: its row i becomes that of id i,
-            unless there is one. So does a `keras.initializers.Constant` of a
-            matrix as `embeddings_initializer`.
-        initializer: The name that `EmbeddingTable` has for
-            `embeddings_initializer`; one of the two. All other settings of rows
-            have the same name there and here.
+        cluster: The cluster in which the layer makes its table. By default the
+            one of `tfswitch.connect` when the table is first needed. Not stored
+            in the config: a loaded layer uses the default.
+        weights: A matrix, or a list with one. Its row i becomes the row of
+            id i, unless that id has a row. A `keras.initializers.Constant` of a
+            matrix as `embeddings_initializer` does the same.
+        initializer: Another name for `embeddings_initializer`, as in
+            `EmbeddingTable`; give one of the two.
         **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
         inputs: Integers of any rank, `(batch_size, ...)`: a dense tensor, a
-            `tf.RaggedTensor`, or a `tf.SparseTensor` (with a combiner). Or
-            strings, which are hashed (`tfswitch.ids.hash_strings`); with
-            `mask_zero` the empty string is padding. Floats, which a
-            `keras.Input` without `dtype` makes of ids, are taken as long as
-            they tell ids apart: float32 below 2**24.
+            `tf.RaggedTensor`, or a `tf.SparseTensor` (with a combiner). Strings
+            are hashed by `tfswitch.ids.hash_strings`; with `mask_zero` the
+            empty string is padding. Floats are accepted, because a
+            `keras.Input` without `dtype` turns ids into floats. They must be
+            exact integers: in float32, below 2**24.
         weights: Factor of each id, of the shape and kind of `inputs`. Only
-            with a combiner. "mean" divides by their sum, "sqrtn" by the root of
-            the sum of their squares.
+            with a combiner. "mean" divides by the sum of the weights, "sqrtn"
+            by the root of the sum of their squares.
         training: Whether to create rows, and to give the layer's weight a
-            gradient. If nobody says so, a `tf.GradientTape` that watches the
-            weight does.
-        shows: How often each id was shown, numbers of the shape and kind of
-            `inputs`. By default once. They are counted when the gradient of
-            the call is applied, so only a training call uses them.
-        clicks: How often each was clicked, likewise. By default never. Where
-            each example has one label, of shape `(batch_size, 1)`, that is
+            gradient. None means yes inside a `tf.GradientTape` that watches the
+            weight.
+        shows: How often each id was shown: numbers of the shape and kind of
+            `inputs`. By default once. Shows and clicks are counted when the
+            gradient of the call is applied, so only a training call uses them.
+        clicks: How often each id was clicked, likewise. By default never. If
+            each example has one label, of shape `(batch_size, 1)`, pass
             `labels * tf.ones_like(ids)` of the labels' dtype.
 
     Output shape:
-        Input shape plus a last axis of `output_dim`; with a combiner that axis
-        takes the place of the last axis of the ids. An empty row pools to
+        Input shape plus a last axis of `output_dim`. With a combiner that axis
+        replaces the last axis of the ids, and an example without ids gives
         zeros.
 
     Raises:
@@ -276,19 +278,19 @@ class DynamicEmbedding(_backend.Layer):
             raise bad_argument(
                 "table", table, "an EmbeddingTable or the name of one"
             )
-        # Float ids must reach `call` as they are, to be named in its message.
+        # Keras must not cast float ids: the error of `call` names their dtype.
         kwargs.setdefault("autocast", False)
         super().__init__(name=name, **kwargs)
         self.output_dim = int(output_dim)
         self.input_dim = input_dim
         self._regularizer = embeddings_regularizer
         self._constraint = embeddings_constraint
-        # The rows that the table has when it is made.
+        # The first rows of the table, set when the table is made.
         self._first_rows = _weights.Rows(
             np.arange(int(mask_zero), max(len(translated.rows), mask_zero)),
             translated.rows[int(mask_zero) :],
         )
-        # Its matrix belongs to the config.
+        # An initializer with a matrix, stored in the config.
         self._constant = (
             embeddings_initializer
             if weights is None and len(translated.rows)
@@ -302,11 +304,12 @@ class DynamicEmbedding(_backend.Layer):
         self._table_lock = threading.Lock()
         self._cluster = cluster
         self._table: EmbeddingTable | None = None
-        # Set by from_config: rows that a file would replace in vain.
+        # Set by from_config. `_found_rows` counts rows that the table of a
+        # loaded layer has before its file is read.
         self._is_loaded = False
         self._has_warned = False
         self._found_rows = 0
-        # A DynamicEmbeddings sets it: gives features of one table one object.
+        # Set by a DynamicEmbeddings, whose features share one table object.
         self._share: Callable[[], Any] = lambda: None
         self._is_auto = optimizer is None or (
             isinstance(optimizer, str) and optimizer == "auto"
@@ -345,7 +348,7 @@ class DynamicEmbedding(_backend.Layer):
             settings["optimizer"] = _embedding_arguments.with_options(
                 optimizers_lib.get(optimizer), self._options
             )
-        # With "auto" the optimizer is not known before the table is needed.
+        # With "auto" the optimizer is open until the table is needed.
         self._spec = TableSpec(
             initializer=translated.initializer,
             is_open=self._is_auto,
@@ -376,7 +379,7 @@ class DynamicEmbedding(_backend.Layer):
     @property
     def table(self) -> EmbeddingTable:
         """The layer's table; made when it is first needed."""
-        # In a fork a thread that is not there may hold the lock.
+        # In a fork a thread that does not exist may hold the lock.
         _native.check_process()
         if self._table is None and (share := self._share()) is not None:
             share()
@@ -388,15 +391,15 @@ class DynamicEmbedding(_backend.Layer):
     def _track_trackable(
         self, trackable: Any, name: str, overwrite: bool = False
     ) -> Any:
-        if name == "_table":  # TrackedRows has it.
+        if name == "_table":  # TrackedRows tracks it.
             return trackable
         return super()._track_trackable(trackable, name, overwrite)
 
     def __dir__(self) -> list[str]:
-        """The attributes, but for `table`.
+        """The attributes without `table`.
 
-        Keras reads each attribute of a layer that it saves or loads, and so
-        would make a table before the optimizer is known.
+        Keras reads each listed attribute when it saves or loads a layer.
+        Reading `table` would make the table before the optimizer is known.
         """
         return [name for name in super().__dir__() if name != "table"]
 
@@ -405,7 +408,7 @@ class DynamicEmbedding(_backend.Layer):
         name = self.name if self._table_name is None else self._table_name
         self._check_name(cluster)
         if self._spec.optimizer is None:
-            # Until a model's optimizer, or the first push.
+            # Holds until a model's optimizer or the first push replaces it.
             self._set(**self._settings_by(optimizers_lib.get(None)))
         if self._table_name is None and not cluster.is_remote:
             if self._spec.seed is None:
@@ -421,21 +424,21 @@ class DynamicEmbedding(_backend.Layer):
             if self._is_loaded and not cluster.is_remote:
                 self._found_rows = table.size()
         if len(self._first_rows.ids):
-            # Rows that are there were the same, and have learnt since.
+            # Present rows began with the same values and have learnt since.
             table._native.assign_missing(*self._first_rows)
             self._first_rows = _weights.no_rows(self.output_dim)
         return table
 
     def _set_rows(self, rows: _weights.Rows) -> None:
-        """Sets all rows: of the table, or of the one that will be made."""
+        """Sets all rows of the table, now or when it is made."""
         is_remote = (self._cluster or default_cluster()).is_remote
         if self._table is None and not (is_remote and len(rows.ids)):
             self._first_rows = rows
-        else:  # On servers others may have made it, with other rows.
+        else:  # On servers others may have made the table, with other rows.
             self.table._set_rows(*rows)
 
     def _check_name(self, cluster: Cluster) -> None:
-        """Refuses that layers share a table because neither has a name."""
+        """Refuses a table on servers that would have an automatic name."""
         if (
             self._table_name is None
             and cluster.is_remote
@@ -449,7 +452,7 @@ class DynamicEmbedding(_backend.Layer):
             )
 
     def _use_optimizer_of(self, config: Mapping[str, Any]) -> None:
-        """Makes the table as saved rows need it, if nothing is known yet."""
+        """Takes the optimizer of saved rows if none is known yet."""
         if self._spec.optimizer is None:
             saved = self._spec.with_optimizer(config)
             self._set(optimizer=saved.optimizer)
@@ -467,7 +470,7 @@ class DynamicEmbedding(_backend.Layer):
         return present is not None and int(present["num_rows"]) > 0
 
     def _settings_of(self, optimizer: Any) -> dict[str, Any]:
-        """The settings by which rows learn as a Keras optimizer's variables."""
+        """Settings that make rows learn as a Keras optimizer's variables."""
         rule = _model_optimizer.rule_of(self, optimizer)
         return {**self._settings_by(rule), "is_open": False}
 
@@ -479,9 +482,10 @@ class DynamicEmbedding(_backend.Layer):
         }
 
     def _step_of(self, optimizer: Any, learning_rate: Any) -> TablePush:
-        """Returns the settings of a push: all but ids and gradients.
+        """Returns the settings of a push, without ids and gradients.
 
-        With "auto" the rows learn from now on as `optimizer`, if there is one.
+        With "auto" and an `optimizer` the rows learn as `optimizer` from now
+        on.
         """
         if not self._is_auto or optimizer is None:
             return self.table._step_of(None, None)
@@ -499,19 +503,19 @@ class DynamicEmbedding(_backend.Layer):
     def apply_gradients(self, gradient: Any) -> tf.Tensor:
         """Takes a step of the rows, for loops without a Keras optimizer.
 
-        The rows learn by the layer's own optimizer and its learning rate; with
-        "auto" as the optimizer that was applied last, or by Adam.
+        The layer's own optimizer and learning rate are used. With "auto" the
+        optimizer that was applied last is used, or Adam if there was none.
 
         Args:
-            gradient: That of the layer's weight, a `tf.IndexedSlices`; or a
-                list with it, as `tape.gradient(loss,
-                layer.trainable_variables)` gives.
+            gradient: The gradient of the layer's weight, a `tf.IndexedSlices`;
+                or a list with it, as `tape.gradient(loss,
+                layer.trainable_variables)` returns.
 
         Returns:
             int64 scalar tensor: the number of rows that took a step.
 
         Raises:
-            ValueError: If it is no such gradient.
+            ValueError: If `gradient` is not the gradient of the weight.
 
         Example:
 
@@ -536,7 +540,7 @@ class DynamicEmbedding(_backend.Layer):
     def build(self, input_shape: Any = None) -> None:
         if self.built:
             return
-        # Errors of the table belong here and not into the first step.
+        # Reports errors of the table now, before the first step.
         if self._is_auto:
             self._check_name(self._cluster or default_cluster())
         else:
@@ -561,7 +565,7 @@ class DynamicEmbedding(_backend.Layer):
     def _look_up(self, batch: id_inputs.IdBatch, training: Any) -> tf.Tensor:
         """Returns the float32 row of each id."""
         if _backend.is_building():
-            # Keras asks for shapes, maybe before the model is compiled.
+            # Keras asks only for shapes, maybe before the model is compiled.
             return tf.zeros([tf.size(batch.ids), self.output_dim])
         training = self._is_training(training)
         if training is False:
@@ -572,8 +576,8 @@ class DynamicEmbedding(_backend.Layer):
     def _is_training(self, training: Any) -> bool | tf.Tensor:
         """Whether to train, as a tensor if it is not known yet.
 
-        Where nobody says so, a tape that asks for the layer's gradient does:
-        an Embedding learns there, too.
+        If no caller says so, the layer trains inside a tape that watches its
+        weight, as an `Embedding` does.
         """
         if not self.trainable:
             return False
@@ -585,13 +589,14 @@ class DynamicEmbedding(_backend.Layer):
         return self._is_recorded()
 
     def _is_recorded(self) -> bool:
-        # Without a tape the weight is not read, as in exported models.
+        # The weight is read only inside a tape: exported models must not read
+        # it.
         return record.could_possibly_record() and record.should_record_backprop(
             [tf.convert_to_tensor(self._rows_weight)]
         )
 
     def _check_reader(self) -> None:
-        """Refuses Keras's export, and warns of gradients that rows miss."""
+        """Refuses Keras's export; warns if a tape gives rows no gradient."""
         if not tf.executing_eagerly() and _model_optimizer.is_exporting():
             _tracked_rows.refuse_export(self)
         if self._has_warned or not self.trainable:
@@ -639,7 +644,7 @@ class DynamicEmbedding(_backend.Layer):
         shows: Any = None,
         clicks: Any = None,
     ) -> Any:
-        """Keras 3 asks this instead of `call` for a model's placeholders."""
+        """Replaces `call` for the placeholders of a Keras 3 model."""
         owner = f"layer '{self.name}'"
         id_inputs.check_dtype(inputs.dtype, owner)
         if getattr(inputs, "sparse", False):
@@ -654,9 +659,9 @@ class DynamicEmbedding(_backend.Layer):
     def count_params(self) -> int:
         """Returns the number of weights that Keras sees, which is 0.
 
-        It prints with the rows of the table beside it, so that `model.summary`
-        shows them. They are no parameters: their number changes, and totals
-        would not agree with the weights of the model.
+        The number prints with the row count of the table, so that
+        `model.summary` shows it. Rows do not count as parameters: their number
+        changes, and totals would not agree with the weights of the model.
         """
         weights = super().count_params()
         if self._table is None:
@@ -665,7 +670,7 @@ class DynamicEmbedding(_backend.Layer):
 
     @property
     def embeddings(self) -> Any:
-        """There is no such variable, as `keras.layers.Embedding` has one.
+        """Not available: the layer has no variable with all rows.
 
         Raises:
             AttributeError: Always. The message names the alternatives.
@@ -697,7 +702,7 @@ class DynamicEmbedding(_backend.Layer):
     def _optimizer_config(self) -> Any:
         if self._is_auto:
             return "auto"
-        # The layer's options come from its other arguments.
+        # Leaves out the options that come from the layer's other arguments.
         optimizer = dataclasses.replace(
             self._spec.optimizer,
             **{
@@ -727,7 +732,7 @@ class DynamicEmbedding(_backend.Layer):
         _saved_rows.save(self, store)
 
     def load_own_variables(self, store: Any) -> None:
-        """Loads the rows that `save_own_variables` stored, replacing all."""
+        """Replaces all rows by those that `save_own_variables` stored."""
         _saved_rows.load(self, store)
 
 
@@ -741,7 +746,7 @@ def _serialize(given: Any) -> Any:
 
 
 def _present(cluster: Cluster, name: str) -> dict[str, Any] | None:
-    """The cluster's record of a table, or None if it has none of the name."""
+    """The cluster's record of a table, or None if it has no such table."""
     try:
         return cluster._list(name)[0]
     except KeyError:

@@ -24,16 +24,16 @@ class DynamicEmbeddings(_backend.Layer):
     """Maps the ids of many features to vectors, in one lookup.
 
     Each feature is a `DynamicEmbedding` with its own dimension, combiner,
-    optimizer, admission and so on, and gives the same output as that layer
-    alone. The way there differs: all features are looked up by one op, which
-    sends each server one message. (Long batches go in several messages; see
+    optimizer, admission and so on. It gives the same output as that layer
+    alone, but one op looks up all features and sends one message to each
+    server. (Long batches need several messages; see
     docs/wire_protocol_writes.md.)
 
-    Each feature has the weight of its layer. When an optimizer applies their
+    Each feature has the weight of its layer. When an optimizer applies the
     gradients, the tables of all features are pushed together: if a gradient
-    holds NaN or Inf, none takes the step. Features that the loss does not use
-    take none. An id of features that share a table takes one step, with the sum
-    of its gradients. Everything else is as for `DynamicEmbedding`.
+    holds NaN or Inf, no table takes the step. Features that the loss does not
+    use take no step. If features share a table, an id takes one step with the
+    sum of its gradients. Everything else is as for `DynamicEmbedding`.
 
     Example:
 
@@ -49,36 +49,38 @@ class DynamicEmbeddings(_backend.Layer):
     {'user': (2, 8), 'genres': (2, 4)}
 
     Args:
-        features: From the name of each feature to its `DynamicEmbedding`, or
-            to a dict of its arguments. A layer that is made of a dict is named
-            by this layer and the feature, such as "embeddings_user", and so is
-            its table on servers. Features share a table if they are given the
-            same `table`. A layer that was used before keeps its
-            `EmbeddingTable`, which the others of that table take.
+        features: A dict from the name of each feature to its
+            `DynamicEmbedding`, or to a dict of its arguments. A layer made from
+            a dict is named after this layer and the feature, such as
+            "embeddings_user", and so is its table on servers. Features share a
+            table if they are given the same `table`. A layer that was used
+            before keeps its `EmbeddingTable` object, and the other features of
+            that table use the same object.
         name: Name of the layer.
-        cluster: Where the tables of features given as dicts live; by default
-            that of `tfswitch.connect`.
-        **kwargs: Passed to `keras.layers.Layer`. `dtype` is also that of
-            features given as dicts.
+        cluster: The cluster of the tables of features given as dicts. By
+            default the one of `tfswitch.connect`.
+        **kwargs: Passed to `keras.layers.Layer`. Features given as dicts have
+            the same `dtype`.
 
     Call arguments:
         inputs: A dict with the ids of every feature: dense, ragged or sparse,
-            integers or strings, as its layer takes them.
-        weights: A dict of the features that have weights, or None.
+            integers or strings, as for its layer.
+        weights: A dict with the weights of the features that have some, or
+            None.
         training: Whether to create rows, and to give the layers' weights a
             gradient. A feature whose layer is not trainable is only read.
-        shows: A dict of the features that have them, or None.
-        clicks: Likewise.
+        shows: A dict with the shows of the features that have some, or None.
+        clicks: A dict with clicks, likewise.
 
     Output shape:
         A dict with the output of each feature's layer.
 
     Raises:
         ValueError: If `features` is empty, has more than 256 entries, holds
-            something else, or holds one layer twice; from the first call, if
-            features share a table and have different learning rates, or have
-            each used a table object of its own; from calls, if ids of a feature
-            are missing or of one that there is not; the errors of
+            something else, or holds one layer twice. From the first call: if
+            features share a table and have different learning rates, or each
+            has used its own table object. From calls: if the ids of a feature
+            are missing, or a name is not that of a feature. Also the errors of
             `DynamicEmbedding`.
         tf.errors.UnavailableError, tf.errors.DeadlineExceededError: From calls,
             if a server does not answer. Other servers may have been pushed to.
@@ -96,7 +98,7 @@ class DynamicEmbeddings(_backend.Layer):
     ) -> None:
         _backend.check_backend()
         _check_features(features)
-        # Float ids must reach `call` as they are, to be named in its message.
+        # Keras must not cast float ids: the error of `call` names their dtype.
         kwargs.setdefault("autocast", False)
         super().__init__(name=name, **kwargs)
         self.supports_jit = False
@@ -106,8 +108,8 @@ class DynamicEmbeddings(_backend.Layer):
         if kwargs.get("dtype") is not None:
             defaults["dtype"] = kwargs["dtype"]
         for feature, given in features.items():
-            # An attribute each: Keras saves by the names of attributes, and a
-            # dict's values by their places.
+            # Each layer is an attribute. Keras saves attributes by name, but
+            # values of a dict by position.
             setattr(
                 self, _attribute(feature), self._make(feature, given, defaults)
             )
@@ -148,7 +150,7 @@ class DynamicEmbeddings(_backend.Layer):
         self.built = True
 
     def _share_tables(self) -> None:
-        """Has features of one table use one object, before it is used."""
+        """Makes features of one table use one object, before its first use."""
         if self._tables_are_shared:
             return
         self._tables_are_shared = True
@@ -162,8 +164,9 @@ class DynamicEmbeddings(_backend.Layer):
     def _shared_tables(self) -> list[tuple[DynamicEmbedding, EmbeddingTable]]:
         """Finds one table object for the layers that share a table.
 
-        It counts the steps of all its features. A layer that has an object
-        already keeps it: others may hold it, and functions be traced with it.
+        The object counts the steps of all its features. A layer keeps the
+        object that it has: other code may hold it, and traced functions may
+        use it.
         """
         features = self.features
         kept = {
@@ -267,7 +270,7 @@ class DynamicEmbeddings(_backend.Layer):
 
     def _train(self, batches: dict[str, IdBatch]) -> dict[str, tf.Tensor]:
         if self._tables_are_shared is False:
-            # Each finds its rule before tables are compared.
+            # Each layer must find its optimizer before tables are compared.
             for layer in self.features.values():
                 _ = layer.table
         self._share_tables()
@@ -280,15 +283,15 @@ class DynamicEmbeddings(_backend.Layer):
         """Takes a step of the rows, for loops without a Keras optimizer.
 
         Args:
-            gradients: Those of `trainable_variables`, in their order. Features
-                without a gradient (None) take no step.
+            gradients: The gradients of `trainable_variables`, in the same
+                order. Features without a gradient (None) take no step.
 
         Returns:
             For each table the number of rows that took a step, an int64 scalar.
 
         Raises:
-            ValueError: If there is another number of gradients, or they are
-                none of rows.
+            ValueError: If the number of gradients differs from the number of
+                variables, or a gradient is not one of rows.
         """
         return _row_weights.push(
             [
@@ -342,7 +345,7 @@ class DynamicEmbeddings(_backend.Layer):
         shows: Any = None,
         clicks: Any = None,
     ) -> Any:
-        """Keras 3 asks this instead of `call` for a model's placeholders."""
+        """Replaces `call` for the placeholders of a Keras 3 model."""
         self._check_names("inputs", inputs, all_needed=True)
         return {
             name: layer.compute_output_spec(inputs[name])
@@ -371,7 +374,8 @@ class DynamicEmbeddings(_backend.Layer):
     def from_config(cls, config: Mapping[str, Any]) -> "DynamicEmbeddings":
         config = dict(config)
         config["features"] = {
-            # `build` is for this layer to call: it shares tables first.
+            # This layer builds its features itself, after it has shared their
+            # tables. So Keras must not build them.
             name: _backend.deserialize({**layer, "build_config": None})
             for name, layer in config["features"].items()
         }
@@ -413,7 +417,7 @@ def _check_features(features: Any) -> None:
 
 
 def _attribute(feature: str) -> str:
-    """The attribute that has a feature's layer, also its name in files."""
+    """The attribute that holds a feature's layer; also its name in files."""
     return "feature_" + urllib.parse.quote(feature, safe="")
 
 
@@ -424,7 +428,7 @@ def _learn_alike(one: EmbeddingTable, other: EmbeddingTable) -> bool:
         return True
     if isinstance(a, float) and isinstance(b, float):
         return a == b
-    # Schedules that were loaded, or made of one config.
+    # Schedules are equal if their configs are.
     return (
         type(a) is type(b)
         and hasattr(a, "get_config")

@@ -1,4 +1,4 @@
-"""The ids that a layer is called with: from its inputs to its output."""
+"""Turns a layer's inputs into ids, and the rows of ids into its output."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from tfswitch.ops.string_ops import hash_strings
 
 COMBINERS = ("sum", "mean", "sqrtn")
 
-# Up to which each dtype has all integers.
+# Each dtype represents all integers up to this one.
 _EXACT_UP_TO = {
     tf.bfloat16: 2**8,
     tf.float16: 2**11,
@@ -25,10 +25,10 @@ _EXACT_UP_TO = {
 
 
 def to_integers(inputs: Any, *, padding: bool, owner: str) -> Any:
-    """Hashes strings, and makes integers of floats that are integers.
+    """Hashes strings, and casts floats that hold integers.
 
-    Keras makes floats of ids: a `keras.Input` without `dtype` is of float32, as
-    is that of a Sequential model without one.
+    Ids may be floats because a `keras.Input` without `dtype`, and the input of
+    a Sequential model without one, are float32.
 
     Args:
         inputs: The inputs that a layer was called with.
@@ -37,11 +37,11 @@ def to_integers(inputs: Any, *, padding: bool, owner: str) -> Any:
 
     Returns:
         int64 of the shape and kind of `inputs`, if those are strings or floats;
-        else `inputs`. In a graph, ids that floats cannot tell apart are an
-        error when it runs.
+        else `inputs`.
 
     Raises:
-        tf.errors.InvalidArgumentError: If floats are not exact.
+        tf.errors.InvalidArgumentError: If floats are not exact integers; in a
+            graph, when it runs.
     """
 
     def to_ids(strings: tf.Tensor) -> tf.Tensor:
@@ -50,7 +50,7 @@ def to_integers(inputs: Any, *, padding: bool, owner: str) -> Any:
             return ids
         return tf.where(tf.equal(strings, ""), tf.zeros_like(ids), ids)
 
-    # Keras makes tensors of arrays before it calls a layer.
+    # Keras converts arrays to tensors before it calls a layer.
     dtype = getattr(inputs, "dtype", None)
     if dtype is None:
         return inputs
@@ -87,7 +87,7 @@ def check_dtype(dtype: Any, owner: str) -> None:
 
 
 def padding_of(inputs: Any) -> Any:
-    """The padding among a layer's inputs: 0 or the empty string."""
+    """The value that means padding in `inputs`: 0 or the empty string."""
     dtype = getattr(inputs, "dtype", None)
     is_string = dtype is not None and tf.as_dtype(dtype) == tf.string
     return "" if is_string else 0
@@ -112,16 +112,16 @@ def check_sparse(combiner: str | None, owner: str) -> None:
 
 
 class IdBatch(NamedTuple):
-    """The ids of one call of a layer, and how their rows become its output.
+    """The ids of one call of a layer; `finish` makes the output of their rows.
 
     Attributes:
         ids: int64, `[num_ids]`, without padding.
         shows: float32, `[num_ids]`, or None.
-        clicks: Likewise.
+        clicks: float32, `[num_ids]`, or None.
         given: All ids in the structure of the inputs.
         weights: float32 of the shape of the values of `given`, or None.
-        places: Where `ids` are among these values, int64 `[num_ids, rank]`;
-            None: they are all, in order.
+        places: The indices of `ids` in the values of `given`, int64
+            `[num_ids, rank]`. None means that `ids` are all values, in order.
         layer: The `DynamicEmbedding`.
     """
 
@@ -150,7 +150,8 @@ class IdBatch(NamedTuple):
             return self._pool_sparse(given, rows)
         if not isinstance(given, tf.RaggedTensor):
             return self._pool(rows, _over_axis)
-        # Else the last axis is a uniform one.
+        # Values of a higher rank have a last axis of one length, not a ragged
+        # one.
         if self.layer.combiner is not None and values.shape.rank == 1:
             return self._pool_ragged(given, rows)
         return given.with_flat_values(self._pool(rows, _over_axis))
@@ -158,7 +159,7 @@ class IdBatch(NamedTuple):
     def _pool(
         self, rows: tf.Tensor, add_up: Callable[[tf.Tensor], tf.Tensor]
     ) -> tf.Tensor:
-        """Combines rows; zeros where there are none, or all weights are 0."""
+        """Combines rows; gives zeros without rows or with all weights 0."""
         combiner, weights = self.layer.combiner, self.weights
         if combiner is None:
             return rows
@@ -184,7 +185,7 @@ class IdBatch(NamedTuple):
 
     def _pool_sparse(self, ids: tf.SparseTensor, rows: tf.Tensor) -> tf.Tensor:
         outer = ids.dense_shape[:-1]
-        # Row-major place of each value's outer indices.
+        # The output row of each value: its outer indices in row-major order.
         strides = tf.math.cumprod(outer, exclusive=True, reverse=True)
         segments = tf.reduce_sum(ids.indices[:, :-1] * strides, axis=1)
         pooled = self._pool(
@@ -199,15 +200,16 @@ class IdBatch(NamedTuple):
 def to_batch(
     layer: Any, inputs: Any, weights: Any, shows: Any, clicks: Any
 ) -> IdBatch:
-    """Makes the batch of what a `DynamicEmbedding` was called with.
+    """Makes a batch from the arguments of a call of a `DynamicEmbedding`.
 
     With `mask_zero`, 0 and the empty string are padding: they are left out of
     the lookup and pool with weight 0.
 
     Raises:
         ValueError: If an argument does not fit the layer or the ids.
-        tf.errors.InvalidArgumentError: If floats are not exact, or numbers have
-            another shape than the ids; in a graph, when it runs.
+        tf.errors.InvalidArgumentError: If float ids are not exact integers, or
+            `weights`, `shows` or `clicks` have another shape than the ids; in a
+            graph, when it runs.
     """
     owner, combiner = f"layer '{layer.name}'", layer.combiner
     if weights is not None and combiner is None:
@@ -248,7 +250,7 @@ def to_batch(
 
 
 def _numbers(what: str, numbers: Any, ids: Any, owner: str) -> tf.Tensor | None:
-    """The float32 numbers of the values of `ids`, whose structure they have."""
+    """The values of `numbers` as float32, checked to be structured as `ids`."""
     if numbers is None:
         return None
     kinds = [
@@ -272,13 +274,13 @@ def _numbers(what: str, numbers: Any, ids: Any, owner: str) -> tf.Tensor | None:
         tf.debugging.assert_equal(a, b, message)
         for a, b in zip(_structure(numbers), _structure(ids), strict=True)
     ]
-    # In eager mode they have been made.
+    # In eager mode the checks have run already, and are None.
     with tf.control_dependencies([c for c in checks if c is not None]):
         return tf.cast(tf.identity(values_of(numbers)), tf.float32)
 
 
 def _structure(tensor: Any) -> list[tf.Tensor]:
-    """Tensors that say where each of the values is."""
+    """Tensors that define the position of each value."""
     if isinstance(tensor, tf.RaggedTensor):
         return [tf.cast(x, tf.int64) for x in tensor.nested_row_splits]
     if isinstance(tensor, tf.SparseTensor):

@@ -11,7 +11,7 @@ from tfswitch.nn import sampled_losses, samplers
 
 
 class _SampledLoss(_backend.Layer):
-    """The common part of the layers, which differ in `_loss`."""
+    """Common base of the layers; subclasses set `_loss`."""
 
     _loss: Any
     built: bool
@@ -104,19 +104,20 @@ class _SampledLoss(_backend.Layer):
                 f"{message}. Received: sample_weight of shape {given.shape}, "
                 f"and {losses.shape[0]} examples"
             )
-        # Checked when the graph runs: one weight must not be spread over all
-        # examples.
+        # Checked again when the graph runs, so that one weight is not
+        # broadcast to all examples.
         tf.debugging.assert_equal(tf.shape(weights), tf.shape(losses), message)
         return weights
 
     def score(self, inputs: Any, ids: Any) -> tf.Tensor:
-        """Scores candidates exactly, without sampling: the model's logits.
+        """Computes the exact logits of candidates, without sampling.
 
         No row is created, and an id without a row scores 0.
 
         Args:
             inputs: Floats, `(batch_size, dim)`.
-            ids: Integers or strings, `(num_candidates,)`, for all inputs.
+            ids: Integers or strings, `(num_candidates,)`: the same for all
+                inputs.
 
         Returns:
             float32, `(batch_size, num_candidates)`.
@@ -139,7 +140,7 @@ class _SampledLoss(_backend.Layer):
         training: Any = None,
         sample_weight: Any = None,
     ) -> Any:
-        """Keras 3 calls this, not `call`, for a model's placeholders."""
+        """Replaces `call` for the placeholders of a Keras 3 model."""
         return _backend.spec((inputs.shape[0],), dtype="float32", ragged=False)
 
     def get_config(self) -> dict[str, Any]:
@@ -167,15 +168,15 @@ class _SampledLoss(_backend.Layer):
 class SampledSoftmax(_SampledLoss):
     """Adds the sampled softmax loss of predicting ids of a dynamic table.
 
-    Use it as the last layer of a model whose classes are ids, such as the next
-    item, or the item of a pair of towers. It holds the output embeddings, draws
-    ids with the sampler, and adds the mean of
+    Use it as the last layer of a model whose classes are ids: a model that
+    predicts the next item, or a two-tower model. The layer holds the output
+    embeddings, draws ids with the sampler, and adds the mean of
     `tfswitch.nn.sampled_softmax_loss` to the model's loss. Only rows of labels
     and samples are read and pushed. Compile the model with an optimizer and no
     loss.
 
-    `evaluate` computes the same estimate, with new samples and without new
-    rows. For predictions, leave the layer out and use `score`.
+    `evaluate` computes the same estimate with new samples, and makes no rows.
+    For predictions, leave the layer out and use `score`.
 
     Example:
 
@@ -193,22 +194,22 @@ class SampledSoftmax(_SampledLoss):
         sampler: A sampler of `tfswitch.nn`, with all labels in its vocabulary.
         num_sampled: How many ids to draw for each batch.
         biases: A `DynamicEmbedding` of `output_dim` 1, or None for no biases.
-        remove_accidental_hits: Whether a sampled id that is a label of the
-            example is left out there. None: yes.
+        remove_accidental_hits: Whether an example ignores sampled ids that are
+            its labels. None means yes.
         seed: The seed of the sampling operation; see `tf.random.set_seed`.
         name: Name of the layer.
         **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
-        inputs: Floats, `(batch_size, dim)`, `dim` as of `embedding`.
+        inputs: Floats, `(batch_size, dim)`, with the `dim` of `embedding`.
         labels: Integers or strings, `(batch_size,)` or `(batch_size,
             num_true)`.
         training: Whether to create rows, and to give the weight of `embedding`
             a gradient.
         sample_weight: Numbers, `(batch_size,)` or `(batch_size, 1)`: a factor
-            of each example's loss. The mean is over the examples, as Keras's
-            "sum_over_batch_size" is. The `sample_weight` of `fit` has no effect
-            here: make it an input of the model.
+            of each example's loss. The sum is divided by the number of
+            examples, as with Keras's "sum_over_batch_size". The `sample_weight`
+            of `fit` has no effect here: make it an input of the model.
 
     Output shape:
         `(batch_size,)`, float32: the loss of each example, times its weight.
@@ -226,8 +227,8 @@ class SampledSoftmax(_SampledLoss):
 class NCE(_SampledLoss):
     """Adds the noise-contrastive loss of predicting ids of a dynamic table.
 
-    As `SampledSoftmax`, with `tfswitch.nn.nce_loss`, and
-    `remove_accidental_hits` None means no.
+    Works as `SampledSoftmax`, but uses `tfswitch.nn.nce_loss`, and
+    `remove_accidental_hits=None` means no.
     """
 
     _loss = staticmethod(sampled_losses.nce_loss)
@@ -241,7 +242,7 @@ def _serialize(sampler: samplers.Sampler) -> dict[str, Any]:
 
 
 def _deserialize(config: Mapping[str, Any]) -> samplers.Sampler:
-    if "module" not in config:  # Only Keras writes one.
+    if "module" not in config:  # Only configs of Keras have a module.
         return samplers.from_config(config)
     try:
         return _backend.deserialize(config)
