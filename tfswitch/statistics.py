@@ -1,7 +1,7 @@
 """The counts that a table keeps of the use of its rows.
 
-Pushes bring the counts. They lie behind the row's optimizer state, are saved
-with it, and are the basis of admission and eviction.
+The counts arrive with the pushes. A row has them after its optimizer state, and
+they are saved with the row. Admission and eviction are based on them.
 """
 
 import dataclasses

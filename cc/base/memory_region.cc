@@ -39,10 +39,11 @@ bool OvercommitIsForbidden() {
   return (file >> mode) && mode == 2;
 }
 
-// The bytes that a process can address without asking for more.
+// The size of the address space. The kernel gives addresses above it only to
+// calls of mmap() that ask for one.
 constexpr size_t kAddressSpace = size_t{1} << 47;
 
-// How many of them are reserved.
+// The number of reserved bytes in it.
 std::atomic<size_t> reserved_bytes{0};
 
 bool IsBeyondAddressSpace(const void* map) {

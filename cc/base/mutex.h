@@ -28,7 +28,8 @@ class ABSL_LOCKABLE Mutex {
     return mutex_.try_lock();
   }
   void Unlock() ABSL_UNLOCK_FUNCTION() { mutex_.unlock(); }
-  // For locks that clang cannot see. Checks nothing.
+  // Tells clang's analysis that the mutex is held where it cannot see the lock.
+  // Does nothing at run time.
   void AssertHeld() const ABSL_ASSERT_EXCLUSIVE_LOCK() {}
 
  private:

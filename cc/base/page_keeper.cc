@@ -1,8 +1,8 @@
-// pending_ has requests that tables may need soon; to_join_ has pages to join,
-// which the thread takes only when pending_ is empty. Reset() goes to the
-// front, because a table may be waiting for the memory. mutex_ is not held
-// while the kernel works. current_ names the thread's request, so that
-// Cancel() can wait for it.
+// pending_ has the urgent requests. Reset() puts its request in front of them,
+// because a table may be waiting for the memory. to_join_ has pages to join to
+// huge pages; the thread takes them only when pending_ is empty. current_ is
+// the request that the thread works on, so that Cancel() can wait for it.
+// mutex_ is not held during system calls.
 //
 // Pages are touched one by one with an atomic operation that adds nothing,
 // because tables write to the same memory meanwhile. Without a thread, requests

@@ -356,7 +356,8 @@ int Serve(const Settings& settings, const sigset_t& stop_signals,
   std::printf("listening on %s\n", (*api)->address(server));
   std::fflush(stdout);
 
-  // Beside the wait for a signal, which may come first.
+  // The model is loaded in another thread, because this one waits for a signal,
+  // which may come before the model is there.
   absl::Mutex mutex;
   bool stopping = false;
   std::unique_ptr<Predictor> predictor;

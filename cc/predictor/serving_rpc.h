@@ -90,8 +90,8 @@ typedef struct ServingRpcOptions {
   const char* address;  // "host:port" (port 0: any free one), "unix:/path".
   // Longest message in either direction, and largest tensor of a request.
   int64_t max_message_bytes;
-  // Predictions at a time, each of which holds a thread. More get
-  // RESOURCE_EXHAUSTED.
+  // The most predictions that run at the same time; each holds a thread. Others
+  // get RESOURCE_EXHAUSTED.
   int32_t max_requests;
   // Paths; each may be empty. cc/rpc/access_control.h says who may call.
   const char* tls_cert;

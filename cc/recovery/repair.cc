@@ -28,8 +28,8 @@ namespace {
 
 using Print = absl::FunctionRef<void(absl::string_view line)>;
 
-// Prints the saves. `skipped` has the errors of the newest saves; the next save
-// is whole.
+// Prints the saves, the newest first. `skipped` has the errors of the damaged
+// ones at the beginning; the save after them is whole.
 void PrintSaves(const std::string& state,
                 const std::vector<std::string>& skipped, Print print) {
   for (size_t i = 0;; ++i) {

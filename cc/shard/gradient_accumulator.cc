@@ -276,7 +276,7 @@ void GradientAccumulator::ForEachStaged(
   for (const auto& [name, group] : groups_) {
     MutexLock group_lock(&group->mutex);
     for (const auto& [step, tables] : group->steps) {
-      // The worker's number is needed only for messages, so it is 0.
+      // Only error messages would show the worker's number, so it is 0.
       const StepTag tag = {name, 0, step.first, step.second};
       for (const auto& [table, pushes] : tables) {
         for (const StagedPush& push : pushes) visit(tag, table, push);

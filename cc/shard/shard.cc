@@ -1542,7 +1542,7 @@ void Shard::DropStagedPushes(const std::string& restore_id) {
       names.push_back(name);
     }
   }
-  // Called without mutex_, which is taken while a round is applied.
+  // mutex_ is not held here, because applying a round takes it.
   for (const std::string& name : names) stage_.DropTable(name);
 }
 

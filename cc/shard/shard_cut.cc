@@ -3,9 +3,9 @@
 // shard can be past it. Then each shard applies the rounds up to this one that
 // it lacks, as workers would. So a save waits for no worker, dead or alive.
 //
-// A table has one snapshot at a time, so a save waits until the save before is
-// written. Rounds must not wait for that: a shard that is being saved refuses
-// to hold rounds, and answers that it waits.
+// A table has one snapshot at a time, so a save waits until the previous one is
+// written. Rounds must not wait that long: while a shard is still being saved,
+// it does not hold rounds for the next save, and answers that it waits.
 //
 // A round may have passed the hold just before that began, and may still be
 // being applied. It had closed, so it is one of the cut's rounds. Applying

@@ -114,7 +114,7 @@ absl::Status Shard::ReplayPush(absl::string_view payload) {
     return Malformed("push");
   }
   const auto table = FindTable({push.table, push.table_incarnation});
-  // DataLoss means that another table has the name.
+  // FindTable() returns DataLoss if another table has the name by now.
   if (!table.ok()) return absl::NotFoundError("its table is gone");
   const absl::Status status = Push(**table, push).status();
   // If the push is staged, ResourceExhausted means a step with too many pushes,

@@ -323,7 +323,8 @@ class WorkerGroup {
   // Starts the next run if the only members are workers that have left this run
   // and come back. They stay members.
   void BeginAnewIfAllHaveLeft();
-  // Notes that the worker has ended a step, so that it trains with the others.
+  // Records that the worker has ended a step. A worker that came back trains
+  // with the others after a step of its own and one of theirs.
   void NoteStep(Worker* worker);
   // Does what follows from an event. Called after each event.
   void Settle();

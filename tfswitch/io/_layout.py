@@ -23,9 +23,9 @@ class Layout:
         kind: The kind of thing that has a name: "array", "column", "feature".
         table: The table.
         slots: Whether slots are wanted.
-        names: The names in the file, by the fields of `Rows`; without slots if
+        names: For each field of `Rows` its name in the file; without slots if
             they are not wanted, or the table has none.
-        widths: The number of floats in a row, by the same fields.
+        widths: For each of these fields the number of floats in a row.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ TableTensor = tuple[EmbeddingTable, Any, Any]
 
 
 def consistency_of(normalize: str) -> Consistency:
-    """Returns the consistency of tables with this normalisation of a step."""
+    """Returns the `Consistency` for tables whose step is normalised so."""
     return Consistency.bsp("sum" if normalize == "initial" else "mean")
 
 

@@ -81,7 +81,7 @@ class SyncEpochs(_backend.Callback):
         present = servers.worker.stats()
         if present["left"]:
             return  # It joins at its first step.
-        # Waiting for an item of a work queue moves the clock as well.
+        # A wait for an item of a work queue moves the worker's clock, too.
         self._first_clock = present["clock"]
         # The clock at which it will begin; see `build`.
         if servers.table is None:

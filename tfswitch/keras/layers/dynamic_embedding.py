@@ -278,7 +278,8 @@ class DynamicEmbedding(_backend.Layer):
             raise bad_argument(
                 "table", table, "an EmbeddingTable or the name of one"
             )
-        # Keras must not cast float ids: the error of `call` names their dtype.
+        # Float ids are an error of `call` that names their dtype, so Keras must
+        # not cast them before.
         kwargs.setdefault("autocast", False)
         super().__init__(name=name, **kwargs)
         self.output_dim = int(output_dim)
