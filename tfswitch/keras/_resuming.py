@@ -102,7 +102,7 @@ def _say(worker: Worker, text: str) -> None:
 
 
 class _GoOn(_backend.Callback):
-    """Comes after other callbacks: a `Checkpoint` that restores decides."""
+    """Comes after others: `BackupAndRestore` decides if it restores."""
 
     def __init__(
         self, worker: Worker, number: int, epochs: int, is_behind: bool
@@ -117,7 +117,7 @@ class _GoOn(_backend.Callback):
         optimizer = optimizer_of(self.model)
         if not self._is_behind or optimizer._servers.has_restored:
             return
-        if self._worker.stats()["left"]:  # A Checkpoint has met the others.
+        if self._worker.stats()["left"]:  # BackupAndRestore has met the others.
             self._worker._set_mark(0, join_again=True)
         mark, num_steps = self._worker._position()
         if mark >> _EPOCH_BITS != self._number:

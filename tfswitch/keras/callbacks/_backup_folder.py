@@ -1,4 +1,4 @@
-"""The files of the `Checkpoint` callback.
+"""The files of the `BackupAndRestore` callback.
 
 A checkpoint is a file of the dense variables, saves of tables below it (or
 where servers keep them), and a manifest that names both. The manifest is

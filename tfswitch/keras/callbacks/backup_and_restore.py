@@ -145,7 +145,7 @@ class BackupAndRestore(_backend.Callback):
         leave_out(self.model, 0, [])
         if not self.model.built:
             raise ValueError(
-                f"Checkpoint: model '{self.model.name}' is not built, so that "
+                f"BackupAndRestore: model '{self.model.name}' is not built, so "
                 "its variables are not known. Call it on a batch of data, or "
                 "`model.build`, before `fit`."
             )
