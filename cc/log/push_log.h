@@ -136,7 +136,7 @@ class PushLog {
  private:
   explicit PushLog(const PushLogOptions& options) : options_(options) {}
   absl::Status StartSegment() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // From now on records go to another segment.
+  // Closes the segment. The next record begins another one.
   absl::Status EndSegment() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Write(absl::string_view bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -84,8 +84,8 @@ class GradientStage : public tensorflow::ResourceBase {
 
   // Removes and returns the gradients of `keys`. Also removes the gradients of
   // earlier steps of the same incarnations, and of all incarnations below
-  // `next_incarnation` that are not active. NotFound, and nothing is removed,
-  // if the gradients of a key are missing.
+  // `next_incarnation` that are not active. If the gradients of a key are
+  // missing, returns NotFound and removes nothing.
   absl::Status Take(const std::vector<StepKey>& keys,
                     const std::set<int64_t>& active, int64_t next_incarnation,
                     std::vector<std::vector<Tensor>>* gradients) {

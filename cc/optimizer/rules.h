@@ -97,7 +97,8 @@ struct RulePlan {
 };
 
 // Returns 1 - beta as Keras computes it, from a Python float such as 0.999.
-// From the nearest float32, 1 - beta would be wrong in the fifth digit.
+// A subtraction from the float32 nearest to beta would be wrong in the fifth
+// digit.
 float OneMinus(float beta);
 
 // Most rows see few steps. Each later step of a row costs two pow().

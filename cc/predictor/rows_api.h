@@ -30,7 +30,7 @@ class RowsApi {
   static Result<RowsApi> Find(const std::string& op_library);
 
   Result<ServedState> State(const std::string& folder) const;
-  // From now on looks for newer exports at this interval; zero: never.
+  // Sets how often newer exports are looked for; zero: never.
   Status Watch(const std::string& folder, Seconds interval) const;
 
   // Looks for newer exports now and serves them. The error says why a newer one

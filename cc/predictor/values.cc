@@ -51,7 +51,8 @@ int64_t CountOf(const std::vector<int64_t>& shape, size_t value_bytes) {
   if (shape.size() > kMaxDims) return -1;
   const int64_t most =
       std::numeric_limits<int64_t>::max() / static_cast<int64_t>(value_bytes);
-  // Also if another dimension is 0, as in TensorFlow.
+  // As in TensorFlow, dimensions that are too large together are refused even
+  // if another dimension is 0.
   int64_t product = 1;
   bool is_empty = false;
   for (const int64_t dim : shape) {

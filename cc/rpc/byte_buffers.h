@@ -25,7 +25,7 @@ void ListPieces(grpc::ByteBuffer* buffer,
 //   if (message.data() != nullptr) WriteX(args, message.data());
 //   buffer = std::move(message).ToByteBuffer();
 //
-// From then on the bytes belong to gRPC, which may still send them after the
+// ToByteBuffer() gives the bytes to gRPC, which may still send them after the
 // call has ended: if a call reaches its deadline while the socket is full, the
 // write ends only with the connection. Therefore arrays are copied if the
 // caller may release them after the call.

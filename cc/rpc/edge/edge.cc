@@ -25,7 +25,7 @@ namespace {
 constexpr absl::Duration kTrimInterval = absl::Seconds(2);
 // gRPC frees the memory of a connection in the next moments.
 constexpr int kNumTrims = 4;
-// From this number on, expired ones are dropped.
+// Expired refusals are dropped when there are so many.
 constexpr size_t kManyRefusals = 1024;
 constexpr size_t kMaxRefusals = 65536;
 

@@ -141,8 +141,8 @@ class TFSWITCH_EXPORTED Predictor {
   // Serves the rows as of an earlier export, and stays there until ResumeRows.
   Status RollBackRows(int64_t number);
   Status ResumeRows();
-  // From now on looks for newer exports at this interval; zero: never. Holds
-  // for later versions too, even if the serving one has no rows.
+  // Sets how often newer exports are looked for; zero: never. The interval
+  // holds for later versions too, even if the serving one has no rows.
   Status WatchRows(Seconds interval);
 
  private:
