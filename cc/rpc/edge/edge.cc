@@ -149,8 +149,8 @@ Edge::TlsConnection Edge::FindTls(absl::Span<const uint8_t> client_random) {
 bool Edge::PassTls(Direction direction, const TlsConnection& connection,
                    const void* data, size_t size) {
   if (connection.guard == nullptr) {
-    AsServerFault({}, "its TLS began with an unusual ClientHello",
-                  /*refuses=*/false);
+    RecordClosed({}, "its TLS began with an unusual ClientHello",
+                 /*refuses=*/false);
     return false;
   }
   const char* const why = Check(direction, connection.guard.get(), data, size);
@@ -167,7 +167,7 @@ void Edge::End(int fd, const FrameGuard* guard, const char* why, bool refuses) {
     return;  // The connection has ended meanwhile.
   }
   // Refuses the address first, or the peer would reconnect at once.
-  AsServerFault(found->second.address, why, refuses);
+  RecordClosed(found->second.address, why, refuses);
   part.connections.erase(found);
   shutdown(fd, SHUT_RDWR);
 }
@@ -179,8 +179,8 @@ bool Edge::Refuses(const sockaddr_storage& address) {
   return found != refused_until_.end() && SteadyNow() < found->second;
 }
 
-void Edge::AsServerFault(const sockaddr_storage& address, const char* why,
-                         bool refuses) {
+void Edge::RecordClosed(const sockaddr_storage& address, const char* why,
+                        bool refuses) {
   const int64_t num_ended = ++num_ended_;
   const std::string key = AddressKey(address);
   const absl::Time now = SteadyNow();

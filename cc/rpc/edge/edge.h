@@ -105,8 +105,8 @@ class Edge {
   // If the connection has this guard, shuts it down, logs why, and may refuse
   // its address for a while.
   void End(int fd, const FrameGuard* guard, const char* why, bool refuses);
-  void AsServerFault(const sockaddr_storage& address, const char* why,
-                     bool refuses) ABSL_LOCKS_EXCLUDED(mutex_);
+  void RecordClosed(const sockaddr_storage& address, const char* why,
+                    bool refuses) ABSL_LOCKS_EXCLUDED(mutex_);
 
   static constexpr size_t kNumParts = 64;
   std::array<Part, kNumParts> parts_;

@@ -51,8 +51,15 @@ bool FrameBudget::Take(absl::Time (*now)()) {
 
 std::optional<FrameReader::Frame> FrameReader::Next(const uint8_t** data,
                                                     const uint8_t* end) {
-  while (*data < end) {
+  while (*data < end && !is_other_protocol_) {
     const auto size = static_cast<size_t>(end - *data);
+    if (!preface_.empty()) {
+      const size_t length = std::min(preface_.size(), size);
+      is_other_protocol_ = std::memcmp(preface_.data(), *data, length) != 0;
+      preface_.remove_prefix(length);
+      *data += length;
+      continue;
+    }
     if (skip_ > 0) {
       const size_t skipped = std::min(skip_, size);
       skip_ -= skipped;

@@ -15,6 +15,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "cc/base/mutex.h"
@@ -55,8 +56,8 @@ class FrameReader {
     absl::Span<const uint8_t> payload;
   };
 
-  // Skips `preface` bytes first.
-  explicit FrameReader(size_t preface) : skip_(preface) {}
+  // Expects `preface` first. Finds no frame in bytes that begin otherwise.
+  explicit FrameReader(absl::string_view preface) : preface_(preface) {}
 
   // Returns the next frame, and moves `*data` behind the bytes that it has
   // read; nothing at the end. The payload is valid until the next call.
@@ -65,7 +66,10 @@ class FrameReader {
  private:
   static constexpr size_t kHeaderSize = 9;
 
-  size_t skip_;
+  // What is still to come of the preface.
+  absl::string_view preface_;
+  bool is_other_protocol_ = false;
+  size_t skip_ = 0;
   size_t want_ = kHeaderSize;
   size_t have_ = 0;
   uint8_t bytes_[kHeaderSize + kMaxPayload] = {};
@@ -123,8 +127,10 @@ class FrameGuard {
   absl::Time (*const now_)();
 
   mutable Mutex mutex_;
-  FrameReader received_ ABSL_GUARDED_BY(mutex_){24};
-  FrameReader sent_ ABSL_GUARDED_BY(mutex_){0};
+  // gRPC closes a connection that begins otherwise, e.g. with TLS or HTTP/1.
+  FrameReader received_ ABSL_GUARDED_BY(mutex_){
+      "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"};
+  FrameReader sent_ ABSL_GUARDED_BY(mutex_){""};
   bool has_answered_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t num_unanswered_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   bool has_acknowledged_ ABSL_GUARDED_BY(mutex_) = false;

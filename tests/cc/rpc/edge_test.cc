@@ -58,8 +58,9 @@ class Connection {
 // More header bytes than a block may have.
 bool Flood(const Edge::TlsConnection& tls) {
   const std::string frame("\0\xff\xff\1\0\0\0\0\1", 9);
-  std::string bytes = std::string(24, 'P') + frame + std::string(0xffff, 'x') +
-                      frame + std::string(0xffff, 'x');
+  std::string bytes = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame +
+                      std::string(0xffff, 'x') + frame +
+                      std::string(0xffff, 'x');
   return Edge::Get().PassTls(Direction::kReceived, tls, bytes.data(),
                              bytes.size());
 }

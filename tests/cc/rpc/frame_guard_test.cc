@@ -23,6 +23,7 @@ constexpr int kEndStream = 1;
 constexpr int kAcknowledges = 1;
 constexpr int kEndHeaders = 4;
 constexpr uint64_t kMaxStreams = 300;
+constexpr char kPreface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 std::string Number(uint64_t number, int size) {
   std::string bytes;
@@ -46,7 +47,7 @@ class FrameGuardTest : public ::testing::Test {
  protected:
   FrameGuardTest() {
     now = absl::UnixEpoch();
-    EXPECT_EQ(Received(std::string(24, 'P')), "");
+    EXPECT_EQ(Received(kPreface), "");
   }
 
   std::string Received(const std::string& bytes) {
@@ -252,10 +253,31 @@ TEST_F(FrameGuardTest, RefusedCallsEndAfterAMebibyte) {
   EXPECT_EQ(Waited(), "");
 }
 
+// A TLS client that connects to a plaintext port must not be taken for a flood:
+// its address would be refused.
+TEST(FrameReaderTest, FindsNothingInOtherProtocols) {
+  const std::string preface = kPreface;
+  const std::string frames = Frame(kHeaders, 0, 1) + Frame(kPing, 0, 0);
+  for (size_t wrong = 0; wrong <= preface.size(); ++wrong) {
+    for (const size_t piece : {size_t{1}, size_t{100}}) {
+      std::string bytes = preface + frames;
+      if (wrong < preface.size()) bytes[wrong] ^= 1;
+      FrameReader reader(kPreface);
+      int num_found = 0;
+      for (size_t at = 0; at < bytes.size(); at += piece) {
+        const auto* data = reinterpret_cast<const uint8_t*>(bytes.data() + at);
+        const uint8_t* const end = data + std::min(piece, bytes.size() - at);
+        while (reader.Next(&data, end).has_value()) ++num_found;
+      }
+      EXPECT_EQ(num_found, wrong < preface.size() ? 0 : 2) << wrong;
+    }
+  }
+}
+
 // Each frame is found, in whichever pieces the bytes come.
 TEST(FrameReaderTest, FindsFramesInPieces) {
   std::mt19937 random(1);
-  std::string bytes(24, 'P');
+  std::string bytes = kPreface;
   std::string expected;
   const auto note = [](const FrameReader::Frame& frame, std::string* to) {
     absl::StrAppend(to, frame.type, ",", frame.flags, ",", frame.stream, ",",
@@ -282,7 +304,7 @@ TEST(FrameReaderTest, FindsFramesInPieces) {
   }
   for (const size_t longest :
        {size_t{1}, size_t{7}, size_t{300}, bytes.size()}) {
-    FrameReader reader(24);
+    FrameReader reader(kPreface);
     std::string found;
     for (size_t at = 0; at < bytes.size();) {
       const size_t size =
