@@ -175,6 +175,18 @@ Result<MetaGraph> ReadFile(const std::string& path,
   return ParseSavedModel(bytes, tags);
 }
 
+// A tensorflow.RunOptions; null if there is no timeout.
+Result<TfBuffer> MakeRunOptions(std::chrono::milliseconds timeout) {
+  if (timeout == std::chrono::milliseconds::max()) return TfBuffer();
+  if (timeout.count() <= 0) {
+    return Error(StatusCode::kDeadlineExceeded,
+                 "the deadline passed before the request was run");
+  }
+  std::string message;
+  AppendInteger(2, timeout.count(), &message);
+  return MakeBuffer(message);
+}
+
 }  // namespace
 
 ModelVersion::ModelVersion(const ModelOptions& options, int64_t version,
@@ -355,16 +367,8 @@ Result<Response> ModelVersion::Predict(const Request& request) const {
     }
   }
 
-  TfBuffer run_options;
-  if (request.timeout != std::chrono::milliseconds::max()) {
-    if (request.timeout.count() <= 0) {
-      return Error(StatusCode::kDeadlineExceeded,
-                   "the deadline passed before the request was run");
-    }
-    std::string message;  // A tensorflow.RunOptions.
-    AppendInteger(2, request.timeout.count(), &message);
-    run_options = MakeBuffer(message);
-  }
+  TFSWITCH_ASSIGN_OR_RETURN(const TfBuffer run_options,
+                            MakeRunOptions(request.timeout));
   std::vector<TF_Tensor*> fetched(fetches.size());
   const TfStatus status;
   TF_SessionRun(graph_->session, run_options.get(), feeds.data(), fed.data(),

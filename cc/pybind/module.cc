@@ -557,33 +557,7 @@ void TranslateStatusError(std::exception_ptr exception) {
   }
 }
 
-PYBIND11_MODULE(_native, m) {
-  m.doc() = "Clusters, tables and servers of the tfswitch core library.";
-
-  std::string load_error;
-  api = OpenCore(&load_error);
-  if (api == nullptr) throw py::import_error(load_error);
-  py::register_local_exception_translator(TranslateStatusError);
-  main_thread = py::cast<unsigned long>(
-      py::module_::import("threading").attr("main_thread")().attr("ident"));
-  api->set_interrupt_check(RunSignalHandlers);
-
-  m.def("version", [] { return std::string(api->version()); });
-  m.def("check_process", [] {
-    // An empty pull fails only where all calls fail.
-    Run(api->pull, /*parts=*/nullptr, /*num_parts=*/0,
-        /*insert_missing=*/0, /*threads=*/nullptr);
-  });
-  m.def(
-      "call",
-      [](const std::string& method, const std::string& request_json) {
-        return Call(/*cluster=*/nullptr, method, request_json);
-      },
-      py::arg("method"), py::arg("request_json"));
-  m.attr("api_version") = api->api_version;
-  m.attr("work_item_lost") = TFSWITCH_WORK_ITEM_LOST;
-  m.attr("work_item_in_step") = TFSWITCH_WORK_ITEM_IN_STEP;
-
+void DefineClasses(py::module_& m) {
   // module_local: TensorFlow's own pybind11 modules live in this process.
   py::class_<Cluster>(m, "Cluster", py::module_local())
       .def(py::init<const std::string&, double, const std::optional<TlsTexts>&,
@@ -638,6 +612,36 @@ PYBIND11_MODULE(_native, m) {
            py::arg("token_file") = py::none(), py::arg("is_insecure") = false)
       .def_property_readonly("address", &Server::address)
       .def("stop", &Server::Stop, py::arg("grace"));
+}
+
+PYBIND11_MODULE(_native, m) {
+  m.doc() = "Clusters, tables and servers of the tfswitch core library.";
+
+  std::string load_error;
+  api = OpenCore(&load_error);
+  if (api == nullptr) throw py::import_error(load_error);
+  py::register_local_exception_translator(TranslateStatusError);
+  main_thread = py::cast<unsigned long>(
+      py::module_::import("threading").attr("main_thread")().attr("ident"));
+  api->set_interrupt_check(RunSignalHandlers);
+
+  m.def("version", [] { return std::string(api->version()); });
+  m.def("check_process", [] {
+    // An empty pull fails only where all calls fail.
+    Run(api->pull, /*parts=*/nullptr, /*num_parts=*/0,
+        /*insert_missing=*/0, /*threads=*/nullptr);
+  });
+  m.def(
+      "call",
+      [](const std::string& method, const std::string& request_json) {
+        return Call(/*cluster=*/nullptr, method, request_json);
+      },
+      py::arg("method"), py::arg("request_json"));
+  m.attr("api_version") = api->api_version;
+  m.attr("work_item_lost") = TFSWITCH_WORK_ITEM_LOST;
+  m.attr("work_item_in_step") = TFSWITCH_WORK_ITEM_IN_STEP;
+
+  DefineClasses(m);
 }
 
 }  // namespace

@@ -56,31 +56,25 @@ std::string Describe(const SecurityOptions& security) {
                        : absl::StrCat(" with ", absl::StrJoin(parts, ", "));
 }
 
-}  // namespace
+int RunRepair(const ServerFlags& flags) {
+  const absl::Status repaired = Repair(
+      flags.data_dir, *flags.repair, flags.shard, [](absl::string_view line) {
+        std::printf("%s\n", std::string(line).c_str());
+      });
+  if (!repaired.ok()) PrintError(repaired);
+  return repaired.ok() ? kStopped : kCannotServe;
+}
 
-int RunServer(const std::vector<std::string>& arguments) {
-  ServerFlags flags;
-  if (absl::Status bad = ParseServerFlags(arguments, &flags); !bad.ok()) {
-    PrintError(bad);
-    return kBadFlag;
-  }
-  if (flags.help) {
-    std::fputs(ServerUsage().c_str(), stdout);
-    return kStopped;
-  }
-  if (flags.version) {
-    std::printf("tfswitch-server %s\n", TFSWITCH_VERSION);
-    return kStopped;
-  }
-  if (flags.only_checks) return kStopped;
-  if (flags.repair.has_value()) {
-    const absl::Status repaired = Repair(
-        flags.data_dir, *flags.repair, flags.shard, [](absl::string_view line) {
-          std::printf("%s\n", std::string(line).c_str());
-        });
-    if (!repaired.ok()) PrintError(repaired);
-    return repaired.ok() ? kStopped : kCannotServe;
-  }
+// Cancelled if the user stops the server while it recovers.
+absl::Status CheckNoStopSignal() {
+  sigset_t pending;
+  sigpending(&pending);
+  return sigismember(&pending, SIGTERM) || sigismember(&pending, SIGINT)
+             ? absl::CancelledError("the server is stopped")
+             : absl::OkStatus();
+}
+
+int Serve(ServerFlags flags) {
   ShowServerEvents();
   const absl::Time started = SteadyNow();
   PrepareServerProgram();
@@ -129,13 +123,7 @@ int RunServer(const std::vector<std::string>& arguments) {
                   {"flags", absl::StrJoin(flags.changed, " ")}});
   if (folder != nullptr) {
     keeper.emplace(flags.keeper, folder.get(), shard.get());
-    const absl::Status recovered = keeper->Recover([] {
-      sigset_t pending;
-      sigpending(&pending);
-      return sigismember(&pending, SIGTERM) || sigismember(&pending, SIGINT)
-                 ? absl::CancelledError("the server is stopped")
-                 : absl::OkStatus();
-    });
+    const absl::Status recovered = keeper->Recover(&CheckNoStopSignal);
     if (!recovered.ok()) {
       return Stopped(absl::IsCancelled(recovered) ? kStopped : kCannotServe,
                      recovered.message(), started);
@@ -165,6 +153,27 @@ int RunServer(const std::vector<std::string>& arguments) {
     }
   }
   return Stopped(kStopped, strsignal(signal_number), started);
+}
+
+}  // namespace
+
+int RunServer(const std::vector<std::string>& arguments) {
+  ServerFlags flags;
+  if (absl::Status bad = ParseServerFlags(arguments, &flags); !bad.ok()) {
+    PrintError(bad);
+    return kBadFlag;
+  }
+  if (flags.help) {
+    std::fputs(ServerUsage().c_str(), stdout);
+    return kStopped;
+  }
+  if (flags.version) {
+    std::printf("tfswitch-server %s\n", TFSWITCH_VERSION);
+    return kStopped;
+  }
+  if (flags.only_checks) return kStopped;
+  if (flags.repair.has_value()) return RunRepair(flags);
+  return Serve(std::move(flags));
 }
 
 }  // namespace tfswitch

@@ -88,24 +88,38 @@ bool IsLimit(absl::string_view name, ServerFlags* flags) {
                      [name](const auto& limit) { return name == limit.name; });
 }
 
-}  // namespace
+absl::Status SetFlag(absl::string_view name, absl::string_view value,
+                     absl::CommandLineFlag* flag) {
+  // An empty value may come from a variable that is not set: never use
+  // plaintext.
+  if (value.empty() &&
+      (absl::StartsWith(name, "tls_") || name == "token_file")) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "flag --", name, " is empty; give a file, or leave it out"));
+  }
+  std::string error;
+  if (flag->ParseFrom(value, &error)) return absl::OkStatus();
+  // Some of Abseil's texts have several lines.
+  const bool is_one_line = !absl::StrContains(error, '\n') && !error.empty();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "flag --", name, ": '", value,
+      flag->IsOfType<absl::Duration>() ? "' is no duration, such as 30s or 10m"
+                                       : "' is not a value for it",
+      "; see --help", is_one_line ? ": " : "", is_one_line ? error : ""));
+}
 
-absl::Status ParseServerFlags(const std::vector<std::string>& arguments,
-                              ServerFlags* flags) {
-  std::string needs_data_dir;
+// Sets Abseil's flags, and the limits of `flags`. `*needs_data_dir` becomes a
+// flag that was given and is of use only with --data_dir.
+absl::Status ReadArguments(const std::vector<std::string>& arguments,
+                           ServerFlags* flags, std::string* needs_data_dir) {
   for (size_t i = 0; i < arguments.size(); ++i) {
     absl::string_view argument = arguments[i];
-    if (argument == "--help" || argument == "-h") {
-      flags->help = true;
-      return absl::OkStatus();
-    }
+    flags->help |= argument == "--help" || argument == "-h";
+    flags->version |= argument == "--version";
+    if (flags->help || flags->version) return absl::OkStatus();
     if (argument == "--check_flags") {
       flags->only_checks = true;
       continue;
-    }
-    if (argument == "--version") {
-      flags->version = true;
-      return absl::OkStatus();
     }
     if (!absl::ConsumePrefix(&argument, "--")) {
       return absl::InvalidArgumentError(absl::StrCat(
@@ -130,40 +144,78 @@ absl::Status ParseServerFlags(const std::vector<std::string>& arguments,
     if (flag == nullptr) {
       const absl::Status bad =
           SetServerLimit(name, value, &flags->server, &flags->shard);
-      if (bad.ok()) {
-        flags->changed.push_back(absl::StrCat("--", name, "=", value));
-        continue;
+      if (!bad.ok()) {
+        return absl::Status(bad.code(), absl::StrCat("flag --", bad.message()));
       }
-      return absl::Status(bad.code(), absl::StrCat("flag --", bad.message()));
+      flags->changed.push_back(absl::StrCat("--", name, "=", value));
+      continue;
     }
     if (name == "checkpoint_every" || name == "cluster_name" ||
         name == "repair" || absl::StartsWith(name, "push_log")) {
-      needs_data_dir = std::string(name);
+      *needs_data_dir = std::string(name);
     }
-    // An empty value may come from a variable that is not set: never use
-    // plaintext.
-    if (value.empty() &&
-        (absl::StartsWith(name, "tls_") || name == "token_file")) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "flag --", name, " is empty; give a file, or leave it out"));
-    }
-    std::string error;
-    if (!flag->ParseFrom(value, &error)) {
-      // Some of Abseil's texts have several lines.
-      return absl::InvalidArgumentError(absl::StrCat(
-          "flag --", name, ": '", value,
-          flag->IsOfType<absl::Duration>()
-              ? "' is no duration, such as 30s or 10m"
-              : "' is not a value for it",
-          "; see --help",
-          absl::StrContains(error, '\n') || error.empty() ? "" : ": ",
-          absl::StrContains(error, '\n') ? "" : error));
-    }
+    TFSWITCH_RETURN_IF_ERROR(SetFlag(name, value, flag));
     if (flag->CurrentValue() != flag->DefaultValue()) {
       flags->changed.push_back(
           absl::StrCat("--", name, "=", flag->CurrentValue()));
     }
   }
+  return absl::OkStatus();
+}
+
+// Reads --data_dir and the flags that concern it.
+absl::Status ReadDataFlags(ServerFlags* flags) {
+  const std::string data_dir = absl::GetFlag(FLAGS_data_dir);
+  if (!data_dir.empty()) {
+    flags->data_dir = AbsolutePath(data_dir);
+    flags->shard.data_folder = flags->data_dir;
+    flags->shard.own_folder = DataFolder::StateOf(flags->data_dir);
+    flags->shard.log_folder = DataFolder::LogOf(flags->data_dir);
+  }
+  flags->cluster_name = absl::GetFlag(FLAGS_cluster_name);
+  const std::string repair = absl::GetFlag(FLAGS_repair);
+  for (const auto& [name, kind] : {std::pair("dry_run", RepairKind::kDryRun),
+                                   std::pair("cut", RepairKind::kCut),
+                                   std::pair("to_save", RepairKind::kToSave)}) {
+    if (repair == name) flags->repair = kind;
+  }
+  if (!repair.empty() && !flags->repair.has_value()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "flag --repair must be dry_run, cut or to_save, got '", repair, "'"));
+  }
+  StateKeeperOptions& keeper = flags->keeper;
+  keeper.save_every = absl::GetFlag(FLAGS_checkpoint_every);
+  if (keeper.save_every < absl::Seconds(1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("flag --checkpoint_every must be at least 1s, got ",
+                     absl::FormatDuration(keeper.save_every)));
+  }
+  keeper.has_log = absl::GetFlag(FLAGS_push_log);
+  const std::string sync = absl::GetFlag(FLAGS_push_log_sync);
+  if (sync == "always") {
+    keeper.log.sync_every = absl::ZeroDuration();
+  } else if (!absl::ParseDuration(sync, &keeper.log.sync_every) ||
+             keeper.log.sync_every <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "flag --push_log_sync must be a duration such as 1s, or always, got '",
+        sync, "'"));
+  }
+  keeper.log.max_bytes = absl::GetFlag(FLAGS_push_log_max_bytes);
+  if (keeper.log.max_bytes < 4 * keeper.log.segment_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "flag --push_log_max_bytes must be at least ",
+        4 * keeper.log.segment_bytes, ", got ", keeper.log.max_bytes));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status ParseServerFlags(const std::vector<std::string>& arguments,
+                              ServerFlags* flags) {
+  std::string needs_data_dir;
+  TFSWITCH_RETURN_IF_ERROR(ReadArguments(arguments, flags, &needs_data_dir));
+  if (flags->help || flags->version) return absl::OkStatus();
   flags->server.address = absl::GetFlag(FLAGS_address);
   flags->server.num_threads = absl::GetFlag(FLAGS_num_threads);
   flags->server.max_message_bytes = absl::GetFlag(FLAGS_max_message_bytes);
@@ -179,63 +231,23 @@ absl::Status ParseServerFlags(const std::vector<std::string>& arguments,
   flags->server.has_reflection = absl::GetFlag(FLAGS_reflection);
   flags->shard.shard_index = absl::GetFlag(FLAGS_shard_index);
   flags->shard.num_shards = absl::GetFlag(FLAGS_num_shards);
-  const std::string root = absl::GetFlag(FLAGS_checkpoint_root);
-  const std::string data_dir = absl::GetFlag(FLAGS_data_dir);
-  if (!data_dir.empty()) {
-    flags->data_dir = AbsolutePath(data_dir);
-    flags->shard.data_folder = flags->data_dir;
-    flags->shard.own_folder = DataFolder::StateOf(flags->data_dir);
-    flags->shard.log_folder = DataFolder::LogOf(flags->data_dir);
-  }
-  flags->shard.checkpoint_root =
-      root.empty() ? DefaultRoot() : AbsolutePath(root);
-  StateKeeperOptions& keeper = flags->keeper;
-  keeper.save_every = absl::GetFlag(FLAGS_checkpoint_every);
-  keeper.has_log = absl::GetFlag(FLAGS_push_log);
-  keeper.log.max_bytes = absl::GetFlag(FLAGS_push_log_max_bytes);
-  flags->cluster_name = absl::GetFlag(FLAGS_cluster_name);
-  if (!needs_data_dir.empty() && data_dir.empty()) {
+  if (!needs_data_dir.empty() && absl::GetFlag(FLAGS_data_dir).empty()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "flag --", needs_data_dir, " needs --data_dir, the folder to save to"));
   }
-  const std::string repair = absl::GetFlag(FLAGS_repair);
-  for (const auto& [name, kind] : {std::pair("dry_run", RepairKind::kDryRun),
-                                   std::pair("cut", RepairKind::kCut),
-                                   std::pair("to_save", RepairKind::kToSave)}) {
-    if (repair == name) flags->repair = kind;
-  }
-  if (!repair.empty() && !flags->repair.has_value()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "flag --repair must be dry_run, cut or to_save, got '", repair, "'"));
-  }
-  if (keeper.save_every < absl::Seconds(1)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("flag --checkpoint_every must be at least 1s, got ",
-                     absl::FormatDuration(keeper.save_every)));
-  }
-  const std::string sync = absl::GetFlag(FLAGS_push_log_sync);
-  if (sync == "always") {
-    keeper.log.sync_every = absl::ZeroDuration();
-  } else if (!absl::ParseDuration(sync, &keeper.log.sync_every) ||
-             keeper.log.sync_every <= absl::ZeroDuration()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "flag --push_log_sync must be a duration such as 1s, or always, got '",
-        sync, "'"));
-  }
-  if (keeper.log.max_bytes < 4 * keeper.log.segment_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "flag --push_log_max_bytes must be at least ",
-        4 * keeper.log.segment_bytes, ", got ", keeper.log.max_bytes));
-  }
+  TFSWITCH_RETURN_IF_ERROR(ReadDataFlags(flags));
   flags->grace_period = absl::GetFlag(FLAGS_grace_period);
   if (flags->grace_period < absl::ZeroDuration()) {
     return absl::InvalidArgumentError(
         absl::StrCat("flag --grace_period must not be negative, got ",
                      absl::FormatDuration(flags->grace_period)));
   }
+  const std::string root = absl::GetFlag(FLAGS_checkpoint_root);
+  flags->shard.checkpoint_root =
+      root.empty() ? DefaultRoot() : AbsolutePath(root);
   TFSWITCH_RETURN_IF_ERROR(flags->shard.Validate());
   // Created together with the data folder.
-  if (root.empty() && !data_dir.empty()) {
+  if (root.empty() && !flags->data_dir.empty()) {
     flags->shard.checkpoint_root = DataFolder::CheckpointsOf(flags->data_dir);
   }
   return absl::OkStatus();

@@ -138,7 +138,7 @@ absl::Status RowFile::Changed() const {
       "export, or rename a whole copy to this path."));
 }
 
-absl::Status RowFile::ReadHeader() {
+absl::StatusOr<Json> RowFile::ParseHeader() const {
   if (file_->size() != static_cast<uint64_t>(info_.bytes)) {
     return Damaged(absl::StrCat("it has ", file_->size(),
                                 " bytes, its manifest says ", info_.bytes));
@@ -151,7 +151,7 @@ absl::Status RowFile::ReadHeader() {
         "its header has checksum %016x, its manifest says %016x", checksum,
         info_.header_checksum));
   }
-  const absl::StatusOr<Json> parsed = ParseJson(
+  absl::StatusOr<Json> parsed = ParseJson(
       {data + sizeof(uint64_t), kRowFileHeaderBytes - sizeof(uint64_t)});
   if (!parsed.ok()) {
     return Damaged(absl::StrCat("its header: ", parsed.status().message()));
@@ -162,20 +162,25 @@ absl::Status RowFile::ReadHeader() {
       TextOf(header["__metadata__"], "format") != kRowFileFormat) {
     return Damaged("its header is not that of a row file");
   }
-  const Json& metadata = header["__metadata__"];
-  const std::string version = TextOf(metadata, "version");
+  const std::string version = TextOf(header["__metadata__"], "version");
   if (version != absl::StrCat(kRowFileVersion)) {
     return absl::FailedPreconditionError(absl::StrCat(
         "row file '", path_, "' is of format version ", version,
         ", this tfswitch reads version ", kRowFileVersion,
         ". Serve it with the tfswitch that wrote it, or export again."));
   }
+  return parsed;
+}
+
+absl::Status RowFile::ReadHeader() {
+  TFSWITCH_ASSIGN_OR_RETURN(const Json header, ParseHeader());
+  const Json& metadata = header["__metadata__"];
   const auto format = RowFormatOf(TextOf(metadata, "row_format"));
   if (!format.ok()) return Damaged(format.status().message());
   kind_.format = *format;
   kind_.table = TextOf(metadata, "table");
 
-  blocks_ = data + kRowFileHeaderBytes;
+  blocks_ = file_->data() + kRowFileHeaderBytes;
   const uint64_t limit = file_->size() - kRowFileHeaderBytes;
   Array default_row;
   Array records;

@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "cc/base/files.h"
 #include "cc/base/hash.h"
+#include "cc/base/json.h"
 #include "cc/serving/file_watch.h"
 #include "cc/serving/key_filter.h"
 #include "cc/serving/perfect_hash.h"
@@ -171,6 +172,7 @@ class RowFile {
   static uint64_t NumWords(uint64_t num_slots) { return (num_slots + 63) / 64; }
   Found FoundIn(uint64_t slot, Key key) const;
 
+  absl::StatusOr<Json> ParseHeader() const;
   absl::Status ReadHeader();
   absl::Status Damaged(absl::string_view why) const;
   absl::Status Changed() const;

@@ -524,22 +524,25 @@ absl::StatusOr<RowFileInfo> RowFileWriter::Finish() {
       {"num_parts", absl::StrCat(hash.num_parts)},
       {"checksums_xxh3",
        absl::StrFormat("%016x", Checksum(checksum_bytes, num_checksum_bytes))}};
-  std::string text = DumpJson(header);
-  constexpr size_t kTextBytes = kRowFileHeaderBytes - sizeof(uint64_t);
+  TFSWITCH_ASSIGN_OR_RETURN(info.header_checksum,
+                            WriteHeader(DumpJson(header)));
+  is_finished_ = true;
+  return info;
+}
+
+absl::StatusOr<uint64_t> RowFileWriter::WriteHeader(std::string text) {
+  constexpr uint64_t kTextBytes = kRowFileHeaderBytes - sizeof(uint64_t);
   if (text.size() > kTextBytes) {
     return absl::InvalidArgumentError(absl::StrCat(
         "table '", kind_.table, "': its name is too long for a row file"));
   }
   text.resize(kTextBytes, ' ');
-  const uint64_t length = kTextBytes;
-  std::string prefix(reinterpret_cast<const char*>(&length), sizeof(length));
-  prefix += text;
+  text.insert(0, reinterpret_cast<const char*>(&kTextBytes),
+              sizeof(kTextBytes));
   TFSWITCH_RETURN_IF_ERROR(file_->Begin());
-  TFSWITCH_RETURN_IF_ERROR(file_->WriteRaw(prefix.data(), prefix.size()));
+  TFSWITCH_RETURN_IF_ERROR(file_->WriteRaw(text.data(), text.size()));
   TFSWITCH_RETURN_IF_ERROR(file_->Sync());
-  info.header_checksum = Checksum(prefix.data(), prefix.size());
-  is_finished_ = true;
-  return info;
+  return Checksum(text.data(), text.size());
 }
 
 }  // namespace tfswitch

@@ -93,6 +93,8 @@ class RowFileWriter {
   absl::Status WriteRecords(const Places& places, const char* rows,
                             std::vector<uint64_t>* used,
                             std::vector<uint64_t>* removed);
+  // Returns the checksum of the header.
+  absl::StatusOr<uint64_t> WriteHeader(std::string text);
 
   const RowFileKind kind_;
   const size_t row_bytes_;

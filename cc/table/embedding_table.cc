@@ -551,6 +551,92 @@ void EmbeddingTable::Impl::ReadUsage(absl::Span<const Key> keys, float day,
   ForEachLocked(keys, read).IgnoreError();  // It cannot fail.
 }
 
+// Gathers rows for the visitor of ForEachRow.
+//
+// Thread-compatible.
+class EmbeddingTable::Impl::RowGatherer {
+ public:
+  // `now` is what a row catches up with.
+  RowGatherer(const Impl& table, size_t max_rows,
+              std::shared_ptr<const StepHistory> now,
+              const std::function<absl::Status(const RowChunk&)>& visit)
+      : table_(table),
+        max_rows_(max_rows),
+        dim_(static_cast<size_t>(table.config_.dim)),
+        slot_floats_(static_cast<size_t>(table.slot_floats())),
+        now_(std::move(now)),
+        visit_(visit),
+        row_(static_cast<size_t>(table.row_floats())) {}
+
+  size_t num_rows() const { return num_rows_; }
+  // The floats of the next row, for Add().
+  float* row() { return row_.data(); }
+
+  // Makes room for so many rows beside those that are there.
+  void Reserve(size_t count) {
+    const size_t end = num_rows_ + count;
+    if (end <= keys_.size()) return;
+    keys_.resize(end);
+    embeddings_.resize(end * dim_);
+    slots_.resize(end * slot_floats_);
+  }
+
+  // There must be room.
+  void Add(Key key) {
+    // Changes the copy only: a snapshot does not change the table.
+    table_.optimizer_.CatchUp(*now_, row_.data(), row_.data() + dim_);
+    keys_[num_rows_] = key;
+    std::copy(row_.begin(), row_.begin() + dim_,
+              embeddings_.begin() + num_rows_ * dim_);
+    std::copy(row_.begin() + dim_, row_.end(),
+              slots_.begin() + num_rows_ * slot_floats_);
+    ++num_rows_;
+  }
+
+  // Adds a row in the form of the undo log.
+  absl::Status AddFormer(Key key, const float* floats) {
+    const auto num_words = static_cast<size_t>(table_.codec_.num_words());
+    if (table_.codec_.is_plain()) {
+      std::copy_n(floats, num_words, row_.begin());
+    } else {
+      table_.codec_.Decode(floats, row_.data());
+    }
+    std::copy_n(floats + num_words, table_.statistics_.num_floats(),
+                row_.begin() + table_.codec_.num_floats());
+    Reserve(1);
+    Add(key);
+    return num_rows_ < max_rows_ ? absl::OkStatus() : Emit();
+  }
+
+  absl::Status Emit() {
+    for (size_t begin = 0; begin < num_rows_; begin += max_rows_) {
+      const size_t n = std::min(num_rows_ - begin, max_rows_);
+      TFSWITCH_RETURN_IF_ERROR(visit_(
+          {absl::MakeConstSpan(keys_).subspan(begin, n),
+           absl::MakeConstSpan(embeddings_).subspan(begin * dim_, n * dim_),
+           absl::MakeConstSpan(slots_).subspan(begin * slot_floats_,
+                                               n * slot_floats_)}));
+    }
+    num_rows_ = 0;
+    return absl::OkStatus();
+  }
+
+ private:
+  const Impl& table_;
+  const size_t max_rows_;
+  const size_t dim_;
+  const size_t slot_floats_;
+  const std::shared_ptr<const StepHistory> now_;
+  const std::function<absl::Status(const RowChunk&)>& visit_;
+  std::vector<float> row_;
+  // Only the first num_rows_ elements count. The vectors never get shorter, so
+  // that the memory of a chunk as long as a file is cleared once.
+  std::vector<Key> keys_;
+  std::vector<float> embeddings_;
+  std::vector<float> slots_;
+  size_t num_rows_ = 0;
+};
+
 absl::Status EmbeddingTable::Impl::ForEachRow(
     int64_t max_rows, const std::function<absl::Status(const RowChunk&)>& visit,
     const Snapshot* snapshot) const {
@@ -559,64 +645,13 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
         "table '", config_.name,
         "': max_rows: expected a positive number, got ", max_rows));
   }
-  const std::shared_ptr<const StepHistory> now =
-      snapshot != nullptr ? snapshot->now : Now();
   const uint32_t limit =
       snapshot != nullptr ? snapshot->moment.epoch + 1 : kAnyStamp;
-  const auto dim = static_cast<size_t>(config_.dim);
-  const auto slot_floats = static_cast<size_t>(this->slot_floats());
   const auto full = static_cast<size_t>(max_rows);
   const uint64_t buckets_per_visit =
       std::clamp<uint64_t>(full / kKeysPerBucket, 1, kMaxBucketsPerVisit);
-  std::vector<float> row(static_cast<size_t>(row_floats()));
-  // Only the first num_rows elements count. The vectors never get shorter, so
-  // that the memory of a chunk as long as a file is cleared once.
-  std::vector<Key> keys;
-  std::vector<float> embeddings;
-  std::vector<float> slots;
-  size_t num_rows = 0;
-  const auto emit = [&]() -> absl::Status {
-    for (size_t begin = 0; begin < num_rows; begin += full) {
-      const size_t n = std::min(num_rows - begin, full);
-      TFSWITCH_RETURN_IF_ERROR(
-          visit({absl::MakeConstSpan(keys).subspan(begin, n),
-                 absl::MakeConstSpan(embeddings).subspan(begin * dim, n * dim),
-                 absl::MakeConstSpan(slots).subspan(begin * slot_floats,
-                                                    n * slot_floats)}));
-    }
-    num_rows = 0;
-    return absl::OkStatus();
-  };
-  const auto make_room = [&](size_t end) {
-    if (end <= keys.size()) return;
-    keys.resize(end);
-    embeddings.resize(end * dim);
-    slots.resize(end * slot_floats);
-  };
-  // `row` becomes the next one.
-  const auto add = [&](Key key) {
-    // Changes the copy only: a snapshot does not change the table.
-    optimizer_.CatchUp(*now, row.data(), row.data() + dim);
-    keys[num_rows] = key;
-    std::copy(row.begin(), row.begin() + dim,
-              embeddings.begin() + num_rows * dim);
-    std::copy(row.begin() + dim, row.end(),
-              slots.begin() + num_rows * slot_floats);
-    ++num_rows;
-  };
-  const auto add_former = [&](Key key, const float* floats) -> absl::Status {
-    const auto num_words = static_cast<size_t>(codec_.num_words());
-    if (codec_.is_plain()) {
-      std::copy_n(floats, num_words, row.begin());
-    } else {
-      codec_.Decode(floats, row.data());
-    }
-    std::copy_n(floats + num_words, statistics_.num_floats(),
-                row.begin() + codec_.num_floats());
-    make_room(num_rows + 1);
-    add(key);
-    return num_rows < full ? absl::OkStatus() : emit();
-  };
+  RowGatherer gatherer(*this, full, snapshot != nullptr ? snapshot->now : Now(),
+                       visit);
   std::vector<std::pair<Key, StripeIndex::Entry>> entries;
   for (Stripe& stripe : stripes_) {
     // Stamps lie in the order of rows, not in that of the index.
@@ -641,7 +676,7 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
               entries.emplace_back(key, entry);
             },
             changed.empty() ? nullptr : &changed);
-        make_room(num_rows + entries.size());
+        gatherer.Reserve(entries.size());
         for (size_t i = 0; i < entries.size(); ++i) {
           // Rows lie in the order of their creation, not in that of the index.
           if (i + kLockedDistance < entries.size()) {
@@ -652,20 +687,25 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
             }
           }
           const auto& [key, entry] = entries[i];
-          if (CopyRowLocked(&stripe, entry, limit, row.data())) add(key);
+          if (CopyRowLocked(&stripe, entry, limit, gatherer.row())) {
+            gatherer.Add(key);
+          }
         }
       }
       if (snapshot != nullptr) stripe.undo_log.SetVisited(begin);
       // The next range may have this many.
-      if (num_rows + buckets_per_visit * kKeysPerBucket > full) {
-        TFSWITCH_RETURN_IF_ERROR(emit());
+      if (gatherer.num_rows() + buckets_per_visit * kKeysPerBucket > full) {
+        TFSWITCH_RETURN_IF_ERROR(gatherer.Emit());
       }
     }
     if (snapshot != nullptr) {
-      TFSWITCH_RETURN_IF_ERROR(stripe.undo_log.End(add_former));
+      TFSWITCH_RETURN_IF_ERROR(
+          stripe.undo_log.End([&](Key key, const float* floats) {
+            return gatherer.AddFormer(key, floats);
+          }));
     }
   }
-  return emit();
+  return gatherer.Emit();
 }
 
 absl::Status EmbeddingTable::Impl::RestoreSteps(const SavedSteps& saved) {

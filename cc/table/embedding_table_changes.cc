@@ -50,6 +50,164 @@ class Chunk {
 
 }  // namespace
 
+// One call of ForEachChange.
+//
+// Thread-compatible.
+class EmbeddingTable::Impl::ChangeVisit {
+ public:
+  ChangeVisit(Impl* table, const ChangeFilter& filter, int64_t max_keys,
+              const std::function<absl::Status(const ChangeChunk&)>& visit)
+      : table_(*table),
+        rule_(filter.rule),
+        is_all_(filter.since.log_id == 0),
+        since_(filter.since.epoch),
+        day_(table->DayOf(filter.day)),
+        max_keys_(max_keys),
+        buckets_per_visit_(std::clamp<uint64_t>(
+            static_cast<uint64_t>(max_keys) / kKeysPerBucket, 1,
+            kMaxBucketsPerVisit)),
+        min_keys_(static_cast<size_t>(std::max<int64_t>(
+            1, max_keys -
+                   static_cast<int64_t>(buckets_per_visit_) * kKeysPerBucket))),
+        visit_(visit),
+        chunk_(table->config_.dim) {}
+
+  // Visits losses first, then keys without a row: a value that a key has got
+  // since then has to come later.
+  absl::Status Run() {
+    for (int s = 0; s < kNumStripes && !is_all_; ++s) {
+      TFSWITCH_RETURN_IF_ERROR(VisitLost(s));
+    }
+    TFSWITCH_RETURN_IF_ERROR(chunk_.Emit(1, visit_));
+    if (table_.has_weights()) {
+      TFSWITCH_RETURN_IF_ERROR(table_.ForEachCandidate(
+          max_keys_,
+          [this](const CandidateChunk& chunk) { return AddCandidates(chunk); },
+          is_all_ ? 0 : since_, /*snapshot=*/nullptr));
+    }
+    for (int s = 0; s < kNumStripes; ++s) {
+      TFSWITCH_RETURN_IF_ERROR(VisitRows(s));
+    }
+    return chunk_.Emit(1, visit_);
+  }
+
+  absl::Status Unknown(absl::string_view why) const {
+    return absl::FailedPreconditionError(
+        absl::StrCat("table '", table_.config_.name,
+                     "': what changed since the last export is not "
+                     "known any more, because ",
+                     why, ". Export a base."));
+  }
+
+ private:
+  bool IsChosen(const UsageOfRow& usage, const RowStatistics& counted,
+                float delta_threshold) const {
+    return counted.Score(usage.show, usage.click) >= rule_->base_threshold &&
+           usage.delta_score >= delta_threshold &&
+           day_ - usage.last_seen_day <= rule_->delta_keep_days;
+  }
+
+  absl::Status VisitLost(int s) {
+    Stripe& stripe = table_.stripes_[s];
+    std::vector<Key>& keys = lost_[s];
+    {
+      MutexLock lock(&stripe.mutex);
+      if (!stripe.key_changes.Knows(since_)) {
+        return Unknown(
+            "more rows and waiting keys have gone since then than the table "
+            "remembers");
+      }
+      keys = stripe.key_changes.Since(since_);
+    }
+    std::sort(keys.begin(), keys.end());
+    keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+    const auto step = static_cast<size_t>(
+        std::clamp<int64_t>(max_keys_, 1, int64_t{kMaxKernelKeys}));
+    for (size_t begin = 0; begin < keys.size(); begin += step) {
+      for (const Key key : absl::MakeConstSpan(keys).subspan(begin, step)) {
+        chunk_.Remove(key);
+      }
+      TFSWITCH_RETURN_IF_ERROR(chunk_.Emit(min_keys_, visit_));
+    }
+    if (!rule_.has_value()) keys = {};
+    return absl::OkStatus();
+  }
+
+  absl::Status AddCandidates(const CandidateChunk& candidates) {
+    const RowStatistics& statistics = table_.candidate_statistics_;
+    for (size_t i = 0; i < candidates.keys.size(); ++i) {
+      const float* const record =
+          candidates.records.data() +
+          i * static_cast<size_t>(table_.candidate_floats_);
+      if (rule_.has_value() &&
+          !IsChosen(statistics.Read(record, day_), statistics, 0.0f)) {
+        continue;
+      }
+      chunk_.Add(candidates.keys[i], record + statistics.num_floats(), 1);
+      // The score is kept when the key gets a row.
+      if (rule_.has_value()) chunk_.AddScore(0.0f);
+    }
+    return chunk_.Emit(min_keys_, visit_);
+  }
+
+  absl::Status VisitRows(int s) {
+    Stripe& stripe = table_.stripes_[s];
+    std::vector<float> embedding(static_cast<size_t>(table_.config_.dim));
+    for (uint64_t begin = 0; begin < kEndOfPositions;) {
+      {
+        MutexLock lock(&stripe.mutex);
+        begin = stripe.index.VisitEntries(
+            begin, buckets_per_visit_, [&](Key key, StripeIndex::Entry entry) {
+              if (rule_.has_value()) {
+                if (!ChooseLocked(s, key, entry)) return;
+              } else if (!is_all_ && RacyLoad(stripe.rows.stamps() +
+                                              entry.row()) <= since_) {
+                return;
+              }
+              table_.CopyEmbeddingLocked(&stripe, entry, StepHistory(),
+                                         embedding.data());
+              chunk_.Add(key, embedding.data(), embedding.size());
+            });
+      }
+      TFSWITCH_RETURN_IF_ERROR(chunk_.Emit(min_keys_, visit_));
+    }
+    return absl::OkStatus();
+  }
+
+  // If the rule chooses the row, adds its score.
+  bool ChooseLocked(int s, Key key, StripeIndex::Entry entry)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(table_.stripes_[s].mutex) {
+    const RowStatistics& statistics = table_.statistics_;
+    counts_.resize(static_cast<size_t>(statistics.num_floats()));
+    table_.CopyStatisticsLocked(&table_.stripes_[s], entry, counts_.data());
+    const UsageOfRow usage = statistics.Read(counts_.data(), day_);
+    // A lost key that has come back needs no gain: an export may have taken its
+    // new row before this visit told of the loss. If it is not chosen, it stays
+    // lost.
+    const bool needs_gain =
+        !is_all_ && !std::binary_search(lost_[s].begin(), lost_[s].end(), key);
+    if (!IsChosen(usage, statistics,
+                  needs_gain ? rule_->delta_threshold : 0.0f)) {
+      return false;
+    }
+    chunk_.AddScore(usage.delta_score);
+    return true;
+  }
+
+  Impl& table_;
+  const std::optional<ScoreRule>& rule_;
+  const bool is_all_;
+  const uint32_t since_;
+  const float day_;
+  const int64_t max_keys_;
+  const uint64_t buckets_per_visit_;
+  const size_t min_keys_;
+  const std::function<absl::Status(const ChangeChunk&)>& visit_;
+  Chunk chunk_;
+  std::array<std::vector<Key>, kNumStripes> lost_;
+  std::vector<float> counts_;
+};
+
 absl::StatusOr<ChangeCursor> EmbeddingTable::Impl::ForEachChange(
     const ChangeFilter& filter, int64_t max_keys,
     const std::function<absl::Status(const ChangeChunk&)>& visit) {
@@ -58,124 +216,17 @@ absl::StatusOr<ChangeCursor> EmbeddingTable::Impl::ForEachChange(
     return absl::FailedPreconditionError(absl::StrCat(
         "table '", config_.name,
         "' does not count shows and clicks, by which its rows are to be "
-        "chosen. Make it with show_click statistics_, or export what has "
+        "chosen. Make it with show_click statistics, or export what has "
         "changed without conditions."));
   }
-  const auto unknown = [this](absl::string_view why) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("table '", config_.name,
-                     "': what changed since the last export is not "
-                     "known any more, because ",
-                     why, ". Export a base."));
-  };
   CatchUpAll();  // In the epoch that ends: its changes are to be visited.
   const ChangeCursor cursor{change_log_id_, change_clock_.EndEpoch()};
-  const bool is_all = filter.since.log_id == 0;
-  if (!is_all && (filter.since.log_id != change_log_id_ ||
-                  filter.since.epoch > cursor.epoch)) {
-    return unknown("it has been made, restored or moved since then");
+  ChangeVisit run(this, filter, max_keys, visit);
+  if (filter.since.log_id != 0 && (filter.since.log_id != change_log_id_ ||
+                                   filter.since.epoch > cursor.epoch)) {
+    return run.Unknown("it has been made, restored or moved since then");
   }
-  const uint32_t since = filter.since.epoch;
-  const float day = DayOf(filter.day);
-  const auto is_chosen = [&](const UsageOfRow& usage,
-                             const RowStatistics& counted,
-                             float delta_threshold) {
-    return counted.Score(usage.show, usage.click) >=
-               filter.rule->base_threshold &&
-           usage.delta_score >= delta_threshold &&
-           day - usage.last_seen_day <= filter.rule->delta_keep_days;
-  };
-  const uint64_t buckets_per_visit = std::clamp<uint64_t>(
-      static_cast<uint64_t>(max_keys) / kKeysPerBucket, 1, kMaxBucketsPerVisit);
-  const auto min_keys = static_cast<size_t>(std::max<int64_t>(
-      1, max_keys - static_cast<int64_t>(buckets_per_visit) * kKeysPerBucket));
-  const int weight_at = candidate_statistics_.num_floats();
-  Chunk chunk(config_.dim);
-
-  // Losses first, then keys without a row: a key's value since then comes
-  // later. One that has come back and is not chosen stays lost; a gain it needs
-  // not, as an export may have taken its new row before this told of the loss.
-  std::array<std::vector<Key>, kNumStripes> lost;
-  for (int s = 0; s < kNumStripes && !is_all; ++s) {
-    Stripe& stripe = stripes_[s];
-    std::vector<Key>& keys = lost[s];
-    {
-      MutexLock lock(&stripe.mutex);
-      if (!stripe.key_changes.Knows(since)) {
-        return unknown(
-            "more rows and waiting keys have gone since then than the table "
-            "remembers");
-      }
-      keys = stripe.key_changes.Since(since);
-    }
-    std::sort(keys.begin(), keys.end());
-    keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
-    const auto step = static_cast<size_t>(
-        std::clamp<int64_t>(max_keys, 1, int64_t{kMaxKernelKeys}));
-    for (size_t begin = 0; begin < keys.size(); begin += step) {
-      for (const Key key : absl::MakeConstSpan(keys).subspan(begin, step)) {
-        chunk.Remove(key);
-      }
-      TFSWITCH_RETURN_IF_ERROR(chunk.Emit(min_keys, visit));
-    }
-    if (!filter.rule.has_value()) keys = {};
-  }
-  TFSWITCH_RETURN_IF_ERROR(chunk.Emit(1, visit));
-  const auto add_candidates =
-      [&](const CandidateChunk& candidates) -> absl::Status {
-    for (size_t i = 0; i < candidates.keys.size(); ++i) {
-      const float* const record = candidates.records.data() +
-                                  i * static_cast<size_t>(candidate_floats_);
-      if (filter.rule.has_value() &&
-          !is_chosen(candidate_statistics_.Read(record, day),
-                     candidate_statistics_, 0.0f)) {
-        continue;
-      }
-      chunk.Add(candidates.keys[i], record + weight_at, 1);
-      // The score is kept when the key gets a row.
-      if (filter.rule.has_value()) chunk.AddScore(0.0f);
-    }
-    return chunk.Emit(min_keys, visit);
-  };
-  if (has_weights()) {
-    TFSWITCH_RETURN_IF_ERROR(ForEachCandidate(
-        max_keys, add_candidates, is_all ? 0 : since, /*snapshot=*/nullptr));
-  }
-
-  std::vector<float> embedding(static_cast<size_t>(config_.dim));
-  std::vector<float> counts(static_cast<size_t>(statistics_.num_floats()));
-  for (int s = 0; s < kNumStripes; ++s) {
-    Stripe& stripe = stripes_[s];
-    for (uint64_t begin = 0; begin < kEndOfPositions;) {
-      {
-        MutexLock lock(&stripe.mutex);
-        begin = stripe.index.VisitEntries(
-            begin, buckets_per_visit, [&](Key key, StripeIndex::Entry entry) {
-              if (filter.rule.has_value()) {
-                CopyStatisticsLocked(&stripe, entry, counts.data());
-                const UsageOfRow usage = statistics_.Read(counts.data(), day);
-                const bool needs_gain =
-                    !is_all &&
-                    !std::binary_search(lost[s].begin(), lost[s].end(), key);
-                if (!is_chosen(
-                        usage, statistics_,
-                        needs_gain ? filter.rule->delta_threshold : 0.0f)) {
-                  return;
-                }
-                chunk.AddScore(usage.delta_score);
-              } else if (!is_all && RacyLoad(stripe.rows.stamps() +
-                                             entry.row()) <= since) {
-                return;
-              }
-              CopyEmbeddingLocked(&stripe, entry, StepHistory(),
-                                  embedding.data());
-              chunk.Add(key, embedding.data(), embedding.size());
-            });
-      }
-      TFSWITCH_RETURN_IF_ERROR(chunk.Emit(min_keys, visit));
-    }
-  }
-  TFSWITCH_RETURN_IF_ERROR(chunk.Emit(1, visit));
+  TFSWITCH_RETURN_IF_ERROR(run.Run());
   return cursor;
 }
 

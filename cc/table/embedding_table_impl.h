@@ -198,6 +198,9 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   // Reads and steps single keys for the kernels, and waits for locks.
   class PatientSink;
   class Snapshot;
+  class RowGatherer;
+  class ChangeVisit;
+  class ShrinkRules;
 
   Impl(const TableConfig& config, const KeyedHash& hash,
        MemoryReservation reservation);

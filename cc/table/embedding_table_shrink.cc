@@ -140,64 +140,101 @@ double SquaredNorm(const float* row, int dim) {
 
 }  // namespace
 
+// Finds the rule that takes a row, and counts what the rules take.
+//
+// Thread-compatible.
+class EmbeddingTable::Impl::ShrinkRules {
+ public:
+  ShrinkRules(const Impl& table, const EvictionConfig& rules, float day)
+      : table_(table), rules_(rules), day_(day) {}
+
+  ShrinkReport& report() { return report_; }
+  bool reads_embeddings() const { return rules_.min_l2_norm.has_value(); }
+
+  bool TakesCandidate(const float* record) {
+    if (RuleForCounts(table_.candidate_statistics_, record) == nullptr) {
+      return false;
+    }
+    ++report_.evicted_candidates;
+    return true;
+  }
+
+  // Returns the counter of the first rule but max_rows that takes the row, or
+  // null.
+  int64_t* RuleFor(const float* embedding, const float* counts) {
+    int64_t* const rule = RuleForCounts(table_.statistics_, counts);
+    if (rule != nullptr || !reads_embeddings()) return rule;
+    const auto min_norm = static_cast<double>(*rules_.min_l2_norm);
+    return SquaredNorm(embedding, table_.config_.dim) < min_norm * min_norm
+               ? &report_.by_l2_norm
+               : nullptr;
+  }
+
+  // The value by which max_rows chooses.
+  float OrderOf(const float* counts) const {
+    const UsageOfRow usage = table_.statistics_.Read(counts, day_);
+    return rules_.order == EvictionOrder::kLfu ? usage.count
+                                               : usage.last_seen_day;
+  }
+
+  void CountRemaining(const float* counts) {
+    ++report_.remaining_rows;
+    const UsageOfRow usage = table_.statistics_.Read(counts, day_);
+    report_.remaining_count += static_cast<double>(usage.count);
+    report_.remaining_show += static_cast<double>(usage.show);
+    report_.remaining_click += static_cast<double>(usage.click);
+  }
+
+ private:
+  int64_t* RuleForCounts(const RowStatistics& counted,
+                         const float* row_statistics) {
+    const UsageOfRow usage = counted.Read(row_statistics, day_);
+    if (rules_.delete_after_unseen_days.has_value() &&
+        day_ - usage.last_seen_day > *rules_.delete_after_unseen_days) {
+      return &report_.by_ttl;
+    }
+    if (rules_.delete_threshold.has_value() &&
+        counted.Score(usage.show, usage.click) < *rules_.delete_threshold) {
+      return &report_.by_show_click_score;
+    }
+    return nullptr;
+  }
+
+  const Impl& table_;
+  const EvictionConfig& rules_;
+  const float day_;
+  ShrinkReport report_;
+};
+
 absl::StatusOr<ShrinkReport> EmbeddingTable::Impl::Shrink(
-    const EvictionConfig& rules, float day, bool dry_run) {
-  absl::Status valid = ValidateEviction(rules);
-  if (valid.ok()) valid = CheckCounted(rules, config_.statistics);
+    const EvictionConfig& config, float day, bool dry_run) {
+  absl::Status valid = ValidateEviction(config);
+  if (valid.ok()) valid = CheckCounted(config, config_.statistics);
   if (!valid.ok()) {
     return absl::Status(valid.code(), absl::StrCat("table '", config_.name,
                                                    "': ", valid.message()));
   }
   if (!dry_run) NoteDay(day);
-  day = DayOf(day);
   MutexLock lock(&shrink_mutex_);
-  ShrinkReport report;
-  // Returns the counter of the first rule that takes the row, or null.
-  const auto rule_for = [&](const RowStatistics& counted,
-                            const float* row_statistics) -> int64_t* {
-    const UsageOfRow usage = counted.Read(row_statistics, day);
-    if (rules.delete_after_unseen_days.has_value() &&
-        day - usage.last_seen_day > *rules.delete_after_unseen_days) {
-      return &report.by_ttl;
-    }
-    if (rules.delete_threshold.has_value() &&
-        counted.Score(usage.show, usage.click) < *rules.delete_threshold) {
-      return &report.by_show_click_score;
-    }
-    return nullptr;
-  };
-  const bool with_embeddings = rules.min_l2_norm.has_value();
-  if (with_embeddings) CatchUpAll();
-  const auto rule_for_row = [&](const float* embedding,
-                                const float* counts) -> int64_t* {
-    int64_t* const rule = rule_for(statistics_, counts);
-    if (rule != nullptr || !rules.min_l2_norm.has_value()) return rule;
-    const auto min_norm = static_cast<double>(*rules.min_l2_norm);
-    return SquaredNorm(embedding, config_.dim) < min_norm * min_norm
-               ? &report.by_l2_norm
-               : nullptr;
-  };
-  const auto order_of = [&](const float* counts) {
-    const UsageOfRow usage = statistics_.Read(counts, day);
-    return rules.order == EvictionOrder::kLfu ? usage.count
-                                              : usage.last_seen_day;
-  };
+  ShrinkRules rules(*this, config, DayOf(day));
+  ShrinkReport& report = rules.report();
+  if (rules.reads_embeddings()) CatchUpAll();
   // Calls visit(key, value in the order) for rows that no other rule takes.
   const auto visit_order = [&](const std::function<void(Key, float)>& visit) {
-    SiftRows(with_embeddings,
+    SiftRows(rules.reads_embeddings(),
              [&](Key key, const float* embedding, const float* counts) {
-               if (rule_for_row(embedding, counts) == nullptr) {
-                 visit(key, order_of(counts));
+               if (rules.RuleFor(embedding, counts) == nullptr) {
+                 visit(key, rules.OrderOf(counts));
                }
                return false;
              });
   };
   std::vector<float> order;
-  if (rules.max_rows.has_value()) {
+  if (config.max_rows.has_value()) {
     order.reserve(static_cast<size_t>(size()));
     visit_order([&](Key, float value) { order.push_back(value); });
   }
-  Surplus surplus(std::move(order), rules.max_rows.value_or(
+  Surplus surplus(std::move(order), config.max_rows.value_or(
                                         std::numeric_limits<uint64_t>::max()));
   if (surplus.must_choose()) {
     std::vector<uint64_t> hashes;
@@ -206,19 +243,15 @@ absl::StatusOr<ShrinkReport> EmbeddingTable::Impl::Shrink(
     });
     surplus.Choose(std::move(hashes));
   }
-  SiftRows(with_embeddings,
+  SiftRows(rules.reads_embeddings(),
            [&](Key key, const float* embedding, const float* counts) {
-             int64_t* rule = rule_for_row(embedding, counts);
-             if (rule == nullptr && rules.max_rows.has_value() &&
-                 surplus.Takes(order_of(counts), key)) {
+             int64_t* rule = rules.RuleFor(embedding, counts);
+             if (rule == nullptr && config.max_rows.has_value() &&
+                 surplus.Takes(rules.OrderOf(counts), key)) {
                rule = &report.by_max_rows;
              }
              if (rule == nullptr) {
-               ++report.remaining_rows;
-               const UsageOfRow usage = statistics_.Read(counts, day);
-               report.remaining_count += static_cast<double>(usage.count);
-               report.remaining_show += static_cast<double>(usage.show);
-               report.remaining_click += static_cast<double>(usage.click);
+               rules.CountRemaining(counts);
                return false;
              }
              ++*rule;
@@ -228,9 +261,7 @@ absl::StatusOr<ShrinkReport> EmbeddingTable::Impl::Shrink(
   report.evicted_bytes =
       report.evicted_rows * static_cast<int64_t>(stride_ + statistics_stride_);
   SiftCandidates([&](const float* record) {
-    if (rule_for(candidate_statistics_, record) == nullptr) return false;
-    ++report.evicted_candidates;
-    return !dry_run;
+    return rules.TakesCandidate(record) && !dry_run;
   });
   if (!dry_run) {
     for (Stripe& stripe : stripes_) {

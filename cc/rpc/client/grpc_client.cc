@@ -265,6 +265,38 @@ PushId IdOfPart(const PushId& id, size_t part) {
   return {id.client_id, id.sequence * kMaxPartsPerCall + part};
 }
 
+// Appends the pieces of a push that fit in messages of so many bytes.
+void CutPush(const PushArgs& args, uint64_t max_message_bytes,
+             std::vector<PushArgs>* pieces, std::vector<PieceSize>* sizes) {
+  const auto width = static_cast<size_t>(args.dim);
+  // The gradients of one key must meet on the server, to be summed. So must
+  // those of one step, if a round is applied or all rows take each step.
+  const bool may_be_cut =
+      args.keys_are_unique && args.step.group.empty() && !args.is_dense;
+  const bool fits_whole =
+      PartBytes(PushRequestBytes(args)) <= max_message_bytes;
+  const size_t keys_per_piece =
+      may_be_cut ? KeysPerPart(args.keys.size(), width * sizeof(float),
+                               fits_whole ? kMinPushPartBytes : kMinPartBytes)
+                 : args.keys.size();
+  const bool is_split = keys_per_piece < args.keys.size();
+  size_t begin = 0;
+  size_t num_pieces = 0;
+  do {
+    PushArgs piece = args;
+    piece.id = IdOfPart(args.id, num_pieces++);
+    if (is_split) {
+      piece.keys = args.keys.subspan(begin, keys_per_piece);
+      piece.gradients =
+          args.gradients.subspan(begin * width, piece.keys.size() * width);
+      piece.observations = args.observations.subspan(begin, piece.keys.size());
+    }
+    sizes->push_back(SizeOfPush(piece, is_split));
+    pieces->push_back(std::move(piece));
+    begin += keys_per_piece;
+  } while (begin < args.keys.size());
+}
+
 class GrpcClient final : public ParameterClient {
  public:
   explicit GrpcClient(std::shared_ptr<Connection> connection)
@@ -444,36 +476,8 @@ std::unique_ptr<PendingCall> GrpcClient::StartCheckedPush(
   std::vector<size_t> owners;
   std::vector<WriteResult*> sums;
   for (const PushPart& part : parts) {
-    const PushArgs& args = part.args;
-    const size_t width = static_cast<size_t>(args.dim);
-    // The gradients of one key must meet on the server, to be summed. So must
-    // those of one step, if a round is applied or all rows take each step.
-    const bool may_be_cut =
-        args.keys_are_unique && args.step.group.empty() && !args.is_dense;
-    const bool fits_whole =
-        PartBytes(PushRequestBytes(args)) <= connection_->max_message_bytes();
-    const size_t keys_per_piece =
-        may_be_cut ? KeysPerPart(args.keys.size(), width * sizeof(float),
-                                 fits_whole ? kMinPushPartBytes : kMinPartBytes)
-                   : args.keys.size();
-    const bool is_split = keys_per_piece < args.keys.size();
-    size_t begin = 0;
-    size_t num_pieces = 0;
-    do {
-      PushArgs piece = args;
-      piece.id = IdOfPart(args.id, num_pieces++);
-      if (is_split) {
-        piece.keys = args.keys.subspan(begin, keys_per_piece);
-        piece.gradients =
-            args.gradients.subspan(begin * width, piece.keys.size() * width);
-        piece.observations =
-            args.observations.subspan(begin, piece.keys.size());
-      }
-      sizes.push_back(SizeOfPush(piece, is_split));
-      pieces.push_back(std::move(piece));
-      owners.push_back(sums.size());
-      begin += keys_per_piece;
-    } while (begin < args.keys.size());
+    CutPush(part.args, connection_->max_message_bytes(), &pieces, &sizes);
+    owners.resize(pieces.size(), sums.size());
     sums.push_back(part.result);
   }
   if (pieces.empty()) return Done(absl::OkStatus());
