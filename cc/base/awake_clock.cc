@@ -12,8 +12,8 @@
 namespace tfswitch {
 namespace {
 
-// So short that a busy machine seldom takes more than kLongestStep between two
-// ticks. If it does, a lease lasts longer.
+// A short interval, because even on a busy machine the time between two ticks
+// then seldom exceeds kLongestStep. If it does, leases last longer.
 constexpr std::chrono::milliseconds kTickInterval{100};
 
 // Thread-safe.

@@ -1,6 +1,6 @@
-// A clock for leases, which stands still while this process does not run,
-// because it is stopped or its virtual machine is moved. Workers cannot renew a
-// lease then, and must not lose it.
+// A clock for leases. It does not advance while this process is stopped or its
+// virtual machine is moved: workers cannot renew their leases during that time,
+// so it must not count against the leases.
 
 #ifndef TFSWITCH_CC_BASE_AWAKE_CLOCK_H_
 #define TFSWITCH_CC_BASE_AWAKE_CLOCK_H_
@@ -9,7 +9,8 @@
 
 namespace tfswitch {
 
-// If nobody calls Tick() for some time, counts at most `kLongestStep` of it.
+// If the time since the last Tick() is longer than `kLongestStep`, the clock
+// advances by `kLongestStep` only.
 //
 // Thread-compatible.
 class AwakeTime {
@@ -27,8 +28,8 @@ class AwakeTime {
   absl::Duration left_out_;
 };
 
-// Use only differences, and not with SteadyNow(). A thread of this process
-// ticks from the first call on.
+// Only differences between two of these times have a meaning; do not mix them
+// with times of SteadyNow(). The first call starts a thread that ticks.
 absl::Time AwakeNow();
 
 }  // namespace tfswitch

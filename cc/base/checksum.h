@@ -1,4 +1,4 @@
-// A checksum for data that is checked while it is being used.
+// A checksum that is fast enough to verify data each time it is used.
 
 #ifndef TFSWITCH_CC_BASE_CHECKSUM_H_
 #define TFSWITCH_CC_BASE_CHECKSUM_H_

@@ -1,6 +1,7 @@
-// The definition that libstdc++ had before g++ 12, in which the symbol has a
-// new version. With it here the libraries of a wheel do not need that version,
-// and run on systems with the library of g++ 11.
+// Contains the definition of this function that libstdc++ had before g++ 12. In
+// g++ 12 the symbol got a new version. Because a wheel's libraries find the
+// function here, they do not need that version and load on systems with the
+// libstdc++ of g++ 11.
 
 #include <pthread.h>
 

@@ -1,9 +1,10 @@
 // The fields of configs, each described once.
 //
 // A config is a struct with a function Fields(), which lists its fields.
-// Equality, validation, JSON and protos are made from this list. If a setting
-// has several kinds, as optimizers have, each kind is one such struct with its
-// name, kName, and a std::variant of them holds the chosen one.
+// Equality, validation, JSON and protos are made from this list. Some settings
+// are a choice between several kinds, for example of optimizers. Then each kind
+// is such a struct, with its name in kName, and a std::variant of the structs
+// holds the chosen kind.
 
 #ifndef TFSWITCH_CC_BASE_CONFIG_FIELDS_H_
 #define TFSWITCH_CC_BASE_CONFIG_FIELDS_H_
@@ -22,7 +23,8 @@
 
 namespace tfswitch {
 
-// A field's range; messages give `text` as the expected value.
+// The values that a field may have. Error messages show `text` as the expected
+// value.
 struct FieldRange {
   const char* text;
   double min;
@@ -36,7 +38,8 @@ inline constexpr double kMax = std::numeric_limits<float>::max();
 inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 inline constexpr FieldRange kFlag{"true or false", 0.0, 1.0};
 inline constexpr FieldRange kUnit{"a number in [0, 1]", 0.0, 1.0};
-// For coefficients of moving averages: with 1 they would divide by 0.
+// For coefficients of moving averages: a coefficient of 1 would cause a
+// division by 0.
 inline constexpr FieldRange kDecay{"a number in [0, 1)", 0.0, 1.0, false, true};
 inline constexpr FieldRange kRate{"a number in (0, 1]", 0.0, 1.0, true};
 inline constexpr FieldRange kNonNegative{"a finite number >= 0", 0.0, kMax};
@@ -56,8 +59,9 @@ inline constexpr FieldRange kFraction{"a number between 0 and 1", 0.0, 1.0,
 inline constexpr FieldRange kCount{"an integer >= 1", 1.0, kInfinity};
 }  // namespace ranges
 
-// A field of a config: its name in protos, JSON and messages, the member (a
-// float, a bool, a uint32_t or a uint64_t) and its range.
+// A field of a config: its name in protos, JSON and error messages; the
+// struct's member, which is a float, a bool, a uint32_t or a uint64_t; and the
+// range of its values.
 template <typename Struct, typename Value>
 struct ConfigField {
   const char* name;
@@ -123,7 +127,8 @@ std::optional<FieldFault> FindFault(const Struct& config) {
   });
   return fault;
 }
-// The same for the chosen kind, with its name before the field's.
+// Finds the first fault of the chosen kind; the fault's name is then
+// "KIND.FIELD".
 template <typename... Kinds>
 std::optional<FieldFault> FindFault(const std::variant<Kinds...>& kind) {
   return std::visit(

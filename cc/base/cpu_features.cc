@@ -19,7 +19,7 @@ absl::string_view SimdLevelName(SimdLevel level) {
 
 SimdLevel BestSimdLevel() {
 #if defined(__x86_64__) && !TFSWITCH_THREAD_SANITIZER
-  // clang 14 cannot ask for F16C with __builtin_cpu_supports().
+  // clang 14's __builtin_cpu_supports() does not know F16C.
   uint32_t eax = 0;
   uint32_t ebx = 0;
   uint32_t ecx = 0;

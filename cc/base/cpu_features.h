@@ -1,10 +1,11 @@
 // The instruction set that the kernels of this process use.
 //
-// Kernels exist twice, for the baseline of the platform ("scalar") and for
-// AVX2, and give the same bits. The choice is made once, at the first call:
-// AVX2 if the processor has it, unless the environment variable TFSWITCH_SIMD
-// says `scalar` or `avx2`. If its value is unknown, or not possible on this
-// processor or build, this is logged and the best supported level is used.
+// Each kernel is compiled twice, for the baseline of the platform ("scalar")
+// and for AVX2. Both give exactly the same results. The choice is made once, at
+// the first call: AVX2 if the processor has it, unless the environment variable
+// TFSWITCH_SIMD says `scalar` or `avx2`. If its value is unknown, or this
+// processor or build does not support it, a line is logged and the best
+// supported level is used.
 
 #ifndef TFSWITCH_CC_BASE_CPU_FEATURES_H_
 #define TFSWITCH_CC_BASE_CPU_FEATURES_H_
@@ -22,8 +23,8 @@ absl::string_view SimdLevelName(SimdLevel level);
 // ThreadSanitizer, which has to see each memory access.
 SimdLevel BestSimdLevel();
 
-// The level for a value of TFSWITCH_SIMD. Null and empty mean that it is not
-// set.
+// The level that a value of TFSWITCH_SIMD selects. A null or empty value means
+// that the variable is not set.
 SimdLevel ResolveSimdLevel(const char* wish);
 
 // ResolveSimdLevel(getenv("TFSWITCH_SIMD")), decided once per process.

@@ -1,11 +1,11 @@
 // WriteFileAtomically() flushes the file before the rename and the folder after
-// it, because a crash between must leave the old file or the new one.
-// FolderLock::Take() asks again and again, because the kernel's own wait has
-// neither a deadline nor an interrupt.
+// it, so that a crash at any moment leaves the old file or the new one.
+// FolderLock::Take() tries to lock at short intervals, because flock() without
+// LOCK_NB could neither be interrupted nor end at a deadline.
 //
 // ResolveBelow() refuses every "..", then resolves symbolic links, and then
-// looks for links inside the folder, because a checkpoint has its files in
-// folders of their own below it.
+// looks for links in the folder and its subfolders, because a checkpoint has
+// files in subfolders.
 
 #include "cc/base/files.h"
 
@@ -141,21 +141,23 @@ absl::StatusOr<std::string> ResolveBelow(const std::string& root,
   }
   fs::path found = fs::weakly_canonical(asked, error);
   if (error) return ErrnoStatus("find", asked.string(), error.value());
-  // One name for a folder, whether or not it is there yet.
+  // Drops a slash at the end, so that the path of a folder does not depend on
+  // whether the folder exists yet.
   if (!found.has_filename()) found = found.parent_path();
   const auto is_below = [&base](const fs::path& one) {
     return std::mismatch(base.begin(), base.end(), one.begin(), one.end())
                .first == base.end();
   };
   if (!is_below(found)) return outside("");
-  // The folder's entries, such as the folders of a checkpoint's tables.
+  // Looks at the folder's entries and theirs, for example the folders of a
+  // checkpoint's tables.
   fs::recursive_directory_iterator entry(found, error);
   for (; !error && entry != fs::recursive_directory_iterator();
        entry.increment(error)) {
     if (entry.depth() > 0) entry.disable_recursion_pending();
     std::error_code unknown;
     if (!entry->is_symlink(unknown)) {
-      // An entry that is gone was a temporary file.
+      // An entry that has disappeared since it was listed was a temporary file.
       if (!unknown || unknown.value() == ENOENT) continue;
       return ErrnoStatus("examine", entry->path().string(), unknown.value());
     }
@@ -229,8 +231,8 @@ namespace {
 constexpr size_t kPageBytes = 4096;  // A multiple of disks' block sizes.
 constexpr size_t kDirectBytes = size_t{4} << 20;
 
-// Makes reads and writes bypass the page cache, or not. Returns false if the
-// file system cannot.
+// Turns O_DIRECT, which bypasses the page cache, on or off. Returns false if
+// the file system does not support it.
 bool SetDirect(int fd, bool is_direct) {
   const int flags = fcntl(fd, F_GETFL);
   return flags >= 0 &&
@@ -238,7 +240,8 @@ bool SetDirect(int fd, bool is_direct) {
              0;
 }
 
-// Writes by way of `buffer`, in whole pages except the last.
+// Copies pages into `buffer` and writes them from there. All writes but the
+// last one have whole pages.
 absl::Status WriteDirectly(int fd, const std::string& path,
                            absl::Span<const absl::Span<const char>> pieces,
                            const PageBuffer& buffer) {
@@ -247,14 +250,14 @@ absl::Status WriteDirectly(int fd, const std::string& path,
   const auto flush = [&]() -> absl::Status {
     size_t done = 0;
     while (is_direct && done < size) {
-      // O_DIRECT writes whole pages only: the end, and the rest after a short
-      // write, go without it.
+      // O_DIRECT accepts whole pages only. So the end of the file, and the rest
+      // after a short write, are written without it.
       is_direct = (size - done) % kPageBytes == 0;
       if (!is_direct) break;
       const ssize_t written = write(fd, buffer.data() + done, size - done);
       if (written >= 0) done += static_cast<size_t>(written);
       if (written >= 0 || errno == EINTR) continue;
-      // A file system may refuse O_DIRECT only now.
+      // Some file systems accept O_DIRECT but fail at the first write.
       if (errno != EINVAL) return ErrnoStatus("write", path, errno);
       is_direct = false;
     }
@@ -290,8 +293,8 @@ absl::Status ReadFromStart(int fd, const std::string& path, size_t size,
                            const PageBuffer& buffer) {
   bool is_direct = size >= kDirectBytes && SetDirect(fd, true);
   for (size_t done = 0; done < size;) {
-    // O_DIRECT cannot read the rest of a page, and a file system may refuse it
-    // only now.
+    // O_DIRECT cannot read a part of a page, and some file systems fail only at
+    // the first read.
     if (is_direct && done % kPageBytes != 0) is_direct = !SetDirect(fd, false);
     const size_t wanted = std::min(kDirectBytes, buffer.capacity() - done);
     const ssize_t got =
@@ -392,8 +395,8 @@ absl::StatusOr<std::unique_ptr<FolderLock>> FolderLock::Take(
   const int fd =
       open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
   if (fd < 0) return ErrnoStatus("create", path, errno);
-  // Locks the folder too, because its lock stays when somebody removes the
-  // file. NFS locks no folders.
+  // Locks the folder too: if somebody removes the lock file, the folder's lock
+  // remains. NFS cannot lock folders.
   const int folder_fd =
       open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   auto lock = absl::WrapUnique(new FolderLock(fd, folder_fd));
@@ -427,14 +430,15 @@ absl::StatusOr<std::unique_ptr<FolderLock>> FolderLock::Take(
                               folder, "'"));
       said = true;
     }
-    // The kernel's own wait for a lock has no deadline.
+    // Polls, because the kernel's own wait for a lock has no deadline.
     absl::SleepFor(absl::Milliseconds(20));
   }
   return lock;
 }
 
 FolderLock::~FolderLock() {
-  // This unlocks for children of a fork too, which still have the descriptor.
+  // Forked children still have the descriptors, so close() alone would not
+  // release the locks.
   for (const int fd : {folder_fd_, fd_}) {
     if (fd < 0) continue;
     flock(fd, LOCK_UN);

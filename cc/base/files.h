@@ -23,25 +23,25 @@ namespace tfswitch {
 absl::Status ErrnoStatus(absl::string_view what, const std::string& path,
                          int error);
 
-// A file or folder name for any text: letters, digits, '-', '_' and dots that
-// are not first stay, each other byte becomes %XX.
+// Converts any text to the name of a file or folder. Letters, digits, '-', '_'
+// and dots other than the first character stay; each other byte becomes %XX.
 std::string FileNameOf(absl::string_view text);
 
-// InvalidArgument unless `id`, which names `what` and comes from outside, can
-// be part of a file name: 1 to 64 letters, digits, '-' and '_'.
+// InvalidArgument unless `id`, which comes from outside, can be part of a file
+// name: 1 to 64 letters, digits, '-' and '_'. `what` names it in the error.
 absl::Status CheckId(absl::string_view what, absl::string_view id);
 
-// The default folder for clients' paths: the folder in which the server was
-// started, or "" if that is "/".
+// The default folder below which clients' paths must be: the folder in which
+// the server was started, or "" if that is "/".
 std::string DefaultRoot();
 
-// Makes `path` absolute; a relative one starts at the current folder.
+// Makes `path` absolute; relative paths are relative to the current folder.
 std::string AbsolutePath(const std::string& path);
 
-// The folder of a client's `path`, which starts at the folder `root`.
-// PermissionDenied if it would be outside: an absolute path not below `root`, a
-// ".." in it, or a symbolic link that leads away, in the path or up to two
-// levels below it.
+// Returns the folder that a client's `path` means; relative paths are relative
+// to the folder `root`. PermissionDenied if the result would be outside of
+// `root`: for an absolute path not below `root`, a ".." in the path, or a
+// symbolic link that leads out, in the path or up to two levels below it.
 absl::StatusOr<std::string> ResolveBelow(const std::string& root,
                                          const std::string& path);
 
@@ -52,10 +52,11 @@ absl::Status WriteAll(int fd, const std::string& path, const char* bytes,
 // The names in a folder, in no order. NotFound if there is no such folder.
 absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& folder);
 
-// Makes a folder and those above it, unless it is there, flushed to the disk.
+// Makes a folder and its missing parents, and flushes them to the disk.
 absl::Status CreateFolders(const std::string& folder);
 
-// Tells whether a file was replaced or written to.
+// Identifies a version of a file: differs after the file was replaced or
+// written to.
 struct FileStamp {
   uint64_t device = 0;
   uint64_t inode = 0;
@@ -69,18 +70,19 @@ struct FileStamp {
 };
 absl::StatusOr<FileStamp> StampOf(const std::string& path);
 
-// Opens a file for reading. FailedPrecondition if it is no regular one.
+// Opens a file for reading. FailedPrecondition if it is not a regular file.
 absl::StatusOr<int> OpenRegularFile(const std::string& path);
 
-// Flushes a folder to the disk: files that were created or renamed in it
-// survive a crash.
+// Flushes a folder to the disk, so that files that were created or renamed in
+// it survive a crash.
 absl::Status SyncFolder(const std::string& folder);
 
 // Page-aligned memory of whole pages, for files that bypass the system's page
 // cache.
 class PageBuffer {
  public:
-  // False if there is no memory for it; the present memory stays.
+  // Makes room for at least so many bytes. False if there is no memory for
+  // them; the buffer then stays as it was.
   bool Reserve(size_t bytes);
   char* data() const { return data_.get(); }
   size_t capacity() const { return capacity_; }
@@ -94,33 +96,33 @@ class PageBuffer {
 };
 
 // Reads `size` bytes from the beginning of an open file into `buffer`, which
-// has room for them. OutOfRange if the file is shorter. A long file bypasses
-// the page cache, if the file system can do that.
+// has room for them. OutOfRange if the file is shorter. For a long file,
+// bypasses the page cache if the file system supports that.
 absl::Status ReadFromStart(int fd, const std::string& path, size_t size,
                            const PageBuffer& buffer);
 
 // Writes `pieces` to a temporary file in the same folder, whose name no other
-// writer uses, flushes it to the disk and renames it to `path`. A long file
-// bypasses the page cache: a copy there would cost as much as the rest of a
-// save, and take memory from rows.
+// writer uses, flushes the file to the disk and renames it to `path`. Long
+// files bypass the page cache: a copy in the cache would take as long as the
+// rest of a save, and memory that rows could use.
 absl::Status WriteFileAtomically(
     const std::string& path, absl::Span<const absl::Span<const char>> pieces);
 absl::Status WriteFileAtomically(const std::string& path,
                                  absl::string_view contents);
 
-// NotFound if there is no such file, FailedPrecondition if it is no regular
-// one, ResourceExhausted if it is longer than `max_bytes`.
+// NotFound if there is no such file, FailedPrecondition if it is not a regular
+// file, ResourceExhausted if it is longer than `max_bytes`.
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path,
                                           size_t max_bytes);
 
-// A lock of a folder: of all processes that use it, one at a time may write
-// there.
+// Locks a folder for writing. At any time at most one process can hold the
+// lock.
 class FolderLock {
  public:
-  // Waits at most `wait` for the present writer; then Aborted. Null on file
-  // systems without locks, where nobody else may write. After a second a line
-  // on stderr says that it waits. An error of `interrupt` ends the wait and is
-  // returned.
+  // Waits at most `wait` until the process that holds the lock releases it;
+  // then Aborted. Returns null on file systems without locks; the user must
+  // make sure that nobody else writes there. After a second, logs that it
+  // waits. An error of `interrupt` ends the wait and is returned.
   static absl::StatusOr<std::unique_ptr<FolderLock>> Take(
       const std::string& folder, absl::Duration wait,
       const std::function<absl::Status()>& interrupt);
@@ -135,17 +137,17 @@ class FolderLock {
 };
 
 // A whole file as read-only memory, shared with all processes that map it. The
-// file may be deleted meanwhile (on NFS not by another machine). If it becomes
-// shorter, reading behind its new end ends the process.
+// file may be deleted while it is mapped (on NFS not by another machine). If
+// the file becomes shorter, a read behind its new end kills the process.
 //
 // Immutable, so thread-safe.
 class MappedFile {
  public:
-  // Maps an open file; the caller keeps the descriptor.
+  // Maps an open file; the caller still owns the descriptor.
   static absl::StatusOr<std::unique_ptr<MappedFile>> Map(
       int fd, const std::string& path);
-  // Copies an open file into memory of this process, in huge pages if the
-  // kernel has them; for mapped files it may not.
+  // Copies an open file into memory of this process. The kernel may use huge
+  // pages for the copy, which it may not support for mapped files.
   static absl::StatusOr<std::unique_ptr<MappedFile>> Copy(
       int fd, const std::string& path);
   ~MappedFile();

@@ -10,15 +10,16 @@
 namespace tfswitch {
 namespace {
 
-// The text of the first use, never freed. Null before that use.
+// The argument of the first Arm(), never freed. Null before the first call.
 std::atomic<const std::string*> first_use{nullptr};
 
 }  // namespace
 
 std::atomic<bool> ForkGuard::is_tripped_{false};
 
-// Registers while the library is being loaded. Later another thread might fork
-// while this one registers, and the child would wait for it.
+// Registers the fork handler while the library is being loaded. A later
+// registration could run at the moment when another thread forks, and the child
+// would wait for its lock.
 const int ForkGuard::registration_error_ =
     pthread_atfork(nullptr, nullptr, AfterForkInChild);
 
@@ -40,7 +41,8 @@ absl::Status ForkGuard::Arm(absl::string_view use) {
 }
 
 absl::Status ForkGuard::Refusal() {
-  // The remedy comes first: a long list of servers may be cut.
+  // The remedy comes first in the text, because the end of a long list of
+  // servers may be cut off.
   return absl::FailedPreconditionError(absl::StrCat(
       "this process is a fork of one that uses tfswitch, which does not "
       "survive a fork. Start it with 'spawn', as "

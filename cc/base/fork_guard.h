@@ -1,6 +1,6 @@
-// Refuses work in a child of fork() whose copied state is not usable: threads
-// that do not exist there, mutexes that such a thread had locked, and sockets
-// of the parent.
+// Refuses work in a child of fork(). The child's copy of the state is not
+// usable: its threads do not exist there, mutexes that such a thread had locked
+// stay locked, and the sockets belong to the parent.
 
 #ifndef TFSWITCH_CC_BASE_FORK_GUARD_H_
 #define TFSWITCH_CC_BASE_FORK_GUARD_H_
@@ -13,17 +13,17 @@
 
 namespace tfswitch {
 
-// There is one per process. A child that was forked before the first Arm() is
-// an ordinary process. A child that was forked later stays tripped until it
-// ends, and so do its own children; a program that it starts with exec() is not
-// tripped.
+// There is one guard per process. A child that was forked before the first
+// Arm() is an ordinary process. A child that was forked later is tripped, that
+// is, it may do no work, until it ends; so are its own children. A program that
+// it starts with exec() is not tripped.
 //
 // Thread-safe. It takes no lock.
 class ForkGuard {
  public:
-  // Call it before state arises that does not survive a fork. `use` completes
-  // "The parent has ..." in the error of a child; the first one is kept.
-  // FailedPrecondition in a tripped process.
+  // Call it before the process makes anything that does not survive a fork,
+  // such as threads. `use` completes "The parent has ..." in the error of a
+  // child; the first one is kept. FailedPrecondition in a tripped process.
   static absl::Status Arm(absl::string_view use);
 
   // True in a child that must neither use nor free its copy of the state.
@@ -31,8 +31,8 @@ class ForkGuard {
     return is_tripped_.load(std::memory_order_relaxed);
   }
 
-  // FailedPrecondition in a tripped process, with the remedy. Otherwise it
-  // costs one load from memory.
+  // FailedPrecondition, with the remedy, in a tripped process. In other
+  // processes a call costs one load from memory.
   static absl::Status Check() {
     return ABSL_PREDICT_TRUE(!IsTripped()) ? absl::OkStatus() : Refusal();
   }
@@ -42,7 +42,7 @@ class ForkGuard {
   static void AfterForkInChild();
 
   static std::atomic<bool> is_tripped_;
-  // 0, or the errno because of which forks cannot be noticed.
+  // 0, or the errno of the failed registration, after which forks go unnoticed.
   static const int registration_error_;
 };
 

@@ -1,6 +1,6 @@
-// IEEE binary16 ("float16") and bfloat16, by integer arithmetic without
-// branches: loops over these vectorise for any instruction set and give the
-// same bits on all.
+// Conversion to and from IEEE binary16 ("float16") and bfloat16. It uses
+// integer arithmetic without branches, so that compilers can vectorise loops
+// over it for any instruction set, with the same results on all.
 //
 // A finite number that is too large becomes the largest finite one; infinities
 // and NaN stay the same.
@@ -21,8 +21,8 @@ TFSWITCH_ALWAYS_INLINE float FloatOfBits(uint32_t bits) {
   return __builtin_bit_cast(float, bits);
 }
 
-// `yes` or `no`, always without a branch. `a` and `b` are below 2^31, because
-// vectors compare signed numbers only.
+// Returns `yes` if `a` < `b`, else `no`, always without a branch. `a` and `b`
+// must be below 2^31, because vector instructions compare signed numbers only.
 TFSWITCH_ALWAYS_INLINE uint32_t IfLess(uint32_t a, uint32_t b, uint32_t yes,
                                        uint32_t no) {
   const uint32_t mask = 0 - static_cast<uint32_t>(static_cast<int32_t>(a) <
@@ -49,8 +49,9 @@ TFSWITCH_ALWAYS_INLINE float FloatOfFloat16(uint16_t half) {
   return FloatOfBits(sign | bits);
 }
 
-// Rounds to nearest, ties to even. If kIsStochastic, rounds up with the
-// probability that makes the expected value exact: `noise` is 32 random bits.
+// Rounds to nearest, ties to even. If kIsStochastic, rounds up or down at
+// random, so that the expected value of the result is the exact value; `noise`
+// is 32 random bits.
 template <bool kIsStochastic>
 TFSWITCH_ALWAYS_INLINE uint16_t Bfloat16OfFloat(float value, uint32_t noise) {
   const uint32_t bits = BitsOfFloat(value);
@@ -73,7 +74,8 @@ TFSWITCH_ALWAYS_INLINE uint16_t Float16OfFloat(float value, uint32_t noise) {
   const uint32_t up =
       kIsStochastic ? noise & 0x1fff : 0xfff + ((magnitude >> 13) & 1);
   const uint32_t normal = ((magnitude + up) >> 13) - (112u << 10);
-  // Below 2^-14 the steps are 2^-24; a float from 2^23 on has no fraction.
+  // float16 numbers below 2^-14 are multiples of 2^-24. Adding 2^23 to the
+  // multiple rounds it, because floats from 2^23 on have no fraction.
   constexpr uint32_t kSmall = 0x38800000;
   const float steps =
       FloatOfBits(IfLess(magnitude, kSmall, magnitude, 0)) * 0x1p24f;

@@ -1,6 +1,6 @@
-// The key hash. Part of the wire contract: clients place keys on servers with
-// it, and checkpoints are cut by it, so it never changes within a protocol
-// version.
+// The key hash. It is part of the wire contract: clients place keys on servers
+// by it, and checkpoints are divided by it, so it never changes within a
+// protocol version.
 
 #ifndef TFSWITCH_CC_BASE_HASH_H_
 #define TFSWITCH_CC_BASE_HASH_H_
@@ -15,9 +15,9 @@ using Key = int64_t;
 // The 64-bit finaliser of MurmurHash3 (Appleby, public domain): a bijection
 // whose output bits each depend on all input bits.
 //
-// The low bits are the virtual shard. Tables place keys in memory by another
-// hash (base/keyed_hash.h), because anyone can choose keys that collide in this
-// one.
+// The low bits of the hash select the virtual shard. For the places of keys in
+// memory, tables use another hash (base/keyed_hash.h), because anyone can
+// choose keys that collide in this one.
 inline uint64_t HashKey(Key key) {
   uint64_t h = static_cast<uint64_t>(key);
   h ^= h >> 33;
@@ -28,8 +28,8 @@ inline uint64_t HashKey(Key key) {
   return h;
 }
 
-// The key for which HashKey() gives `hash`: its steps backwards, with the
-// multiplicative inverses of its multipliers modulo 2^64.
+// The inverse of HashKey(): the key that has this hash. Repeats its steps
+// backwards, with the multiplicative inverses of its multipliers modulo 2^64.
 inline Key KeyOfHash(uint64_t hash) {
   uint64_t h = hash;
   h ^= h >> 33;
@@ -47,7 +47,8 @@ inline uint32_t VirtualShardOf(Key key, uint32_t num_virtual_shards) {
   return static_cast<uint32_t>(HashKey(key)) & (num_virtual_shards - 1);
 }
 
-// The server that owns a virtual shard: contiguous ranges of about equal size.
+// The server that owns a virtual shard. Each server owns a contiguous range,
+// and all ranges are about equally long.
 inline uint32_t OwnerOfVirtualShard(uint32_t virtual_shard,
                                     uint32_t num_virtual_shards,
                                     uint32_t num_servers) {
@@ -55,7 +56,8 @@ inline uint32_t OwnerOfVirtualShard(uint32_t virtual_shard,
                                num_servers / num_virtual_shards);
 }
 
-// The first virtual shard of a server; for server `num_servers` the end.
+// The first virtual shard of a server; for `server` = `num_servers` the number
+// of virtual shards.
 inline uint32_t FirstVirtualShardOf(uint32_t server,
                                     uint32_t num_virtual_shards,
                                     uint32_t num_servers) {

@@ -1,4 +1,4 @@
-// Ends waits of this process when its user asks for it, for example by Ctrl-C.
+// Lets the user end waits of this process, for example by Ctrl-C.
 
 #ifndef TFSWITCH_CC_BASE_INTERRUPT_H_
 #define TFSWITCH_CC_BASE_INTERRUPT_H_
@@ -11,8 +11,9 @@ namespace tfswitch {
 // How often waits check.
 constexpr absl::Duration kInterruptInterval = absl::Milliseconds(100);
 
-// Sets the function that CheckInterrupt() calls, on the waiting thread and
-// without a lock: nonzero ends the wait. Null, the initial value: none.
+// Sets the function that CheckInterrupt() calls on the waiting thread, without
+// a lock. A nonzero result ends the wait. Null, the initial value, means that
+// nothing ends waits.
 void SetInterruptCheck(int (*check)());
 
 // Cancelled if the user wants this thread's wait to end.

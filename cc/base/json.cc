@@ -8,8 +8,8 @@
 namespace tfswitch {
 namespace {
 
-// Returns how deep objects and lists are nested. If the text is not JSON the
-// number has no meaning; the parser refuses such a text later.
+// Returns the depth to which objects and lists are nested. If the text is not
+// JSON the number has no meaning; the parser later refuses the text.
 int DepthOf(absl::string_view text) {
   int depth = 0;
   int deepest = 0;

@@ -1,4 +1,4 @@
-// Reads JSON from files, messages and callers of the C API, always by
+// Reads JSON from files, messages and callers of the C API. All of them use
 // ParseJson().
 
 #ifndef TFSWITCH_CC_BASE_JSON_H_
@@ -14,17 +14,17 @@ namespace tfswitch {
 
 using Json = nlohmann::json;
 
-// Configs and manifests have a handful of levels. For a much deeper text
-// recursive functions would use up the stack, which ends the process.
+// Configs and manifests have a handful of levels. In a text with very many
+// levels, recursive functions would overflow the stack, which ends the process.
 inline constexpr int kMaxJsonDepth = 32;
 
-// InvalidArgument if `text` is no JSON, or has objects and lists inside each
-// other to more than `max_depth` levels. The caller adds to the message which
-// text it is.
+// InvalidArgument if `text` is not JSON, or objects and lists are nested to
+// more than `max_depth` levels. The message does not say what the text is; the
+// caller adds that.
 absl::StatusOr<Json> ParseJson(absl::string_view text,
                                int max_depth = kMaxJsonDepth);
 
-// On one line, with U+FFFD for bytes that are not UTF-8.
+// The JSON text on one line. Bytes that are not UTF-8 become U+FFFD.
 std::string DumpJson(const Json& json);
 
 }  // namespace tfswitch

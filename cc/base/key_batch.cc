@@ -1,12 +1,14 @@
-// UniqueKeys::Run() makes slots for about as many keys as the last batch had,
-// so that they stay in the cache, and makes them four times as many if more
-// than half of them would be filled. It works in blocks. A first loop without
-// branches finds the keys that lie at their home; a second one searches for the
-// others one by one. The homes of the next block are prefetched meanwhile.
+// UniqueKeys::Run() uses a hash table with slots for about as many keys as the
+// last batch had, so that the table stays in the cache. If more than half of
+// the slots would be filled, it makes the table four times as large. It works
+// in blocks. A first loop without branches finds the keys that are in the slot
+// that their hash selects, their home; a second loop searches for the others
+// one by one. Meanwhile the homes of the next block are prefetched.
 //
-// SumByInverse() copies the first row of each key and adds the others to it, so
-// that nothing need be cleared. It therefore needs places in order of first
-// appearance. WithDim() makes loops of a fixed length for common dims.
+// SumByInverse() copies the first row of each key and adds later ones to it, so
+// that the sums need not be cleared first. It therefore needs keys that are
+// numbered in order of first appearance. WithDim() makes loops of a fixed
+// length for common dims.
 
 #include "cc/base/key_batch.h"
 
@@ -17,13 +19,15 @@
 namespace tfswitch {
 namespace {
 
-// Copying this many floats takes a few microseconds.
+// Threads share the copying only from this size on; copying fewer floats takes
+// only a few microseconds.
 constexpr size_t kMinFloatsPerRange = 16 * 1024;
 
 constexpr uint32_t kExponentMask = 0x7f800000u;
 
 bool HasNonFinite(const float* values, size_t count) {
-  // Works on bits, so that the loop has no branch and vectorises.
+  // Tests the bits of the floats, so that the loop has no branch and the
+  // compiler can vectorise it.
   uint32_t found = 0;
   for (size_t i = 0; i < count; ++i) {
     uint32_t bits;
@@ -33,8 +37,8 @@ bool HasNonFinite(const float* values, size_t count) {
   return found != 0;
 }
 
-// Calls body(std::integral_constant<size_t, d>). d is `dim` if that is a common
-// dim, so that loops have a fixed length, and 0 otherwise.
+// Calls body(std::integral_constant<size_t, d>). If `dim` is a common one, d is
+// `dim`, so that loops in `body` have a fixed length; otherwise d is 0.
 template <typename Body>
 auto WithDim(int dim, const Body& body) {
   switch (dim) {
@@ -59,8 +63,8 @@ void CopyFloats(float* to, const float* from, size_t count) {
 template <size_t kDim>
 void AddFloats(float* to, const float* from, size_t count) {
   if constexpr (kDim != 0) {
-    // Both are read before any is written, so that the compiler need not
-    // assume that they overlap.
+    // Reads both before it writes either, so that the compiler need not assume
+    // that they overlap.
     float sum[kDim];
     float other[kDim];
     std::memcpy(sum, to, sizeof(sum));
@@ -87,8 +91,9 @@ void UniqueKeys::Rebuild(size_t capacity, absl::Span<const Key> unique) {
 
 size_t UniqueKeys::Run(absl::Span<const Key> keys, absl::Span<Key> unique,
                        absl::Span<int32_t> inverse) {
-  // Batches resemble each other. Slots for as many keys as the last batch had
-  // stay in the cache; slots for the largest possible number would not.
+  // Successive batches have similar numbers of keys. Slots for the keys of the
+  // last batch fit in the cache; slots for the largest possible number of keys
+  // would not.
   const size_t expected = std::min(
       keys.size(), std::max(last_count_ + last_count_ / 8, keys.size() / 8));
   size_t capacity = 64;
@@ -98,8 +103,8 @@ size_t UniqueKeys::Run(absl::Span<const Key> keys, absl::Span<Key> unique,
   Key* const unique_data = unique.data();
   int32_t* const inverse_data = inverse.data();
   size_t count = 0;
-  // Works in blocks. A loop without branches finds the keys that lie at their
-  // home; then a second loop searches for the others one by one.
+  // First a loop without branches finds the keys of the block that are in their
+  // home slot; then a second loop searches for the others one by one.
   constexpr size_t kBlock = 64;
   uint32_t homes[2][kBlock];
   uint16_t others[kBlock];
@@ -124,7 +129,8 @@ size_t UniqueKeys::Run(absl::Span<const Key> keys, absl::Span<Key> unique,
     for (size_t i = 0; i < size; ++i) {
       const int32_t place = slots[home[i]];
       inverse_data[begin + i] = place;
-      // Place -1 stands for an empty slot; any key will do to compare with.
+      // Place -1 means an empty slot. Then key 0 is read for the comparison,
+      // whose result does not count.
       const bool is_found =
           (unique_data[std::max(place, 0)] == key_data[begin + i]) &
           (place >= 0);
@@ -202,7 +208,7 @@ void SumByInverse(absl::Span<const int32_t> inverse, int dim,
       if (place < next_new) {
         AddFloats<fixed_dim>(target, source, width);
       } else {
-        // First appearance: a copy, so that `sums` need not be cleared.
+        // The first row of a key is copied, so that `sums` need not be cleared.
         CopyFloats<fixed_dim>(target, source, width);
         ++next_new;
       }

@@ -14,26 +14,28 @@
 
 namespace tfswitch {
 
-// Finds the distinct keys of a batch. Keeps its memory from call to call. Its
-// time does not depend on which keys they are.
+// Finds the distinct keys of a batch. Keeps its memory from call to call. The
+// time depends on the number of keys, not on their values.
 //
 // Not thread-safe: one per thread.
 class UniqueKeys {
  public:
-  // Writes the distinct keys in order of first appearance to `unique` and the
-  // place of keys[i] in it to inverse[i]. Returns how many are distinct.
+  // Writes the distinct keys to `unique`, in order of first appearance, and to
+  // inverse[i] the index of keys[i] in `unique`. Returns the number of distinct
+  // keys.
   //
   // REQUIRES: unique.size() >= keys.size(), inverse.size() == keys.size(), and
   // keys.size() < 2^31.
   size_t Run(absl::Span<const Key> keys, absl::Span<Key> unique,
              absl::Span<int32_t> inverse);
 
-  // The longest run of filled slots for the last batch: at most so many keys
-  // were compared with one of its keys. For tests.
+  // The length of the longest run of filled slots after the last batch. No key
+  // was compared with more keys than that. For tests.
   size_t LongestRun() const;
 
  private:
-  // Makes room for `capacity` slots, a power of two, and enters `unique`.
+  // Makes a table of `capacity` slots, a power of two, and inserts the keys of
+  // `unique`.
   void Rebuild(size_t capacity, absl::Span<const Key> unique);
 
   size_t HomeOf(Key key) const {
@@ -42,7 +44,7 @@ class UniqueKeys {
 
   const KeyedHash hash_ = KeyedHash::Draw();
   std::vector<int32_t> slots_;  // Open addressing: place in `unique`, or -1.
-  int shift_ = 0;          // The shift that makes a place in slots_ of a hash.
+  int shift_ = 0;  // Shifting a hash right by this gives an index in slots_.
   size_t last_count_ = 0;  // The number of distinct keys in the last batch.
 };
 
@@ -58,8 +60,8 @@ void ScatterRows(absl::Span<const int32_t> inverse, int dim,
 // Sums rows of `gradients` (inverse.size() x dim) into `sums` (num_unique x
 // dim): row i is added to row inverse[i]. Overwrites `sums`.
 //
-// REQUIRES: `inverse` is from UniqueKeys::Run: its values first appear in the
-// order 0, 1, ..., and num_unique of them differ.
+// REQUIRES: `inverse` is a result of UniqueKeys::Run: it contains `num_unique`
+// different numbers, which first appear in the order 0, 1, ...
 void SumByInverse(absl::Span<const int32_t> inverse, int dim,
                   absl::Span<const float> gradients, absl::Span<float> sums);
 
@@ -69,7 +71,7 @@ void SumByInverse(absl::Span<const int32_t> inverse, int dim,
 void AddScaled(absl::Span<const float> values, float factor,
                absl::Span<float> sums);
 
-// The place of the first NaN or Inf, or -1.
+// The index of the first NaN or Inf; -1 if there is none.
 int64_t FindNonFinite(absl::Span<const float> values);
 
 }  // namespace tfswitch

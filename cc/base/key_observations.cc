@@ -72,7 +72,7 @@ OwnedObservations::OwnedObservations(absl::Span<const int32_t> inverse,
           values.empty() ? 1.0f : values[i];
     }
   };
-  // If no shows are given, the counts stand for them.
+  // Without shows, each key's count is also its number of shows.
   if (counts_needed || !each.counts.empty()) sum(each.counts, &counts_);
   if (!each.shows.empty()) sum(each.shows, &shows_);
   if (!each.clicks.empty()) sum(each.clicks, &clicks_);
@@ -85,7 +85,8 @@ OwnedObservations::OwnedObservations(const KeyObservations& all,
       clicks_(Gather(all.clicks, places)) {}
 
 void OwnedObservations::Append(const KeyObservations& more, size_t num_keys) {
-  // Shows come first: while they are empty, the counts so far stand for them.
+  // Appends shows before counts: if there are no shows yet, they are made from
+  // the present counts.
   const auto append = [&](absl::Span<const float> values,
                           absl::Span<const float> instead, float otherwise,
                           std::vector<float>* to,

@@ -1,4 +1,5 @@
-// A push's observations of its keys, besides their gradients.
+// Observations that a push reports besides the gradients: shows, clicks and
+// counts.
 
 #ifndef TFSWITCH_CC_BASE_KEY_OBSERVATIONS_H_
 #define TFSWITCH_CC_BASE_KEY_OBSERVATIONS_H_
@@ -14,11 +15,11 @@
 
 namespace tfswitch {
 
-// The day of a call that gives none: the server's.
+// Used if a call gives no day: the server takes its own.
 inline constexpr float kServersDay = -1.0f;
 
 // InvalidArgument, naming the table, unless the day is kServersDay or a number
-// of days since 1970 that float32 tells apart.
+// of days since 1970 that float32 represents exactly.
 absl::Status CheckDay(absl::string_view table, float day);
 
 // A span is empty, or has one value for each key. The values of a key that is
@@ -50,9 +51,9 @@ class OwnedObservations {
   // Copies.
   explicit OwnedObservations(const KeyObservations& observations);
 
-  // Sums `each`, the observations of the keys before they were made unique, by
-  // key. If there are no counts and they are `needed`, each key occurrence
-  // counts 1.
+  // Sums `each`, which has one observation per occurrence of a key, by distinct
+  // key. If there are no counts and they are `needed`, each occurrence counts
+  // 1.
   OwnedObservations(absl::Span<const int32_t> inverse, size_t num_unique,
                     const KeyObservations& each, bool counts_needed);
 
@@ -60,8 +61,9 @@ class OwnedObservations {
   OwnedObservations(const KeyObservations& all,
                     absl::Span<const size_t> places);
 
-  // Appends those of `num_keys` more keys. If only one side has values, the
-  // other gets the values that an empty span means.
+  // Appends the observations of `num_keys` more keys. If only one of the two
+  // parts has values of a kind, the other part gets the values that an empty
+  // span stands for.
   void Append(const KeyObservations& more, size_t num_keys);
 
   KeyObservations view() const { return {counts_, shows_, clicks_}; }

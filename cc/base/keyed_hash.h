@@ -1,32 +1,33 @@
 // A hash that nobody can predict, for the places of keys in memory.
 //
 // HashKey() is public and can be inverted, so a client that chooses ids can
-// choose a million whose hashes begin with the same bits. In a table placed by
-// these bits, a search for one of them would pass all the others. So the
-// classes that look keys up in memory use this hash: EmbeddingTable, UniqueKeys
-// and RowCache. Each object draws its own secrets, which never leave the
-// process.
+// choose a million whose hashes begin with the same bits. If a table placed its
+// keys by these bits, a search for one of these ids would have to pass all the
+// others. So classes with a hash table in memory use this hash instead:
+// EmbeddingTable, UniqueKeys and RowCache. Each object draws its own secrets,
+// which never leave the process.
 //
-// Claim: keys that are chosen without the secrets collide no more than random
-// keys do. It rests on two steps:
+// Claim: keys chosen by somebody who does not know the secrets collide no more
+// often than random keys. Two steps achieve this:
 //
-//   * The key, under a secret mask, is multiplied by a secret factor, and the
-//     high half of the product is folded into the low one. Any pattern of keys
-//     that a multiplication alone would keep, such as multiples of one number
-//     or numbers that differ in their high bits only, is lost there, for the
-//     halves follow different patterns. That is not proven. It was tried with a
-//     dozen families of keys that are bad for one step or the other.
-//   * The result is multiplied by a secret odd number, of which the high
-//     bits are used. For two numbers that differ the top b bits of that are
-//     equal with a chance of at most 2 / 2^b (Dietzfelbinger, Hagerup,
-//     Katajainen and Penttonen, 1997). So pairs of keys come together at most
-//     twice as often as random ones, whatever keys are chosen.
+// * The key, under a secret mask, is multiplied by a secret factor, and the
+//   high half of the product is folded into the low one. A multiplication alone
+//   would keep some patterns of keys, for example multiples of one number, or
+//   numbers that differ in their high bits only. Folding destroys these
+//   patterns, because the two halves have different ones. This is not proven,
+//   but tested with a dozen families of keys that are bad for one of the steps.
+// * The result is multiplied by a secret odd number, and the high bits of the
+//   product are used. For two different numbers the top b bits of the products
+//   are equal with a probability of at most 2 / 2^b (Dietzfelbinger, Hagerup,
+//   Katajainen and Penttonen, 1997). So any two keys collide at most twice as
+//   often as random ones.
 //
-// Not claimed: protection against an attacker that measures single calls so
-// precisely that they show which keys share a bucket.
+// The hash does not protect against an attacker who can measure the time of
+// single calls so precisely that it shows which keys share a bucket.
 //
-// Results of this hash differ from process to process. So values, the order in
-// which they are summed, random draws, files and messages use HashKey().
+// The same key has another hash in each process. So all that must not depend on
+// the process uses HashKey() instead: values, the order in which they are
+// summed, random draws, files and messages.
 
 #ifndef TFSWITCH_CC_BASE_KEYED_HASH_H_
 #define TFSWITCH_CC_BASE_KEYED_HASH_H_
@@ -49,8 +50,8 @@ class KeyedHash {
   KeyedHash(uint64_t mask, uint64_t factor, uint64_t multiplier)
       : mask_(mask), factor_(factor), multiplier_(multiplier | 1) {}
 
-  // The high bits are good; bit i depends only on bits 0 to i of the folded
-  // product.
+  // Callers should use the high bits. Bit i depends only on bits 0 to i of the
+  // folded product, so low bits are weak.
   TFSWITCH_ALWAYS_INLINE uint64_t operator()(Key key) const {
     const unsigned __int128 product =
         static_cast<unsigned __int128>(static_cast<uint64_t>(key) ^ mask_) *

@@ -33,16 +33,17 @@ constexpr absl::Duration kPatience = absl::Seconds(1);
 
 std::atomic<LogWriter*> of_process{nullptr};
 
-// A child of fork() has no writing thread, and nobody may unlock its copy of
-// the mutex. So the child gets a new writer. The parent writes the queued
-// lines.
+// A child of fork() has no writing thread, and its copy of the mutex may be
+// locked with no thread to unlock it. So the child gets a new writer, and only
+// the parent writes the queued lines.
 void ForgetInChild() { of_process = nullptr; }
 
 void FlushAtExit() {
   if (LogWriter* const writer = of_process) writer->Flush(kPatience);
 }
 
-// Its value is the process id, so that children do not show events.
+// The id of the process that shows events. A forked child has another id, so it
+// does not show them.
 constexpr char kEventsOf[] = "TFSWITCH_SERVER_EVENTS_OF";
 
 std::atomic<bool> shows_server_events{false};
@@ -154,7 +155,8 @@ bool LogWriter::WaitUntilWritten(absl::Duration patience) {
 }
 
 bool LogWriter::IsWithinLimits(const LogKind& kind, absl::string_view peer) {
-  // Hundreds of new peers take minutes to come. Then all limits start again.
+  // It takes hundreds of new peers, and so minutes, to reach this size. Then
+  // the limits of all peers are reset.
   if (buckets_.size() >= kMaxBuckets) buckets_.clear();
   const absl::Time now = SteadyNow();
   const auto refill = [&](const std::string& name, double share)
@@ -192,7 +194,8 @@ void LogWriter::SayWhatWasLeftOut() {
 }
 
 void LogWriter::StartThread() {
-  // The thread runs no signal handler of the host, and gets no SIGPIPE.
+  // Blocks all signals in the thread, so that it runs no signal handler of the
+  // host program and gets no SIGPIPE.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -256,7 +259,8 @@ std::string EventLine(LogLevel level, absl::string_view event,
     if (is_plain) {
       absl::StrAppend(&line, value);
     } else {
-      // Escapes UTF-8 too, because a terminal obeys some of its characters.
+      // Escapes UTF-8 too, because terminals interpret some of its characters
+      // as commands.
       std::string escaped = absl::CEscape(value);
       absl::StrReplaceAll({{"\\'", "'"}}, &escaped);
       absl::StrAppend(&line, "\"", escaped, "\"");
@@ -271,7 +275,8 @@ void LogServerEvent(LogLevel level, absl::string_view event,
   if (!ShowsServerEvents()) return;
   LogKind kind = {event};
   if (peer.empty()) {
-    // A server may make or recover this many tables at once.
+    // A limit above the number of tables that a server makes or recovers at
+    // once.
     kind.burst = 2000;
     kind.per_second = 10;
   }

@@ -1,12 +1,12 @@
-// Writes lines to stderr without delaying a call. One thread writes them, so a
-// stderr that nobody reads, or that is read slowly, stops only that thread.
+// Writes lines to stderr without delaying the callers. A single thread writes,
+// so if stderr is read slowly or not at all, only this thread waits.
 //
-// Lines over the limits of their kind and peer are dropped, and so are lines
-// that come while the queue is full. A minute later, or at the end, a line says
-// how many were dropped.
+// A line is dropped if it exceeds the limit of its kind or its peer, or if the
+// queue is full. A minute later, or when the process ends, a line reports how
+// many were dropped.
 //
-// Each library that contains this code has its own writer. A line is one write
-// of at most PIPE_BUF bytes, so lines of several writers do not mix.
+// Each shared library that contains this code has its own writer. A line is one
+// write of at most PIPE_BUF bytes, so lines of several writers do not mix.
 
 #ifndef TFSWITCH_CC_BASE_LOG_WRITER_H_
 #define TFSWITCH_CC_BASE_LOG_WRITER_H_
@@ -26,8 +26,8 @@
 
 namespace tfswitch {
 
-// The subject of log lines, and their limit: each peer may cause `burst` lines
-// at once and `per_second` after that; all peers together ten times as many.
+// A kind of log line, with its limit: each peer may cause `burst` lines at once
+// and then `per_second`; all peers together ten times as many.
 struct LogKind {
   absl::string_view name;  // Completes "7 more lines about".
   double burst = 20;
@@ -37,10 +37,10 @@ struct LogKind {
 // Thread-safe. An object that has written lines is never destroyed.
 class LogWriter {
  public:
-  // The writer for stderr. Its thread starts with the first line, and handles
-  // no signal: a reader that has gone ends no process. A child of fork() gets
-  // another writer. The end of the process waits up to a second for the last
-  // lines.
+  // The writer for stderr. The first line starts its thread. The thread blocks
+  // all signals, so a closed pipe does not end the process. A child of fork()
+  // gets another writer. The end of the process waits up to a second for the
+  // last lines.
   static LogWriter& Get();
 
   explicit LogWriter(int fd) : fd_(fd) {}
@@ -48,19 +48,19 @@ class LogWriter {
   LogWriter& operator=(const LogWriter&) = delete;
 
   // Adds a line without waiting. Control characters in `text` are escaped; long
-  // text is cut. `peer`: the cause of the line, if others must not lose lines
-  // because of it.
+  // text is cut. `peer` names the client that caused the line; each peer has a
+  // limit of its own, so that its lines do not displace those of others.
   void Write(const LogKind& kind, absl::string_view text,
              absl::string_view peer = "");
 
-  // For lines between those of the host, such as a Python program; never use it
-  // where a server answers calls. It waits up to a second until the line is
-  // written. After a wait that failed, it does not wait again until a line was
-  // written.
+  // Waits up to a second until the line is written, so that it is in order with
+  // the lines of the host, such as a Python program. Never use it where a
+  // server answers calls. After a wait that failed, it does not wait again
+  // until a line has been written.
   void WriteInOrder(const LogKind& kind, absl::string_view text);
 
-  // Reports dropped lines, and waits until all lines are written. False if that
-  // takes longer than `patience`.
+  // Reports dropped lines, and waits until all lines are written. Returns false
+  // if that takes longer than `patience`.
   bool Flush(absl::Duration patience);
 
  private:
@@ -87,8 +87,12 @@ class LogWriter {
   size_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t num_added_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t num_done_ ABSL_GUARDED_BY(mutex_) = 0;     // Written or refused.
-  uint64_t num_refused_ ABSL_GUARDED_BY(mutex_) = 0;  // To be reported.
-  // The key is the name of a kind, or that name and a peer.
+  uint64_t num_refused_ ABSL_GUARDED_BY(mutex_) = 0;  // Numbers of dropped
+                                                      // lines that are not
+                                                      // reported yet. The key
+                                                      // is the name of a kind,
+                                                      // or that name and a
+                                                      // peer.
   std::map<std::string, Bucket> buckets_ ABSL_GUARDED_BY(mutex_);
   // The key is the name of a kind.
   std::map<std::string, uint64_t> left_out_ ABSL_GUARDED_BY(mutex_);
@@ -104,35 +108,36 @@ struct LogField {
 };
 
 // Describes an event of a server as one line: the time in UTC, the level, the
-// event's stable name, and fields, such as
-//   2026-11-27T16:25:26.123Z info saved path=/data/8 rows=120 seconds=0.520
-// Values that are no plain word are quoted, in ASCII. Fields without a value
-// are left out. docs/server_log.md lists the events.
+// event's stable name, and fields, such as 2026-11-27T16:25:26.123Z info saved
+// path=/data/8 rows=120 seconds=0.520 Values that are not a plain word are
+// quoted, in ASCII. Fields without a value are left out. docs/server_log.md
+// lists the events.
 std::string EventLine(LogLevel level, absl::string_view event,
                       std::initializer_list<LogField> fields);
 
-// Writes that line, in programs that have called ShowServerEvents(); others,
-// such as Python processes with tables, write nothing. `peer`: as in
-// LogWriter::Write.
+// Writes the event's line if the program has called ShowServerEvents(). In
+// other programs, such as Python processes with tables, does nothing. `peer`:
+// as in LogWriter::Write.
 void LogServerEvent(LogLevel level, absl::string_view event,
                     std::initializer_list<LogField> fields,
                     absl::string_view peer = "");
 
-// For messages that must be seen everywhere. A program that shows events writes
-// the event `kind.name` with the field `message`; others write a line such as
-// "tfswitch: warning: the disk is full".
+// Writes a message in every program, unlike LogEvent(). A program that shows
+// events writes it as the event `kind.name` with the field `message`; other
+// programs write a line such as "tfswitch: warning: the disk is full".
 void LogMessage(LogLevel level, const LogKind& kind, absl::string_view message,
                 absl::string_view peer = "");
 // The same, by LogWriter::WriteInOrder.
 void LogMessageInOrder(LogLevel level, const LogKind& kind,
                        absl::string_view message);
 
-// It acts on all libraries of the process that have not written a line yet.
+// The setting applies to those libraries of the process that have not written a
+// line yet.
 //
 // REQUIRES: no other thread runs yet.
 void ShowServerEvents();
 
-// The value of a field `seconds`. `begin` is a time of SteadyNow().
+// Formats the time since `begin`, a time of SteadyNow(), for a field `seconds`.
 std::string SecondsSince(absl::Time begin);
 
 }  // namespace tfswitch

@@ -22,10 +22,11 @@ bool TuneMallocNow() {
   const char* keep = std::getenv("TFSWITCH_KEEP_MALLOC_DEFAULTS");
   if (keep != nullptr && std::strcmp(keep, "1") == 0) return true;
 #if defined(TFSWITCH_MALLOC_IS_SANITIZED)
-  return true;  // The sanitizer's own malloc: there is nothing to tune.
+  // With a sanitizer, malloc is the sanitizer's own: there is nothing to tune.
+  return true;
 #elif defined(__GLIBC__)
   constexpr int kMiB = 1 << 20;
-  // All three are tried even if one is refused: each helps by itself.
+  // Sets all three even if one is refused, because each helps by itself.
   const bool mmap_set = mallopt(M_MMAP_THRESHOLD, 32 * kMiB) == 1;
   const bool trim_set = mallopt(M_TRIM_THRESHOLD, 512 * kMiB) == 1;
   const bool pad_set = mallopt(M_TOP_PAD, 64 * kMiB) == 1;

@@ -5,11 +5,11 @@
 
 namespace tfswitch {
 
-// The exchange allocates and frees messages of megabytes each step. With
-// glibc's defaults each of them is mapped, faulted in page by page and unmapped
-// again, which costs more than all the copying. This raises the mmap threshold
-// to 32 MiB (the largest that glibc takes), the trim threshold to 512 MiB and
-// the top pad to 64 MiB, for the whole process.
+// Each step allocates and frees messages of megabytes. With glibc's defaults
+// each message is mapped, faulted in page by page and unmapped again, which
+// costs more than all the copying. So this raises three settings for the whole
+// process: the mmap threshold to 32 MiB (the largest that glibc accepts), the
+// trim threshold to 512 MiB and the top pad to 64 MiB.
 //
 // Does nothing after the first call, and nothing if the environment variable
 // TFSWITCH_KEEP_MALLOC_DEFAULTS is 1. Returns false if the allocator refused a

@@ -1,11 +1,12 @@
-// Create() asks for the whole wish, or for a share of the address space that is
-// left if the wish is larger. In the second case it first tries addresses that
-// only some processors have, because they do not count against that space. It
-// halves its request until the system agrees and has room left for all else.
+// Create() asks for `bytes`, or for a share of the remaining address space if
+// `bytes` exceeds this share. In the second case it first tries the addresses
+// beyond 2^47, which only some processors have, because they do not use up that
+// space. It halves the request until the system grants it and enough address
+// space remains for everything else.
 //
-// Memory is usable at once, and Extend() has work to do only where the system
-// counts usable memory as used. Reset() maps new memory over the old in one
-// step, so that a reader finds zeros and never a hole.
+// Where the system overcommits memory, the whole reservation is usable at once
+// and Extend() does nothing. Reset() maps new memory over the old in one step,
+// so that a concurrent reader finds zeros and never an unmapped address.
 
 #include "cc/base/memory_region.h"
 
@@ -27,20 +28,21 @@
 namespace tfswitch {
 namespace {
 
-// A step this large needs few mprotect() calls, and counts little memory as
-// committed where the system does not overcommit.
+// How much Extend() makes usable at a time. Large steps need few mprotect()
+// calls; small ones count little memory as committed where the system does not
+// overcommit.
 constexpr size_t kMinUsableStep = 2 * kHugePageBytes;
 constexpr size_t kMaxUsableStep = 128 * kHugePageBytes;
 
-// Whether the system counts memory as used as soon as it is usable.
+// Whether the system counts memory as in use as soon as it is usable.
 bool OvercommitIsForbidden() {
   std::ifstream file("/proc/sys/vm/overcommit_memory");
   int mode = 0;
   return (file >> mode) && mode == 2;
 }
 
-// The size of the address space. The kernel gives addresses above it only to
-// calls of mmap() that ask for one.
+// The end of the ordinary address space. Higher addresses exist on some
+// processors; mmap() uses them only if its caller asks for a high address.
 constexpr size_t kAddressSpace = size_t{1} << 47;
 
 // The number of reserved bytes in it.
@@ -56,7 +58,7 @@ void* Map(void* hint, size_t bytes, int protection) {
 }
 
 // Maps memory at addresses that only processors with five levels of page tables
-// have. The kernel gives these only to callers that name one. Returns
+// have. The kernel uses these only if the caller of mmap() names one. Returns
 // MAP_FAILED on other processors.
 void* MapBeyondAddressSpace(size_t bytes, int protection) {
 #if TFSWITCH_THREAD_SANITIZER || defined(__SANITIZE_ADDRESS__)
@@ -70,10 +72,11 @@ void* MapBeyondAddressSpace(size_t bytes, int protection) {
 #endif
 }
 
-// Kept free for everything else: stacks, messages, files.
+// Address space that stays free for everything else: stacks, messages, files.
 constexpr size_t kRoomForOthers = size_t{64} << 30;
 
-// Whether that room is left. If the user has set a limit, it always is.
+// Whether kRoomForOthers is still free. If the user has set a limit of the
+// address space, this is not checked.
 bool LeavesRoom() {
   rlimit limit = {};
   if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
@@ -162,10 +165,11 @@ void MemorySpan::Release(size_t begin, size_t end) {
 void MemorySpan::Reset() {
   if (usable_ == 0) return;
 #if TFSWITCH_THREAD_SANITIZER
-  // The sanitizer regards mapping memory as writing to it.
+  // The sanitizer treats the mapping of memory as a write to it.
   Release(0, usable_);
 #else
-  // One step, so that an access from another thread waits and finds zeros.
+  // Replaces the memory in one step, so that an access from another thread
+  // waits and then finds zeros.
   void* const map =
       mmap(data_, usable_, PROT_READ | PROT_WRITE,
            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);

@@ -1,5 +1,5 @@
-// Reserves address space first and takes memory when it is touched: arrays that
-// grow in place.
+// Arrays that grow in place: address space is reserved first, and memory is
+// used only when it is touched.
 //
 //   |<------------------------- reserved ------------------------->|
 //   |<------- usable ------->|  no access; costs address space only |
@@ -33,7 +33,8 @@ inline constexpr size_t RoundDownTo(size_t bytes, size_t multiple) {
   return bytes / multiple * multiple;
 }
 
-// A part of a reservation, used from its beginning. Does not own it.
+// A part of a reservation, which is filled from its beginning. Does not own the
+// memory.
 //
 // Thread-compatible: one thread at a time calls its functions, while any may
 // access the usable memory.
@@ -51,12 +52,12 @@ class MemorySpan {
   // refuses.
   bool Extend(size_t end);
 
-  // Gives the memory of [begin, end) back; then it reads as zeros. Both are
-  // multiples of kSmallPageBytes.
+  // Gives the memory of [begin, end) back to the system; then the range reads
+  // as zeros. Both are multiples of kSmallPageBytes.
   void Release(size_t begin, size_t end);
 
-  // Gives all memory back, like Release(), and its page tables as well: only
-  // then can a part with small pages get huge ones.
+  // Gives all memory back, like Release(), and its page tables as well. A part
+  // that has had small pages can get huge ones only after this.
   void Reset();
 
  private:
@@ -66,21 +67,19 @@ class MemorySpan {
 };
 
 // Owns a reservation, aligned to kHugePageBytes, and unmaps it at destruction.
-// Its memory comes in small pages, whatever the system's default, so that a
-// small use stays small; the PageKeeper makes huge ones.
+// It gets small pages whatever the system's default is, so that little use
+// takes little memory; the PageKeeper makes huge pages.
 //
-// Thread-compatible. Create() and the destructor are safe to call in any
-// thread.
+// Thread-compatible. Create() and the destructor may be called on any thread.
 class MemoryReservation {
  public:
   static constexpr size_t kShare = 64;
 
-  // Reserves `bytes`. If that is more than a kShare-th of the address space
-  // that reservations of this process have left, it reserves only that share,
-  // so that later ones and everything else find room. If the system refuses, or
-  // would not keep 64 GiB for everything else, it tries half of that, and so
-  // on, but never less than `min_bytes`. ResourceExhausted if the system gives
-  // nothing.
+  // Reserves `bytes`, but at most a kShare-th of the address space that this
+  // process has left, so that later reservations and everything else find room.
+  // If the system refuses, or would not keep 64 GiB for everything else, it
+  // tries half of that, and so on, but never less than `min_bytes`.
+  // ResourceExhausted if the system refuses that, too.
   static absl::StatusOr<MemoryReservation> Create(size_t bytes,
                                                   size_t min_bytes);
 
@@ -116,7 +115,7 @@ class MemoryReservation {
 
 // Bytes of physical memory of this machine.
 size_t PhysicalMemoryBytes();
-// The bytes of these that are free, or would be if cached files were dropped.
+// How many of these bytes are free, or can be freed by dropping cached files.
 size_t AvailableMemoryBytes();
 
 }  // namespace tfswitch

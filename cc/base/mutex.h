@@ -1,7 +1,7 @@
 // A std::mutex that carries Clang's thread-safety annotations.
 //
-// absl::Mutex from a prebuilt Abseil gives false ThreadSanitizer reports,
-// because the library itself is not instrumented; std::mutex does not.
+// Based on std::mutex. With absl::Mutex from a prebuilt Abseil, which is not
+// instrumented, ThreadSanitizer reports races that do not exist.
 
 #ifndef TFSWITCH_CC_BASE_MUTEX_H_
 #define TFSWITCH_CC_BASE_MUTEX_H_
@@ -28,8 +28,8 @@ class ABSL_LOCKABLE Mutex {
     return mutex_.try_lock();
   }
   void Unlock() ABSL_UNLOCK_FUNCTION() { mutex_.unlock(); }
-  // Tells clang's analysis that the mutex is held where it cannot see the lock.
-  // Does nothing at run time.
+  // Tells clang's static analysis that the calling thread holds the mutex,
+  // where the analysis cannot see the lock. Does nothing at run time.
   void AssertHeld() const ABSL_ASSERT_EXCLUSIVE_LOCK() {}
 
  private:
@@ -63,7 +63,7 @@ class CondVar {
     lock.release();
   }
 
-  // Returns false if `timeout`, or an hour, passed without a notification.
+  // Returns false if `timeout`, or an hour, has passed without a notification.
   bool WaitFor(Mutex* mutex, absl::Duration timeout)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::unique_lock<std::mutex> lock(mutex->mutex_, std::adopt_lock);

@@ -1,13 +1,13 @@
-// pending_ has the urgent requests. Reset() puts its request in front of them,
-// because a table may be waiting for the memory. to_join_ has pages to join to
-// huge pages; the thread takes them only when pending_ is empty. current_ is
-// the request that the thread works on, so that Cancel() can wait for it.
-// mutex_ is not held during system calls.
+// pending_ is the queue of urgent requests. Reset() puts its request at the
+// front, because a table may be waiting for the memory. to_join_ lists ranges
+// of small pages that the thread turns into huge pages when pending_ is empty.
+// current_ is the request that the thread works on; Cancel() waits for it.
+// System calls are made without mutex_.
 //
-// Pages are touched one by one with an atomic operation that adds nothing,
-// because tables write to the same memory meanwhile. Without a thread, requests
-// stay in the queue and tables use small pages, so that a failure to start it
-// is no error.
+// Touches each page with an atomic operation that changes nothing, because
+// tables may write to the same memory at the same time. If the system cannot
+// start the thread, requests stay in the queue and tables use small pages; that
+// is not an error.
 
 #include "cc/base/page_keeper.h"
 
@@ -36,9 +36,9 @@ bool IsPartlyUsed(char* page) {
                      [](unsigned char r) { return (r & 1) != 0; });
 }
 
-// Adds 0 atomically, which loses no write of another thread.
-// madvise(MADV_POPULATE_WRITE) would lock the whole address space meanwhile,
-// and a request that grows an array would wait for it.
+// Adds 0 atomically, so that no write of another thread is lost.
+// madvise(MADV_POPULATE_WRITE) would lock the whole address space for the
+// duration, and a call that grows an array would wait for it.
 void TouchPage(char* page) {
   for (size_t at = 0; at < kHugePageBytes; at += kSmallPageBytes) {
     __atomic_fetch_or(page + at, 0, __ATOMIC_RELAXED);
@@ -74,7 +74,7 @@ bool PageKeeper::IsBusy(const MemorySpan& span) {
   const auto overlaps = [&span](const Request& request) {
     return request.Overlaps(span);
   };
-  // The thread may not have started yet, if the system had none.
+  // The thread does not run yet if the system could not start it before.
   if (!pending_.empty()) StartThread();
   return overlaps(current_) ||
          std::any_of(pending_.begin(), pending_.end(), overlaps);
@@ -84,7 +84,8 @@ void PageKeeper::Cancel(const MemorySpan& span) {
   MutexLock lock(&mutex_);
   Forget(span);
   while (current_.Overlaps(span)) changed_.Wait(&mutex_);
-  // Once more, because the request in progress may have left pages to join.
+  // Drops requests once more, because the request in progress may have added
+  // pages to to_join_.
   Forget(span);
 }
 
@@ -99,7 +100,8 @@ void PageKeeper::Add(const Request& request) {
   if (request.bytes == 0) return;
   MutexLock lock(&mutex_);
   if (request.kind == Kind::kReset) {
-    // A table may be waiting for this request, which takes less than touching.
+    // Comes first: a table may be waiting for this request, and it takes less
+    // time than touching pages.
     pending_.push_front(request);
   } else {
     pending_.push_back(request);
@@ -124,8 +126,8 @@ void PageKeeper::StartThread() {
     std::thread([this] { Run(); }).detach();
     is_started_ = true;
   } catch (const std::system_error&) {
-    // The system has no thread. The next request tries again; until then tables
-    // go without.
+    // The system could not start a thread. The next request tries again; until
+    // then tables use small pages.
   }
 }
 
@@ -161,7 +163,7 @@ void PageKeeper::Serve(const Request& request) {
       span.Reset();
       break;
     case Kind::kJoin:
-      // If the kernel cannot do this, the pages stay small.
+      // If the kernel cannot join the pages, they stay small.
       madvise(request.begin, request.bytes, MADV_COLLAPSE);
       break;
   }

@@ -1,15 +1,15 @@
-// One background thread per process that does the work on memory for which a
-// request would wait for the kernel:
+// One background thread per process that does slow work on memory, so that a
+// call need not wait for the kernel:
 //
-//   - It turns memory into huge pages and touches it shortly before it is used.
-//     Finding and clearing 2 MiB takes 0.2 ms, and about 5 ms in a virtual
-//     machine whose host has to provide the memory first.
-//   - It gives memory back that is no longer used: up to 10 ms where the host
-//     has to hear of it.
+// - It turns memory into huge pages and touches it shortly before it is used.
+//   Finding and clearing a page of 2 MiB takes 0.2 ms, and about 5 ms in a
+//   virtual machine whose host has to provide the memory first.
+// - It gives unused memory back to the system. In a virtual machine that tells
+//   its host, this takes up to 10 ms.
 //
-// It guarantees no time. If it does not reach memory in time, the memory is
-// used in small pages, at a few microseconds each. The thread joins these into
-// huge pages when it has nothing else to do.
+// It does not guarantee to be in time. Memory that a table uses before the
+// thread has reached it gets small pages, at a few microseconds each. The
+// thread joins them into huge pages when it has nothing else to do.
 
 #ifndef TFSWITCH_CC_BASE_PAGE_KEEPER_H_
 #define TFSWITCH_CC_BASE_PAGE_KEEPER_H_
@@ -26,8 +26,8 @@ namespace tfswitch {
 // Thread-safe.
 class PageKeeper {
  public:
-  // The one of this process. Its thread starts at the first request, sleeps
-  // while there is none, and ends with the process.
+  // The keeper of this process. Its thread starts at the first request, sleeps
+  // while there are no requests, and ends with the process.
   static PageKeeper& Get();
 
   PageKeeper(const PageKeeper&) = delete;
@@ -36,23 +36,23 @@ class PageKeeper {
   // The memory of all requests must stay mapped until they are served or
   // cancelled.
 
-  // Asks for [begin, begin + bytes), whole huge pages. The memory's contents
-  // stay as they are, even if others write meanwhile.
+  // Asks for [begin, begin + bytes), which are whole huge pages, to be touched.
+  // The contents do not change, even if other threads write to them meanwhile.
   void Touch(char* begin, size_t bytes);
 
   // Gives bytes [begin, end) of `span` back, as MemorySpan::Release() does.
   void Release(const MemorySpan& span, size_t begin, size_t end);
 
-  // Gives all of `span` back, as MemorySpan::Reset() does, instead of serving
-  // its pending requests. It may be used again when IsBusy() is false.
+  // Gives all of `span` back, as MemorySpan::Reset() does, and drops its
+  // pending requests. The span may be used again when IsBusy() is false.
   void Reset(const MemorySpan& span);
 
-  // Whether anything remains to be done to a part of `span`, apart from joining
-  // pages, which does no harm.
+  // Whether requests for a part of `span` are still pending or in progress.
+  // Joining pages does not count, because it does no harm.
   bool IsBusy(const MemorySpan& span);
 
-  // Drops the requests for parts of `span`, and waits for a running one. Call
-  // it before unmapping.
+  // Drops the requests for parts of `span`, and waits for one in progress. Call
+  // it before unmapping the span.
   void Cancel(const MemorySpan& span);
 
   // Waits until there is nothing left to do. For tests and measurements.

@@ -11,11 +11,12 @@
 namespace tfswitch {
 namespace {
 
-// Several ranges per thread, so that the others wait little for a thread that
-// begins late or is held up.
+// Each thread gets several ranges on average, so that a thread that starts late
+// or is interrupted delays the others little.
 constexpr size_t kRangesPerThread = 4;
 
-// Shared with the tasks, because one may begin when everything is done.
+// Shared by the caller and the tasks, because a task may begin after the caller
+// has returned.
 struct Job {
   Job(absl::FunctionRef<void(size_t, size_t)> work_of_caller, size_t all,
       size_t ranges)
@@ -25,12 +26,13 @@ struct Job {
   void Help() {
     for (;;) {
       const size_t range = next.fetch_add(1, std::memory_order_relaxed);
-      // `work` is gone if all ranges are taken.
+      // Once all ranges are taken, `work` may no longer exist.
       if (range >= num_ranges) return;
       try {
         work(size * range / num_ranges, size * (range + 1) / num_ranges);
       } catch (...) {
-        // Most likely out of memory. The caller gets it once all have ended.
+        // Most likely out of memory. The caller gets the exception after all
+        // threads have ended.
         if (!has_failed.exchange(true)) error = std::current_exception();
       }
       num_done.fetch_add(1, std::memory_order_release);
@@ -63,7 +65,8 @@ void RunRanges(const LentThreads* threads, size_t size, size_t min_size,
     try {
       threads->Schedule([job] { job->Help(); });
     } catch (...) {
-      break;  // Goes on with fewer helpers, and waits for them.
+      // Continues with the helpers that were started, and waits for them.
+      break;
     }
   }
   job->Help();

@@ -1,4 +1,4 @@
-// Threads that a caller lends to a call, so that several of them work on a
+// Threads that a caller lends to a function, so that several of them work on a
 // large batch.
 
 #ifndef TFSWITCH_CC_BASE_PARALLEL_H_
@@ -20,8 +20,8 @@ class LentThreads {
   // The number of threads besides the calling one, at least 0.
   virtual int num_threads() const = 0;
 
-  // Runs `task` on one of them at some time, maybe after the end of the call to
-  // which they were lent.
+  // Runs `task` on one of the threads at some time, maybe after the function to
+  // which they were lent has returned.
   virtual void Schedule(std::function<void()> task) const = 0;
 };
 
@@ -33,8 +33,8 @@ class LentThreads {
 void RunRanges(const LentThreads* threads, size_t size, size_t min_size,
                absl::FunctionRef<void(size_t begin, size_t end)> work);
 
-// Calls work(i) for each i below `size` in the same way; returns the first
-// error in their order.
+// Calls work(i) for each i below `size` in the same way. Returns the first
+// error in the order of i.
 absl::Status RunEach(const LentThreads* threads, size_t size,
                      absl::FunctionRef<absl::Status(size_t i)> work);
 

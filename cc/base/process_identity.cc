@@ -13,13 +13,13 @@
 namespace tfswitch {
 namespace {
 
-// When a process started, in ticks since the boot; empty if it does not run.
+// When the process started, in ticks since the boot; empty if it does not run.
 std::string StartOf(int number) {
   const auto stat =
       ReadWholeFile(absl::StrCat("/proc/", number, "/stat"), 4096);
   if (!stat.ok()) return "";
-  // "1 (a name) S ...": the state is the first field behind the name, and the
-  // start the 20th (proc(5)). A zombie has ended.
+  // The line is "1 (a name) S ...": the state is the first field after the
+  // name, and the start the 20th (proc(5)). A zombie counts as ended.
   const std::vector<absl::string_view> fields =
       absl::StrSplit(absl::string_view(*stat).substr(stat->rfind(')') + 1), ' ',
                      absl::SkipEmpty());
@@ -39,7 +39,8 @@ std::string ProcessIdentity(int number) {
   const ssize_t size = readlink("/proc/self/ns/pid", space, sizeof(space));
   const std::string boot = BootId();
   const std::string start = StartOf(number);
-  // In a namespace of its own, /proc may be that of another one.
+  // In a namespace of its own, a process may see the /proc of another
+  // namespace.
   char own[16] = "";
   if (readlink("/proc/self", own, sizeof(own) - 1) <= 0 ||
       absl::StrCat(getpid()) != own) {

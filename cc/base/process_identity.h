@@ -1,4 +1,5 @@
-// Tells processes of one machine apart, also after their numbers came again.
+// Tells processes of one machine apart, also when a process number is used
+// again.
 //
 // Functions here are thread-safe.
 
@@ -11,17 +12,16 @@
 
 namespace tfswitch {
 
-// The id that the kernel has drawn when the machine started; empty if it has
-// none.
+// The id that the kernel chooses at each boot; empty if it is not available.
 std::string BootId();
 
-// The identity of a running process: the machine's boot, the namespace of
-// process numbers, the number and the start time, separated by '/'. Empty if
-// there is no such process, or /proc does not tell.
+// The identity of a running process: the boot id of the machine, the namespace
+// of process numbers, the process number and the start time, separated by '/'.
+// Empty if there is no such process, or /proc cannot be read.
 std::string ProcessIdentity(int number);
 
-// The number of the process with this identity if it runs, on this machine and
-// in this namespace, and is not this process; else 0.
+// The number of the process with this identity, if it runs on this machine and
+// in this namespace and is another process than this one; else 0.
 int RunningProcess(absl::string_view identity);
 
 }  // namespace tfswitch

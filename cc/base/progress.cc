@@ -57,7 +57,7 @@ void Progress::Print(absl::Duration since_begin) const {
   std::string line = absl::StrFormat("%s: %.0f s so far", task_,
                                      absl::ToDoubleSeconds(since_begin));
   if (rows > 0 && total > 0) {
-    // The total does not have rows that came meanwhile.
+    // Rows that were added after the start are not in the total.
     absl::StrAppendFormat(&line, ", %d of %d rows (%d%%)", rows, total,
                           100 * std::min(rows, total) / total);
   } else if (rows > 0 || total > 0) {

@@ -22,8 +22,8 @@ struct RowCounts {
   std::atomic<int64_t> total{0};  // 0: not known.
 };
 
-// While it lives, prints a line to stderr after a second, and then every ten
-// seconds.
+// While the object lives, it prints a line to stderr after a second, and then
+// every ten seconds.
 //
 // Thread-safe.
 class Progress {
@@ -35,7 +35,8 @@ class Progress {
     bool is_silent = false;
   };
 
-  // `task` is for example "saving to 'ckpt'"; `total_rows` 0: not known.
+  // `task` is for example "saving to 'ckpt'"; a `total_rows` of 0 means that
+  // the total is not known.
   Progress(std::string task, int64_t total_rows)
       : Progress(std::move(task), total_rows, Options()) {}
   Progress(std::string task, int64_t total_rows, Options options);

@@ -1,11 +1,11 @@
-// Reading memory that another thread may be writing, for optimistic readers:
-// the reader copies first and then checks a version that the writer has changed
-// if the copy could be torn.
+// Reads memory that another thread may be writing. An optimistic reader copies
+// first and then checks a version number. The writer changes this number, so a
+// copy that mixes old and new values (a torn one) is noticed.
 //
-// In ordinary builds the copies are plain ones, as fast as memcpy(). The C++
+// In ordinary builds these are plain copies, as fast as memcpy(). The C++
 // memory model calls that a race, although a torn copy is always dropped. So
-// under ThreadSanitizer each element is an atomic access, which lets it check
-// the protocol around the copies.
+// under ThreadSanitizer each element is accessed atomically. ThreadSanitizer
+// can then check the rules that readers and writers follow around the copies.
 //
 // Reader: version = load; RacyLoad...; RacyReadFence(); version unchanged?
 // Writer: lock version; RacyWriteFence(); RacyStore...; release version.
@@ -28,15 +28,17 @@
 #define TFSWITCH_THREAD_SANITIZER 0
 #endif
 
-// Inlined even in unoptimised builds: files compiled for AVX2 use these, too,
-// and their out-of-line copies must not end up in code for other processors.
+// Inlined even in unoptimised builds, because files compiled for AVX2 use these
+// functions, too: if the linker kept an out-of-line copy with AVX2
+// instructions, other processors would run it.
 #define TFSWITCH_ALWAYS_INLINE [[gnu::always_inline]] inline
 
 namespace tfswitch {
 
 #if TFSWITCH_THREAD_SANITIZER
 
-// ThreadSanitizer knows no fences, so the accesses have the order.
+// ThreadSanitizer does not know fences, so in its builds the accesses
+// themselves have the memory order.
 template <typename T>
 TFSWITCH_ALWAYS_INLINE T RacyLoad(const T* from) {
   T value;
@@ -70,11 +72,13 @@ template <typename T>
 TFSWITCH_ALWAYS_INLINE void RacyStore(T* to, T value) {
   __atomic_store(to, &value, __ATOMIC_RELAXED);
 }
-// Keeps the loads before it from moving behind the version check after it.
+// Keeps the loads before this call from moving behind the later check of the
+// version.
 TFSWITCH_ALWAYS_INLINE void RacyReadFence() {
   __atomic_thread_fence(__ATOMIC_ACQUIRE);
 }
-// Keeps the stores after it from moving before the locking of the version.
+// Keeps the stores after this call from moving before the locking of the
+// version.
 TFSWITCH_ALWAYS_INLINE void RacyWriteFence() {
   __atomic_thread_fence(__ATOMIC_RELEASE);
 }
@@ -96,7 +100,8 @@ template <typename Modify>
 TFSWITCH_ALWAYS_INLINE void RacyModifyFloats(float* floats, size_t count,
                                              const Modify& modify) {
 #if TFSWITCH_THREAD_SANITIZER
-  // Room for the longest row: an embedding, three slots as long, and 8 floats.
+  // Room for the longest row: an embedding, slots of three times its length,
+  // and 8 floats.
   float scratch[4 * 4096 + 64];
   RacyLoadFloats(scratch, floats, count);
   modify(scratch);

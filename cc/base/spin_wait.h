@@ -1,4 +1,5 @@
-// Waits for another thread that holds something for some nanoseconds.
+// Waits a few nanoseconds for another thread, for example until it releases a
+// lock.
 
 #ifndef TFSWITCH_CC_BASE_SPIN_WAIT_H_
 #define TFSWITCH_CC_BASE_SPIN_WAIT_H_
@@ -7,8 +8,9 @@
 
 namespace tfswitch {
 
-// Call Pause() in each turn of the waiting loop. The first turns only ease the
-// core; later ones give it away, because the holder may have been preempted.
+// Call Pause() in each turn of the waiting loop. The first calls only pause the
+// core for a moment; later ones yield it to other threads, because the thread
+// that is waited for may have been preempted.
 //
 // Not thread-safe: each waiter has its own.
 class SpinWait {

@@ -1,4 +1,5 @@
-// A clock that nobody sets, for leases, waits for workers, locks and timers.
+// A monotonic clock, which no change of the system time affects, for leases,
+// waits for workers, locks and timers.
 
 #ifndef TFSWITCH_CC_BASE_STEADY_CLOCK_H_
 #define TFSWITCH_CC_BASE_STEADY_CLOCK_H_

@@ -1,4 +1,4 @@
-// A few threads that run tasks in the order in which they came.
+// A few threads that run tasks in the order in which they were scheduled.
 
 #ifndef TFSWITCH_CC_BASE_THREAD_POOL_H_
 #define TFSWITCH_CC_BASE_THREAD_POOL_H_
@@ -14,10 +14,10 @@
 
 namespace tfswitch {
 
-// Thread-safe. The destructor runs all scheduled work and joins.
+// Thread-safe. The destructor runs all scheduled tasks and joins the threads.
 class ThreadPool final : public LentThreads {
  public:
-  // `num_threads` may be 0: then nothing may be scheduled.
+  // `num_threads` may be 0; then Schedule() must not be called.
   explicit ThreadPool(int num_threads);
   ~ThreadPool() override;
 

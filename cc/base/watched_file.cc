@@ -10,12 +10,13 @@ absl::StatusOr<std::optional<std::string>> WatchedFile::ReadIfChanged(
   const absl::Time time = SteadyNow();
   if (!now && time < next_look_) return std::nullopt;
   next_look_ = time + kInterval;
-  // Takes the stamp first, so that a file that is exchanged meanwhile is read
-  // again.
+  // Takes the stamp before it reads, so that a file that is replaced meanwhile
+  // is read again.
   TFSWITCH_ASSIGN_OR_RETURN(const FileStamp stamp, StampOf(path_));
   if (stamp_ == stamp) return std::nullopt;
   TFSWITCH_ASSIGN_OR_RETURN(std::string text, ReadWholeFile(path_, max_bytes_));
-  // A file that could not be read keeps no stamp, so that it is tried again.
+  // Keeps no stamp of a file that could not be read, so that the next check
+  // tries again.
   stamp_ = stamp;
   return text;
 }

@@ -17,7 +17,7 @@ namespace tfswitch {
 // Not thread-safe.
 class WatchedFile {
  public:
-  // How old an answer of ReadIfChanged() may be.
+  // For how long ReadIfChanged() does not check the file again.
   static constexpr absl::Duration kInterval = absl::Seconds(1);
 
   // Longer files are errors.
@@ -26,8 +26,8 @@ class WatchedFile {
 
   const std::string& path() const { return path_; }
 
-  // The contents, if they have changed since the last read. nullopt if they
-  // have not, or if it is too early to check again, unless `now`.
+  // The contents, if they have changed since the last read; else nullopt. Also
+  // nullopt if the last check was a short time ago, unless `now` is true.
   absl::StatusOr<std::optional<std::string>> ReadIfChanged(bool now = false);
 
  private:

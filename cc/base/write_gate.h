@@ -1,4 +1,4 @@
-// Admits writes, and stops them while the state must not change.
+// Admits writes, and holds them back while the state must not change.
 
 #ifndef TFSWITCH_CC_BASE_WRITE_GATE_H_
 #define TFSWITCH_CC_BASE_WRITE_GATE_H_
@@ -10,13 +10,13 @@
 
 namespace tfswitch {
 
-// A thread that closes the gate goes before writes that come later, so it waits
-// only for those that are inside.
+// A thread that closes the gate has priority over later writes, so it waits
+// only for those that are already inside.
 //
 // Thread-safe.
 class WriteGate {
  public:
-  // A write, from its record in the log until it has taken effect.
+  // Held by a write from its record in the log until it has taken effect.
   class Pass {
    public:
     // Null: there is nothing to wait for.
@@ -33,7 +33,8 @@ class WriteGate {
     WriteGate* const gate_;
   };
 
-  // The same for a write that may as well be done later.
+  // Like Pass, for a write that can be done later: does not wait for a closed
+  // gate.
   class TryPass {
    public:
     explicit TryPass(WriteGate* gate)
@@ -74,8 +75,9 @@ class WriteGate {
       while (is_closed_) changed_.Wait(&mutex_);
     }
   }
-  // Sequentially consistent, as is Close(): either this thread still sees the
-  // gate as it was, or the thread that closes it sees this one inside.
+  // Here and in Close() the operations are sequentially consistent. So if this
+  // thread still sees the gate open, the thread that closes it sees this one
+  // inside, and waits.
   bool TryEnter() {
     inside_.fetch_add(1);
     if (!is_closed_) return true;

@@ -1,6 +1,6 @@
-// The calls of all clusters are in flight together. The work before and after
-// them is spread over the threads that the caller lends. A batch without
-// repeated keys is not copied.
+// Sends the calls of all clusters before it waits for any. The threads that the
+// caller lends do the work before and after the calls. A batch without repeated
+// keys is not copied.
 
 #include "cc/capi/batching.h"
 
@@ -42,8 +42,8 @@ absl::Span<const Key> KeysOf(const Part& part) {
 }
 
 // Whether to look for repeated keys. A pull of distinct keys is cheaper, but
-// finding them takes a pass over the batch. So a sample decides: fewer than 9
-// of 10 keys are distinct.
+// finding them takes a pass over the batch. So a sample decides: it is worth
+// the pass if fewer than 9 of 10 keys in the sample are distinct.
 bool RepeatsOften(absl::Span<const Key> keys) {
   constexpr size_t kSample = 1024;
   if (keys.size() < 2 * kSample) return false;
@@ -57,7 +57,8 @@ bool RepeatsOften(absl::Span<const Key> keys) {
   return distinct * 10 < kSample * 9;
 }
 
-// The step of a push, for a table whose consistency needs one.
+// Finds the step that a push belongs to, for a table whose consistency needs
+// one.
 absl::StatusOr<StepTag> StepOf(const Tfswitch_Table& table) {
   const std::shared_ptr<WorkerSession> worker = table.cluster->worker();
   if (worker == nullptr) {
@@ -73,7 +74,7 @@ absl::StatusOr<StepTag> StepOf(const Tfswitch_Table& table) {
                                                              : "");
 }
 
-// Whether the push belongs to a step that counts already.
+// Whether the push belongs to a step that has already been counted.
 bool IsRepeated(const Tfswitch_Table& table) {
   const std::shared_ptr<WorkerSession> worker = table.cluster->worker();
   return worker != nullptr && worker->is_repeating();
@@ -100,8 +101,9 @@ absl::Status Prepare(Tfswitch_PushPart* part, PreparedPush* prepared) {
   inverse.resize(keys.size());
   unique.resize(ThreadUniqueKeys().Run(keys, absl::MakeSpan(unique),
                                        absl::MakeSpan(inverse)));
-  // With dense updates even a push without keys is a step. A table that was
-  // opened with an open optimizer may have dense updates now.
+  // A push without keys is sent to a table with dense updates, because each
+  // push is a step of all rows. A table that was opened with an open optimizer
+  // may have got dense updates since then.
   const OptimizerConfig& optimizer = table.config.optimizer;
   prepared->is_empty =
       IsRepeated(table) ||
@@ -145,7 +147,8 @@ absl::Status Prepare(Tfswitch_PushPart* part, PreparedPush* prepared) {
   };
   const KeyObservations each = {
       {}, of_each(options.shows), of_each(options.clicks)};
-  // Checked before the sum, which could hide a wrong number.
+  // Checks numbers before gradients are summed, because the sum could hide a
+  // wrong one.
   if (!each.shows.empty() || !each.clicks.empty()) {
     TFSWITCH_RETURN_IF_ERROR(CheckObservations(args.table, keys, each));
   }
@@ -169,7 +172,7 @@ absl::Status Complete(const Tfswitch_Table& table, const LentThreads* threads,
   return absl::OkStatus();
 }
 
-// Nearly all calls have one batch, for which nothing is allocated.
+// Most calls have a single batch; for one batch no memory is allocated.
 template <typename T>
 using Batches = absl::InlinedVector<T, 1>;
 
@@ -208,7 +211,7 @@ absl::Status CheckBatch(const Tfswitch_Table& table, size_t num_keys) {
 absl::Status PullBatch(absl::Span<const Tfswitch_PullPart> parts,
                        bool insert_missing, const LentThreads* threads) {
   TFSWITCH_RETURN_IF_ERROR(CheckBatches(parts));
-  // The distinct keys of each batch; empty if the batch is used as it is.
+  // The distinct keys of each batch; empty for a batch that is used unchanged.
   struct Distinct {
     std::vector<Key> unique;
     std::vector<int32_t> inverse;
@@ -220,7 +223,8 @@ absl::Status PullBatch(absl::Span<const Tfswitch_PullPart> parts,
       const absl::Span<const Key> keys = KeysOf(parts[i]);
       const Tfswitch_Table& table = *parts[i].table;
       Distinct& found = distinct[i];
-      // In this process reading a row twice is cheaper than this search.
+      // If the table is in this process, reading a row twice takes less time
+      // than the search for repeated keys.
       if (!table.cluster->is_remote() || !RepeatsOften(keys)) continue;
       found.unique.resize(keys.size());
       found.inverse.resize(keys.size());

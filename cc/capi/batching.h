@@ -1,5 +1,5 @@
-// Turns batches of ids from a model into calls: each id once, gradients summed,
-// and one call for all tables of a cluster.
+// Turns batches of ids from a model into calls: sends each id once, sums
+// gradients, and makes one call for all tables of a cluster.
 
 #ifndef TFSWITCH_CC_CAPI_BATCHING_H_
 #define TFSWITCH_CC_CAPI_BATCHING_H_
@@ -22,8 +22,8 @@ struct Tfswitch_Table {
   tfswitch::TableConfig config;
   std::shared_ptr<const void> hold;  // Keeps a table of this process.
   int slot_floats = 0;
-  // Whether it has warned of NaN. It warns once, since more gradients with NaN
-  // usually follow the first.
+  // Whether the table has warned of NaN. It warns only once, because after one
+  // gradient with NaN more usually follow.
   std::atomic<bool> has_warned{false};
 };
 
@@ -32,11 +32,12 @@ namespace tfswitch {
 // InvalidArgument for a batch with too many keys for one call.
 absl::Status CheckBatch(const Tfswitch_Table& table, size_t num_keys);
 
-// See `pull` of Tfswitch_Api. Repeated keys are sent once if that is cheaper.
+// Implements `pull` of Tfswitch_Api. Sends repeated keys once if that is
+// cheaper.
 absl::Status PullBatch(absl::Span<const Tfswitch_PullPart> parts,
                        bool insert_missing, const LentThreads* threads);
 
-// See `push` of Tfswitch_Api. Sets the results of the parts.
+// Implements `push` of Tfswitch_Api. Sets the results of the parts.
 absl::Status PushBatch(absl::Span<Tfswitch_PushPart> parts,
                        const LentThreads* threads);
 

@@ -58,7 +58,7 @@ struct Tfswitch_Server {
   std::unique_ptr<tfswitch::GrpcServer> server;
 };
 
-// A round that owns the arrays that it points to.
+// A round that owns the arrays to which its pointers point.
 struct OwningRound : Tfswitch_Round {
   std::vector<int64_t> keys_storage;
   std::vector<double> weights_storage;
@@ -74,7 +74,7 @@ int Report(const absl::Status& status, char* error) {
     const absl::string_view message = status.message();
     size_t size = std::min<size_t>(message.size(), TFSWITCH_ERROR_SIZE - 1);
     if (size < message.size()) {
-      // Does not cut in the middle of a UTF-8 character.
+      // Avoids cutting in the middle of a UTF-8 character.
       while (size > 0 && (message[size] & 0xc0) == 0x80) --size;
     }
     std::memcpy(error, message.data(), size);
@@ -84,9 +84,9 @@ int Report(const absl::Status& status, char* error) {
 }
 
 // Makes a function of the C API that runs kFunction and reports its status. In
-// a fork that cannot use the core it reports that. The core does not throw, but
-// its libraries may, for example if memory runs out. These exceptions must not
-// cross into C.
+// a forked child that cannot use the core, it reports that as an error. The
+// core does not throw, but its libraries may, for example if memory runs out.
+// The function catches these exceptions, because they must not reach C code.
 template <auto kFunction>
 struct Guarded;
 template <typename... Args, absl::Status (*kFunction)(Args...)>
@@ -103,8 +103,8 @@ struct Guarded<kFunction> {
   }
 };
 
-// Frees an object of the core, but not in a fork: there it would wait for
-// threads that do not exist, and shut down sockets that the parent uses.
+// Frees an object of the core, but not in a forked child, which would wait for
+// threads that do not exist there, and shut down sockets that the parent uses.
 template <typename Handle>
 void Free(Handle* handle) {
   if (!ForkGuard::IsTripped()) delete handle;
@@ -193,7 +193,8 @@ absl::Status OpenTable(Tfswitch_Cluster* cluster, const char* config_json,
   do {
     TFSWITCH_RETURN_IF_ERROR(client.CreateTable(opened->config));
     hold = client.HoldTable(opened->config.name);
-    // If its last hold was released in between, opens the table again.
+    // The table may have been dropped meanwhile by the last close_table; then
+    // opens it again.
   } while (absl::IsNotFound(hold.status()));
   TFSWITCH_ASSIGN_OR_RETURN(opened->hold, std::move(hold));
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<TableInfo> infos,
@@ -311,7 +312,8 @@ absl::Status ExportRows(Tfswitch_Table* table, int32_t with_slots,
       [&](const RowChunk& chunk) -> absl::Status {
         TFSWITCH_RETURN_IF_ERROR(CheckInterrupt());
         progress.Add(static_cast<int64_t>(chunk.keys.size()));
-        // These sizes come from a server, and the visitor relies on them.
+        // Checks sizes that come from a server, because the visitor relies on
+        // them.
         TFSWITCH_RETURN_IF_ERROR(CheckSize(table->config.name, "embedding",
                                            chunk.keys.size(), table->config.dim,
                                            chunk.embeddings.size()));
@@ -484,7 +486,8 @@ int32_t ServedModelIsRemote(const Tfswitch_ServedModel* model) {
 
 Tfswitch_ServedRows* PinServedRows(Tfswitch_ServedModel* model) {
   try {
-    // In a fork that cannot use the rows, served_lookup reports that.
+    // In a forked child that cannot use the core, returns an empty object;
+    // served_lookup then returns the error.
     if (ForkGuard::IsTripped()) return new Tfswitch_ServedRows{};
     return new Tfswitch_ServedRows{model->model->Pin()};
   } catch (const std::bad_alloc&) {

@@ -1,12 +1,13 @@
 // The registry owns local shards, so that their rows live as long as the
-// process. It has only weak pointers to clusters, so that a connection ends
-// with its last user. Its mutex is not held during calls of servers, which may
-// take long. If two threads open one cluster, both connect, and the second one
-// gets the cluster of the first.
+// process. It has only weak pointers to clusters, so that a connection is
+// closed with its last user. Its mutex is not held during calls to servers,
+// because they may take long. If two threads open the same cluster at once,
+// both connect, and the second thread gets the cluster of the first.
 //
 // OpenCluster() arms the fork guard before it opens anything.
 // OpenReadingClient() makes a new connection each time and does not use the
-// registry, because its client follows lost tables (OnLostTables::kFollow).
+// registry, because its client works again with lost tables that others have
+// restored (OnLostTables::kFollow).
 
 #include "cc/capi/cluster.h"
 
@@ -35,7 +36,7 @@
 namespace tfswitch {
 namespace {
 
-// The wait for a server if the servers before have used up the time.
+// How long to wait for a server if the servers before it have used up the time.
 constexpr absl::Duration kShortestWait = absl::Milliseconds(1);
 
 constexpr absl::string_view kLocal = "local://";
@@ -55,7 +56,8 @@ struct Registry {
   };
   // The keys are made of address, timeout and credentials.
   std::map<std::string, Opened> open ABSL_GUARDED_BY(mutex);
-  // The keys are addresses, because graphs and saved models know only these.
+  // The keys are addresses, because that is all that graphs and saved models
+  // have.
   std::map<std::string, Credentials> credentials ABSL_GUARDED_BY(mutex);
   struct Placed {
     std::shared_ptr<ServerPlaces> places;
@@ -72,7 +74,7 @@ struct Registry {
     if (!(given.token == TokenSource())) kept.token = given.token;
   }
 
-  // Null if no cluster is open at the address under this id.
+  // Null if no cluster with this id is open at the address.
   std::shared_ptr<Cluster> Find(const std::string& address, uint64_t id)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     for (const auto& [key, opened] : open) {
@@ -101,7 +103,8 @@ absl::Status BadAddress(absl::string_view address, absl::string_view why) {
 // Refuses addresses with secrets, because errors and logs name addresses.
 absl::Status CheckHasNoSecret(absl::string_view address) {
   bool has_user = false;
-  // Paths, and NAMEs of "ray://" and "local://", may have an '@'.
+  // Not for paths, and for NAMEs of "ray://" and "local://", which may contain
+  // an '@'.
   if (!absl::StartsWith(address, kRay) && !absl::StartsWith(address, kLocal) &&
       !absl::StartsWith(address, kUnix)) {
     for (const absl::string_view server : absl::StrSplit(address, ',')) {
@@ -115,8 +118,8 @@ absl::Status CheckHasNoSecret(absl::string_view address) {
       "out here, as it may have a secret");
 }
 
-// Returns the given credentials, else those of an earlier opening, else those
-// of the environment.
+// Returns the given credentials. If there are none, returns those of an earlier
+// opening, and otherwise those of the environment.
 Credentials CredentialsFor(const std::string& address,
                            const ClusterAddress& parsed, Credentials given) {
   if (!parsed.is_remote) return {};
@@ -134,7 +137,8 @@ Credentials CredentialsFor(const std::string& address,
   return given;
 }
 
-// InvalidArgument if a token would be sent to another machine as plaintext.
+// InvalidArgument if a token would be sent to another machine without
+// encryption.
 absl::Status CheckTokenIsSafe(const std::string& address,
                               const ClusterAddress& parsed) {
   if (parsed.has_tls) return absl::OkStatus();
@@ -318,7 +322,8 @@ absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(const std::string& address,
     if (!parsed.is_remote) {
       std::shared_ptr<Shard>& shard = registry.local_shards[parsed.local_name];
       if (shard == nullptr) {
-        // The limits protect servers from clients, and are not needed here.
+        // Has no limits, because limits protect servers from clients, and here
+        // both are this process.
         ShardOptions options;
         constexpr uint64_t kNone = std::numeric_limits<uint64_t>::max();
         options.max_tables = kNone;
@@ -329,7 +334,7 @@ absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(const std::string& address,
     }
   }
   // Connects without the lock, since servers may answer late. If two threads
-  // open the same cluster, the first one's is kept.
+  // open the same cluster, the cluster of the first one is kept.
   std::unique_ptr<ParameterClient> client;
   if (parsed.is_remote) {
     TFSWITCH_ASSIGN_OR_RETURN(

@@ -24,9 +24,10 @@ namespace tfswitch {
 struct ClusterAddress {
   bool is_remote = false;
   bool has_tls = false;
-  std::string local_name;            // NAME of "local://NAME".
-  std::vector<std::string> servers;  // In shard order, as gRPC names them.
-  // For "ray://NAME"; else null.
+  std::string local_name;  // NAME of "local://NAME".
+  // In shard order, in gRPC's form.
+  std::vector<std::string> servers;
+  // Set for "ray://NAME"; else null.
   std::shared_ptr<const ServerPlaces> places;
 };
 
@@ -49,16 +50,17 @@ struct Credentials {
   TokenSource token;
 };
 
-// Connects to servers for reading. The client makes no table. If a server has
-// lost a table, reads work again once other processes have made it whole. Each
-// call has the `timeout`, too. InvalidArgument for a "local://" address; else
-// the error of the first server that does not answer within `timeout`.
+// Connects to servers for reading only; the client creates no tables. If a
+// server has lost a table, reads work again once other processes have restored
+// it. Each call has the `timeout`, too. InvalidArgument for a "local://"
+// address; otherwise the error of the first server that does not answer within
+// `timeout`.
 absl::StatusOr<std::unique_ptr<ParameterClient>> OpenReadingClient(
     const std::string& address, absl::Duration timeout);
 
-// Returns the cluster that is open at this address under this id (0 for no id).
-// If there is none, returns the one that is open there with this timeout and
-// these credentials, or opens it. "local://NAME" clusters live as long as the
+// Returns the cluster that is open at this address with this id. For id 0,
+// returns the cluster that is open there with this timeout and these
+// credentials, or opens it. "local://NAME" clusters live as long as the
 // process.
 //
 // `given.tls` is only for "grpcs://" addresses, and a token only for those or

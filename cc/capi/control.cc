@@ -1,6 +1,6 @@
-// Each method is a function from its request message to its response message.
-// The table at the end lists the methods by name. Only Method() knows JSON and
-// the checks that all methods share.
+// Each method is a function from its request message to its response message. A
+// table at the end of the file lists the methods by name. Method() alone
+// converts JSON and makes the checks that all methods need.
 
 #include "cc/capi/control.h"
 
@@ -269,8 +269,8 @@ absl::Status SteerServedModel(const v1::ServedModelRequest& request,
 using JsonMethod = std::function<absl::StatusOr<std::string>(
     Cluster*, const std::string& request_json)>;
 
-// Calls `run` with the object that it takes: none, the cluster, or a part of
-// it.
+// Calls `run` with the object that it needs: none, the cluster, or a part of
+// the cluster.
 template <typename Request, typename Response>
 absl::Status RunIn(Cluster*, absl::Status (*run)(const Request&, Response*),
                    const Request& request, Response* response) {

@@ -21,8 +21,7 @@ absl::StatusOr<std::string> CallControl(Cluster* cluster,
                                         absl::string_view method,
                                         const std::string& request_json);
 
-// The worker of this process in the cluster; FailedPrecondition if there is
-// none.
+// This process's worker in the cluster; FailedPrecondition if it has none.
 absl::StatusOr<std::shared_ptr<WorkerSession>> FindWorker(
     const Cluster& cluster);
 

@@ -14,25 +14,26 @@ namespace {
 constexpr char kCoreFile[] = "libtfswitch_core.so";
 constexpr char kPathVariable[] = "TFSWITCH_CORE_LIBRARY";
 
-// The folder of the library that holds this code, with a final '/'.
+// The folder of the library that contains this code, with a final '/'.
 std::string OwnFolder() {
   Dl_info info;
   if (dladdr(reinterpret_cast<const void*>(&OpenCore), &info) == 0 ||
       info.dli_fname == nullptr) {
     return "";
   }
-  // If a library is loaded by two paths, both must find the same core.
-  // Otherwise they would not share the tables of this process.
+  // Resolves symbolic links: if a library is loaded by two paths, both must
+  // find the same core, because two cores would not share the tables of this
+  // process.
   char* resolved = realpath(info.dli_fname, nullptr);
   std::string path = resolved != nullptr ? resolved : info.dli_fname;
   free(resolved);
   return path.substr(0, path.rfind('/') + 1);
 }
 
-// The folder is found while the library is loaded: dladdr() returns the path
-// that dlopen() was given, which may be relative, and the working directory may
-// change before the first call. The string is leaked, so that it outlives the
-// threads that run at exit.
+// Finds the folder while the library is loaded, because dladdr() returns the
+// path that was given to dlopen(). The path may be relative, and the working
+// directory may change before the first call. The string is never freed, so
+// that threads that run at exit can use it.
 const std::string& own_folder = *new std::string(OwnFolder());
 
 struct Core {

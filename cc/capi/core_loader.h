@@ -3,7 +3,8 @@
 // TensorFlow exports thousands of protobuf and gRPC symbols, and the core has
 // its own copies of these libraries. So the core must be opened with
 // RTLD_DEEPBIND, which makes it look for symbols in its own dependencies first.
-// Linking to it, or opening it without that flag, ends in a segmentation fault.
+// Linking to it, or opening it without that flag, leads to a segmentation
+// fault.
 
 #ifndef TFSWITCH_CC_CAPI_CORE_LOADER_H_
 #define TFSWITCH_CC_CAPI_CORE_LOADER_H_
@@ -14,9 +15,9 @@
 
 namespace tfswitch {
 
-// Returns the core's functions. Opens the core on the first call and keeps it
-// for the life of the process. On failure returns nullptr, and *error has the
-// file, the message of the loader, and the remedy.
+// Returns the core's functions. The first call opens the core, which then stays
+// open as long as the process lives. On failure returns nullptr, and *error
+// contains the file, the message of the loader, and the remedy.
 //
 // Looks for the core in the folder of the library that this code is linked
 // into, or at the path in the environment variable TFSWITCH_CORE_LIBRARY.

@@ -14,7 +14,7 @@
 namespace tfswitch {
 namespace {
 
-// It is never destroyed, like the registry in cc/capi/cluster.cc.
+// Never destroyed, like the registry in cc/capi/cluster.cc.
 struct GroupRegistry {
   Mutex mutex;
   std::map<std::string, std::unique_ptr<ReplicaCoordinator>> groups

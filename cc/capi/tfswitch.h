@@ -24,15 +24,15 @@
 extern "C" {
 #endif
 
-// Incremented when this struct changes. New functions are appended. The caller
-// checks it, because a core that is older than the caller has a shorter struct.
+// Incremented when this struct changes. New functions are appended at the end.
+// The caller checks it, because the struct of an older core is shorter.
 #define TFSWITCH_API_VERSION 16
 #define TFSWITCH_ERROR_SIZE 2048
-// Parts of one call of pull or push.
+// The most parts of one call of pull or push.
 #define TFSWITCH_MAX_PARTS 256
 
-// States of a worker's item: lost or finished; its own; its own, and advanced
-// by a step that has not ended.
+// States of a work item for a worker: lost or finished; held by the worker;
+// held and advanced by a step that has not ended.
 #define TFSWITCH_WORK_ITEM_LOST 0
 #define TFSWITCH_WORK_ITEM_OWN 1
 #define TFSWITCH_WORK_ITEM_IN_STEP 2
@@ -43,8 +43,9 @@ typedef struct Tfswitch_Server Tfswitch_Server;
 typedef struct Tfswitch_ServedModel Tfswitch_ServedModel;
 typedef struct Tfswitch_ServedRows Tfswitch_ServedRows;
 
-// Receives a run of rows; the pointers are valid during the call. `slots` is
-// NULL if no slots were asked for. A value other than 0 stops the export.
+// Receives a run of rows. The pointers are valid until the function returns.
+// `slots` is NULL if slots were not requested. A return value other than 0
+// stops the export.
 typedef int (*Tfswitch_VisitRows)(void* context, const int64_t* keys,
                                   const float* embeddings, const float* slots,
                                   size_t num_rows);
@@ -59,7 +60,7 @@ typedef struct Tfswitch_Threads {
                    void* task_context);
 } Tfswitch_Threads;
 
-// PEM files for TLS, as TlsFiles of cc/rpc/tls.h; "" for none.
+// PEM files for TLS, as in TlsFiles of cc/rpc/tls.h; "" for none.
 typedef struct Tfswitch_TlsFiles {
   const char* ca;
   const char* cert;
@@ -69,8 +70,9 @@ typedef struct Tfswitch_TlsFiles {
 
 // How a client identifies itself, and which servers it trusts.
 typedef struct Tfswitch_Credentials {
-  const Tfswitch_TlsFiles* tls;  // NULL for none.
-  // A token, or the path of a file with one; "" for none.
+  // NULL for plaintext.
+  const Tfswitch_TlsFiles* tls;
+  // A token, or the path of a file that contains one; "" for none.
   const char* token;
   const char* token_file;
 } Tfswitch_Credentials;
@@ -79,38 +81,43 @@ typedef struct Tfswitch_ServerOptions {
   const char* address;  // "host:port", port 0 for any, or "unix:/path".
   uint32_t shard_index;
   uint32_t num_shards;
-  int32_t num_threads;         // 0 means one per core.
-  uint64_t max_message_bytes;  // 0 means the default, 1 GiB.
+  int32_t num_threads;  // 0 means one per core.
+  // 0 means the default, 1 GiB.
+  uint64_t max_message_bytes;
   // The folder below which clients may save and restore. NULL means the current
-  // folder, unless that is "/". With "/" or "" clients may not.
+  // folder. If the folder is "/" or "", clients may do neither.
   const char* checkpoint_root;
-  // More flags of tfswitch-server that limit it, as "max_tables=100".
+  // More flags of tfswitch-server that set its limits, for example
+  // "max_tables=100".
   const char* const* limits;
   size_t num_limits;
   const Tfswitch_TlsFiles* tls;  // NULL means plaintext.
-  const char* token_file;        // NULL means that callers need no token.
+  // NULL means that callers need no token.
+  const char* token_file;
   // 1 opens the server to everyone who can reach it; see docs/access.md.
   int32_t is_insecure;
 } Tfswitch_ServerOptions;
 
 typedef struct Tfswitch_PushOptions {
   float learning_rate;
-  // Whether a key without a row gets one first (1) or is skipped (0).
+  // Whether a key without a row gets one before it is pushed (1) or is skipped
+  // (0).
   int32_t insert_missing;
-  // How often each id was shown and clicked: one number per key. NULL means
-  // once and never.
+  // How often each id was shown and clicked: one number per key. NULL: shown
+  // once, never clicked.
   const float* shows;
   const float* clicks;
-  // The step number of the training; 0 if unknown.
+  // The training's step number; 0 if unknown.
   int64_t global_step;
-  // Whether gradients with NaN or Inf skip the push, with a warning on stderr
-  // (1), or are an error (0).
+  // Whether gradients with NaN or Inf make the push be skipped, with a warning
+  // on stderr (1), or return an error (0).
   int32_t skip_non_finite;
 } Tfswitch_PushOptions;
 
 typedef struct Tfswitch_PushResult {
   int64_t updated_rows;
-  int32_t skipped;  // 1 if gradients had NaN or Inf and nothing was applied.
+  // 1 if gradients had NaN or Inf, and so nothing was applied.
+  int32_t skipped;
 } Tfswitch_PushResult;
 
 // One read of a pull.
@@ -140,21 +147,23 @@ typedef struct Tfswitch_ServedPart {
   float* embeddings;  // num_keys x dim.
 } Tfswitch_ServedPart;
 
-// The place of a worker in its group, for the functions replicas_* below.
+// Identifies a worker in its group, for the functions replicas_* below.
 typedef struct Tfswitch_ReplicaPlace {
   uint64_t incarnation;
   int64_t clock;
   int64_t round;
 } Tfswitch_ReplicaPlace;
 
-// The staged gradients to sum, in this order.
+// The staged gradients to sum up, in this order.
 typedef struct Tfswitch_Round {
   int64_t number;
   double total_weight;
   size_t num_contributions;
   const int64_t* keys;    // num_contributions x (worker, incarnation, clock).
   const double* weights;  // num_contributions.
-  // All other incarnations below next_incarnation are gone.
+
+  // The incarnations that are active; all others below next_incarnation have
+  // ended.
   size_t num_active;
   const int64_t* active;
   int64_t next_incarnation;
@@ -183,11 +192,11 @@ typedef struct Tfswitch_Api {
                       Tfswitch_Cluster** cluster, char* error);
   void (*close_cluster)(Tfswitch_Cluster* cluster);
   int32_t (*cluster_num_shards)(const Tfswitch_Cluster* cluster);
-  // 1 if calls wait for a network, 0 if tables are in this process.
+  // 1 if calls wait for a network, 0 if the tables are in this process.
   int32_t (*cluster_is_remote)(const Tfswitch_Cluster* cluster);
-  // Makes a rare call: a method of protos/tfswitch/v1/control.proto with its
-  // request in JSON. `response_json` receives its response. `cluster` may be
-  // NULL for PlaceServers, ServedModel and Replicas.
+  // Makes a call that is not time-critical: a method of
+  // protos/tfswitch/v1/control.proto, whose request and response are JSON.
+  // `cluster` may be NULL for PlaceServers, ServedModel and Replicas.
   int (*call)(Tfswitch_Cluster* cluster, const char* method,
               const char* request_json, char** response_json, char* error);
 
@@ -204,21 +213,23 @@ typedef struct Tfswitch_Api {
   int32_t (*table_is_remote)(const Tfswitch_Table* table);
   int (*table_size)(Tfswitch_Table* table, int64_t* num_rows, char* error);
 
-  // Does the reads of all parts, at most TFSWITCH_MAX_PARTS, with one message
-  // to each server unless they are long. Several parts may have the same table.
+  // Reads the rows of all parts, at most TFSWITCH_MAX_PARTS. Sends one message
+  // to each server, unless they are long. Several parts may have the same
+  // table.
   int (*pull)(const Tfswitch_PullPart* parts, size_t num_parts,
               int32_t insert_missing, const Tfswitch_Threads* threads,
               char* error);
-  // Does the pushes of all parts, likewise. Each distinct key takes one step
-  // with the sum of its gradients. If one push is skipped, all are. Shapes,
-  // numbers and rates are checked first: if one is wrong, nothing is applied.
-  // After an error of a server (no such table, no memory, no answer) some
-  // pushes may have been applied; the error names the table.
+  // Makes the pushes of all parts, at most TFSWITCH_MAX_PARTS, with one message
+  // to each server unless they are long. Each distinct key takes one step with
+  // the sum of its gradients. If one push is skipped, all are. Shapes, numbers
+  // and rates are checked first: if one is wrong, nothing is applied. After an
+  // error of a server (no such table, no memory, no answer) some pushes may
+  // have been applied; the error names the table.
   int (*push)(Tfswitch_PushPart* parts, size_t num_parts,
               const Tfswitch_Threads* threads, char* error);
 
-  // Sets embeddings if `slots` is NULL, else whole rows. If a key repeats, its
-  // last value stays.
+  // Sets only embeddings if `slots` is NULL, else whole rows. If a key is
+  // repeated, its last value counts.
   int (*assign)(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
                 const float* embeddings, const float* slots, char* error);
   int (*erase)(Tfswitch_Table* table, const int64_t* keys, size_t num_keys,
@@ -231,9 +242,10 @@ typedef struct Tfswitch_Api {
                       Tfswitch_Server** server, char* error);
   // The bound address; valid until delete_server.
   const char* (*server_address)(const Tfswitch_Server* server);
-  // Lets running calls end for at most `grace_s`. Idempotent.
+  // Stops the server, after waiting at most `grace_s` for calls in progress.
+  // Further calls do nothing.
   void (*stop_server)(Tfswitch_Server* server, double grace_s);
-  // Stops the server without grace, and frees it.
+  // Stops the server without waiting, and frees it.
   void (*delete_server)(Tfswitch_Server* server);
 
   // The table's name; valid until close_table.
@@ -243,7 +255,7 @@ typedef struct Tfswitch_Api {
   // The keys of the `num_blocks` blocks of a dense table.
   void (*dense_keys)(const Tfswitch_Table* table, size_t num_blocks,
                      int64_t* keys);
-  // As assign(), but does not change present rows. *assigned_rows receives the
+  // Like assign(), but existing rows do not change. *assigned_rows receives the
   // number of rows that were set.
   int (*assign_missing)(Tfswitch_Table* table, const int64_t* keys,
                         size_t num_keys, const float* embeddings,
@@ -276,7 +288,7 @@ typedef struct Tfswitch_Api {
 
   // --- Items of work queues that a step trains -----------------------------
 
-  // Says that the present step has trained the item up to `offset`.
+  // Tells that the current step has trained the item up to `offset`.
   int (*advance_work_item)(Tfswitch_Cluster* cluster, const char* queue,
                            int64_t epoch, int64_t index, int64_t offset,
                            char* error);
@@ -302,8 +314,9 @@ typedef struct Tfswitch_Api {
   void (*close_served_model)(Tfswitch_ServedModel* model);
   // Whether served_lookup waits for servers.
   int32_t (*served_model_is_remote)(const Tfswitch_ServedModel* model);
-  // Returns the rows that are served now; NULL if there is no memory. They live
-  // until they are unpinned, and do not change, unless they are on servers.
+  // Returns the rows that are served now; NULL if there is no memory. They
+  // exist until they are unpinned. They do not change, except if they are on
+  // servers.
   Tfswitch_ServedRows* (*pin_served_rows)(Tfswitch_ServedModel* model);
   void (*unpin_served_rows)(Tfswitch_ServedRows* rows);
   // Reads the rows of all parts. Sends one message to each server, unless they
@@ -329,7 +342,8 @@ typedef struct Tfswitch_Api {
   void (*catch_bus_errors)(void);
 } Tfswitch_Api;
 
-// Returns the core's functions, or NULL if it does not have `api_version`.
+// Returns the core's functions, or NULL if the core does not support
+// `api_version`.
 #if defined(TFSWITCH_BUILDING_CORE)
 __attribute__((visibility("default")))
 #endif

@@ -8,16 +8,17 @@
 namespace tfswitch {
 namespace {
 
-// The most calls at the same time. Threads wait most of the time: for servers,
-// or in TensorFlow's first parameter server for the other workers of a step.
+// The maximal number of calls at the same time. The threads wait most of the
+// time: for servers, or in TensorFlow's first parameter server for the other
+// workers of a step.
 constexpr int kMaxThreads = 1024;
 
 }  // namespace
 
 BlockingThreads& BlockingThreads::Get() {
-  // The object is leaked, because a call may still wait for a server while the
-  // process exits. A child of a fork gets a new object: it does not have its
-  // parent's threads, and one of them may hold the mutex.
+  // The object is never freed, because a call may still wait for a server while
+  // the process exits. A forked child gets a new object, because it does not
+  // have its parent's threads, and one of these may hold the mutex.
   static BlockingThreads* threads = [] {
     pthread_atfork(nullptr, nullptr, [] { threads = new BlockingThreads(); });
     return new BlockingThreads();

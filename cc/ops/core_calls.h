@@ -1,4 +1,4 @@
-// Helpers of kernels: calls of the core library, scalar inputs, and the
+// Helpers for kernels: calls of the core library, scalar inputs, and the
 // registration of kernels.
 
 #ifndef TFSWITCH_CC_OPS_CORE_CALLS_H_
@@ -42,7 +42,7 @@ absl::Status AllScalars(tensorflow::shape_inference::InferenceContext* c);
 absl::Status ScalarsToScalar(tensorflow::shape_inference::InferenceContext* c);
 
 // Reads a scalar input of type T. InvalidArgument, naming the input and its
-// shape, if it is no scalar.
+// shape, if it is not a scalar.
 template <typename T>
 absl::Status ScalarInput(tensorflow::OpKernelContext* context, int index,
                          const char* name, T* value) {
@@ -57,8 +57,8 @@ absl::Status ScalarInput(tensorflow::OpKernelContext* context, int index,
 }
 
 // Returns a function that calls `call` on a resource and then releases the
-// resource. This is before the op ends: code that waits for the op may next
-// close what the resource needs.
+// resource. The release comes before the end of the op, because code that waits
+// for the op may next close something that the resource needs.
 template <typename Resource, typename Call>
 std::function<absl::Status()> Holding(
     tensorflow::core::RefCountPtr<Resource> resource, Call call) {
@@ -77,11 +77,11 @@ void RunApart(tensorflow::OpKernelContext* context,
               tensorflow::AsyncOpKernel::DoneCallback done);
 
 // Waits for other calls without blocking TensorFlow's threads. Calls
-// `wait(wait_s)`, first with 0, until it returns something else than
-// DeadlineExceeded. Then sets its status, and ends the op with `done`. Gives up
-// after `timeout_s`, and soon after the step is cancelled.
+// `wait(wait_s)` repeatedly, first with 0, until it returns something other
+// than DeadlineExceeded. Then sets the call's status, and ends the op with
+// `done`. Gives up after `timeout_s`, and soon after the step is cancelled.
 //
-// Each call of `wait` is short, so that many waits can share a few threads.
+// Each call of `wait` is short, so that few threads can serve many waits.
 void WaitApart(tensorflow::OpKernelContext* context, double timeout_s,
                std::function<absl::Status(double wait_s)> wait,
                tensorflow::AsyncOpKernel::DoneCallback done);

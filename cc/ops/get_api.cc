@@ -1,6 +1,6 @@
-// Returns the core's functions to programs that load this library with
-// TF_LoadLibrary for its ops, and want to control a model that it serves. They
-// need not know where the core is, or how to open it.
+// Exports the core's functions for programs that load this library with
+// TF_LoadLibrary for its ops, and want to control a model that they serve. Such
+// a program need not know where the core is, or how to open it.
 
 #include <cstdint>
 #include <string>

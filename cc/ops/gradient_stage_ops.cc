@@ -1,6 +1,6 @@
 // Tfswitch>StageGradients, SumStagedGradients and ClearStagedGradients: they
-// keep the gradients of each worker's steps on a parameter server until it is
-// decided which of them are summed.
+// keep the gradients of each worker's steps on a parameter server, until it is
+// decided which of them are added up.
 
 #define EIGEN_USE_THREADS
 
@@ -71,7 +71,7 @@ class GradientStage : public tensorflow::ResourceBase {
                         " steps");
   }
 
-  // Stages gradients. With `replaces`, drops earlier ones of the same
+  // Stages gradients. If `replaces` is set, drops earlier ones of the same
   // incarnation.
   void Put(const StepKey& key, std::vector<Tensor> gradients, bool replaces) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -114,7 +114,8 @@ class GradientStage : public tensorflow::ResourceBase {
     return absl::OkStatus();
   }
 
-  // Removes all gradients. Returns the number of steps that there were.
+  // Removes all gradients. Returns the number of steps whose gradients were
+  // removed.
   int64_t Clear() {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto num_steps = static_cast<int64_t>(steps_.size());
@@ -242,8 +243,8 @@ template <typename T>
 using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 // The same gradient of several steps, and the factor of each. A term with
-// factor 0 is left out, even if it is not finite, as the mean over a batch of
-// only masked samples may be.
+// factor 0 is left out. It may be NaN, for example as the mean over a batch in
+// which all samples are masked.
 struct Terms {
   std::vector<const Tensor*> gradients;
   std::vector<double> factors;

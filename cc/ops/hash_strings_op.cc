@@ -42,7 +42,8 @@ ids: The hash of each string, of the shape of `strings`. Any int64 may occur.
 salt: With another salt other strings collide. 0 stands for no salt.
 )doc");
 
-// About the CPU cycles per string. TensorFlow splits the work by it.
+// About the CPU cycles per string, by which TensorFlow divides the work among
+// threads.
 constexpr int64_t kCostPerString = 100;
 
 class HashStringsOp : public OpKernel {
@@ -77,7 +78,7 @@ class HashStringsOp : public OpKernel {
   }
 
  private:
-  // `salted` is memory that is reused for each string.
+  // `salted` is memory that is reused from string to string.
   uint64_t Hash(absl::string_view text, std::string* salted) const {
     if (prefix_.empty()) return tensorflow::Fingerprint64(text);
     salted->assign(prefix_);

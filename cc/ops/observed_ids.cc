@@ -1,7 +1,7 @@
-// Find() goes through the gradient's ids from the left. At each place it takes
-// the longest lookup whose ids come next. Among equal ones it takes the newest
-// that it has not taken yet: older ones may be left of gradients that a program
-// only read.
+// Find() goes through the gradient's ids from left to right. At each place it
+// chooses the longest lookup whose ids come next. Among lookups of equal length
+// it chooses the newest one that it has not chosen yet, because older ones may
+// be from parts of the program that compute no gradient.
 
 #include "cc/ops/observed_ids.h"
 
@@ -13,8 +13,8 @@ namespace tfswitch {
 void ObservedIds::Record(absl::Span<const int64_t> ids, const float* shows,
                          const float* clicks) {
   const bool has_numbers = shows != nullptr || clicks != nullptr;
-  // Keeps all lookups after the first one with shows or clicks, because layers
-  // of one table may differ.
+  // Keeps all lookups after the first one with shows or clicks, because some
+  // layers of a table may have them and others not.
   if (ids.empty() || (!has_numbers && !is_used_)) return;
   auto lookup = std::make_shared<Lookup>();
   lookup->ids.assign(ids.begin(), ids.end());
@@ -44,7 +44,7 @@ bool ObservedIds::Find(absl::Span<const int64_t> ids, std::vector<float>* shows,
   for (size_t begin = 0; begin < ids.size();) {
     const absl::Span<const int64_t> rest = ids.subspan(begin);
     size_t best = 0;
-    // The length of a lookup, and whether it was not taken yet.
+    // The length of a lookup, and whether it has not been chosen yet.
     std::pair<size_t, bool> best_rank;
     for (size_t i = 0; i < lookups.size(); ++i) {
       const absl::Span<const int64_t> candidate = lookups[i]->ids;

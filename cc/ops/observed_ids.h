@@ -3,7 +3,7 @@
 //
 // A program sees the gradient of a lookup as ids and values, and may change the
 // values before an optimizer applies them. Shows and clicks must not change
-// with them. So they are kept here, and the push finds them by its ids.
+// with the values. So they are kept here, and the push finds them by its ids.
 
 #ifndef TFSWITCH_CC_OPS_OBSERVED_IDS_H_
 #define TFSWITCH_CC_OPS_OBSERVED_IDS_H_
@@ -25,8 +25,8 @@ namespace tfswitch {
 // Thread-safe.
 class ObservedIds {
  public:
-  // How many lookups are kept. Pushes of older ones count each id as shown
-  // once.
+  // How many lookups are kept. A push for an older lookup counts each id as
+  // shown once.
   static constexpr size_t kMaxLookups = 64;
 
   // Keeps a lookup. `shows` and `clicks` have one number for each id. NULL
@@ -34,10 +34,10 @@ class ObservedIds {
   void Record(absl::Span<const int64_t> ids, const float* shows,
               const float* clicks);
 
-  // Finds the numbers for the ids of a gradient. They are the ids of one
-  // lookup, or of several lookups one after another. An id that is in no lookup
-  // counts as shown once. Returns false, and sets nothing, if no lookup had
-  // shows or clicks.
+  // Finds the shows and clicks for the ids of a gradient, which are the ids of
+  // one lookup or of several lookups one after another. An id that is in no
+  // lookup counts as shown once. Returns false, and sets nothing, if no lookup
+  // had shows or clicks.
   bool Find(absl::Span<const int64_t> ids, std::vector<float>* shows,
             std::vector<float>* clicks) const;
 
@@ -48,7 +48,7 @@ class ObservedIds {
     std::vector<float> clicks;
   };
 
-  // Lets tables without shows and clicks skip the lock.
+  // Lets tables without shows and clicks avoid the lock.
   std::atomic<bool> is_used_{false};
   mutable Mutex mutex_;
   // The newest lookup is first.

@@ -136,7 +136,8 @@ class PushManyOp : public AsyncOpKernel {
   struct Call {
     TableList tables;
     std::vector<Tfswitch_PushPart> parts;
-    // The numbers given to lookups, if the op was given none.
+    // If the op has no shows and clicks, uses those that were given to the
+    // lookups.
     std::vector<std::vector<float>> shows;
     std::vector<std::vector<float>> clicks;
     std::vector<int64_t*> updated_rows;

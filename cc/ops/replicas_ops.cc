@@ -1,7 +1,7 @@
 // Tfswitch>ReplicasCall, ReplicasEndStep, ReplicasHeartbeat, ReplicasNextRound
 // and ReplicasConfirmRound: they coordinate workers that take steps together on
-// TensorFlow's variables. They run in one process for all workers: the first
-// parameter server.
+// TensorFlow's variables. For all workers they run in the same process, the
+// first parameter server.
 
 #include <algorithm>
 #include <cstdint>
@@ -51,7 +51,7 @@ absl::Status PlaceAndScalar(InferenceContext* c) {
   return c->WithRank(c->input(1), 0, &unused);
 }
 
-// A kernel base that reads the attributes below, if its op has them.
+// A base of kernels that reads the attributes below, if its op has them.
 template <typename Kernel>
 class OfGroup : public Kernel {
  public:
@@ -96,7 +96,7 @@ class ReplicasCallOp : public AsyncOpKernel {
     Tensor* output = nullptr;
     OP_REQUIRES_OK_ASYNC(context, context->allocate_output(0, {}, &output),
                          done);
-    // The request says how long to wait. The caller repeats the call.
+    // The request limits the wait; the caller repeats the call if needed.
     RunApart(
         context,
         [output, request = std::string(request)] {
@@ -270,7 +270,8 @@ class ReplicasNextRoundOp : public OfGroup<AsyncOpKernel> {
   }
 
  private:
-  // Sets output `index` to `values`, as many as `shape` has elements.
+  // Sets output `index` to `values`, whose number is the number of elements of
+  // `shape`.
   template <typename T>
   static absl::Status Set(OpKernelContext* context, int index,
                           const TensorShape& shape, const T* values) {

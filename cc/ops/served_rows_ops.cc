@@ -1,5 +1,5 @@
-// Tfswitch>ServedModel, OpenServedModel, PinServedRows and ServedLookup:
-// exported models look up rows with them.
+// Tfswitch>ServedModel, OpenServedModel, PinServedRows and ServedLookup: the
+// ops with which exported models look up rows.
 
 #include <cstdint>
 #include <memory>
@@ -162,12 +162,12 @@ class ServedModelResource : public tensorflow::ResourceBase {
   std::string DebugString() const override { return "tfswitch served model"; }
 
  private:
-  std::mutex mutex_;  // Guards the members below until they are set.
+  std::mutex mutex_;  // Guards the members below until they have been set.
   const Tfswitch_Api* api_ = nullptr;
   Tfswitch_ServedModel* model_ = nullptr;
 };
 
-// The value of a variant tensor, which passes between ops of one process.
+// The value of a variant tensor, which ops of one process pass to each other.
 struct PinnedRows {
   std::shared_ptr<const Tfswitch_ServedRows> rows;
   bool is_remote = false;
@@ -185,8 +185,9 @@ class ServedModelOp : public OpKernel {
   explicit ServedModelOp(OpKernelConstruction* context) : OpKernel(context) {}
 
   void Compute(OpKernelContext* context) override {
-    // In a session this op runs in each step, and the kernel keeps the model.
-    // Handles keep it, too: in eager mode the kernel may be destroyed first.
+    // In a session this op runs in each step, so the kernel keeps the model
+    // open. Handles keep it open, too, because in eager mode the kernel may be
+    // destroyed before them.
     std::call_once(once_, [this] { model_.reset(new ServedModelResource); });
     Tensor* handle = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, {}, &handle));
@@ -261,8 +262,8 @@ class ServedLookupOp : public AsyncOpKernel {
           absl::Status status =
               CallCore(&Tfswitch_Api::served_lookup, call->pinned.rows.get(),
                        call->parts.data(), call->parts.size(), &threads);
-          // Unpins before the op ends: code that waits for the op may next
-          // close the model.
+          // Unpins the rows before the op ends, because code that waits for the
+          // op may next close the model.
           call->pinned.rows.reset();
           return status;
         },

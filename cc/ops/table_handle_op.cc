@@ -64,9 +64,9 @@ Counts the rows of a table, on all servers.
 num_rows: Exact while nothing is pushed or inserted at the same time.
 )doc");
 
-// This is no ResourceOpKernel, which opens resources under the lock of the
-// device's resource manager. Every variable of the model would have to wait for
-// our servers.
+// Does not derive from ResourceOpKernel, which opens resources under the lock
+// of the device's resource manager: every variable of the model would have to
+// wait for our servers.
 class TableHandleOp : public AsyncOpKernel {
  public:
   explicit TableHandleOp(OpKernelConstruction* context)
@@ -79,7 +79,8 @@ class TableHandleOp : public AsyncOpKernel {
 
   ~TableHandleOp() override {
     if (!container_.resource_is_private_to_kernel()) return;
-    // After a session was reset, NotFound means that the resource is gone.
+    // NotFound only means that the resource no longer exists, because the
+    // session was reset.
     container_.resource_manager()
         ->Delete<TableResource>(container_.container(), container_.name())
         .IgnoreError();
@@ -119,7 +120,7 @@ class TableHandleOp : public AsyncOpKernel {
                                            static_cast<uint64_t>(cluster_id_),
                                            config_, timeout_s_, &opened));
     // If another op has opened the same handle meanwhile, its table is used,
-    // and this one is closed.
+    // and the one opened here is closed.
     TableResource* kept = nullptr;
     TF_RETURN_IF_ERROR(
         context->resource_manager()->LookupOrCreate<TableResource>(

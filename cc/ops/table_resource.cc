@@ -1,11 +1,11 @@
-// RunAsync() calls embedded tables on the thread of the op. One remote call at
-// a time may block such a thread, because that saves a change of threads. All
-// other remote calls use BlockingThreads, so that TensorFlow's threads stay
-// free. Tables are released before done(), because code that waits for the op
-// may next close the cluster.
+// RunAsync() makes calls of embedded tables on the op's own thread. One remote
+// call at a time may block such a thread, because that saves a switch of
+// threads. All other remote calls use BlockingThreads, so that TensorFlow's
+// threads stay free. Tables are released before done(), because code that waits
+// for the op may next close the cluster.
 //
-// Open() closes its handle of the cluster at once, because the table keeps the
-// cluster open.
+// Open() closes its handle of the cluster immediately, because the table keeps
+// the cluster open.
 
 #include "cc/ops/table_resource.h"
 

@@ -21,8 +21,8 @@
 
 namespace tfswitch {
 
-// An open table. Calls on it may block: for the network if is_remote(), else
-// for the work of the table. Kernels make them with RunAsync() below.
+// An open table. Calls may block: they wait for the network if is_remote(),
+// else for the table's work. Kernels make them with RunAsync() below.
 //
 // Thread-safe.
 class TableResource : public tensorflow::ResourceBase {
@@ -47,7 +47,7 @@ class TableResource : public tensorflow::ResourceBase {
   std::string DebugString() const override;
 
   // Keeps the shows and clicks of a training lookup for the push of its
-  // gradient. Warns once if 100 lookups have come and nothing was pushed.
+  // gradient. Warns once if there were 100 lookups and no push.
   void NoteTrainingLookup(absl::Span<const int64_t> ids, const float* shows,
                           const float* clicks) const;
 
@@ -58,13 +58,14 @@ class TableResource : public tensorflow::ResourceBase {
     return observed_ids_.Find(ids, shows, clicks);
   }
 
-  // FailedPrecondition if an optimizer with a larger number has pushed. `rule`
-  // is 0 if there is only one optimizer.
+  // FailedPrecondition if an optimizer with a larger number has pushed before.
+  // `rule` is 0 if there is only one optimizer.
   absl::Status CheckRule(int64_t rule) const;
-  // Notes that the optimizer with this number has pushed.
+  // Records that the optimizer with this number has pushed.
   void NotePush(int64_t rule) const;
 
-  // The table for the functions of cc/capi/tfswitch.h. Valid while this lives.
+  // The table for the functions of cc/capi/tfswitch.h. Valid as long as this
+  // object lives.
   Tfswitch_Table* get() const { return table_; }
 
  private:
@@ -88,7 +89,7 @@ class TableResource : public tensorflow::ResourceBase {
 };
 
 // Finds the table of an input of the running op. InvalidArgument if the handle
-// is of another kind of resource, NotFound if the resource is gone.
+// is for another kind of resource, NotFound if the resource no longer exists.
 absl::Status LookupTable(tensorflow::OpKernelContext* context,
                          tensorflow::core::RefCountPtr<TableResource>* table,
                          int index = 0);
@@ -110,7 +111,7 @@ absl::Status AllocateEmbeddings(tensorflow::OpKernelContext* context, int index,
 // Not thread-safe.
 class TableList {
  public:
-  // Finds the tables of inputs 0 to `num_tables` - 1; errors as for
+  // Finds the tables of inputs 0 to `num_tables` - 1, with the errors of
   // LookupTable().
   absl::Status Lookup(tensorflow::OpKernelContext* context, int num_tables);
   void Clear() { tables_.clear(); }
@@ -126,8 +127,8 @@ class TableList {
 // Runs `call`, which must release its tables before it returns. Then sets its
 // status, and ends the op with `done`.
 //
-// A call on embedded tables runs at once, like other kernels, and may use the
-// device's intra-op threads. One remote call at a time runs at once, too,
+// Calls on embedded tables run on the calling thread, like other kernels, and
+// may use the device's intra-op threads. So does one remote call at a time,
 // because waking another thread takes as long as a small call. Other remote
 // calls wait on threads of tfswitch, so that ops of many tables block only one
 // of TensorFlow's threads.

@@ -18,7 +18,7 @@ Status Invalid(const Texts&... texts) {
   return Error(StatusCode::kInvalidArgument, texts...);
 }
 
-// The same error with these texts before its message.
+// A copy of the error, with these texts before its message.
 template <typename... Texts>
 Status WithContext(const Status& status, const Texts&... texts) {
   return Error(status.code(), texts..., status.message());

@@ -21,7 +21,8 @@ bool AppendFloats(std::string_view bytes, Floats* floats) {
   return true;
 }
 
-// A BytesList, FloatList or Int64List: one field, whose numbers may be packed.
+// Reads a BytesList, FloatList or Int64List. Each has one field, whose numbers
+// may be packed.
 bool ReadList(std::string_view bytes, Strings* list) {
   WireReader fields(bytes);
   while (fields.Next()) {
@@ -56,8 +57,8 @@ bool ReadList(std::string_view bytes, Integers* list) {
   return fields.ok();
 }
 
-// If the same kind of list occurs twice, they are joined; of several kinds the
-// last one counts.
+// Adds a list to the feature. Lists of the same kind are joined; a list of
+// another kind replaces the former one.
 template <typename List>
 bool MergeList(std::string_view bytes, Feature* feature) {
   if (!std::holds_alternative<List>(*feature)) feature->emplace<List>();
@@ -86,7 +87,7 @@ bool ReadFeatures(std::string_view bytes, Features* features) {
     if (!fields.IsBytes(1)) continue;
     const bool parsed =
         ReadEntry(fields.bytes(), [&](const std::string& name, auto value) {
-          // It replaces an earlier one of that name.
+          // Replaces an earlier feature of that name.
           return ReadFeature(value, &((*features)[name] = Feature()));
         });
     if (!parsed) return false;

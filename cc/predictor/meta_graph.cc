@@ -1,5 +1,5 @@
-// The numbers of fields are those of TensorFlow's .proto files. Messages are as
-// deep as the functions here call each other, whatever the bytes are.
+// The field numbers are those of TensorFlow's .proto files. The depth of
+// recursion is fixed by the functions here, even for malicious bytes.
 
 #include "cc/predictor/meta_graph.h"
 

@@ -19,20 +19,20 @@ struct MetaGraph {
   std::string tensorflow_version;  // The exporter's.
   std::set<std::string> ops;       // Those that are no functions of it.
   std::map<std::string, Signature> signatures;
-  // For inputs that may be left out: a serialized TensorProto, by signature and
-  // input.
+  // Default values of inputs that a request may omit: a serialized TensorProto,
+  // by signature and input.
   std::map<std::string, std::map<std::string, std::string>> defaults;
 };
 
 // DataLoss if the bytes are no MetaGraphDef.
 Result<MetaGraph> ParseMetaGraph(std::string_view bytes);
 
-// The graph with these tags, out of a tensorflow.SavedModel. NotFound if there
-// is none.
+// Finds the graph with these tags in a tensorflow.SavedModel. NotFound if it
+// does not have one.
 Result<MetaGraph> ParseSavedModel(std::string_view bytes,
                                   const std::vector<std::string>& tags);
 
-// The names of the ops of a tensorflow.OpList.
+// The names of the ops in a tensorflow.OpList.
 std::set<std::string> ParseOpNames(std::string_view op_list);
 
 }  // namespace tfswitch

@@ -1,9 +1,9 @@
 // A version is loaded in three steps. First its ops are checked, because
-// TensorFlow would notice missing ops of functions only when a request runs
-// them. Then TensorFlow puts its graph and variables into a session. Last it is
-// warmed up, with its own requests or, if there are none, with zeros. If a
-// request of zeros fails, this only warns, because a model may refuse values
-// that nobody sends.
+// TensorFlow would notice missing ops inside of functions only when a request
+// runs them. Then TensorFlow loads its graph and variables into a session. Last
+// it is warmed up with its own requests or, if there are none, with a request
+// of zeros. A failure of the latter is only logged, because a model may reject
+// values that no client sends.
 //
 // Predict() checks names, dtypes and shapes against the signature before the
 // session runs, because TensorFlow's own errors name nodes of the graph.
@@ -30,7 +30,7 @@
 
 namespace tfswitch {
 
-// The session, and the places of inputs and outputs in its graph.
+// A session, and where its graph has the inputs and outputs.
 struct ModelVersion::Graph {
   using Places = std::map<std::string, TF_Output>;
   // By the names of a signature.
@@ -47,12 +47,12 @@ struct ModelVersion::Graph {
     TF_DeleteSession(session, ignored.get());
   }
 
-  // Starts the session. Sets `meta` even if it is an error.
+  // Starts the session. Sets `meta` even if it returns an error.
   Status Load(const ModelOptions& model, const std::string& folder,
               Result<MetaGraph>* meta);
 
-  // The place of a name like "serving_default_ids:0". Has no operation if the
-  // graph does not have it.
+  // Where the graph has a name like "serving_default_ids:0". `oper` is null if
+  // the graph does not have it.
   TF_Output Find(const std::string& name) const {
     const size_t colon = name.rfind(':');
     TF_Output place = {nullptr, 0};
@@ -70,7 +70,8 @@ struct ModelVersion::Graph {
   }
 
   TfGraph graph{TF_NewGraph()};
-  TF_Session* session = nullptr;  // Deleted before the graph.
+  // Deleted before the graph.
+  TF_Session* session = nullptr;
   // One for each signature.
   std::map<const Signature*, Bound> bound;
 };
@@ -129,7 +130,7 @@ Status UnknownInput(const std::string& name, const Signature& signature) {
                  Describe(signature.inputs));
 }
 
-// The error for an input or output, which `kind` says, that the graph lacks.
+// The error for an input or output (`kind`) that the graph does not have.
 Status NotInGraph(const char* kind, const std::string& name,
                   const TensorSpec& spec) {
   if (spec.graph_name.empty()) return NotDense(kind, name);
@@ -137,8 +138,8 @@ Status NotInGraph(const char* kind, const std::string& name,
                "', which the graph does not have; export the model again");
 }
 
-// Without this check TensorFlow would look for the ops of functions, which most
-// models consist of, when they first run.
+// Most models consist of functions, and TensorFlow would look for the ops of a
+// function only when the function first runs. So this looks for all ops.
 Status CheckOps(const MetaGraph& graph) {
   const TfBuffer known(TF_GetAllOpList());
   const std::set<std::string> names = ParseOpNames(BytesOf(*known));
@@ -151,7 +152,8 @@ Status CheckOps(const MetaGraph& graph) {
                ". Load the op library of the package that exported it.");
 }
 
-// Adds the versions, because a model of other versions is the usual reason.
+// Adds the TensorFlow versions to an error, because the usual reason is a model
+// of another version.
 Status WithVersions(const Status& status, const Result<MetaGraph>& meta) {
   if (meta.ok() && meta->tensorflow_version == TF_Version()) return status;
   const std::string exported =
@@ -167,7 +169,7 @@ Status WithVersions(const Status& status, const Result<MetaGraph>& meta) {
 // Protobuf's limit.
 constexpr uint64_t kMaxMessageBytes = (uint64_t{1} << 31) - 1;
 
-// Reads the file of a model before TensorFlow loads it.
+// Reads the model's file, before TensorFlow loads it.
 Result<MetaGraph> ReadFile(const std::string& path,
                            const std::vector<std::string>& tags) {
   TFSWITCH_ASSIGN_OR_RETURN(const std::string bytes,
@@ -216,7 +218,8 @@ Status ModelVersion::LoadGraph() {
   if (loaded.ok()) loaded = graph_->Load(options_, folder_, &meta);
   if (!loaded.ok()) {
     std::error_code ignored;
-    // The file was read, or it is a saved_model.pbtxt.
+    // True if the file was read, or if there is a saved_model.pbtxt in its
+    // place.
     const bool is_whole = meta.ok() || !std::filesystem::exists(path, ignored);
     return is_whole ? WithVersions(loaded, meta) : loaded;
   }
@@ -231,7 +234,7 @@ Status ModelVersion::LoadGraph() {
     }
     for (const auto& [input, value] : meta->defaults[name]) {
       Result<Tensor> tensor = ParseTensor(value);
-      // A default that cannot be used counts as none.
+      // A default that cannot be used is ignored.
       if (tensor.ok()) bound.defaults[input] = *std::move(tensor);
     }
   }
@@ -288,7 +291,8 @@ Status ModelVersion::WarmUp() const {
   const Result<Request> zeros = MakeWarmUpRequest(signature);
   Status status = zeros.ok() ? Predict(*zeros).status() : zeros.status();
   if (status.ok()) return status;
-  // A model may refuse made-up values, such as an empty string.
+  // The error is only logged: a model may reject made-up values, such as an
+  // empty string.
   LogMessageInOrder(
       LogLevel::kWarning, {"warm_up_failed"},
       absl::StrCat("model in '", folder_,

@@ -1,9 +1,9 @@
-// One thread looks at the folder, and loads new versions under load_mutex_.
-// Requests take only mutex_, for a pointer, so they never wait for it. Look()
-// takes a version whose files are the same as at the last look, and ignores a
-// refused one until its files change. The version that served before is kept in
-// retired_ until its last request has ended. The next look frees it, so that no
-// request has to.
+// One thread checks the folder and loads new versions; it holds load_mutex_
+// meanwhile. Requests lock only mutex_, to copy a pointer, so they never wait
+// for a load. Look() uses a version whose files have not changed since the last
+// check, and ignores a refused one until its files change. retired_ keeps the
+// former version until its last request has ended. The next check frees it, so
+// that no request has to.
 
 #include "tfswitch/predictor.h"
 
@@ -36,11 +36,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The folder in which tfswitch.export puts rows, before and while it serves.
+// The folder in which tfswitch.export writes rows, before and while they are
+// served.
 constexpr char kRowsFolder[] = "assets.extra/tfswitch";
 
-// Names, sizes and times of the files in a folder: equal texts as long as
-// nobody changes them. An error of the file system also gives another text.
+// Describes the names, sizes and times of the files in a folder. The text stays
+// the same as long as nobody changes them. It also contains errors of the file
+// system.
 std::string FilesOf(const std::string& folder, bool with_rows) {
   const fs::path rows = fs::path(folder) / kRowsFolder;
   std::vector<std::string> files;
@@ -151,23 +153,23 @@ class __attribute__((visibility("hidden"))) Predictor::Versions {
   State state() const;
   Result<ServedState> RowsState() const;
   Status WatchRows(Seconds interval);
-  // The functions for rows, or the reason why there are none.
+  // The functions that control rows, or why they are not available.
   const Result<RowsApi>& rows_api() const { return rows_api_; }
 
  private:
-  // Starts watching the rows of a version, and stops watching those of the
-  // version that served before, if there was one.
+  // Starts to watch the rows of a version, and stops to watch those of the
+  // former version, if there was one.
   void WatchRowsOf(const ModelVersion& model, const ModelVersion* before);
-  // Keeps the state of the rows for state(), and logs changes of it.
+  // Stores the state of the rows for state(), and logs changes of it.
   void NoteRows();
 
-  // Loads and serves a version, or notes why it is refused.
+  // Loads and serves a version, or records why it is refused.
   Status Take(int64_t version, const std::string& folder)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(load_mutex_);
-  // Takes the newest version of the folder that can be loaded, or the pinned
-  // one, unless it serves already. `at_once`: does not wait until its files
-  // stay the same. Returns an error of the folder, or, while no version serves,
-  // that of the newest version.
+  // Serves the newest version that can be loaded, or the pinned one, unless it
+  // is served already. With `at_once` it does not wait until the version's
+  // files stay the same. Returns an error of the folder, or, if no version is
+  // served, the error of the newest one.
   Status Look(bool at_once) ABSL_EXCLUSIVE_LOCKS_REQUIRED(load_mutex_);
   void Watch();
 
@@ -175,20 +177,20 @@ class __attribute__((visibility("hidden"))) Predictor::Versions {
   // Constant after Start.
   Result<RowsApi> rows_api_ = Status(StatusCode::kUnknown, "not loaded");
 
-  // Held while a version is loaded. Before `mutex_`.
+  // Held while a version is loaded. Locked before `mutex_`.
   absl::Mutex load_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
-  // The state of the versions' files at the last look, and when they were
+  // The state of each version's files, at the last check and when it was
   // refused.
   std::map<int64_t, std::string> seen_ ABSL_GUARDED_BY(load_mutex_);
   std::map<int64_t, std::string> refused_files_ ABSL_GUARDED_BY(load_mutex_);
-  // Versions that are freed here when their last request has ended, so that no
-  // request has to do it.
+  // Former versions. They are kept here and freed by a check of the folder
+  // after their last request, so that no request has to free them.
   std::vector<std::shared_ptr<const ModelVersion>> retired_
       ABSL_GUARDED_BY(load_mutex_);
   int64_t pinned_ ABSL_GUARDED_BY(load_mutex_) = -1;
 
-  // Held while a version is told the interval, so that the last interval stays.
-  // After `load_mutex_`, before `mutex_`.
+  // Held while the interval is passed to a version, so that the last call of
+  // WatchRows determines it. Locked after `load_mutex_`, before `mutex_`.
   absl::Mutex watch_mutex_ ABSL_ACQUIRED_AFTER(load_mutex_);
   Seconds watch_interval_ ABSL_GUARDED_BY(watch_mutex_);
   // WatchRows was called.
@@ -237,7 +239,7 @@ Predictor::State Predictor::Versions::state() const {
     absl::MutexLock lock(&mutex_);
     state = state_;
   }
-  // The rows as they are now, not as they were at the last look.
+  // Returns the present state of the rows, not that of the last check.
   if (state.version >= 0) state.rows = RowsState();
   return state;
 }
@@ -287,7 +289,8 @@ Status Predictor::Versions::Take(int64_t version, const std::string& folder) {
                         absl::StrCat("version ", version, " is refused: ",
                                      model.status().message()));
       state_.refused[version] = model.status();
-      // Includes the rows: a refused version is tried again when they change.
+      // The text also covers the rows, so that a refused version is tried again
+      // when they change.
       refused_files_[version] = all_files;
       return model.status();
     }
@@ -338,7 +341,7 @@ void Predictor::Versions::WatchRowsOf(const ModelVersion& model,
   absl::MutexLock lock(&watch_mutex_);
   if (watch_interval_ > Seconds::zero() || is_watch_set_) {
     const Status status = rows_api_->Watch(model.folder(), watch_interval_);
-    // FailedPrecondition means that the model has no rows.
+    // FailedPrecondition means that the model has no rows of its own.
     if (!status.ok() && status.code() != StatusCode::kFailedPrecondition) {
       LogMessageInOrder(LogLevel::kError, {"rows_not_watched"},
                         absl::StrCat("the rows of version ", model.version(),

@@ -1,4 +1,4 @@
-// Flags of programs: --name=value, and --name for switches.
+// Flags of programs: "--name=value", and "--name" for booleans.
 
 #ifndef CC_PREDICTOR_PROGRAM_FLAGS_H_
 #define CC_PREDICTOR_PROGRAM_FLAGS_H_
@@ -17,10 +17,10 @@ struct Flag {
   bool may_be_empty = true;
 };
 
-// Sets the values. Returns the error, or an empty string.
+// Sets the values of the flags. Returns the error text, or an empty string.
 std::string ParseFlags(int argc, char** argv, const std::vector<Flag>& flags);
 
-// The text of --help, with the present values.
+// The text of --help, with the current values.
 std::string FlagsHelp(const char* program, const std::vector<Flag>& flags);
 
 }  // namespace tfswitch

@@ -1,6 +1,6 @@
-// A record is its length (8 bytes) and the checksum of the length, then its
-// bytes and their checksum. A length may be any number, so memory grows only
-// with the bytes that the file really has.
+// A record consists of its length (8 bytes), the checksum of the length, its
+// bytes, and their checksum. A damaged length may be very large, so memory is
+// allocated only as bytes are really read.
 
 #include "cc/predictor/record_reader.h"
 
@@ -43,14 +43,14 @@ struct FreeDecompressor {
   }
 };
 
-// Inflates all members of a gzip file. An error if it is no gzip file, or
-// damaged, or if the result has more than `max_bytes`.
+// Decompresses all members of a gzip file. An error if it is not a gzip file or
+// is damaged, or if the result has more than `max_bytes`.
 Result<std::string> Inflate(std::string_view bytes, uint64_t max_bytes) {
   const std::unique_ptr<libdeflate_decompressor, FreeDecompressor> decompressor(
       libdeflate_alloc_decompressor());
   if (decompressor == nullptr) throw std::bad_alloc();
   std::string inflated;
-  size_t size = 0;  // The size of the earlier members; the rest is free.
+  size_t size = 0;  // The number of bytes that earlier members have filled.
   while (!bytes.empty()) {
     size_t used = 0;
     size_t written = 0;
@@ -75,8 +75,8 @@ Result<std::string> Inflate(std::string_view bytes, uint64_t max_bytes) {
   return inflated;
 }
 
-// A stream of bytes in memory. Unlike std::istringstream it takes them without
-// a copy.
+// A stream that reads from bytes in memory. Unlike std::istringstream it does
+// not copy them.
 class BytesStream : private std::streambuf, public std::istream {
  public:
   explicit BytesStream(std::string bytes)

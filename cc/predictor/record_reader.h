@@ -13,25 +13,26 @@
 
 namespace tfswitch {
 
-// Read errors name the record, not the file. Not thread-safe.
+// Errors name the record, but not the file. Not thread-safe.
 class RecordReader {
  public:
-  // A file whose name ends in ".gz" is inflated in memory; ResourceExhausted if
-  // it is larger than this.
+  // A file whose name ends in ".gz" is decompressed in memory.
+  // ResourceExhausted if the result is larger than this.
   static Result<RecordReader> Open(const std::string& path,
                                    uint64_t max_inflated_bytes = uint64_t{4}
                                                                  << 30);
 
-  // OutOfRange at the end of the file, DataLoss where it is damaged.
+  // Reads the next record. OutOfRange at the end of the file, DataLoss if the
+  // record is damaged.
   Result<std::string> Read();
 
  private:
   RecordReader() = default;
 
   bool IsAtEnd();
-  // Up to `size` bytes; fewer only where the file ends or is damaged.
+  // Reads up to `size` bytes; fewer only at the end of the file or at damage.
   std::string ReadBytes(uint64_t size);
-  // That many bytes and the checksum behind them.
+  // Reads `size` bytes, and the checksum that follows them.
   Result<std::string> ReadChecked(uint64_t size);
 
   std::unique_ptr<std::istream> file_;

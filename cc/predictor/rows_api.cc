@@ -18,8 +18,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Fields of a message in protobuf's JSON, where 64-bit integers are strings. A
-// field that is missing or of another type is its default.
+// These read fields of a message in protobuf's JSON, where 64-bit integers are
+// strings. If a field is missing or has another type, they return its default.
 std::string TextField(const Json& json, const char* name) {
   const auto found = json.find(name);
   return found != json.end() && found->is_string() ? found->get<std::string>()
@@ -89,7 +89,8 @@ Result<ServedState> RowsApi::Call(const std::string& folder, const char* call,
   char error[TFSWITCH_ERROR_SIZE] = "";
   Json request = {{"path", folder}};
   if (call != nullptr) request[call] = value;
-  // A path need not be UTF-8; dump() would throw.
+  // Replaces bytes that are not UTF-8, such as a path may contain: dump() would
+  // throw.
   const std::string text =
       request.dump(/*indent=*/-1, /*indent_char=*/' ', /*ensure_ascii=*/false,
                    Json::error_handler_t::replace);

@@ -1,5 +1,5 @@
-// Changes the rows of models of tfswitch.saved_model.save while they are
-// served, by the JSON calls of tfswitch's C API.
+// Changes the rows of served models that tfswitch.saved_model.save has written.
+// It uses the JSON calls of tfswitch's C API.
 
 #ifndef CC_PREDICTOR_ROWS_API_H_
 #define CC_PREDICTOR_ROWS_API_H_
@@ -15,28 +15,28 @@ struct Tfswitch_Api;
 
 namespace tfswitch {
 
-// The file that a SavedModel with tfswitch rows has.
+// A SavedModel with tfswitch rows has this file.
 inline constexpr char kModelFile[] = "assets/tfswitch_model.json";
 
-// Controls models that this process has loaded, by the folders of their
-// SavedModels. No call makes a request wait, but a call may wait until another
-// model has been loaded. All return NotFound for a model that is not loaded,
-// and FailedPrecondition for one without rows of its own.
+// Controls models that this process has loaded. A model is named by the folder
+// of its SavedModel. No call delays requests, but a call may wait until another
+// model is loaded. All return NotFound for a model that is not loaded, and
+// FailedPrecondition for one without rows of its own.
 //
 // Constant. Thread-safe.
 class RowsApi {
  public:
-  // Finds the calls in the loaded op library of tfswitch.
+  // Finds the functions in tfswitch's op library, which must be loaded.
   static Result<RowsApi> Find(const std::string& op_library);
 
   Result<ServedState> State(const std::string& folder) const;
   // Sets how often newer exports are looked for; zero: never.
   Status Watch(const std::string& folder, Seconds interval) const;
 
-  // Looks for newer exports now and serves them. The error says why a newer one
-  // is refused; the served rows then stay.
+  // Looks for newer exports now and serves them. An error tells why a newer
+  // export is refused; then the served rows do not change.
   Status Refresh(const std::string& folder) const;
-  // Serves the rows as of an earlier export, and stays there until Resume.
+  // Serves the rows of an earlier export, until Resume is called.
   Status RollBack(const std::string& folder, int64_t number) const;
   Status Resume(const std::string& folder) const;
 
@@ -46,7 +46,8 @@ class RowsApi {
  private:
   explicit RowsApi(const Tfswitch_Api* api) : api_(api) {}
 
-  // `call`: a field of ServedModelRequest that is set to `value`, or empty.
+  // Makes a request ServedModel, after setting its field `call` to `value`
+  // unless `call` is null.
   Result<ServedState> Call(const std::string& folder,
                            const char* call = nullptr,
                            const nlohmann::json& value = true) const;

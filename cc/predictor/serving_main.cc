@@ -3,11 +3,11 @@
 //   tfswitch-serving --model_dir=/models/ranking --model_name=ranking
 //
 // The server has two halves, because TensorFlow and the distribution's gRPC
-// must not meet in one library. This half has TensorFlow and the model, and
-// opens libtfswitch_serving_rpc.so, which has gRPC and lies beside the program.
-// Requests and answers pass between them as the C types of serving_rpc.h. The
-// server listens before it loads the model, so health can be asked for
-// meanwhile.
+// must not share a namespace of symbols. This half contains TensorFlow and the
+// model. It opens the other half, libtfswitch_serving_rpc.so, which contains
+// gRPC and is in the folder of the program. Requests and answers pass between
+// them as the C types of serving_rpc.h. The server listens before it loads the
+// model, so that the health service answers meanwhile.
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -100,12 +100,12 @@ void AddOutput(const std::string& name, const Tensor& tensor,
   answer->add_output(answer->answer, &output);
 }
 
-// Answers requests from a predictor, once there is one. Thread-safe.
+// Answers requests from a predictor, as soon as there is one. Thread-safe.
 class Handler {
  public:
   explicit Handler(const std::string& model_name) : model_name_(model_name) {}
 
-  // REQUIRES: the predictor lives until no more requests come.
+  // REQUIRES: the predictor exists until no more requests arrive.
   void Serve(const Predictor* predictor) { predictor_ = predictor; }
 
   ServingHandler Functions() {
@@ -114,7 +114,8 @@ class Handler {
   }
 
  private:
-  // The predictor, if the request is for its model; else answers with an error.
+  // Returns the predictor if the request is for its model; else answers with an
+  // error and returns null.
   static const Predictor* Find(void* context, const ServingModelSpec& model,
                                const ServingAnswer* answer) {
     const Handler& handler = *static_cast<const Handler*>(context);
@@ -208,7 +209,7 @@ std::filesystem::path FolderOfProgram() {
   return std::filesystem::read_symlink("/proc/self/exe").parent_path();
 }
 
-// Opens libtfswitch_serving_rpc.so in a namespace of its own.
+// Opens libtfswitch_serving_rpc.so with a symbol namespace of its own.
 Result<const ServingRpcApi*> OpenRpc() {
   const std::string path = FolderOfProgram() / "libtfswitch_serving_rpc.so";
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND);
@@ -227,7 +228,7 @@ Result<const ServingRpcApi*> OpenRpc() {
   return api;
 }
 
-// To somebody who has typed the flags, or whose program has.
+// Reports a wrong flag to the user, or to the program, that has passed it.
 int FailForFlag(std::string_view message) {
   LogWriter::Get().WriteInOrder({"tfswitch-serving"},
                                 "tfswitch-serving: " + std::string(message));
@@ -260,13 +261,13 @@ struct Settings {
   bool help = false;
 
   std::vector<Flag> Flags();
-  // Says which value is wrong; empty if none is.
+  // Tells which value is wrong; empty if all are valid.
   std::string Fault() const;
 };
 
 std::vector<Flag> Settings::Flags() {
-  // An empty file may come from a variable that is not set: never use
-  // plaintext.
+  // Rejects an empty file name, which may come from a variable that is not set:
+  // the server must not fall back to plaintext.
   const auto file_flag = [](const char* name, std::string* path,
                             const char* text) {
     return Flag{name, path, text, /*may_be_empty=*/false};
@@ -323,8 +324,8 @@ std::string Settings::Fault() const {
          "negative, --max_message_bytes and --max_requests must be positive";
 }
 
-// Serves until one of the signals comes, which are blocked. `flags` are the
-// command line's.
+// Serves until it receives one of `stop_signals`, which must be blocked.
+// `flags` are those of the command line.
 int Serve(const Settings& settings, const sigset_t& stop_signals,
           const std::string& flags) {
   const absl::Time started = SteadyNow();
@@ -352,12 +353,13 @@ int Serve(const Settings& settings, const sigset_t& stop_signals,
                   {"address", (*api)->address(server)},
                   {"model_dir", settings.predictor.model_dir},
                   {"flags", flags}});
-  // A program that waits for this line may ask for health from now on.
+  // From now on the server answers health checks, so a program that waits for
+  // this line may ask.
   std::printf("listening on %s\n", (*api)->address(server));
   std::fflush(stdout);
 
-  // The model is loaded in another thread, because this one waits for a signal,
-  // which may come before the model is there.
+  // Loads the model in another thread, because this thread waits for a signal,
+  // which may arrive before the model is loaded.
   absl::Mutex mutex;
   bool stopping = false;
   std::unique_ptr<Predictor> predictor;
@@ -394,22 +396,22 @@ int Serve(const Settings& settings, const sigset_t& stop_signals,
   } catch (const std::system_error&) {
     stop();
   }
-  // gRPC waits for peers that do not read. A version that is being loaded, or
-  // freed, is not waited for either.
+  // Limits the wait, because gRPC waits for peers that do not read. It also
+  // does not wait until a version is loaded or freed.
   stopped.get_future().wait_for(
       std::chrono::duration<double>(grace_secs + kTimeToClose));
   _exit(Stopped(0, strsignal(signal_number), started));
 }
 
 int Run(int argc, char** argv) {
-  // Blocked before there are threads, so in all of them. sigwait takes them,
-  // where any function may be called.
+  // Blocks the signals before any thread starts, so that they are blocked in
+  // all. sigwait() receives them in ordinary code, which may call any function.
   sigset_t stop_signals;
   sigemptyset(&stop_signals);
   sigaddset(&stop_signals, SIGTERM);
   sigaddset(&stop_signals, SIGINT);
   pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);
-  // If the reader of stderr has gone, the server goes on.
+  // Without this, the server would be killed if the reader of its stderr exits.
   signal(SIGPIPE, SIG_IGN);
 
   Settings settings;
@@ -429,7 +431,8 @@ int Run(int argc, char** argv) {
   }
   options.poll_interval = Seconds(settings.poll_secs);
   options.watch_rows_interval = Seconds(settings.watch_rows_secs);
-  // The core reads it when it opens rows. There are no other threads yet.
+  // The core reads this variable when it opens rows. Setting it is safe,
+  // because there are no other threads yet.
   if (settings.verify_rows_first) {
     setenv("TFSWITCH_SERVING_VERIFY_FIRST", "1", 1);
   }

@@ -1,14 +1,15 @@
-// Each method authenticates its caller, reads its request into the C types of
+// Each method authenticates its caller, converts its request to the C types of
 // serving_rpc.h and calls the handler. A Collector writes the handler's answers
-// into the response. Methods are streams of one request, as bytes, to gRPC, so
-// that they read and parse it themselves: otherwise gRPC would answer a
-// malformed request with INTERNAL and no text, and would parse long requests,
-// and those of refused callers.
+// into the response. The methods are registered as streams of one message of
+// bytes, so that this code can read and parse the request: otherwise gRPC would
+// answer a malformed request with INTERNAL and no text, and would parse long
+// requests, and those of refused callers.
 //
-// The process also has libtfswitch_core.so, if a model has rows. Both libraries
-// use one libprotobuf, which ends a process that brings the same .proto file
-// twice. Therefore the rules of the methods are here, and not options of
-// access.proto at the methods, and no message of protos/tfswitch is used.
+// If a model has rows, the process also contains libtfswitch_core.so. Both
+// libraries share one libprotobuf, which ends a process that registers the same
+// .proto file twice. So this library uses no message of protos/tfswitch, and
+// has the access rules of its methods in this file instead of in options of
+// access.proto.
 
 #include "cc/predictor/serving_rpc.h"
 
@@ -56,9 +57,9 @@ namespace {
 namespace api = tensorflow::serving;
 
 constexpr char kSignatureDef[] = "signature_def";
-// Threads besides those of requests: for polling, health and reflection.
+// Threads for other things than predictions: polling, health and reflection.
 constexpr int kOtherThreads = 64;
-// They do not wait, and use some of the other threads.
+// Status calls end quickly, and use some of the other threads.
 constexpr int kMaxStatusCalls = 16;
 constexpr uint64_t kMaxConnections = 10'000;
 constexpr int kMaxStreams = 1024;  // Calls of one connection.
@@ -77,8 +78,8 @@ ServingModelSpec SpecOf(const api::ModelSpec& spec) {
           spec.has_version() ? spec.version().value() : -1};
 }
 
-// Milliseconds until the deadline of a call, which may be in the past; 0 if it
-// has none.
+// Milliseconds until the deadline of a call; negative if it has passed, 0 if
+// the call has none.
 int64_t TimeoutMs(const grpc::ServerContext& context) {
   const absl::Duration time_left = TimeLeft(context);
   if (time_left == absl::InfiniteDuration()) return 0;
@@ -86,8 +87,8 @@ int64_t TimeoutMs(const grpc::ServerContext& context) {
   return left == 0 ? -1 : left;
 }
 
-// Collects the answer of a handler. Responses that a method does not have are
-// null.
+// Collects the answer of a handler. The pointers to responses of other methods
+// are null.
 struct Collector {
   grpc::Status status;
   api::ModelSpec* model = nullptr;
@@ -104,8 +105,8 @@ struct Collector {
     functions.answer = this;
     functions.set_error = [](void* answer, int32_t code, ServingBytes message) {
       auto status = static_cast<grpc::StatusCode>(code);
-      // The caller was let in, so this is about the token that this process
-      // shows to the servers of the rows.
+      // This server has admitted the caller, so the error is about the token
+      // that the server itself shows to the servers of the rows.
       if (status == grpc::StatusCode::UNAUTHENTICATED ||
           status == grpc::StatusCode::PERMISSION_DENIED) {
         status = grpc::StatusCode::FAILED_PRECONDITION;
@@ -142,12 +143,13 @@ struct Collector {
   }
 };
 
-// Limits how many calls hold a thread at a time. Thread-safe.
+// Limits how many calls are in progress, since each holds a thread.
+// Thread-safe.
 class Slots {
  public:
   explicit Slots(int max) : max_(max) {}
 
-  // ResourceExhausted if all are taken; else the caller must Leave().
+  // ResourceExhausted if all slots are in use; else the caller must Leave().
   absl::Status Enter() {
     if (taken_.fetch_add(1) < max_) return absl::OkStatus();
     --taken_;
@@ -161,10 +163,10 @@ class Slots {
   std::atomic<int> taken_{0};
 };
 
-// A handler of calls that answers with run(context, caller, request,
-// &response), if the caller may use the model that the request names, and there
-// is a slot. Authenticates the caller, reads the bytes, checks the length, then
-// parses.
+// Makes a handler that answers calls with run(context, caller, request,
+// &response), if the caller may use the model that the request names, and a
+// slot is free. It authenticates the caller, reads the bytes, checks their
+// length, then parses them.
 template <typename Request, typename Response, typename Run>
 grpc::internal::MethodHandler* GatedHandler(AccessControl* access, Slots* slots,
                                             const char* method,
@@ -177,7 +179,8 @@ grpc::internal::MethodHandler* GatedHandler(AccessControl* access, Slots* slots,
     grpc::ByteBuffer bytes;
     Request request;
     absl::Status status = access->Admit(context, rule, &caller);
-    // Held also while the message is on its way.
+    // Takes the slot before the message is read, because the call holds a
+    // thread from then on.
     if (status.ok()) status = slots->Enter();
     const auto leave = absl::MakeCleanup([slots, is_in = status.ok()] {
       if (is_in) slots->Leave();
@@ -188,7 +191,7 @@ grpc::internal::MethodHandler* GatedHandler(AccessControl* access, Slots* slots,
     if (status.ok()) status = caller.ParseRequest(context, &bytes, &request);
     if (status.ok()) {
       models.push_back(request.model_spec().name());
-      // In a token, the name of a model takes the place of a table's.
+      // A token's list of tables applies to the names of models here.
       status = caller.CheckTable(models[0]);
     }
     access->NoteEnd(*context, caller, rule, models, /*path=*/"", status);
@@ -271,7 +274,8 @@ class PredictionService final : public api::PredictionService::Service {
       return grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED,
                           "the deadline passed before the request was run");
     }
-    // A deque, because its elements must not move.
+    // A deque does not move its elements when it grows; pointers to them must
+    // stay valid.
     std::deque<DecodedTensor> decoded;
     std::vector<ServingTensor> inputs;
     for (const auto& [name, tensor] : request.inputs()) {
@@ -334,8 +338,8 @@ class ModelService final : public api::ModelService::Service {
 void PrepareServing() {
   static const bool prepared = [] {
     grpc::EnableDefaultHealthCheckService(true);
-    // Distributions build with it turned on, and it takes one global lock at
-    // each of gRPC's many lock operations.
+    // Turns deadlock detection off, which is on in the builds of distributions:
+    // it takes one global lock at each of gRPC's many lock operations.
     absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
     TakeLinesOfGrpc();
     return true;
@@ -346,7 +350,7 @@ void PrepareServing() {
 }  // namespace
 }  // namespace tfswitch
 
-// Thread-safe, except at the end of its life.
+// Thread-safe, except for destruction.
 struct ServingRpcServer {
   ServingRpcServer(const ServingHandler& handler,
                    const ServingRpcOptions& options,
@@ -397,7 +401,7 @@ absl::StatusOr<std::unique_ptr<ServingRpcServer>> Listen(
       credentials);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
   SetMessageLimits(max_message_bytes, &builder);
-  // Each call holds a thread, also one that will be refused.
+  // Includes calls that will be refused, because they hold a thread, too.
   grpc::ResourceQuota quota("tfswitch-serving");
   quota.SetMaxThreads(static_cast<int>(
       std::min<int64_t>(int64_t{options.max_requests} + kOtherThreads,

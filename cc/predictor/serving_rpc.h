@@ -1,13 +1,13 @@
 // The interface between the two halves of a prediction server: the program,
 // which links TensorFlow, and libtfswitch_serving_rpc.so, which links the
 // distribution's gRPC and protobuf. TensorFlow exports symbols of its own gRPC,
-// protobuf and Abseil, so the two must not meet in one namespace of symbols.
-// The library is opened with RTLD_DEEPBIND and exports only ServingRpc_GetApi,
-// and only the C types of this header are shared.
+// protobuf and Abseil, so the two must not be in one namespace of symbols. The
+// library is opened with RTLD_DEEPBIND and exports only ServingRpc_GetApi, and
+// only the C types of this header are shared.
 //
-// The caller owns what it passes, in either direction; nothing is retained
-// after a call returns. Status codes are those of gRPC, which are absl's. The
-// functions may be called from any thread. Nothing throws.
+// In both directions the caller owns what it passes, and the called function
+// keeps nothing of it. Status codes are those of gRPC, which equal those of
+// absl. The functions may be called from any thread. They never throw.
 
 #ifndef CC_PREDICTOR_SERVING_RPC_H_
 #define CC_PREDICTOR_SERVING_RPC_H_
@@ -32,7 +32,8 @@ typedef struct ServingTensor {
   int32_t dtype;  // A number of tensorflow.DataType.
   const int64_t* dims;
   size_t num_dims;
-  // Row-major, any alignment; an array of ServingBytes for DT_STRING.
+  // The values in row-major order, with any alignment; for DT_STRING an array
+  // of ServingBytes.
   const void* values;
   size_t num_values;
 } ServingTensor;
@@ -59,7 +60,7 @@ typedef struct ServingRequest {
 #define SERVING_STATE_AVAILABLE 30
 #define SERVING_STATE_END 50
 
-// The place for a handler's answer. Strings and tensors are copied.
+// The functions by which a handler answers. They copy strings and tensors.
 typedef struct ServingAnswer {
   void* answer;  // The first argument of the functions.
   void (*set_error)(void* answer, int32_t code, ServingBytes message);
@@ -87,13 +88,16 @@ typedef struct ServingHandler {
 } ServingHandler;
 
 typedef struct ServingRpcOptions {
-  const char* address;  // "host:port" (port 0: any free one), "unix:/path".
-  // Longest message in either direction, and largest tensor of a request.
+  // "host:port" (port 0: any free one) or "unix:/path".
+  const char* address;
+  // The longest message in either direction, and the largest tensor of a
+  // request.
   int64_t max_message_bytes;
-  // The most predictions that run at the same time; each holds a thread. Others
-  // get RESOURCE_EXHAUSTED.
+  // The maximal number of predictions in progress; each holds a thread. Further
+  // ones get RESOURCE_EXHAUSTED.
   int32_t max_requests;
-  // Paths; each may be empty. cc/rpc/access_control.h says who may call.
+  // Paths; each may be empty. cc/rpc/access_control.h describes which callers
+  // they allow.
   const char* tls_cert;
   const char* tls_key;
   const char* tls_ca;
@@ -105,25 +109,27 @@ typedef struct ServingRpcOptions {
 typedef struct ServingRpcServer ServingRpcServer;
 
 typedef struct ServingRpcApi {
-  // Starts to listen, with NOT_SERVING as health. The handler's context must
-  // live until stop() returns. On failure returns NULL, writes the reason to
-  // `error`, cut to `error_size` bytes with the NUL, and sets *code:
+  // Starts to listen; the health is NOT_SERVING at first. The handler's context
+  // must live until stop() returns. On failure returns NULL, writes the reason
+  // to `error`, cut to `error_size` bytes including the NUL, and sets *code:
   // INVALID_ARGUMENT for a bad option or file, UNAVAILABLE if the address
   // cannot be bound.
   ServingRpcServer* (*start)(const ServingRpcOptions* options,
                              const ServingHandler* handler, int32_t* code,
                              char* error, size_t error_size);
-  // The bound address, with the real port. Lives as long as the server.
+  // The bound address, with the actual port. The string lives as long as the
+  // server.
   const char* (*address)(const ServingRpcServer* server);
   // Sets the answer of the health service.
   void (*set_serving)(ServingRpcServer* server, int32_t serving);
-  // Says NOT_SERVING, refuses new requests, and lets running ones end for at
-  // most `grace_ms`; then their clients see them cancelled. Frees the server
-  // when the last handler has returned.
+  // Sets the health to NOT_SERVING, refuses new requests, and waits at most
+  // `grace_ms` until those in progress have ended; then it cancels them. Frees
+  // the server when the last handler has returned.
   void (*stop)(ServingRpcServer* server, int64_t grace_ms);
 } ServingRpcApi;
 
-// NULL if the library has another version. Lives as long as the library.
+// NULL if the library does not have this version. The struct lives as long as
+// the library is loaded.
 typedef const ServingRpcApi* (*ServingRpc_GetApiFn)(uint32_t version);
 
 #ifdef __cplusplus

@@ -1,8 +1,8 @@
-// A received tensor is not copied if its values lie in the message in the form
-// that is needed: in tensor_content, or in a field of the same width. Its size
-// is checked before memory is allocated for it. A sent tensor has its values in
-// the field of its type, as TensorFlow Serving's have, because some clients
-// read no other field.
+// A received tensor is not copied if the message already has its values in the
+// needed form: in tensor_content, or in a field of numbers of the same width.
+// Its size is checked before memory is allocated. A sent tensor has its values
+// in the field of its type, as TensorFlow Serving does, because some clients
+// read only this field.
 
 #include "cc/predictor/tensor_codec.h"
 
@@ -25,8 +25,8 @@ using google::protobuf::io::CodedInputStream;
 using tensorflow::DataType;
 using tensorflow::TensorProto;
 
-// The numeric types: the type of a number in memory, the field that has it in a
-// message, and how many numbers make a value.
+// For each numeric type: the type of its numbers in memory, the field of a
+// message that has them, and how many numbers make one value.
 #define TFSWITCH_NUMERIC_TYPES(OF)           \
   OF(DT_BFLOAT16, uint16_t, half_val, 1)     \
   OF(DT_BOOL, bool, bool_val, 1)             \
@@ -44,8 +44,8 @@ using tensorflow::TensorProto;
   OF(DT_UINT64, uint64_t, uint64_val, 1)     \
   OF(DT_UINT8, uint8_t, int_val, 1)
 
-// Bytes of a value in memory, 0 for types that cannot be sent. A string counts
-// as what TensorFlow needs for an empty one.
+// The bytes of a value in memory; 0 for types that cannot be sent. A string
+// counts as much as TensorFlow needs for an empty one.
 int64_t SizeOf(DataType dtype) {
 #define TFSWITCH_SIZE(dtype, type, field, width) \
   case tensorflow::dtype:                        \
@@ -74,8 +74,9 @@ absl::Status Unsupported(absl::string_view name, DataType dtype) {
                    NameOf(dtype)));
 }
 
-// Copies the values of a field, with `width` numbers per value, unless they lie
-// there in the form that is needed.
+// Reads the values of a field, with `width` numbers per value. If the field has
+// all values in the needed form, points to them; otherwise copies them, and
+// repeats the last value if there are too few.
 template <typename T, typename Field>
 void ReadField(const RepeatedField<Field>& field, size_t width,
                DecodedTensor* tensor) {
@@ -94,8 +95,8 @@ void ReadField(const RepeatedField<Field>& field, size_t width,
   tensor->view.values = values;
 }
 
-// How many numbers or strings the field of a type has. If the tensor has its
-// number of values, also sets where they are.
+// Returns how many values the field of the tensor's type has. If `tensor` is
+// not null, also sets its values.
 int ReadFieldOf(const TensorProto& proto, DecodedTensor* tensor) {
   const auto read = [tensor](auto type, const auto& field, int width) {
     if (tensor != nullptr) ReadField<decltype(type)>(field, width, tensor);
@@ -112,12 +113,13 @@ int ReadFieldOf(const TensorProto& proto, DecodedTensor* tensor) {
 #undef TFSWITCH_READ
 }
 
-// Strings in tensor_content: all lengths as varints, then all bytes.
+// Reads strings from tensor_content: all lengths as varints, then all bytes.
 bool ReadStringContent(const std::string& content, size_t count,
                        std::vector<ServingBytes>* strings) {
   CodedInputStream lengths(reinterpret_cast<const uint8_t*>(content.data()),
                            static_cast<int>(content.size()));
-  // Each string takes at least one byte; `count` may be made up.
+  // Each string takes at least one byte; `count` comes from the client and may
+  // be too large.
   if (count > content.size()) return false;
   strings->resize(count);
   uint64_t total = 0;
@@ -198,7 +200,8 @@ absl::Status DecodeTensor(const std::string& name, const TensorProto& proto,
     ReadFieldOf(proto, tensor);
     return absl::OkStatus();
   }
-  // A long string that is repeated often could fill the memory.
+  // Limits the total, because a long string that is repeated often could use up
+  // the memory.
   uint64_t bytes_left = max_bytes;
   tensor->strings.reserve(count);
   for (int64_t i = 0; i < count; ++i) {

@@ -13,8 +13,8 @@
 
 namespace tfswitch {
 
-// A tensor of a request. It refers to the message that it was decoded from, and
-// to itself, so it must not move.
+// A decoded tensor of a request. Has pointers into the message, and into
+// itself, so it must not be moved.
 struct DecodedTensor {
   DecodedTensor() = default;
   DecodedTensor(const DecodedTensor&) = delete;
@@ -26,17 +26,17 @@ struct DecodedTensor {
   std::vector<ServingBytes> strings;
 };
 
-// Reads a tensor as TensorFlow does, except that more values than the shape
-// holds are an error. InvalidArgument names the input: a type that cannot be
-// sent, a shape that is unknown, negative or larger than `max_bytes`, or the
-// wrong number of values.
+// Decodes a tensor as TensorFlow does, except that more values than the shape
+// has are an error. InvalidArgument, naming the input, for a type that cannot
+// be sent, for a shape that is unknown, negative or larger than `max_bytes`, or
+// for the wrong number of values.
 absl::Status DecodeTensor(const std::string& name,
                           const tensorflow::TensorProto& proto,
                           int64_t max_bytes, DecodedTensor* tensor);
 
 // Writes the values to the field of their type, as TensorFlow Serving does:
 // some clients read these fields. InvalidArgument for a type that cannot be
-// sent, ResourceExhausted for more than a message can hold.
+// sent, ResourceExhausted if they are too large for a message.
 absl::Status EncodeTensor(const ServingTensor& tensor,
                           tensorflow::TensorProto* proto);
 

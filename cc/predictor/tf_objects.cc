@@ -5,8 +5,8 @@
 
 namespace tfswitch {
 
-// TensorFlow parses the message as the value of an op Const, so the rules of
-// its many fields need not be repeated here.
+// Lets TensorFlow parse the message as the value of a Const op, because it
+// knows the rules of the message's many fields.
 Result<Tensor> ParseTensor(std::string_view bytes) {
   uint64_t dtype = 0;
   WireReader fields(bytes);

@@ -1,4 +1,5 @@
-// Objects of TensorFlow's C API that free themselves, and its errors.
+// Objects of TensorFlow's C API that free themselves, and conversion of its
+// errors.
 
 #ifndef CC_PREDICTOR_TF_OBJECTS_H_
 #define CC_PREDICTOR_TF_OBJECTS_H_

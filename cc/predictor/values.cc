@@ -1,6 +1,6 @@
-// Plain values are int64, float or strings, and are checked when they become a
-// tensor: an integer that the dtype cannot hold is an error, and so is a shape
-// that the number of values does not fill.
+// Plain values are int64, float or strings. They are checked when they are
+// converted to a tensor: integers out of the dtype's range are an error, and so
+// is a shape that the number of values does not fill.
 
 #include "tfswitch/values.h"
 
@@ -45,14 +45,14 @@ std::string KindOf(const Values& values) {
   return kKinds[values.data.index()];
 }
 
-// The number of values; -1 for a shape that is impossible for values of this
-// many bytes.
+// The number of values; -1 if an array of this shape, with values of this size,
+// is impossible.
 int64_t CountOf(const std::vector<int64_t>& shape, size_t value_bytes) {
   if (shape.size() > kMaxDims) return -1;
   const int64_t most =
       std::numeric_limits<int64_t>::max() / static_cast<int64_t>(value_bytes);
-  // As in TensorFlow, dimensions that are too large together are refused even
-  // if another dimension is 0.
+  // TensorFlow, too, refuses dimensions whose product is too large, even if
+  // another dimension is 0.
   int64_t product = 1;
   bool is_empty = false;
   for (const int64_t dim : shape) {
@@ -64,7 +64,8 @@ int64_t CountOf(const std::vector<int64_t>& shape, size_t value_bytes) {
   return is_empty ? 0 : product;
 }
 
-// Bytes of a value in memory; 0 for a type that is neither numeric nor strings.
+// The bytes of a value in memory; 0 for a type that is neither numeric nor
+// strings.
 size_t SizeOf(DataType dtype) {
   return dtype == DataType::kString
              ? sizeof(TF_TString)
@@ -75,7 +76,7 @@ TF_TString* StringsOf(const Tensor& tensor) {
   return static_cast<TF_TString*>(TF_TensorData(tensor.get()));
 }
 
-// TensorFlow frees the memory of a tensor of strings, but not the strings.
+// TensorFlow frees the array of a string tensor, but not the strings in it.
 void FreeStrings(void* data, size_t size, void*) {
   auto* const strings = static_cast<TF_TString*>(data);
   for (size_t i = 0; i < size / sizeof(TF_TString); ++i) {
@@ -95,7 +96,8 @@ TF_Tensor* NewStrings(const std::vector<int64_t>& shape, size_t size) {
                       strings, size, &FreeStrings, nullptr);
 }
 
-// Calls call(a value of a tensor of this dtype, a value of its plain kind).
+// Calls call(T{}, P{}), where T is the type of the tensor's values and P the
+// type of plain values for it.
 template <typename R, typename Call>
 R WithTypes(DataType dtype, const Call& call) {
   switch (dtype) {
@@ -155,7 +157,7 @@ Values Read(const Tensor& tensor) {
   return {std::move(data), tensor.shape()};
 }
 
-// The shape, with the size computed for -1.
+// The shape with -1 replaced by the computed dimension.
 Result<std::vector<int64_t>> FullShape(const Values& values) {
   const int64_t count = std::visit(
       [](const auto& data) { return static_cast<int64_t>(data.size()); },

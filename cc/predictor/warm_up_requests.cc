@@ -23,7 +23,7 @@ constexpr int kInputs = 2;
 constexpr int kOutputFilter = 3;
 constexpr int kSignatureName = 3;  // In ModelSpec.
 
-// The last field of this number, or nothing.
+// Finds the last field with this number; *found is empty if there is none.
 bool Find(std::string_view message, uint32_t number, std::string_view* found) {
   *found = {};
   WireReader fields(message);
@@ -33,8 +33,8 @@ bool Find(std::string_view message, uint32_t number, std::string_view* found) {
   return fields.ok();
 }
 
-// Whether the bytes are a PredictionLog. A log of another kind of request gives
-// no inputs.
+// Reads a PredictionLog; false if the bytes are not one. A log of another kind
+// than Predict leaves the request without inputs.
 bool Parse(std::string_view log, Request* request) {
   std::string_view message, signature;
   if (!Find(log, kPredictLog, &message) || !Find(message, kRequest, &message)) {

@@ -1,5 +1,5 @@
-// Requests that run before a version serves, so that the first clients do not
-// wait for TensorFlow's work on a first run.
+// Requests that run before a version serves. TensorFlow does extra work when a
+// graph first runs, and without them the first clients would wait for it.
 
 #ifndef CC_PREDICTOR_WARM_UP_REQUESTS_H_
 #define CC_PREDICTOR_WARM_UP_REQUESTS_H_
@@ -13,12 +13,12 @@
 
 namespace tfswitch {
 
-// The requests of Predict in `assets.extra/tf_serving_warmup_requests`, where
-// TensorFlow Serving looks for them too: a TFRecord file of
-// tensorflow.serving.PredictionLog. None if there is no such file.
+// Reads the Predict requests in `assets.extra/tf_serving_warmup_requests`, a
+// TFRecord file of tensorflow.serving.PredictionLog, which TensorFlow Serving
+// also uses. Empty if there is no such file.
 Result<std::vector<Request>> ReadWarmUpRequests(const std::string& saved_model);
 
-// A request of zeros and empty strings; unknown dimensions are 1.
+// A request of zeros and empty strings, in which unknown dimensions are 1.
 Result<Request> MakeWarmUpRequest(const Signature& signature);
 
 }  // namespace tfswitch

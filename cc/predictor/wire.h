@@ -1,6 +1,6 @@
 // Protobuf's wire format, for the few messages of TensorFlow that the predictor
 // reads and writes. Protobuf itself must not be linked: TensorFlow exports the
-// functions of its own copy, and the two would call each other's.
+// functions of its own copy, and each copy would call functions of the other.
 
 #ifndef CC_PREDICTOR_WIRE_H_
 #define CC_PREDICTOR_WIRE_H_
@@ -11,8 +11,9 @@
 
 namespace tfswitch {
 
-// Goes through the fields of a message, whose bytes may come from anywhere. A
-// field that holds a message gives its bytes, to be read by another reader.
+// Reads the fields of a message one by one. The bytes may come from anywhere. A
+// field that contains a message returns its bytes, which another reader can
+// read.
 //
 //   WireReader fields(message);
 //   while (fields.Next()) {
@@ -25,13 +26,15 @@ class WireReader {
  public:
   explicit WireReader(std::string_view message) : rest_(message) {}
 
-  // False at the end, and if the bytes are no message.
+  // Reads the next field. False at the end, and if the bytes are not a valid
+  // message.
   bool Next();
-  // Whether all bytes up to here are a message.
+  // Whether all bytes up to here were valid.
   bool ok() const { return ok_; }
 
-  // Whether the field has this number and is of bytes, or an integer. Like
-  // protobuf, callers ignore a field of another type than they expect.
+  // Whether the current field has this number and contains bytes, or an
+  // integer. Like protobuf, callers ignore a field that has another type than
+  // expected.
   bool IsBytes(uint32_t number) const {
     return number_ == number && type_ == kBytes;
   }
@@ -45,7 +48,7 @@ class WireReader {
   std::string_view bytes() const { return bytes_; }
   uint64_t integer() const { return integer_; }
 
-  // Takes a varint from the front of `bytes`. False if there is none.
+  // Removes a varint from the front of `bytes`. False if there is none.
   static bool TakeVarint(std::string_view* bytes, uint64_t* value);
 
  private:
@@ -58,7 +61,8 @@ class WireReader {
     kFixed32 = 5
   };
 
-  // Reads a field, with all that is in a group of at most this depth.
+  // Reads a field. If it is a group, reads the fields in it as well; groups may
+  // be nested to at most this depth.
   bool TakeField(int depth);
   bool Take(uint64_t size);
 
@@ -70,7 +74,8 @@ class WireReader {
   uint64_t integer_ = 0;
 };
 
-// Returns entry(key, value) for an entry of a map; false if the bytes are none.
+// Calls entry(key, value) for an entry of a map and returns its result; false
+// if the bytes are not a map entry.
 template <typename Entry>
 bool ReadEntry(std::string_view bytes, const Entry& entry) {
   std::string_view key, value;

@@ -1,11 +1,12 @@
-// When an op begins to wait, Python's handler of SIGINT is replaced by a
-// function that calls it, except while an op waits. Then the function wakes a
-// thread, which checks where the main thread is. If the main thread is inside
-// TensorFlow, the thread ends the waits, and makes the main thread raise
-// KeyboardInterrupt as soon as TensorFlow has made the exception of the failed
-// op, because an earlier exception would become a RuntimeError. Otherwise the
-// thread calls Python's handler, and wakes the main thread, whose own wait has
-// started again after the signal.
+// When an op begins to wait, a function here replaces Python's handler of
+// SIGINT. If no op waits when a signal comes, the function only calls Python's
+// handler. Otherwise it wakes a thread, which checks where the main thread is.
+// If the main thread is inside TensorFlow, the thread ends the waits, and makes
+// the main thread raise KeyboardInterrupt. It does so when TensorFlow has
+// already made the exception of the failed op, because an earlier exception
+// would become a RuntimeError. If the main thread is elsewhere, the thread
+// calls Python's handler, and wakes the main thread, whose own wait has started
+// again after the signal.
 
 #include "cc/pybind/interrupts.h"
 
@@ -28,19 +29,19 @@ namespace py = pybind11;
 
 using Clock = std::chrono::steady_clock;
 
-// The longest pause between two questions of one wait.
+// The longest time between two checks in one wait.
 constexpr Clock::duration kPause = std::chrono::milliseconds(500);
 
 std::atomic<void (*)(int)> python_handler{nullptr};
 std::atomic<int> num_interrupts{0};
 std::atomic<Clock::rep> last_asked{0};
-// When HandleInterrupt() sent the signal that ends a wait of the main thread.
-// 0: it has sent none, or the signal has come.
+// When HandleInterrupt() sent the signal that ends a wait of the main thread. 0
+// if it has sent none, or if the signal has arrived.
 std::atomic<Clock::rep> sent_at{0};
 sem_t signals;
 pid_t owner = 0;
 
-// Runs in a signal handler: only calls that POSIX allows there.
+// Runs in a signal handler, so it makes only calls that POSIX allows there.
 void OnInterrupt(int signal) {
   const auto is_recent = [now = Clock::now()](Clock::rep time) {
     return now - Clock::time_point(Clock::duration(time)) <= kPause;
@@ -48,7 +49,7 @@ void OnInterrupt(int signal) {
   if (const Clock::rep time = sent_at.exchange(0); time != 0) {
     if (is_recent(time)) return;
   }
-  // A fork has no thread that could react.
+  // A forked child does not have the thread that would react.
   if (!is_recent(last_asked) || getpid() != owner) {
     python_handler.load()(signal);
   } else {
@@ -85,7 +86,8 @@ void HandleInterrupt() {
     const py::object code =
         py::module_::import("sys").attr("_current_frames")()[main_thread].attr(
             "f_code");
-    // Otherwise the program has its own handler, which may continue.
+    // If it is another function, the program has its own handler, which may
+    // continue.
     const bool raises =
         signal.attr("getsignal")(SIGINT).is(signal.attr("default_int_handler"));
     if (raises && (Contains(code.attr("co_filename"), "/tensorflow/python/") ||
@@ -108,7 +110,7 @@ void HandleInterrupt() {
   }
 }
 
-// The program may have set its handler again since the last time.
+// The program may have installed its own handler again since the last time.
 void TakeSignal() {
   struct sigaction action;
   if (sigaction(SIGINT, nullptr, &action) != 0 ||
@@ -135,7 +137,7 @@ void TakeSignal() {
 }  // namespace
 
 int IsOpInterrupted() {
-  // In a thread of the program, the program decides about its end.
+  // This is a thread of the program, so the program decides whether it ends.
   if (PyGILState_GetThisThreadState() != nullptr) return 0;
   thread_local Clock::time_point last;
   thread_local int seen = 0;

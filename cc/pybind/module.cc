@@ -1,8 +1,9 @@
 // tfswitch._native: clusters, tables and servers for Python.
 //
 // A thin layer over cc/capi/tfswitch.h. Calls that may block release the GIL,
-// because they wait for a network or work for long, and a server in the same
-// process may need other Python threads.
+// because they wait for the network or work for a long time, and other Python
+// threads must run meanwhile, for example those of a server in the same
+// process.
 
 #include <cxxabi.h>
 #include <pybind11/numpy.h>
@@ -29,17 +30,18 @@ namespace {
 
 namespace py = pybind11;
 
-// Without forcecast: values that NumPy would have to round are refused.
+// Does not use forcecast, so that values that NumPy would have to round are
+// refused.
 using IdArray = py::array_t<int64_t, py::array::c_style>;
 using FloatArray = py::array_t<float, py::array::c_style>;
 
 // The core's functions; set once when the module is imported.
 const Tfswitch_Api* api = nullptr;
 
-// An exception that a signal handler has raised during a wait of the main
-// thread, until Run() raises it; null if there is none. Guarded by the GIL.
+// An exception that a signal handler has raised while the main thread waited;
+// null if there is none. Run() raises it. Guarded by the GIL.
 PyObject* interruption[3] = {};
-// Python runs the handlers of signals in this thread only.
+// Python runs signal handlers only in this thread.
 unsigned long main_thread = 0;
 
 // Returns 0 to continue the wait, or 1 if a handler has raised.
@@ -48,16 +50,16 @@ int RunSignalHandlers() {
   const py::gil_scoped_acquire acquire;
   // Set by another call in the same method.
   if (interruption[0] != nullptr) return 1;
-  // Pending calls come from an interrupted op; see interrupts.cc.
+  // Pending calls are left from an interrupted op; see interrupts.cc.
   if (PyErr_CheckSignals() == 0 && Py_MakePendingCalls() == 0) return 0;
   PyErr_Fetch(&interruption[0], &interruption[1], &interruption[2]);
   return 1;
 }
 
-// Releases the GIL while it lives. If a daemon thread wants the GIL back while
-// the process ends, Python ends the thread by unwinding its stack. Destructors
-// do not allow that: the process would abort. So the thread waits for the end
-// instead, as in Python 3.14.
+// Releases the GIL while the object lives. If a daemon thread wants the GIL
+// back while the process ends, Python ends the thread by unwinding its stack.
+// That would abort the process, because destructors do not allow exceptions. So
+// the thread instead waits until the process has ended, as in Python 3.14.
 class GilRelease {
  public:
   GilRelease() : state_(PyEval_SaveThread()) {}
@@ -93,7 +95,8 @@ void Run(Function function, const Args&... args) {
   if (code != 0) throw StatusError(code, error);
 }
 
-// Drops a reference without the GIL: the last one may wait for connections.
+// Drops a reference without the GIL, because dropping the last one may wait for
+// connections.
 template <typename T>
 void Release(std::shared_ptr<T>* reference) {
   std::shared_ptr<T> last = std::move(*reference);
@@ -128,7 +131,8 @@ Shape ShapeOf(const py::array& array) {
 
 template <typename Array>
 Array ToArray(const py::object& object, const char* name, const char* dtype) {
-  // First with its natural dtype: a list of 1.5 is not ids.
+  // Converts to NumPy's own choice of dtype first, so that a list of 1.5 is not
+  // taken for ids.
   const py::array natural = py::array::ensure(object);
   auto array = natural ? Array::ensure(natural) : Array();
   if (!natural || !array) {
@@ -221,7 +225,7 @@ class Table {
         slot_data);
   }
 
-  // Returns how many rows were set; present rows stay as they are.
+  // Returns how many rows were set; existing rows do not change.
   int64_t AssignMissing(const py::object& ids, const py::object& values) const {
     const auto table = Open();
     const IdArray keys = ToIds(ids);
@@ -232,7 +236,7 @@ class Table {
     return assigned_rows;
   }
 
-  // (num_ids x 5 floats, num_ids states); see cc/capi/tfswitch.h.
+  // Returns (num_ids x 5 floats, num_ids states); see cc/capi/tfswitch.h.
   py::tuple ReadUsage(const py::object& ids) const {
     const auto table = Open();
     const IdArray keys = ToIds(ids);
@@ -246,7 +250,7 @@ class Table {
     return py::make_tuple(usage, states);
   }
 
-  // Makes a call of the cluster, which the table keeps open.
+  // Calls a method of the cluster, which the table keeps open.
   std::string Call(const std::string& method,
                    const std::string& request_json) const {
     const auto table = Open();
@@ -299,8 +303,8 @@ class Table {
                           slot_rows);
   }
 
-  // Calls visit(ids, values, slots or None) with copies of runs of rows. An
-  // exception of it ends the export, and is raised.
+  // Calls visit(ids, values, slots or None) with copies of runs of rows. If
+  // visit raises an exception, the export ends and the exception is raised.
   void VisitRows(bool with_slots, const py::function& visit) const {
     const auto table = Open();
     VisitRuns(table.get(), with_slots, [&](const Rows& run) {
@@ -328,8 +332,8 @@ class Table {
     size_t num_rows;
   };
 
-  // Calls visit(rows) with runs of rows, without the GIL. An exception of it
-  // ends the export, and is thrown.
+  // Calls visit(rows) with runs of rows, without the GIL. If visit throws an
+  // exception, the export ends and the exception is thrown.
   template <typename Visit>
   static void VisitRuns(Tfswitch_Table* table, bool with_slots,
                         const Visit& visit) {
@@ -367,8 +371,8 @@ class Table {
     return py::array_t<T>(shape, kept->data(), owner);
   }
 
-  // The table for the time of one call, so that close() in another thread does
-  // not free it.
+  // Holds the table for one call, so that close() in another thread does not
+  // free it meanwhile.
   std::shared_ptr<Tfswitch_Table> Open() const {
     if (table_ == nullptr) {
       throw std::runtime_error("table '" + name_ + "' is closed");
@@ -548,7 +552,7 @@ void TranslateStatusError(std::exception_ptr exception) {
     if (exception) std::rethrow_exception(exception);
   } catch (const StatusError& e) {
     const std::string message = e.what();
-    // Messages are cut to a size, perhaps in the middle of a character.
+    // Messages are cut to a certain size, perhaps in the middle of a character.
     const py::object text =
         py::reinterpret_steal<py::object>(PyUnicode_DecodeUTF8(
             message.data(), static_cast<py::ssize_t>(message.size()),
@@ -558,7 +562,8 @@ void TranslateStatusError(std::exception_ptr exception) {
 }
 
 void DefineClasses(py::module_& m) {
-  // module_local: TensorFlow's own pybind11 modules live in this process.
+  // module_local, because TensorFlow's own pybind11 modules are in the same
+  // process.
   py::class_<Cluster>(m, "Cluster", py::module_local())
       .def(py::init<const std::string&, double, const std::optional<TlsTexts>&,
                     const std::string&, const std::string&>(),
@@ -627,7 +632,7 @@ PYBIND11_MODULE(_native, m) {
 
   m.def("version", [] { return std::string(api->version()); });
   m.def("check_process", [] {
-    // An empty pull fails only where all calls fail.
+    // A pull of no ids fails only if every call would fail.
     Run(api->pull, /*parts=*/nullptr, /*num_parts=*/0,
         /*insert_missing=*/0, /*threads=*/nullptr);
   });

@@ -23,8 +23,9 @@ class StatusError : public std::runtime_error {
   int code_;
 };
 
-// Returns a borrowed reference. `code` is an absl::StatusCode value; these are
-// fixed, and this code must not include the header that names them.
+// Returns a borrowed reference. `code` is a value of absl::StatusCode. The
+// values are written as numbers, because this code must not include Abseil's
+// headers.
 inline PyObject* ExceptionOf(int code) {
   switch (code) {
     case 3:   // InvalidArgument

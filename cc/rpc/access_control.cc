@@ -20,7 +20,8 @@ namespace {
 
 using google::protobuf::FieldDescriptor;
 
-// The value of kRetryPushback, in milliseconds; clients wait longer each time.
+// The pause in kRetryPushback, in milliseconds. A client waits longer after
+// each further refusal.
 constexpr char kPause[] = "10";
 
 absl::string_view ViewOf(const grpc::string_ref& text) {
@@ -39,7 +40,8 @@ absl::string_view PresentedToken(const grpc::ServerContext& context) {
   return absl::StripAsciiWhitespace(value);
 }
 
-// The name in the client's certificate, which the handshake has verified.
+// The name in the client's certificate. gRPC has verified the certificate in
+// the TLS handshake.
 std::string CertificateName(const grpc::ServerContext& context) {
   const auto auth = context.auth_context();
   if (auth == nullptr) return "";
@@ -47,7 +49,7 @@ std::string CertificateName(const grpc::ServerContext& context) {
   return names.empty() ? "" : std::string(ViewOf(names[0]));
 }
 
-// Shortens a caller's text for a log line.
+// Shortens text that a caller has sent, for a log line.
 std::string Shortened(absl::string_view text) {
   constexpr size_t kLongest = 200;
   return absl::StrCat(text.substr(0, kLongest),
@@ -88,7 +90,8 @@ bool IsRefusal(const absl::Status& status) {
   return absl::IsUnauthenticated(status) || absl::IsPermissionDenied(status);
 }
 
-// "token" and its id; "claims" and the id if the secret is not known.
+// How a log line names the caller: "token" and the token's id. If the token's
+// secret is not valid, "claims" and the id.
 std::pair<const char*, std::string> CallerName(
     const grpc::ServerContext& context, const Caller& caller) {
   if (caller.token() != nullptr) return {"token", caller.token()->record.id};
@@ -111,7 +114,7 @@ std::vector<std::string> TablesIn(const google::protobuf::Message& request) {
     tables.push_back(config.GetReflection()->GetString(
         config, config.GetDescriptor()->FindFieldByName("name")));
   }
-  // ListTables uses the empty name for all tables; no table has it.
+  // An empty name means all tables (ListTables); no table has an empty name.
   tables.erase(std::remove(tables.begin(), tables.end(), ""), tables.end());
   return tables;
 }
@@ -133,7 +136,8 @@ bool Caller::MayUse(absl::string_view table) const {
 
 absl::Status Caller::WithoutNames(const absl::Status& status) const {
   if (token_ == nullptr || token_->record.MayUseAll()) return status;
-  // Shard::FindTable() and the predictor begin their messages so.
+  // Removes the list of tables, which follows this text in the errors of
+  // Shard::FindTable() and the predictor.
   const absl::string_view message = status.message();
   const size_t end = message.find("; it has: ");
   return end == message.npos
@@ -250,7 +254,8 @@ absl::Status AccessControl::Admit(grpc::ServerContext* context,
     }
     TFSWITCH_ASSIGN_OR_RETURN(caller->token_, tokens_->Find(presented));
   }
-  // Checked first: a caller without the role is refused for the role.
+  // Checks the role before the token's limits, so that a caller without the
+  // role always gets the error about the role.
   TFSWITCH_RETURN_IF_ERROR(CheckRule(caller->token_.get(), rule));
   if (caller->token_ != nullptr) {
     absl::Status entered = caller->token_->use->Enter(caller->token_->record);
@@ -272,13 +277,14 @@ void AccessControl::NoteEnd(const grpc::ServerContext& context,
   if (!is_audited_ || !(is_refusal || rule.least_role == v1::ROLE_ADMIN)) {
     return;
   }
-  // A kind of its own, so that a flood of refused calls hides no other lines.
+  // Refused calls have a limit of their own, so that a flood of them does not
+  // displace lines about other calls.
   const bool is_done = caller.is_in_ && !is_refusal;
   const LogKind kind =
       is_done ? LogKind{"admin_called", 200, 10} : LogKind{"caller_refused"};
   const std::string peer = context.peer();
   const auto [token_kind, token] = CallerName(context, caller);
-  // Written by the log writer, also in a Python process with a server.
+  // LogServerEvent() would write nothing in a Python process with a server.
   LogWriter::Get().Write(
       kind,
       EventLine(is_done ? LogLevel::kInfo : LogLevel::kWarning, kind.name,

@@ -1,5 +1,5 @@
-// Decides which calls a gRPC server accepts from a caller, and logs important
-// ones.
+// Decides which calls of a caller a gRPC server accepts, and logs important
+// calls.
 
 #ifndef TFSWITCH_CC_RPC_ACCESS_CONTROL_H_
 #define TFSWITCH_CC_RPC_ACCESS_CONTROL_H_
@@ -24,7 +24,7 @@
 
 namespace tfswitch {
 
-// The rule for callers of a method; see access.proto.
+// Which callers may call a method; see access.proto.
 struct MethodRule {
   const char* method;
   // Unspecified: nobody may call it.
@@ -32,7 +32,8 @@ struct MethodRule {
   bool needs_all_tables = false;
 };
 
-// The rule of the method that takes this request, from its .proto file.
+// The rule of the method whose request has this type; the .proto file contains
+// the rules.
 template <typename Request>
 const MethodRule& RuleFor() {
   static const MethodRule rule = [] {
@@ -52,7 +53,8 @@ const MethodRule& RuleFor() {
   return rule;
 }
 
-// The name of a method in its service, whose messages are in Request's file.
+// The index of a method in its service. Both are declared in the same file as
+// Request.
 template <typename Request>
 int IndexOf(const char* service, const char* method) {
   const auto* file = Request::descriptor()->file();
@@ -85,36 +87,37 @@ class Caller {
     if (is_in_ && token_ != nullptr) token_->use->Leave(bytes_);
   }
 
-  // False before a caller is admitted; true for all roles on a server without
-  // tokens.
+  // Whether the caller may use methods of this role. False before the call is
+  // admitted; always true afterwards if the server has no tokens.
   bool May(v1::Role role) const;
   bool MayUse(absl::string_view table) const;
 
-  // An error for the caller: without the list of present names, if the caller
-  // may not use all of them.
+  // Removes the list of existing tables from an error, if the caller may not
+  // use all tables.
   absl::Status WithoutNames(const absl::Status& status) const;
 
   // PermissionDenied, naming the caller and the table.
   absl::Status CheckTable(absl::string_view table) const;
   // PermissionDenied, naming the caller, `what` and the role that it needs.
   absl::Status CheckRole(v1::Role role, absl::string_view what) const;
-  // Counts bytes of the request, or of the answer before anything has been
-  // changed. ResourceExhausted if they are too many. If that is so because of
-  // other calls, the answer says that a retry helps (kRetryPushback).
+  // Counts the bytes of a request, or of an answer before the call changes
+  // anything, against the token's limit. ResourceExhausted if they exceed it.
+  // If they exceed it only because of other calls in progress, kRetryPushback
+  // tells the client to try again.
   absl::Status AddRequest(grpc::ServerContext* context, uint64_t bytes);
   absl::Status AddAnswer(grpc::ServerContext* context, uint64_t bytes);
-  // Calls AddRequest(), and then parses and clears `bytes`: once parsed, they
-  // may take many times as much memory. InvalidArgument if they are no such
-  // message.
+  // Calls AddRequest(), then parses `bytes` and clears them. Counts first,
+  // because a parsed message may take many times as much memory.
+  // InvalidArgument if the bytes are not a message of this type.
   absl::Status ParseRequest(grpc::ServerContext* context,
                             grpc::ByteBuffer* bytes,
                             google::protobuf::Message* request);
 
-  // The token, also of a caller that was refused. Null: the server has no
-  // tokens, or does not know the one that was shown.
+  // The caller's token, even if the call was refused. Null if the server has no
+  // tokens, or does not know this one.
   const KnownToken* token() const { return token_.get(); }
-  // Equal for all calls with one token, or from one address if the server has
-  // no tokens. Never 0.
+  // A number for the caller, never 0: the same for all calls with one token,
+  // or, if the server has no tokens, from one address.
   uint64_t CallerId(const grpc::ServerContext& context) const;
 
  private:
@@ -125,10 +128,11 @@ class Caller {
   uint64_t bytes_ = 0;
 };
 
-// The settings by which a server keeps others out.
+// Settings that protect a server from other machines and users.
 struct SecurityOptions {
-  TlsFiles tls;            // Without any, traffic is plaintext.
-  std::string token_file;  // Absolute. Empty: callers need no token.
+  TlsFiles tls;  // Without any, traffic is plaintext.
+  // Absolute. Empty: callers need no token.
+  std::string token_file;
   // Allows other machines to reach the server without TLS, or without a token
   // or certificate.
   bool is_insecure = false;
@@ -137,24 +141,26 @@ struct SecurityOptions {
 // Thread-safe.
 class AccessControl {
  public:
-  // For a server at `address`. InvalidArgument, naming the file, if the token
-  // file cannot be used. InvalidArgument, naming the flags, if other machines
-  // could reach the address without TLS, or without a token or certificate, and
-  // `is_insecure` is not set. If it is set, a warning on stderr says so.
+  // Makes the access control of a server at `address`. InvalidArgument, naming
+  // the file, if the token file cannot be used. If other machines could reach
+  // the address without TLS, or without a token or certificate:
+  // InvalidArgument, naming the flags, or with `is_insecure` a warning on
+  // stderr.
   //
-  // If anybody else may call, each call of role admin, and each refused call,
-  // gets a line on stderr.
+  // Logs each call of role admin and each refused call, unless only this
+  // machine can reach the server and callers need neither a token nor a
+  // certificate.
   static absl::StatusOr<std::unique_ptr<AccessControl>> Open(
       const Address& address, const SecurityOptions& options);
 
-  // Admits a call. Unauthenticated without a valid token, PermissionDenied for
-  // a method that its role may not call, ResourceExhausted for a call too many,
-  // as in AddRequest().
+  // Admits a call. Unauthenticated without a valid token, PermissionDenied if
+  // the token's role may not call the method, ResourceExhausted (as in
+  // AddRequest()) if the token has too many calls in progress.
   absl::Status Admit(grpc::ServerContext* context, const MethodRule& rule,
                      Caller* caller);
 
-  // Call it at the end of each call, with the results of TablesIn() and
-  // PathIn().
+  // Logs the call if needed. Call it at the end of each call, with the results
+  // of TablesIn() and PathIn().
   void NoteEnd(const grpc::ServerContext& context, const Caller& caller,
                const MethodRule& rule, const std::vector<std::string>& tables,
                const std::string& path, const absl::Status& status);

@@ -13,21 +13,21 @@ namespace tfswitch {
 
 struct Address {
   bool is_unix = false;
-  std::string host;  // An IPv6 address has its brackets. Empty if is_unix.
+  std::string host;  // IPv6 in brackets. Empty if is_unix.
   int port = 0;      // 0 to 65535.
   std::string path;  // The socket's. Empty unless is_unix.
 
   std::string ToString() const;
 };
 
-// Whether only this machine can reach it: a socket's path, "localhost", or a
-// loopback number. Other names are not resolved, because they may mean another
-// address the next time.
+// Whether only this machine can reach the address: a Unix socket, "localhost",
+// or a loopback number. Other host names are not resolved, because they may
+// resolve to another address later.
 bool IsLocal(const Address& address);
 
-// InvalidArgument naming the text and the two valid forms. The host is not
-// resolved. gRPC itself would accept more (schemes, a missing port), often to
-// the user's surprise.
+// Parses an address without resolving the host. InvalidArgument, with the text
+// and the two valid forms, for anything else: gRPC would also accept, for
+// example, schemes and a missing port, often to the user's surprise.
 absl::StatusOr<Address> ParseAddress(absl::string_view text);
 
 }  // namespace tfswitch

@@ -16,8 +16,8 @@ namespace {
 
 constexpr size_t kAlignment = 64;
 
-// ThreadSanitizer does not see how gRPC, which is built without it, hands a
-// slice from one thread to another.
+// Tells ThreadSanitizer that gRPC hands a slice from one thread to another.
+// gRPC is built without it, so it does not see this.
 void AnnotateHandOver(void* object) {
 #if TFSWITCH_THREAD_SANITIZER
   __tsan_release(object);

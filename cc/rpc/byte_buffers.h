@@ -14,21 +14,22 @@
 
 namespace tfswitch {
 
-// Lists the pieces of a received message. They are valid while `buffer` is
-// untouched; no reference is taken.
+// Lists the pieces of a received message. They are valid until `buffer`
+// changes; the list holds no reference to it.
 void ListPieces(grpc::ByteBuffer* buffer,
                 std::vector<absl::string_view>* pieces);
 
-// A message to be written in place. Null if there is no memory.
+// An outgoing message whose bytes the caller writes in place. data() is null if
+// there is no memory.
 //
 //   OutgoingMessage message(size);
 //   if (message.data() != nullptr) WriteX(args, message.data());
 //   buffer = std::move(message).ToByteBuffer();
 //
-// ToByteBuffer() gives the bytes to gRPC, which may still send them after the
+// ToByteBuffer() hands the bytes to gRPC, which may still send them after the
 // call has ended: if a call reaches its deadline while the socket is full, the
-// write ends only with the connection. Therefore arrays are copied if the
-// caller may release them after the call.
+// write continues until the connection ends. So arrays that the caller may
+// release after the call must be copied.
 class OutgoingMessage {
  public:
   // The byte at `aligned_offset` will lie on a 64-byte boundary.
@@ -50,7 +51,7 @@ class OutgoingMessage {
 
 grpc::ByteBuffer ToByteBuffer(absl::string_view bytes);
 
-// Sends bytes from where they lie. `owner` is held until gRPC has done with
+// Sends bytes without copying them. gRPC keeps `owner` until it no longer needs
 // them.
 grpc::Slice ShareBytes(const void* data, size_t size,
                        std::shared_ptr<const void> owner);

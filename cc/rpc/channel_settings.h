@@ -12,21 +12,23 @@
 
 namespace tfswitch {
 
-// A pull of more embeddings than this is sent in parts, each at least as large.
+// A pull of more than this many bytes of embeddings is sent in parts of at
+// least this size.
 inline constexpr size_t kMinPartBytes = 5 << 18;
-// The same for a push that would fit one message. Parts make it more expensive:
-// all of it is searched for NaN before the first part is sent, so that a bad
-// gradient in the last one leaves nothing applied.
+// The smallest part of a push that would fit in one message. It is larger than
+// for pulls because parts make pushes more expensive: the whole push is
+// searched for NaN before the first part is sent, so that a NaN in the last
+// part leaves nothing applied.
 inline constexpr size_t kMinPushPartBytes = 4 << 20;
 inline constexpr size_t kMaxPartsPerCall = 8;
 
-// A host that vanishes is noticed after the sum of both.
+// If the other host vanishes, this is noticed after the sum of both times.
 inline constexpr int kKeepaliveTimeMs = 30'000;
 inline constexpr int kKeepaliveTimeoutMs = 10'000;
 
 // Arguments of gRPC for both ends.
 inline constexpr std::pair<const char*, int> kChannelArguments[] = {
-    // Fewer frames and fewer reads per message of megabytes.
+    // Large sizes, so that a message of megabytes needs fewer frames and reads.
     {GRPC_ARG_HTTP2_MAX_FRAME_SIZE, 1 << 20},
     {GRPC_ARG_TCP_READ_CHUNK_SIZE, 1 << 20},
     {GRPC_ARG_TCP_MIN_READ_CHUNK_SIZE, 1 << 20},
@@ -36,16 +38,17 @@ inline constexpr std::pair<const char*, int> kChannelArguments[] = {
     {GRPC_ARG_ENABLE_CHANNELZ, 0},
 };
 
-// The time in which a new connection must speak HTTP/2.
+// A new connection that has not begun HTTP/2 after this time is closed.
 inline constexpr int kHandshakeTimeoutMs = 20'000;
-// The shortest interval that the server accepts; must be less than the client's
-// time.
+// The server accepts pings at this interval or longer ones; must be less than
+// kKeepaliveTimeMs.
 inline constexpr int kMinPingIntervalMs = 10'000;
 
-// The metadata of a call with the caller's token, after "Bearer ".
+// The metadata key of the caller's token, whose value is "Bearer TOKEN".
 inline constexpr const char* kTokenHeader = "authorization";
-// The metadata of an answer of RESOURCE_EXHAUSTED to a call that was not begun,
-// because others are running: try again after so many milliseconds.
+// The metadata key by which a server that refuses a call with
+// RESOURCE_EXHAUSTED, because other calls are in progress, tells after how many
+// milliseconds to try again.
 inline constexpr const char* kRetryPushback = "grpc-retry-pushback-ms";
 
 // gRPC counts message sizes in ints.

@@ -1,6 +1,6 @@
-// Deadlines of gRPC by the steady clock, which nobody sets. gRPC keeps a
-// deadline by the clock that it is given, and keeps the deadlines of calls that
-// a server receives by the steady clock.
+// Converts deadlines for gRPC to the steady clock, which changes of the system
+// time do not affect. gRPC waits by the clock that a deadline names. On a
+// server, it gives the deadlines of received calls by the steady clock.
 
 #ifndef TFSWITCH_CC_RPC_DEADLINES_H_
 #define TFSWITCH_CC_RPC_DEADLINES_H_
@@ -25,7 +25,8 @@ inline gpr_timespec ToDeadline(absl::Time time) {
       gpr_time_from_nanos(absl::ToInt64Nanoseconds(left), GPR_TIMESPAN));
 }
 
-// Negative after the deadline; infinite if the call has none.
+// The time until the call's deadline: negative after it, infinite if the call
+// has none.
 inline absl::Duration TimeLeft(const grpc::ServerContextBase& context) {
   const gpr_timespec deadline = context.raw_deadline();
   if (gpr_time_cmp(deadline, gpr_inf_future(deadline.clock_type)) == 0) {

@@ -21,7 +21,8 @@ namespace tfswitch {
 #if GRPC_CPP_VERSION_MAJOR == 1 && GRPC_CPP_VERSION_MINOR < 65
 namespace {
 
-// A peer's bytes may be in the message. Each place in gRPC has its own limits.
+// Escapes the text, because it may contain bytes that a peer has sent. Each
+// line of gRPC's code has its own limit.
 void WriteLineOfGrpc(gpr_log_func_args* line) {
   constexpr size_t kLongest = 500;
   const std::string place = absl::StrCat(line->file, ":", line->line);
@@ -54,7 +55,8 @@ void PrepareProcess() {
 
 void PrepareServerProgram() {
   signal(SIGPIPE, SIG_IGN);
-// Other versions may not know the name, and would complain.
+// Only for this version of gRPC: others may not know the name, and would print
+// a warning.
 #if GRPC_CPP_VERSION_MAJOR == 1 && GRPC_CPP_VERSION_MINOR == 51
   setenv("GRPC_EXPERIMENTS", "-tcp_read_chunks", /*overwrite=*/0);
 #endif

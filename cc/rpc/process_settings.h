@@ -1,38 +1,39 @@
-// Settings of this folder for the whole process.
+// Settings of the whole process that the rpc code needs.
 
 #ifndef TFSWITCH_CC_RPC_PROCESS_SETTINGS_H_
 #define TFSWITCH_CC_RPC_PROCESS_SETTINGS_H_
 
 namespace tfswitch {
 
-// Called before the first server or client; does nothing after the first time.
+// Call it before the first server or client. Further calls do nothing.
 //
-//   - Tunes malloc; see base/malloc_tuning.h for the switch to leave it alone.
-//   - Turns off Abseil's deadlock detection, which distributions leave on in
-//     their builds: it takes one global lock at each of gRPC's many lock
-//     operations, 5 us per small pull on one thread and more on many. This is
-//     the Abseil that gRPC is linked to, not the one inside TensorFlow.
-//   - TakeLinesOfGrpc().
+// - Tunes malloc; see base/malloc_tuning.h, also for how to prevent it.
+// - Turns off Abseil's deadlock detection, which is on in the builds of
+//   distributions. It takes one global lock at each of gRPC's many lock
+//   operations, which costs 5 us per small pull on one thread and more on many
+//   threads. This is the Abseil that gRPC is linked to, not the one inside
+//   TensorFlow.
+// - TakeLinesOfGrpc().
 //
 // Thread-safe.
 void PrepareProcess();
 
-// Sends gRPC's lines to the log writer, which delays no call. Thread-safe.
+// Makes gRPC log through the log writer, which delays no call. Thread-safe.
 void TakeLinesOfGrpc();
 
-// For programs that only serve; in others this would change settings of the
-// host. Call it before there are threads and before any use of gRPC.
+// Only for programs whose only task is to serve; elsewhere it would change
+// settings of the host program. Call it before there are threads and before any
+// use of gRPC.
 //
-// gRPC 1.51 reads into pieces of 64 KiB, even if a channel asks for another
-// size, as long as its experiment `tcp_read_chunks` is on, which is the
-// default. This sets GRPC_EXPERIMENTS to turn it off, unless the variable is
-// set already.
+// By default (experiment `tcp_read_chunks`), gRPC 1.51 reads into pieces of 64
+// KiB, even if a channel asks for another size. This turns the experiment off
+// by setting GRPC_EXPERIMENTS, unless the variable is set already.
 //
-// Each connection is an open file, and shells often allow 1024 of them. This
-// raises the soft limit to the hard one.
+// Each connection is an open file, and shells often allow only 1024. This
+// raises the soft limit to the hard limit.
 //
-// SIGPIPE is ignored: a pipe whose reader has gone is an error of the write,
-// not the end of the program.
+// Ignores SIGPIPE, so that a write to a closed pipe fails and does not end the
+// program.
 void PrepareServerProgram();
 
 }  // namespace tfswitch

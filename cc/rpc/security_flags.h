@@ -1,4 +1,4 @@
-// The --help texts of the security flags that all servers share.
+// The --help texts of the security flags, which all server programs have.
 
 #ifndef TFSWITCH_CC_RPC_SECURITY_FLAGS_H_
 #define TFSWITCH_CC_RPC_SECURITY_FLAGS_H_

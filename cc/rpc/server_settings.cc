@@ -36,19 +36,21 @@ void SetMessageLimits(uint64_t max_message_bytes,
                       grpc::ServerBuilder* builder) {
   builder->SetMaxReceiveMessageSize(static_cast<int>(max_message_bytes));
   builder->SetMaxSendMessageSize(static_cast<int>(max_message_bytes));
-  // Limits apply to the bytes that arrive; inflated, they could be a thousand
-  // times as long. With the first two settings gRPC refuses compressed
-  // messages; with the third it does not inflate them before.
+  // Refuses compressed messages, because gRPC's limits apply to the bytes that
+  // arrive, and the inflated message could be a thousand times as long. The
+  // first two settings refuse them; the third one makes sure that they are not
+  // inflated before that.
   builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
   builder->AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
-  // Ends connections of peers that connect and send nothing.
+  // Closes connections of peers that connect and then send nothing.
   builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
                               kHandshakeTimeoutMs);
 }
 
 void SetReflection(bool is_on, grpc::ServerBuilder* builder) {
-  // Reflection's library calls it, too, unless the linker left the library out.
+  // gRPC's reflection library registers itself when it is linked, but the
+  // linker may leave the library out. A second registration does no harm.
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   if (!is_on) builder->SetOption(std::make_unique<WithoutReflection>());
 }

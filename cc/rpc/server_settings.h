@@ -11,11 +11,11 @@ class ServerBuilder;
 
 namespace tfswitch {
 
-// Bounds messages in both directions, and the time in which a new connection
-// must speak HTTP/2. Refuses compressed messages.
+// Limits the length of messages in both directions, and the time until a new
+// connection must have begun HTTP/2. Refuses compressed messages.
 void SetMessageLimits(uint64_t max_message_bytes, grpc::ServerBuilder* builder);
 
-// Turns gRPC's reflection service on or off for the server that is built.
+// Turns gRPC's reflection service on or off for the next server that is built.
 // Without this call it is on, because its library adds it to all servers of a
 // process.
 void SetReflection(bool is_on, grpc::ServerBuilder* builder);

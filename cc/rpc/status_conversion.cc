@@ -7,8 +7,8 @@
 namespace tfswitch {
 namespace {
 
-// The limit of a message in a header, where a byte that is not printable ASCII
-// takes three. gRPC's clients refuse headers of 8 KiB.
+// The longest message after encoding for a header, where a byte that is not
+// printable ASCII takes three. gRPC's clients refuse headers over 8 KiB.
 constexpr size_t kMaxMessageBytes = 4096;
 
 size_t HeaderBytes(char c) { return c >= ' ' && c <= '~' && c != '%' ? 1 : 3; }
@@ -33,7 +33,8 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
     if (bytes > kMaxMessageBytes) break;
   }
   if (end < message.size()) {
-    // A character cut in half would not decode on the other side.
+    // Does not cut a UTF-8 character in half, because the receiver could not
+    // decode it.
     while (end > 0 && IsUtf8Continuation(message[end])) --end;
     message.resize(end);
     absl::StrAppend(&message, "...");

@@ -10,11 +10,11 @@
 
 namespace tfswitch {
 
-// Messages over 4 KiB are cut: they are sent as HTTP/2 trailers, for which
-// peers accept 8 KiB in all.
+// Messages over 4 KiB are cut, because they are sent as HTTP/2 trailers, for
+// which peers accept 8 KiB in all.
 grpc::Status ToGrpcStatus(const absl::Status& status);
 
-// Codes that gRPC does not have become Unknown.
+// Codes that absl has and gRPC does not, become Unknown.
 absl::Status FromGrpcStatus(const grpc::Status& status);
 
 }  // namespace tfswitch

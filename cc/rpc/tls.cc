@@ -1,6 +1,6 @@
-// gRPC's file watcher does not check the files that it reads, so they are
-// checked here at their first use. If a file is damaged later, gRPC refuses new
-// connections until it is whole again.
+// Checks the PEM files when they are first used, because gRPC's file watcher
+// does not. If a file is damaged later, gRPC refuses new connections until the
+// file is valid again.
 
 #include "cc/rpc/tls.h"
 
@@ -69,7 +69,8 @@ absl::StatusOr<Owned<BIO>> OpenPem(absl::string_view name,
       BIO_new_mem_buf(contents->data(), static_cast<int>(contents->size())));
 }
 
-// The first certificate of a file, if all of them can be read.
+// The first certificate of a file. An error if any certificate of the file
+// cannot be read.
 absl::StatusOr<Owned<X509>> ReadCertificates(absl::string_view name,
                                              const std::string& path) {
   std::string contents;
@@ -82,7 +83,7 @@ absl::StatusOr<Owned<X509>> ReadCertificates(absl::string_view name,
     if (next == nullptr) break;
     if (first == nullptr) first = std::move(next);
   }
-  // At the end of a whole file the only error is that no line starts there.
+  // After the last certificate, the only error is that no further one begins.
   const bool is_damaged =
       ERR_GET_REASON(ERR_peek_last_error()) != PEM_R_NO_START_LINE;
   ERR_clear_error();
@@ -103,7 +104,7 @@ absl::Status CheckKey(absl::string_view name, const std::string& path,
   std::string contents;
   TFSWITCH_ASSIGN_OR_RETURN(const Owned<BIO> bio,
                             OpenPem(name, path, &contents));
-  // OpenSSL would ask the terminal for a password.
+  // Without this callback, OpenSSL would ask for a password on the terminal.
   const auto no_password = [](char*, int, int, void*) { return -1; };
   const Owned<EVP_PKEY> key(
       PEM_read_bio_PrivateKey(bio.get(), nullptr, no_password, nullptr));

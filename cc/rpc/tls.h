@@ -1,5 +1,5 @@
-// TLS between clients and servers, from PEM files that may be replaced while
-// they are used.
+// TLS between clients and servers. The PEM files may be replaced while they are
+// in use.
 
 #ifndef TFSWITCH_CC_RPC_TLS_H_
 #define TFSWITCH_CC_RPC_TLS_H_
@@ -19,12 +19,14 @@ namespace tfswitch {
 
 // Paths; each may be empty.
 struct TlsFiles {
-  std::string ca;  // The authorities that sign the peer's certificate.
-  // The own certificate, followed by those between it and the authority.
+  // The certificate authorities that sign the peer's certificate.
+  std::string ca;
+  // The own certificate, followed by the intermediate ones.
   std::string cert;
-  std::string key;  // The key of `cert`, not encrypted.
-  // For clients: the name that the server's certificate must have. Empty: the
-  // host of the address.
+  // The key of `cert`, not encrypted.
+  std::string key;
+  // For clients: the name that the server's certificate must have. If empty,
+  // the host of the address.
   std::string server_name;
 
   friend bool operator==(const TlsFiles& a, const TlsFiles& b) {
@@ -39,22 +41,24 @@ struct ClientTls {
   std::string server_name;
 };
 
-// Makes paths absolute, because the process may change its folder later.
+// Makes the paths absolute, because the process may later change its current
+// folder.
 TlsFiles WithAbsolutePaths(TlsFiles files);
 
-// Replaces a client's empty files by those of the environment (TFSWITCH_TLS_CA,
-// _CERT, _KEY, _SERVER_NAME).
+// Replaces the client's empty paths by those in the environment
+// (TFSWITCH_TLS_CA, _CERT, _KEY, _SERVER_NAME).
 TlsFiles WithTlsEnvironment(TlsFiles files);
 
-// Both functions take absolute paths, and read the files at once and then every
-// two seconds. InvalidArgument, naming the flag or the setting and the file, if
-// one is missing or cannot be used: gRPC itself would report that late, and
-// only in its log.
+// Both functions take absolute paths. They read the files at once and then
+// every two seconds. InvalidArgument, naming the flag or setting and the file,
+// if a file is missing or cannot be used: gRPC would report that only later,
+// and only in its log.
 //
-// Without `ca`, clients trust the authorities of the system.
+// If `ca` is empty, clients trust the certificate authorities of the system.
 absl::StatusOr<ClientTls> MakeClientTls(const TlsFiles& files);
 
-// With `ca`, clients must show a certificate. Without any file: plaintext.
+// If `ca` is given, clients must present a certificate. If all files are empty:
+// plaintext.
 //
 // REQUIRES: files.server_name is empty.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerTls(

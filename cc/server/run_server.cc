@@ -33,20 +33,21 @@ constexpr int kStopped = 0;
 constexpr int kCannotServe = 1;
 constexpr int kBadFlag = 2;
 
-// Prints to the user who typed the flags, or to a program's log.
+// Prints a line for the user who has typed the flags, or for a program's log.
 void PrintError(const absl::Status& status) {
   LogWriter::Get().Write({"tfswitch-server"},
                          absl::StrCat("tfswitch-server: ", status.message()));
 }
 
-// The last line of the log; returns the code.
+// Logs the last line of the server, and returns the exit code.
 int Stopped(int code, absl::string_view why, absl::Time started) {
   LogServerEvent(code == kStopped ? LogLevel::kInfo : LogLevel::kError,
                  "stopped", {{"why", why}, {"seconds", SecondsSince(started)}});
   return code;
 }
 
-// For example " with TLS, tokens", or nothing.
+// Describes the security settings, for example " with TLS, tokens"; may be
+// empty.
 std::string Describe(const SecurityOptions& security) {
   std::vector<std::string> parts;
   if (!(security.tls == TlsFiles())) parts.emplace_back("TLS");
@@ -83,8 +84,9 @@ int Serve(ServerFlags flags) {
                "malloc refused its settings; exchanges will cost more CPU");
   }
 
-  // Blocked here, so in all later threads. sigwait below takes them, where any
-  // function may be called.
+  // Blocks the signals before any thread starts, so that they are blocked in
+  // all threads. sigwait() below receives them in ordinary code, which may call
+  // any function.
   sigset_t stop_signals;
   sigemptyset(&stop_signals);
   sigaddset(&stop_signals, SIGTERM);
@@ -103,7 +105,8 @@ int Serve(ServerFlags flags) {
     flags.shard.num_writes = folder->num_writes();
     flags.server.starts_closed = true;
   }
-  // Destroyed after the shard, which writes to its log.
+  // Declared first, so that it is destroyed after the shard, which writes to
+  // it.
   std::optional<StateKeeper> keeper;
   auto shard = std::make_shared<Shard>(flags.shard);
   auto server = GrpcServer::Start(flags.server, shard);

@@ -19,7 +19,8 @@ namespace tfswitch {
 // for a bad flag or value; errors are one line on standard error. A second
 // signal during the grace period ends the process at once.
 //
-// REQUIRES: no other thread runs yet: signals are blocked for all of them.
+// REQUIRES: no other thread runs yet, because signals are blocked for all
+// threads that start later.
 int RunServer(const std::vector<std::string>& arguments);
 
 }  // namespace tfswitch

@@ -90,8 +90,8 @@ bool IsLimit(absl::string_view name, ServerFlags* flags) {
 
 absl::Status SetFlag(absl::string_view name, absl::string_view value,
                      absl::CommandLineFlag* flag) {
-  // An empty value may come from a variable that is not set: never use
-  // plaintext.
+  // Refuses an empty value, which may come from a variable that is not set:
+  // the server must not fall back to plaintext.
   if (value.empty() &&
       (absl::StartsWith(name, "tls_") || name == "token_file")) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -21,15 +21,16 @@ struct ServerFlags {
   GrpcServerOptions server;
   ShardOptions shard;
   absl::Duration grace_period;
-  std::string data_dir;  // Absolute; empty: the state is only in memory.
+  // An absolute path. If it is empty, the state is only in memory.
+  std::string data_dir;
   StateKeeperOptions keeper;
   std::string cluster_name;
-  // Set: repairs the data folder instead of serving.
+  // If it is set, the program repairs the data folder instead of serving.
   std::optional<RepairKind> repair;
   bool help = false;
   bool only_checks = false;
   bool version = false;
-  // "--name=value" for flags that are not the default.
+  // The flags that do not have their default, as "--name=value".
   std::vector<std::string> changed;
 };
 

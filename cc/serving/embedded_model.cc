@@ -32,8 +32,8 @@ class PinnedSnapshot final : public PinnedRows {
     constexpr size_t kMinKeysPerRange = 512;
     Mutex mutex;
     absl::Status first;
-    // Looks up a range of all keys: those of the first part, then those of the
-    // second, and so on.
+    // Looks up a range of all keys: the keys of the first part come first, then
+    // those of the second, and so on.
     const auto look_up = [&](size_t begin, size_t end) {
       size_t before = 0;
       for (size_t i = 0; i < parts.size() && before < end; ++i) {

@@ -167,8 +167,8 @@ ExportWriter::ExportWriter(std::string path, std::unique_ptr<FolderLock> lock)
 absl::StatusOr<std::unique_ptr<ExportWriter>> ExportWriter::Begin(
     const std::string& path, bool is_delta) {
   TFSWITCH_RETURN_IF_ERROR(CreateFolders(path));
-  // Returns Aborted if the lock is held. A delta that cannot follow has another
-  // code, because only that makes callers write a base.
+  // Returns Aborted if the lock is held. If a delta cannot follow, the code is
+  // another one, because callers then write a base instead.
   TFSWITCH_ASSIGN_OR_RETURN(std::unique_ptr<FolderLock> lock,
                             FolderLock::Take(path, absl::ZeroDuration(),
                                              [] { return absl::OkStatus(); }));
@@ -187,7 +187,7 @@ absl::StatusOr<std::unique_ptr<ExportWriter>> ExportWriter::Begin(
                             ListExports(path));
   if (!names.empty()) {
     auto previous = ReadExport(path, names.back());
-    // A base can follow any export, even a damaged one.
+    // If the last export is damaged, a base can still follow, but not a delta.
     if (previous.ok()) {
       writer->previous_ = *std::move(previous);
     } else if (is_delta) {
@@ -265,8 +265,8 @@ absl::Status ExportWriter::Publish() {
     return ErrnoStatus("publish", name, errno);
   }
   is_published_ = true;
-  // Readers can see the export already, so an error now does not end it. It
-  // only means that a power cut may undo the export.
+  // The export counts as published in spite of this error, because readers can
+  // see it already. The error only means that a power cut may undo the export.
   const absl::Status synced = SyncFolder(path_);
   if (!synced.ok()) {
     LogMessage(
@@ -286,13 +286,13 @@ absl::Status RemoveOldExports(const std::string& path, uint32_t keep_bases) {
     if (!names[--first_kept].is_delta) ++num_bases;
   }
   if (num_bases < keep_bases) return absl::OkStatus();
-  // Removes the oldest first, so that the exports that are left after a failure
-  // have whole chains.
+  // Removes the oldest first, so that after a failure the remaining exports
+  // still have the bases that they need.
   for (size_t i = 0; i < first_kept; ++i) {
     const std::string folder = absl::StrCat(path, "/", names[i].ToString());
     const std::string hidden =
         absl::StrCat(path, "/", kTemporaryPrefix, names[i].ToString());
-    // Readers that list the folder see the whole export or nothing of it.
+    // The rename hides the export, so that readers never see a part of it.
     if (rename(folder.c_str(), hidden.c_str()) != 0) {
       return ErrnoStatus("remove", folder, errno);
     }

@@ -5,10 +5,10 @@
 //   PATH/base-00000001/<table>.safetensors   a row file of each table
 //   PATH/delta-00000002/...               the changes since number 1
 //
-// A base has all rows. A delta names the export that it follows. Readers apply
-// deltas in order to a base; after a broken chain they continue with the next
-// base. When an export is complete, one rename gives it its name. Names that
-// begin with a dot are no exports.
+// A base has all rows. A delta has the changes since the export that it names.
+// Readers apply deltas in order to a base. If one is missing or damaged, they
+// continue with the next base. When an export is complete, one rename gives it
+// its final name. Names that begin with a dot are not exports.
 //
 // Functions here are thread-safe.
 
@@ -73,7 +73,7 @@ class ExportWriter {
   // Aborted if another process is writing to the folder.
   static absl::StatusOr<std::unique_ptr<ExportWriter>> Begin(
       const std::string& path, bool is_delta);
-  // Removes the files if Publish() was not called.
+  // Removes the files if Publish() has not been called.
   ~ExportWriter();
   ExportWriter(const ExportWriter&) = delete;
   ExportWriter& operator=(const ExportWriter&) = delete;
@@ -83,7 +83,7 @@ class ExportWriter {
   ExportName name() const { return NameOf(manifest_); }
   const std::string& id() const { return manifest_.id(); }
 
-  // Records the rule that chooses rows, for later exports.
+  // Records the rule that chooses rows: later exports must have the same.
   void SetRule(const v1::ScoreRule& rule) { *manifest_.mutable_rule() = rule; }
 
   // Adds a table. Returns a writer for its rows, which must be finished before
@@ -94,7 +94,7 @@ class ExportWriter {
   void FinishTable(const std::string& table, const RowFileInfo& info,
                    const std::vector<ChangeCursor>& cursors);
 
-  // Publishes the export. It exists exactly if this returns OK.
+  // Publishes the export. Readers can see it if, and only if, this returns OK.
   absl::Status Publish();
 
  private:
@@ -108,7 +108,7 @@ class ExportWriter {
   bool is_published_ = false;
 };
 
-// Removes exports that are older than the last `keep_bases` bases.
+// Removes exports that are older than the newest `keep_bases` bases.
 absl::Status RemoveOldExports(const std::string& path, uint32_t keep_bases);
 
 }  // namespace tfswitch

@@ -3,14 +3,16 @@
 // tables first and names their incarnations in each call, so that the export
 // fails if a table is replaced meanwhile.
 //
-// If a server does not know what has changed, all rows are compared with the
-// files (row_difference.h), and the delta has the differences. With a rule,
-// readers then have the same rows as after a base with that rule.
+// If a server does not know which rows have changed, all rows are compared with
+// the exported files (row_difference.h), and the delta gets the differences. If
+// a rule chooses the rows, readers then have the same rows as after a base with
+// that rule.
 //
-// With a rule the servers keep the scores of exported rows. So they are always
-// told at the end whether the export was published (CommitExport). After it was
-// published, errors of later steps are ignored or logged. If a delta cannot
-// follow and the request allows it, PublishExport() writes a base.
+// If a rule chooses the rows, the servers remember the scores of exported rows.
+// So the servers are always told at the end whether the export was published
+// (CommitExport). After it was published, errors of later steps are ignored or
+// logged. If a delta cannot follow and the request allows it, PublishExport()
+// writes a base.
 
 #include "cc/serving/exporter.h"
 
@@ -55,7 +57,7 @@ absl::StatusOr<Tables> ListTables(ParameterClient& client) {
   Tables tables;
   for (TableInfo& info : infos) {
     TFSWITCH_RETURN_IF_ERROR(info.lost);
-    // If parts are missing, the table is just being made or dropped.
+    // Some servers do not have the table: it is just being created or dropped.
     if (info.num_shards != client.num_shards()) continue;
     const std::string name = info.config.name;
     tables[name] = std::move(info);
@@ -131,10 +133,10 @@ absl::Status CheckSame(const v1::PublishExportRequest& request,
   return absl::OkStatus();
 }
 
-// Adds the rows that have gone to the file as removed. FailedPrecondition if
-// these are most rows: then a base is smaller, and the user may have the wrong
-// table. FailedPrecondition also if the value of an id without a row differs,
-// which a delta cannot tell.
+// Writes the keys that no longer have a row to the file, as removed.
+// FailedPrecondition if these are more than half of the rows: a base is then
+// smaller, and the user may have named the wrong table. FailedPrecondition also
+// if the default row has changed, because a delta cannot contain that.
 absl::Status FinishDifference(const RowDifference& difference,
                               const RowFileKind& kind, const ExportName& last,
                               RowFileWriter* file) {
@@ -173,7 +175,8 @@ absl::Status ExportTable(ParameterClient& client, const std::string& path,
   kind.format = format;
   kind.default_row = MissingRow(config);
   args.table = table;
-  // The listed incarnation. This process may have used another one.
+  // Names the incarnation that was listed, because this process may have used
+  // another one before.
   args.table_incarnation = listed.identity.incarnation;
   if (writer->name().is_delta) {
     const v1::ExportedTable& before = writer->previous().tables().at(table);
@@ -198,8 +201,8 @@ absl::Status ExportTable(ParameterClient& client, const std::string& path,
   };
   auto cursors = client.ExportChanges(args, write_chunk);
   if (!args.since.empty() && absl::IsFailedPrecondition(cursors.status())) {
-    // A server does not know the changes. Starts a new file, because other
-    // servers may have written theirs.
+    // A server does not know the changes. Begins a new file, because other
+    // servers may have written changes into this one.
     TFSWITCH_ASSIGN_OR_RETURN(
         const std::unique_ptr<RowDifference> difference,
         RowDifference::Open(path, writer->previous(), table));
@@ -275,7 +278,8 @@ absl::StatusOr<v1::PublishExportResponse> Publish(
   }
   if (args.rule.has_value()) {
     for (const std::string& table : tables) {
-      // An error does no harm: the next delta has these rows once more.
+      // Ignores errors: they only make the next delta contain these rows once
+      // more.
       client
           .CommitExport({table, present.at(table).identity.incarnation},
                         writer->id(), report.published())
@@ -287,7 +291,8 @@ absl::StatusOr<v1::PublishExportResponse> Publish(
     report.set_number(writer->previous().number());
     report.set_bytes(0);
   } else if (request.keep_bases() > 0) {
-    // An error does not end this export. The next one tries again.
+    // Only logs an error, because the export is published. The next export
+    // tries again.
     const absl::Status removed =
         RemoveOldExports(request.path(), request.keep_bases());
     if (!removed.ok()) {
@@ -310,8 +315,8 @@ absl::StatusOr<v1::PublishExportResponse> PublishExport(
     TFSWITCH_RETURN_IF_ERROR(RowFormatOf(request.row_format()).status());
   }
   auto report = Publish(client, request, day, request.delta());
-  // A delta cannot follow: there is no export, it is damaged or has other
-  // settings, or the changes are unknown.
+  // A delta cannot follow if there is no export, if the last one is damaged or
+  // has other settings, or if the changes are unknown.
   const bool is_broken =
       request.delta() && (absl::IsFailedPrecondition(report.status()) ||
                           absl::IsDataLoss(report.status()));

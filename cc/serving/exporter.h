@@ -9,15 +9,15 @@
 
 namespace tfswitch {
 
-// Exports to the folder `path` of this machine, whole or not at all. If a
-// server does not know what has changed, a delta may take as long as a base:
-// all rows are read and compared with the files. A rule chooses rows as of
-// `day`; see EmbeddingTable::last_day.
+// Exports to the folder `path` of this machine. If it fails, there is no part
+// of an export. A delta may take as long as a base if a server does not know
+// the changes: then all rows are read and compared with the files. A rule
+// chooses rows by their state on `day`; see EmbeddingTable::last_day.
 //
 // NotFound if a table does not exist. FailedPrecondition if a delta cannot
-// follow: there is no base, the last export had other settings, or most rows
-// have gone and no server knows why. Aborted if another process is exporting to
-// the folder.
+// follow: there is no base, the last export had other settings, or more than
+// half of the rows have disappeared and no server knows why. Aborted if another
+// process is exporting to the folder.
 absl::StatusOr<v1::PublishExportResponse> PublishExport(
     ParameterClient& client, const v1::PublishExportRequest& request,
     float day = kServersDay);

@@ -1,10 +1,11 @@
-// The kernel reports a writer by SIGIO, whose default action ends the process.
-// So each lease belongs to the watcher's thread, which blocks all signals: the
-// signal stays pending there. The thread calls F_GETLEASE instead, and takes no
-// signal away from the process.
+// The kernel announces a writer by the signal SIGIO, whose default action ends
+// the process. So each lease belongs to the watcher's thread, which blocks all
+// signals. The thread asks with F_GETLEASE instead, and takes no signals away
+// from the process.
 //
-// The SIGBUS handler walks a list without a lock. It interrupts a reader of the
-// range, so the range is in use meanwhile. Nodes are reused and never freed.
+// The SIGBUS handler walks a list without a lock. The ranges that it needs
+// cannot disappear, because it interrupts a reader of such a range. Nodes of
+// the list are reused and never freed.
 
 #include "cc/serving/file_watch.h"
 
@@ -40,8 +41,8 @@ struct WatchedRange {
 // All watched files, and the thread that checks them. Never destroyed.
 struct FileWatcher {
   static constexpr absl::Duration kInterval = absl::Milliseconds(200);
-  // The time for lookups that began before a file was marked. The writer waits
-  // so long.
+  // How long the writer must wait, so that lookups that began before the file
+  // was marked can end.
   static constexpr absl::Duration kReadersEnd = absl::Milliseconds(100);
 
   static FileWatcher& Get() {
@@ -104,7 +105,8 @@ WatchedRange* TakeRange(const MappedFile& file) {
   }
   range->has_changed = false;
   range->begin = reinterpret_cast<uintptr_t>(file.data());
-  // An empty file also needs a range, for its mark.
+  // The range of an empty file has one byte, because the mark belongs to a
+  // range.
   range->end = range->begin + std::max<size_t>(file.size(), 1);
   return range;
 }
@@ -115,13 +117,14 @@ uintptr_t page_bytes;
 void OnBusError(int number, siginfo_t* info, void*) {
   const int error = errno;
   const auto at = reinterpret_cast<uintptr_t>(info->si_addr);
-  // Only signals of the kernel have an address.
+  // Only signals that the kernel sends have an address.
   WatchedRange* range = info->si_code > 0 ? all_ranges.load() : nullptr;
   for (; range != nullptr; range = range->next) {
     const uintptr_t end = range->end;
     if (at < range->begin || at >= end) continue;
-    // Sets the mark first, because other threads may read the zeros. Maps all
-    // pages to the end at once: a process may have only some 65,000 mappings.
+    // Sets the mark first, because other threads may read the zeros from now
+    // on. Maps all pages up to the end at once, because a process may have only
+    // some 65,000 mappings.
     range->has_changed = true;
     const uintptr_t page = at / page_bytes * page_bytes;
     if (mmap(reinterpret_cast<void*>(page), end - page, PROT_READ,
@@ -156,7 +159,7 @@ FileWatch::FileWatch(int fd, const MappedFile& file)
   FileWatcher& watcher = FileWatcher::Get();
   MutexLock lock(&watcher.mutex);
   TakeLease();
-  // Earlier changes do not matter, because nothing has been read so far.
+  // Only changes from now on count, because nothing has been read so far.
   has_changed_ = fstat(fd_, &first_) != 0 ||
                  static_cast<size_t>(first_.st_size) != file.size();
   watcher.files.push_back(this);
@@ -168,8 +171,8 @@ FileWatch::~FileWatch() {
   MutexLock lock(&watcher.mutex);
   watcher.files.erase(
       std::find(watcher.files.begin(), watcher.files.end(), this));
-  // Closing is not enough: a forked child may have the descriptor, and with it
-  // the lease.
+  // Closing the descriptor would not release the lease if a forked child has a
+  // copy of the descriptor.
   GiveLeaseBack();
   close(fd_);
   range_->end = 0;
@@ -182,15 +185,17 @@ void FileWatch::Look() {
 
 void FileWatch::LookLocked() {
   if (has_changed()) return;
-  // The times are read after the lease is taken, so that they show what was
-  // written without a lease.
+  // Reads the times after it has taken the lease, so that they show writes from
+  // the time without a lease.
   if (lease_ == Lease::kRefused) TakeLease();
   struct stat now = {};
   if (IsLeaseWanted() || fstat(fd_, &now) != 0 ||
       now.st_size != first_.st_size ||
       now.st_mtim.tv_sec != first_.st_mtim.tv_sec ||
       now.st_mtim.tv_nsec != first_.st_mtim.tv_nsec) {
-    has_changed_ = true;  // Never set to false: the handler may have set it.
+    // Only ever sets it to true, because the SIGBUS handler may have set it
+    // meanwhile.
+    has_changed_ = true;
   }
 }
 

@@ -1,5 +1,5 @@
-// Notices when a mapped file is being changed, so that no answer contains what
-// was read from it. A thread checks all watched files five times a second, in
+// Notices when a mapped file is being changed, so that no lookup returns rows
+// of a changed file. A thread checks all watched files five times a second, in
 // two ways:
 //
 //   lease   The kernel stops a writer in open() or truncate() until this
@@ -34,7 +34,8 @@ class FileWatch {
   // started; a later call tries again.
   static absl::Status StartThread();
 
-  // Takes over `fd`, from which `file` was mapped. `file` must outlive this.
+  // Takes ownership of `fd`, from which `file` was mapped. `file` must outlive
+  // this.
   //
   // REQUIRES: StartThread() was OK.
   FileWatch(int fd, const MappedFile& file);
@@ -42,18 +43,20 @@ class FileWatch {
   FileWatch(const FileWatch&) = delete;
   FileWatch& operator=(const FileWatch&) = delete;
 
-  // Once true, it stays true. Readers check it before and after they read. If
-  // it is false both times, they have read the bytes before any change, or
-  // without a lease bytes that changed less than a second ago.
+  // Whether a change was noticed; once true, it stays true. Readers check it
+  // before and after they read. If it is false both times, the bytes were read
+  // before any change. Without a lease, changes of the last second may be
+  // missed.
   bool has_changed() const {
-    // The handler of SIGBUS may have run within the reads.
+    // Makes this thread see the mark if the SIGBUS handler has run within the
+    // reads.
     std::atomic_signal_fence(std::memory_order_acq_rel);
     return has_changed_.load(std::memory_order_acquire);
   }
   // Checks the file now.
   void Look();
-  // Whether another process had the file open for writing at the last check.
-  // False if that cannot be known.
+  // Whether another process had the file open for writing at the last check;
+  // false if that is unknown.
   bool has_writer() const { return lease_ == Lease::kRefused; }
 
  private:
@@ -75,7 +78,8 @@ class FileWatch {
 
 // Installs a SIGBUS handler for the whole process. If a thread gets the signal
 // in a watched file, the handler marks the file as changed, and the thread
-// reads zeros. All other SIGBUS signals act as before.
+// continues and reads zeros. Other SIGBUS signals have the same effect as
+// before.
 void CatchBusErrors();
 
 }  // namespace tfswitch

@@ -1,4 +1,4 @@
-// A filter that tells for most keys outside a set that the set lacks them.
+// A filter that recognises most keys that are not in a set.
 
 #ifndef TFSWITCH_CC_SERVING_KEY_FILTER_H_
 #define TFSWITCH_CC_SERVING_KEY_FILTER_H_
@@ -11,7 +11,8 @@ namespace tfswitch {
 
 // A Bloom filter that has all bits of a key in one word: Putze, Sanders,
 // Singler, "Cache-, Hash- and Space-Efficient Bloom Filters", 2007. With 16
-// bits per key, 3 of them set, about 1 of 100 missing keys passes.
+// bits of memory per key, of which 3 are set, it fails to recognise about 1 of
+// 100 missing keys.
 //
 // Thread-safe once no Add() can follow.
 class KeyFilter {
@@ -21,9 +22,10 @@ class KeyFilter {
 
   void Add(uint64_t hash) { words_[Place(hash)] |= Bits(hash); }
 
-  // The word with the bits of a key, for MayHave(). Callers may prefetch it.
+  // The word that contains the bits of a key, for MayHave(). Callers may
+  // prefetch it.
   const uint64_t* Word(uint64_t hash) const { return &words_[Place(hash)]; }
-  // Whether the key of this hash may have been added.
+  // False if no key with this hash was added.
   static bool MayHave(uint64_t word, uint64_t hash) {
     const uint64_t bits = Bits(hash);
     return (word & bits) == bits;

@@ -1,6 +1,6 @@
-// ReadServingEnvironment() runs after the file was read, and changes only the
-// settings whose variables are set. So the user who serves a model can change
-// them without saving the model again.
+// ReadServingEnvironment() runs after the file was read, and replaces only the
+// settings whose variables are set. So the person who serves a model can change
+// settings without saving the model again.
 
 #include "cc/serving/model_file.h"
 
@@ -65,7 +65,7 @@ absl::StatusOr<v1::ModelFile> ReadModelFile(const std::string& file) {
 
 absl::StatusOr<ServingEnvironment> ReadServingEnvironment(
     RemoteRowsOptions* remote) {
-  // A shorter time would be over before a packet is sent.
+  // In a shorter time no packet could be sent.
   constexpr double kLeastSeconds = 1e-6;
   constexpr char kPositive[] = "a positive number of seconds";
   ServingEnvironment environment;

@@ -21,9 +21,9 @@ inline constexpr char kModelFilePath[] = "assets/tfswitch_model.json";
 struct RemoteRowsOptions {
   // "grpc://host:port,host:port" or "grpc+unix:///path", in shard order.
   std::string addresses;
-  // The longest time of a lookup, retries included.
+  // The longest time of a lookup, including retries.
   absl::Duration deadline = absl::Seconds(5);
-  // How many rows are cached in this process, and how long.
+  // How many rows this process caches, and for how long.
   uint64_t cache_rows = 0;
   absl::Duration cache_lifetime = absl::Seconds(10);
 };
@@ -31,7 +31,7 @@ struct RemoteRowsOptions {
 RemoteRowsOptions OptionsOf(const v1::RemoteRows& remote);
 
 // NotFound if there is no such file, DataLoss if it is damaged,
-// FailedPrecondition if it has another version. Thread-safe.
+// FailedPrecondition if its format has another version. Thread-safe.
 absl::StatusOr<v1::ModelFile> ReadModelFile(const std::string& file);
 
 // The settings of a served model in environment variables.

@@ -4,9 +4,9 @@
 // way, which PlaceAll() then places again. A recently placed bucket is not
 // removed, so that two buckets do not displace each other without end.
 //
-// The number of moves is bounded, so that an unlucky seed ends in false and not
-// in a long search. The random numbers always begin with the same state, so
-// that the same keys and seed give the same pilots.
+// The number of moves is limited, so that an unlucky seed fails quickly. The
+// random numbers always start from the same state, so that the same keys and
+// seed give the same pilots.
 
 #include "cc/serving/perfect_hash.h"
 
@@ -26,13 +26,14 @@ constexpr double kLoad = 0.97;
 
 constexpr int kNumPilots = 256;
 constexpr uint32_t kNobody = std::numeric_limits<uint32_t>::max();
-// Evenly spread keys give at most about a dozen in one bucket.
+// The largest bucket size. Evenly distributed keys give buckets of at most
+// about a dozen.
 constexpr size_t kMaxKeysPerBucket = 64;
-// The last buckets that were placed are not moved, so that two do not displace
-// each other again and again.
+// The buckets that were placed last are not moved, so that two buckets do not
+// displace each other again and again.
 constexpr size_t kNumRecent = 16;
 
-// The search for the pilots of one part.
+// Searches the pilots of one part.
 class PilotSearch {
  public:
   PilotSearch(const PerfectHash& hash, absl::Span<const uint64_t> points,
@@ -52,7 +53,7 @@ class PilotSearch {
     for (size_t i = 1; i < begins_.size(); ++i) begins_[i] += begins_[i - 1];
   }
 
-  // Places large buckets first, while many slots are free.
+  // Places large buckets first, while many slots are still free.
   bool Run() {
     std::vector<std::vector<uint32_t>> by_size(1);
     for (uint32_t bucket = 0; bucket < hash_.pilots_per_part; ++bucket) {
@@ -77,13 +78,13 @@ class PilotSearch {
     return points_.subspan(begins_[bucket], SizeOf(bucket));
   }
 
-  // Places a bucket, and the buckets that lose their slots to it.
+  // Places a bucket, and then the buckets that it has displaced.
   bool PlaceAll(uint32_t bucket) {
     recent_.assign(kNumRecent, kNobody);
     size_t num_placed = 0;
     homeless_.assign(1, bucket);
     while (!homeless_.empty()) {
-      // Takes the largest bucket, because the fewest pilots fit it.
+      // Takes the largest waiting bucket, because it is the hardest to place.
       const auto next = std::max_element(
           homeless_.begin(), homeless_.end(),
           [this](uint32_t a, uint32_t b) { return SizeOf(a) < SizeOf(b); });
@@ -92,7 +93,8 @@ class PilotSearch {
       homeless_.pop_back();
       if (!Place(placed)) return false;
       recent_[num_placed++ % kNumRecent] = placed;
-      // No good seed needs so many moves, so this seed is given up.
+      // A good seed never needs so many moves, so the search gives this seed
+      // up.
       if (++num_moves_ > 16 * hash_.pilots_per_part) return false;
     }
     return true;
@@ -152,8 +154,9 @@ class PilotSearch {
     return AreDistinct(slots, points.size());
   }
 
-  // The cost of a pilot is the sum of the squared sizes of the buckets in its
-  // way. Returns at least `limit` if it costs too much or is impossible.
+  // The cost of a pilot: the sum of the squared sizes of the buckets that it
+  // would displace. Returns at least `limit` if the pilot is too expensive or
+  // impossible.
   uint64_t CostOf(absl::Span<const uint64_t> points, uint8_t pilot,
                   uint64_t limit) const {
     uint64_t slots[kMaxKeysPerBucket];
@@ -174,7 +177,7 @@ class PilotSearch {
   void TurnOut(uint32_t bucket) {
     for (const uint64_t point : PointsOf(bucket)) {
       const uint64_t slot = hash_.SlotInPart(point, pilots_[bucket]);
-      // The slot may have a new owner already.
+      // Another bucket may have taken the slot already.
       if (owners_[slot] != bucket) continue;
       taken_[slot / 64] &= ~(uint64_t{1} << (slot % 64));
     }

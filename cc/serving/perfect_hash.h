@@ -1,5 +1,5 @@
-// Gives each key of a fixed set its own slot. Finding the slot takes one byte
-// of memory.
+// Assigns each key of a fixed set its own slot. To find the slot, a search
+// reads one byte of memory.
 
 #ifndef TFSWITCH_CC_SERVING_PERFECT_HASH_H_
 #define TFSWITCH_CC_SERVING_PERFECT_HASH_H_
@@ -11,12 +11,13 @@
 namespace tfswitch {
 
 // Uses PtrHash: R. Groot Koerkamp, "PtrHash: Minimal Perfect Hashing at RAM
-// Throughput", SEA 2025. Here all buckets are alike, and the few empty slots
-// stay. Keys are split into parts, and parts into buckets of a few keys. Each
-// bucket has a pilot: a byte that sends its keys to free slots of their part. A
-// key outside the set also has a slot, and finds another key there.
+// Throughput", SEA 2025. This variant has buckets of equal expected size, and
+// leaves a few slots empty. Keys are split into parts, and parts into buckets
+// of a few keys. Each bucket has a pilot: a byte that sends its keys to free
+// slots of their part. A key outside the set also gets a slot, where a search
+// finds another key.
 //
-// With any pilots, all indices are below num_pilots() and num_slots().
+// Whatever the pilots are, all indices are below num_pilots() and num_slots().
 struct PerfectHash {
   uint64_t seed = 0;
   uint64_t num_parts = 0;

@@ -1,11 +1,12 @@
-// A lookup reads the cache for each part and finds the distinct keys among the
-// missing ones. One call asks for the missing keys of all parts. Then rows are
-// copied to their places and to the cache. If nothing was cached and no key
-// repeats, the client writes rows directly to the caller's memory.
+// For each part, a lookup first reads the cache, and then finds the distinct
+// keys among the missing ones. One call asks the servers for the missing keys
+// of all parts. Then the rows are copied to their places and to the cache. If
+// no row was cached and no key repeats, the client writes the rows directly to
+// the caller's memory.
 //
-// The time of cached rows is taken before the call, so that no row counts as
-// newer than it is. mutex_ is taken only when a lookup fails, or succeeds after
-// a failed one.
+// The age of cached rows counts from before the call, so that no row seems
+// newer than it is. mutex_ is locked only when a lookup fails, or succeeds
+// after a failed one.
 
 #include "cc/serving/remote_model.h"
 
@@ -41,14 +42,16 @@ struct RemoteTable {
 struct Request {
   const LookupPart* part = nullptr;
   int table = 0;
-  // Indices of the missing keys in the part; empty if all are asked for.
+  // Indices of the missing keys in the part; empty if all keys are missing.
   std::vector<size_t> places;
   std::vector<Key> keys;         // The distinct keys.
   std::vector<int32_t> inverse;  // The index in `keys` of each missing key.
-  std::vector<float> rows;       // The rows of `keys`; empty if not copied.
+  // The received rows of `keys`; empty if they were written directly to their
+  // places.
+  std::vector<float> rows;
 };
 
-// The state that a model and its pinned rows share.
+// The state shared by a model and its pinned rows.
 //
 // Thread-safe.
 class RemoteRows final : public PinnedRows {
@@ -105,10 +108,11 @@ class RemoteRows final : public PinnedRows {
   absl::Status TryLookup(absl::Span<const LookupPart> parts,
                          const LentThreads* threads) const;
   absl::StatusOr<RemoteTable> TableOf(const LookupPart& part) const;
-  // Adds to a server's error what the user who serves the model can do.
+  // Adds to a server's error what the person who serves the model can do.
   absl::Status Explain(const absl::Status& status) const;
 
-  // Constant after construction; the client and the cache have their own locks.
+  // Constant after construction; the client and the cache synchronise
+  // themselves.
   const RemoteRowsOptions options_;
   const std::shared_ptr<ParameterClient> client_;
   const int64_t served_since_ms_ = absl::ToUnixMillis(absl::Now());
@@ -164,7 +168,8 @@ absl::Status RemoteRows::Check() const {
   for (const auto& [name, table] : tables_) {
     const auto found = tables.find(name);
     if (found == tables.end()) {
-      // TensorFlow would read NotFound as a missing file of the model.
+      // Changes the code: TensorFlow would take NotFound to mean that a file of
+      // the model is missing.
       return absl::FailedPreconditionError(
           absl::StrCat("there is no table '", name, "' at ", options_.addresses,
                        ", where the model looks it up; there are: ",
@@ -238,7 +243,8 @@ absl::Status RemoteRows::TryLookup(absl::Span<const LookupPart> parts,
     request.keys.resize(ThreadUniqueKeys().Run(
         keys, absl::MakeSpan(request.keys), absl::MakeSpan(request.inverse)));
     const size_t dim = static_cast<size_t>(part.dim);
-    // If all keys are asked for and none repeats, rows are written in place.
+    // If all keys are missing and none repeats, the client writes the rows
+    // directly to their places.
     float* rows = part.embeddings;
     if (request.keys.size() != part.keys.size()) {
       request.rows.resize(request.keys.size() * dim);
@@ -250,7 +256,7 @@ absl::Status RemoteRows::TryLookup(absl::Span<const LookupPart> parts,
     pull.args.threads = threads;
     pull.embeddings = absl::MakeSpan(rows, request.keys.size() * dim);
     requests.push_back(std::move(request));
-    // Set after the request was moved: the span must point to its new place.
+    // Set after `request` was moved, because the span points into it.
     pull.args.keys = requests.back().keys;
     pulls.push_back(std::move(pull));
   }

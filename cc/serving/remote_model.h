@@ -14,14 +14,14 @@
 
 namespace tfswitch {
 
-// Serves the rows that the servers have at the time of each lookup: pinning
-// does not hold them. A lookup of many tables is one call of the client.
-// Repeated keys are asked for once, and cached keys not at all. Lookups create
-// nothing on servers.
+// Serves the servers' current rows at each lookup; pinning does not keep a
+// certain state of them. A lookup in many tables is one call of the client. It
+// asks for each repeated key once, and not for cached keys. Lookups create no
+// rows on servers.
 //
 // `tables` are the tables that the model looks up, with their dims.
-// FailedPrecondition if one does not exist or has another dim. Else errors of
-// the client, which name the server.
+// FailedPrecondition if one does not exist or has another dim. Other errors are
+// the client's, which name the server.
 absl::StatusOr<std::shared_ptr<ServedModel>> OpenRemoteModel(
     const RemoteRowsOptions& options, const std::map<std::string, int>& tables,
     std::shared_ptr<ParameterClient> client);

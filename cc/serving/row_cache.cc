@@ -1,12 +1,13 @@
-// SplitByShard() sorts a batch by shard, so that each shard's lock is taken
-// once per batch. ReadShard() prefetches in three rounds for some keys at a
+// SplitByShard() sorts the keys of a batch by shard, so that the batch locks
+// each shard once. ReadShard() prefetches in three rounds for several keys at a
 // time, so that their cache misses overlap.
 //
-// Place() takes a new entry while there is room. In a full shard the hand moves
-// to the next entry that was not read since the hand last passed it, or that is
-// too old. It clears was_read of the entries that it passes. The entry still
-// has its former row, and Write() replaces it under the same lock. If memory
-// for that runs out, the row has a wrong size and is not read.
+// Place() uses a free entry if there is one. In a full shard it moves a
+// pointer, the hand of the CLOCK algorithm, over the entries. It stops at an
+// entry that is too old, or was not read since the hand last passed it. It
+// clears was_read of the entries that it passes. The entry still has its former
+// row, and Write() replaces the row under the same lock. If there is no memory
+// for the new row, its size is wrong, and so it is never read.
 
 #include "cc/serving/row_cache.h"
 
@@ -23,7 +24,7 @@ constexpr size_t kMaxShards = 64;
 constexpr size_t kReadAtOnce = 32;
 // With fewer rows, some shards would be full long before others.
 constexpr size_t kMinRowsPerShard = 64;
-// Times are 64 bits of nanoseconds, so lifetimes must be bounded.
+// Limits lifetimes, because times are 64-bit numbers of nanoseconds.
 constexpr absl::Duration kLongestLifetime = absl::Hours(24 * 365);
 
 size_t NumShards(size_t max_rows) {
@@ -34,9 +35,9 @@ size_t NumShards(size_t max_rows) {
 }  // namespace
 
 size_t RowCache::HashOfName::operator()(const Name& name) const {
-  // Mixes in the table, because several tables may have the same keys. The
-  // outer HashKey() makes the low bits as good as the high ones, which the map
-  // needs.
+  // Combines the key with the table, because several tables may have the same
+  // keys. The map uses the low bits of the hash as well; the outer HashKey()
+  // makes them as random as the high ones.
   return HashKey(static_cast<Key>(hash(name.key) ^
                                   HashKey(static_cast<Key>(name.table) + 1)));
 }
@@ -121,7 +122,7 @@ void RowCache::ReadShard(Shard* shard, int table, absl::Span<const Key> keys,
     }
     for (size_t i = 0; i < count; ++i) {
       Entry* const entry = entries[i];
-      // A row has a wrong size if there was no memory for it.
+      // The size is wrong if there was no memory for the row.
       if (entry == nullptr || IsOver(*entry, now) || entry->row.size() != dim) {
         continue;
       }
@@ -164,7 +165,8 @@ RowCache::Entry* RowCache::Place(Shard* shard, const Name& name, Time now) {
   if (place < shard->max_entries) {
     shard->entries.emplace_back();
   } else {
-    // Ends within two rounds, because the first clears was_read everywhere.
+    // Ends within two rounds, because the first round clears was_read of all
+    // entries.
     for (;;) {
       place = shard->hand;
       shard->hand = (shard->hand + 1) % shard->entries.size();

@@ -27,18 +27,18 @@ struct RowCacheOptions {
 };
 
 // Keeps the servers' answer for a key for some time: a row, or the table's
-// value for keys without a row. When the cache is full, it drops a row that was
-// not read again recently (CLOCK). So frequent keys are not displaced by keys
-// that come once.
+// default row for a key without one. When the cache is full, it drops a row
+// that was not read again recently (CLOCK algorithm). So keys that are looked
+// up once do not displace frequent ones.
 //
-// Rows are spread over shards by their keys. Each shard has a lock and its part
-// of the entries, so threads wait for each other only in the same shard. A
-// batch goes through the shards one by one, and prefetches memory.
+// Rows are distributed over shards by their keys. Each shard has its own lock
+// and entries, so threads wait for each other only if they use the same shard.
+// A batch is processed shard by shard, with prefetching.
 //
 // Thread-safe.
 class RowCache {
  public:
-  // A steady clock, because the calendar clock may jump.
+  // A steady clock, because the system time may be changed.
   using Time = std::chrono::steady_clock::time_point;
 
   // REQUIRES: options.lifetime > 0, options.max_rows <= 2^32.
@@ -51,8 +51,8 @@ class RowCache {
   void Read(int table, absl::Span<const Key> keys, Time now, float* embeddings,
             std::vector<size_t>* missing);
 
-  // Keeps rows (keys.size() x dim) that were asked for at `asked_at`. Cached
-  // rows that were asked for later are not replaced.
+  // Stores rows (keys.size() x dim) that were requested at `asked_at`. Does not
+  // replace cached rows that were requested later.
   void Write(int table, absl::Span<const Key> keys, const float* rows,
              Time asked_at);
 
@@ -71,13 +71,14 @@ class RowCache {
       return a.key == b.key && a.table == b.table;
     }
   };
-  // Each hash has its own secret, because callers may choose the keys.
+  // Each hash has its own secret, so that a caller cannot choose keys that
+  // collide.
   struct HashOfName {
     KeyedHash hash = KeyedHash::Draw();
     size_t operator()(const Name& name) const;
   };
-  // A batch sorted by shard: `places` from ends[i - 1] to ends[i] have the
-  // indices of shard i's keys.
+  // A batch sorted by shard: the elements of `places` from ends[i - 1] to
+  // ends[i] are the indices of shard i's keys.
   struct Batch {
     std::vector<uint32_t> places;
     std::vector<size_t> ends;
@@ -85,7 +86,8 @@ class RowCache {
   struct Entry {
     Name name;
     Time asked_at;
-    bool was_read = false;  // Whether it was read since the hand passed it.
+    // Whether the entry was read since the hand last passed it.
+    bool was_read = false;
     std::vector<float> row;
   };
   // Aligned, so that shards do not share cache lines.
@@ -99,19 +101,20 @@ class RowCache {
   };
 
   Batch SplitByShard(int table, absl::Span<const Key> keys) const;
-  // Reads the keys of one shard, and sets was_found[i] if keys[i] is cached.
+  // Copies the cached rows of one shard's keys, and sets was_found[i] if
+  // keys[i] is cached.
   void ReadShard(Shard* shard, int table, absl::Span<const Key> keys,
                  absl::Span<const uint32_t> places, Time now, float* embeddings,
                  uint8_t* was_found);
   bool IsOver(const Entry& entry, Time now) const {
     return now - entry.asked_at >= lifetime_;
   }
-  // Returns an entry for a name that has none: a new one, or one whose row is
+  // Returns an entry for a name that has none: a free one, or one whose row is
   // dropped.
   Entry* Place(Shard* shard, const Name& name, Time now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(shard->mutex);
 
-  // Constant after construction; shards have their own locks.
+  // Constant after construction; each shard has its own lock.
   const std::chrono::nanoseconds lifetime_;
   const std::vector<int> dims_;
   const HashOfName hash_for_shards_;

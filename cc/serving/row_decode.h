@@ -17,7 +17,7 @@ namespace avx2 {
 RowDecoder FindRowDecoder(RowFormat format);
 }
 
-// Returns the decoder for the instruction set in use.
+// Returns the decoder for the instruction set that this process uses.
 RowDecoder FindRowDecoder(RowFormat format);
 
 }  // namespace tfswitch

@@ -1,5 +1,5 @@
-// A key belongs to the newest file that has it. IsNews() marks the key's slot
-// in that file. A key has gone if it is unmarked at the end and in no newer
+// The newest file that has a key counts. IsNews() marks the key's slot in that
+// file. A key has disappeared if it is unmarked at the end and in no newer
 // file.
 
 #include "cc/serving/row_difference.h"

@@ -1,4 +1,4 @@
-// Compares the rows of a table with a folder of exports, for a delta if no
+// Compares the rows of a table with the exported ones, to make a delta when no
 // server knows what has changed.
 
 #ifndef TFSWITCH_CC_SERVING_ROW_DIFFERENCE_H_
@@ -18,33 +18,34 @@
 
 namespace tfswitch {
 
-// Takes all rows of the table, in any order, and then names the exported keys
-// that were not among them. Needs one bit of memory for each exported row, and
-// the size of the deltas, which it merges as readers do. The base is mapped.
+// Takes all rows of the table, in any order, and then lists the exported keys
+// that were not among them. Needs memory for one bit per exported row, and for
+// the deltas, which it merges as readers do. The base is mapped.
 //
 // Not thread-safe.
 class RowDifference {
  public:
-  // Opens the rows of `table` at the export `last`, and verifies them. DataLoss
-  // if files are damaged, FailedPrecondition if an export of its chain is
-  // missing.
+  // Opens the rows of `table` in the export `last`, and verifies their
+  // checksums. DataLoss if files are damaged, FailedPrecondition if an export
+  // that `last` builds on is missing.
   static absl::StatusOr<std::unique_ptr<RowDifference>> Open(
       const std::string& path, const v1::ExportContent& last,
       const std::string& table);
 
-  // Takes a row, encoded in the format of the exports. Returns whether they
-  // have another row for the key, or none. Also true if the key was given
+  // Takes a row, encoded in the format of the exports. Returns true if the
+  // exports have another row or none for the key, or if the key was given
   // before, because the later row counts.
   bool IsNews(Key key, const char* row);
 
   // Calls visit(key) for keys that have a row in the exports and were not given
-  // to IsNews(). DataLoss if the files have changed meanwhile.
+  // to IsNews(). DataLoss if the files have been changed since they were
+  // opened.
   absl::Status ForEachGone(const std::function<void(Key)>& visit) const;
 
-  // How many exported rows were given to IsNews(), changed or not.
+  // How many exported rows had their key given to IsNews(), changed or not.
   int64_t num_found() const { return num_found_; }
 
-  // The value of an id without a row.
+  // The row that stands for a key without one.
   const std::vector<float>& default_row() const {
     return layers_.files.front()->kind().default_row;
   }
@@ -53,7 +54,7 @@ class RowDifference {
   explicit RowDifference(RowLayers layers);
 
   const RowLayers layers_;
-  // One bit for each slot of each file, set once its key was given.
+  // For each file one bit per slot, set once the slot's key was given.
   std::vector<std::vector<bool>> shown_;
   int64_t num_found_ = 0;
 };

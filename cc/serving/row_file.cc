@@ -4,10 +4,10 @@
 // header's checksum.
 //
 // verified_ has one bit for each block. Two threads may check one block at
-// once; only the one that sets the bit counts the block. Find() trusts the
-// file. FindVerified() first checks the blocks of the pilot and of the record.
-// An empty slot has a copy of an id of another slot; so ForEachKey() recognises
-// it.
+// once; only the thread that sets the bit counts the block. Find() does not
+// verify. FindVerified() first verifies the blocks of the pilot and of the
+// record. An empty slot contains an id whose own slot is another one; by this
+// ForEachKey() recognises empty slots.
 
 #include "cc/serving/row_file.h"
 
@@ -40,7 +40,7 @@ struct Array {
   uint64_t begin = 0;
   uint64_t end = 0;
 
-  // Reads the description. False unless it has this type, and its bytes are
+  // Reads the description of an array. False unless the array has this type and
   // exactly shape[0] elements of `element_bytes`.
   bool Read(const Json& header, const char* name, const char* dtype,
             size_t element_bytes, uint64_t limit) {
@@ -71,7 +71,7 @@ struct Array {
   }
 };
 
-// Reads the perfect hash. A file without slots does not use it.
+// Reads the perfect hash. A file without slots has none.
 bool ReadHash(const Json& metadata, uint64_t num_slots, uint64_t num_pilots,
               PerfectHash* hash) {
   if (num_slots == 0) return num_pilots == 0;
@@ -341,7 +341,7 @@ absl::Status RowFile::ForEachKey(
     const std::function<absl::Status(Key, const char*)>& visit) const {
   for (uint64_t slot = 0; slot < view_.num_slots; ++slot) {
     const char* const record = view_.Record(slot);
-    // An empty slot has a copy of an id of another slot.
+    // An empty slot contains an id whose own slot is another one.
     if (view_.Slot(view_.hash.PointOf(HashKey(KeyOf(record)))) != slot) {
       continue;
     }

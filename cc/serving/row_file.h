@@ -1,5 +1,5 @@
-// Reads row files. They are mapped, shared by all processes, and opened by
-// reading only the header.
+// Reads row files. They are mapped, so that all processes share their memory.
+// Opening one reads only its header.
 
 #ifndef TFSWITCH_CC_SERVING_ROW_FILE_H_
 #define TFSWITCH_CC_SERVING_ROW_FILE_H_
@@ -34,8 +34,8 @@ inline constexpr size_t kRowFileHeaderBytes = 4096;
 // header is verified when it is first used, or all of them by Verify().
 //
 // Thread-safe. Immutable, except for the state of verification and of the
-// watch. The bytes of a file that Open() has mapped may change while they are
-// read.
+// watch. Another process may change the bytes of a file that Open() has mapped
+// while they are read.
 class RowFile {
  public:
   // NotFound if there is no such file, DataLoss if it is not the file of
@@ -57,25 +57,25 @@ class RowFile {
   const RowFileInfo& info() const { return info_; }
   const FileStamp& stamp() const { return file_->stamp(); }
 
-  // DataLoss if the file has been changed, or is about to be: nothing that was
-  // read from it may be used. Call this before reading and after it.
+  // DataLoss if the file has been changed, or is about to be: then nothing that
+  // was read from it may be used. Call it before and after reading.
   absl::Status CheckUnchanged() const {
     return watch_ == nullptr || !watch_->has_changed() ? absl::OkStatus()
                                                        : Changed();
   }
-  // As CheckUnchanged(), but checks the file first, to notice all changes up to
-  // now.
+  // Like CheckUnchanged(), but checks the file first, to notice all changes up
+  // to now.
   absl::Status CheckUnchangedNow() const {
     if (watch_ != nullptr) watch_->Look();
     return CheckUnchanged();
   }
-  // Whether another process has the file open for writing, as far as can be
-  // known.
+  // Whether another process has the file open for writing; false if that is
+  // unknown.
   bool has_writer() const { return watch_ != nullptr && watch_->has_writer(); }
 
   // Reads the whole file and compares it with its checksums. DataLoss, naming
-  // the file and the position; Cancelled as soon as is_cancelled() returns
-  // true.
+  // the file and the position, if they differ. Cancelled as soon as
+  // is_cancelled() returns true.
   absl::Status Verify(
       const std::function<bool()>& is_cancelled = nullptr) const;
   // Whether all blocks have been verified, by Verify() or one by one.
@@ -86,7 +86,8 @@ class RowFile {
   // The result of a search for a key.
   struct Found {
     bool is_here = false;
-    // Its bytes; null if it has lost its row, or is not here.
+    // The bytes of the row; null if the key has lost its row, or is not in this
+    // file.
     const char* row = nullptr;
     uint64_t slot = 0;  // Set if it is here.
   };
@@ -95,9 +96,9 @@ class RowFile {
   // Verifies the bytes that it reads.
   absl::StatusOr<Found> FindVerified(Key key) const;
 
-  // The positions of all parts of the file, and the steps of a search in their
-  // order. Callers prefetch and verify. No contents of a file can lead to a
-  // read outside of it.
+  // Computes the positions of all parts of the file, and the steps of a search
+  // in their order. The caller prefetches and verifies. Whatever the file
+  // contains, no read is outside of it.
   struct View {
     PerfectHash hash;
     uint64_t num_slots = 0;  // If 0, nothing else may be used.
@@ -129,21 +130,21 @@ class RowFile {
   absl::Status VerifyPilot(uint64_t point) const {
     return VerifyBytes(view_.Pilot(point), 1);
   }
-  // Verifies a record, and the bit that says whether it is removed.
+  // Verifies a record, and the bit that tells whether its row was removed.
   absl::Status VerifyRecord(uint64_t slot) const;
 
   RowDecoder decoder() const { return decoder_; }
 
-  // Builds a filter with which searches skip most keys that are not here. It
-  // helps for files that have few of the keys that are asked for. REQUIRES:
-  // is_verified().
+  // Builds a filter with which searches skip most keys that are not in this
+  // file. Useful for a file that has few of the keys that are searched.
+  // REQUIRES: is_verified().
   void BuildFilter() const;
   // Null if there is no filter.
   const KeyFilter* filter() const {
     return filter_.load(std::memory_order_acquire);
   }
 
-  // False if the filter shows that the key is not here.
+  // False if the filter shows that the key is not in this file.
   bool MayHave(Key key) const {
     const KeyFilter* const filter = this->filter();
     const uint64_t hash = HashKey(key);
@@ -159,7 +160,7 @@ class RowFile {
   RowFile(std::unique_ptr<MappedFile> file, std::string path,
           const RowFileInfo& info);
 
-  // Unless `watched_fd` is -1, watches the file and takes the descriptor over.
+  // If `watched_fd` is not -1, takes ownership of it and watches the file.
   static absl::StatusOr<std::shared_ptr<const RowFile>> Make(
       absl::StatusOr<std::unique_ptr<MappedFile>> mapped,
       const std::string& path, const RowFileInfo& expected,
@@ -168,7 +169,7 @@ class RowFile {
   static bool HasBit(const uint64_t* words, uint64_t at) {
     return (words[at / 64] >> (at % 64) & 1) != 0;
   }
-  // The number of words that have one bit for each of `num_slots`.
+  // The number of 64-bit words in a bitmap of `num_slots`.
   static uint64_t NumWords(uint64_t num_slots) { return (num_slots + 63) / 64; }
   Found FoundIn(uint64_t slot, Key key) const;
 

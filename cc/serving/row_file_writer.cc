@@ -1,11 +1,12 @@
-// Add() and Remove() only note keys, and rows go to the spool. Finish() finds
-// the perfect hash and writes records in the order of their slots, so that the
-// file is written from front to back. It reads rows from the spool in another
-// order, and prefetches them some slots ahead. The header is written last,
-// because it has the positions of the arrays; until then its place has blanks.
+// Add() and Remove() only record keys; rows are written to a spool file.
+// Finish() finds the perfect hash and writes the records in the order of their
+// slots, so that the file is written from front to back. It reads rows from the
+// spool in another order, and prefetches them some slots ahead. The header is
+// written last, because it contains the positions of the arrays; blanks reserve
+// its place.
 //
-// If a key was given more than once, the last call counts, because Sort() keeps
-// the entry of the last call.
+// If a key was given more than once, the last call counts: Sort() keeps only
+// its entry.
 
 #include "cc/serving/row_file_writer.h"
 
@@ -53,7 +54,7 @@ struct RowFileWriter::Places {
   struct Entry {
     uint64_t point;
     uint32_t at;
-    // For one key, the last call comes first.
+    // Among entries of the same key, that of the last call comes first.
     bool operator<(const Entry& other) const {
       return point != other.point ? point < other.point : at > other.at;
     }
@@ -104,8 +105,8 @@ struct RowFileWriter::Places {
     for (uint64_t part = 0; part < hash.num_parts; ++part) {
       max_keys = std::max(max_keys, Part(part).size());
     }
-    // All parts get the size of the largest one. Sizes differ by about 1 in
-    // 100, unless keys were chosen to fall into one part.
+    // All parts get the size of the largest one. Sizes differ by about 1 %,
+    // unless somebody chose keys that all belong to one part.
     if (hash.num_parts > 1 &&
         max_keys > entries.size() / hash.num_parts * 11 / 10) {
       return false;
@@ -144,8 +145,8 @@ class RowFileWriter::BlockFile {
 
   absl::Status Append(const char* bytes, size_t size) {
     while (size > 0) {
-      // Writes end at multiples of kBufferBytes in the file, which begins with
-      // the header.
+      // Each write ends at a multiple of kBufferBytes in the file, whose first
+      // bytes are the header.
       const size_t room =
           kBufferBytes - (kRowFileHeaderBytes + position_) % kBufferBytes;
       const size_t step = std::min(size, room);
@@ -163,7 +164,7 @@ class RowFileWriter::BlockFile {
     return Append(zeros.data(), zeros.size());
   }
 
-  // Writes all pending bytes, also a last, shorter block.
+  // Writes all pending bytes, including an incomplete last block.
   absl::Status Flush() {
     for (size_t at = 0; at < pending_.size(); at += kRowFileBlockBytes) {
       checksums_.push_back(
@@ -195,9 +196,9 @@ class RowFileWriter::BlockFile {
   }
 
  private:
-  // The size of a huge page. If data is written in pieces of this size at
-  // multiples of it, the page cache may keep it in huge pages, if the file
-  // system can. Lookups then need fewer TLB entries.
+  // The size of a huge page. If a file system supports it, the page cache keeps
+  // data in huge pages that was written in aligned pieces of this size. Lookups
+  // then need fewer TLB entries.
   static constexpr size_t kBufferBytes = size_t{2} << 20;
 
   const int fd_;
@@ -208,11 +209,11 @@ class RowFileWriter::BlockFile {
   std::vector<uint64_t> checksums_;
 };
 
-// Keeps rows in the order of their calls: first in memory, and from some size
-// on in a file, unless the new file is in memory, too.
+// Keeps rows in the order of the calls. They are in memory at first, and from a
+// certain size on in a file. If the new file is in memory, they stay in memory.
 class RowFileWriter::Spool {
  public:
-  // `path` is the path of the new file, or empty if that is in memory.
+  // `path` is the path of the new file; empty if the new file is in memory.
   explicit Spool(std::string path) : path_(std::move(path)) {}
   ~Spool() {
     if (fd_ >= 0) close(fd_);
@@ -236,12 +237,12 @@ class RowFileWriter::Spool {
   absl::StatusOr<const char*> Read() {
     if (fd_ < 0) return pending_.data();
     TFSWITCH_RETURN_IF_ERROR(Flush());
-    // Without this check, data that was not written would be read as other
-    // bytes.
+    // If rows could not be written to the disk, reads from the map would return
+    // wrong bytes, so this checks it.
     if (fdatasync(fd_) != 0) return ErrnoStatus("flush rows of", path_, errno);
     TFSWITCH_ASSIGN_OR_RETURN(mapped_, MappedFile::Map(fd_, path_));
     // Rows are read in random order. If they do not all fit into memory,
-    // read-ahead would load much data that is dropped before it is needed.
+    // read-ahead would load much data that is evicted before it is needed.
     const auto free_bytes = static_cast<uint64_t>(sysconf(_SC_AVPHYS_PAGES)) *
                             static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
     if (mapped_->size() > free_bytes / 2) {
@@ -382,13 +383,13 @@ absl::StatusOr<RowFileWriter::Places> RowFileWriter::FindPlaces() {
   if (keys_.empty()) return places;
   places.hash.num_parts = NumPerfectHashParts(keys_.size());
   // The first seed is fixed, so that the same rows give the same file. It fails
-  // only if keys were chosen to collide. Nobody can choose keys for a random
-  // seed.
+  // only if somebody chose keys that collide. For the random seeds after it,
+  // nobody can do that.
   constexpr Key kMaxSeeds = 64;
   for (Key seed = 0; seed < kMaxSeeds; ++seed) {
     places.hash.seed = seed == 0 ? HashKey(seed) : DrawId();
     places.Sort(keys_);
-    // If keys were given more than once, fewer parts may be enough.
+    // Duplicate keys were counted before, so fewer parts may be enough.
     if (const uint64_t num_parts = NumPerfectHashParts(places.entries.size());
         num_parts != places.hash.num_parts) {
       places.hash.num_parts = num_parts;
@@ -406,10 +407,11 @@ absl::Status RowFileWriter::WriteRecords(const Places& places, const char* rows,
                                          std::vector<uint64_t>* removed) {
   const PerfectHash& hash = places.hash;
   constexpr uint32_t kNobody = ~uint32_t{0};
-  // Keys and rows were given in another order, so each costs one or two cache
-  // misses.
+  // Keys and rows are read in another order than they were written, so each
+  // costs one or two cache misses.
   constexpr size_t kAhead = 16;
-  // The records of one write, which should stay in the cache.
+  // How many bytes of records are written at once; they should stay in the
+  // cache.
   constexpr uint64_t kSlotsPerWrite = 512;
   const size_t record_bytes = sizeof(Key) + row_bytes_;
   std::vector<uint32_t> said(hash.slots_per_part + 2 * kAhead);
@@ -439,7 +441,8 @@ absl::Status RowFileWriter::WriteRecords(const Places& places, const char* rows,
       const uint64_t slot = part * hash.slots_per_part + i;
       const uint32_t at = said[i];
       char* const record = records.data() + i % kSlotsPerWrite * record_bytes;
-      // An empty slot gets an id of another slot, so that no search finds it.
+      // An empty slot gets an id whose own slot is another one, so that no
+      // search finds it.
       const Key key = keys_[at != kNobody ? at : places.entries.front().at];
       std::memcpy(record, &key, sizeof(key));
       if (at == kNobody) continue;

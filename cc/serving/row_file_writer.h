@@ -1,6 +1,6 @@
-// Writes a row file (serving/row_format.h), row by row, in bounded memory:
-// about 20 bytes per key, and 16 more in Finish(). The position of a row is
-// known only when all keys are. Until then rows are in an unnamed file in the
+// Writes a row file (serving/row_format.h) row by row. Needs about 20 bytes of
+// memory per key, and 16 more in Finish(). The position of a row is known only
+// when all keys are known. Until then rows are kept in an unnamed file in the
 // same folder, or in memory if they are few or the new file is in memory.
 // Finish() then reads them in another order, which is much faster if they fit
 // into the page cache.
@@ -46,7 +46,7 @@ struct RowFileInfo {
 };
 
 // Call Create(), then Add() and Remove() in any order, then Finish(). The last
-// call for a key counts. Without Finish() there is no file.
+// call for a key counts. Without Finish() no file is created.
 //
 // Not thread-safe.
 class RowFileWriter {
@@ -54,13 +54,13 @@ class RowFileWriter {
   // Writes to `path`, and replaces a file that exists there.
   static absl::StatusOr<std::unique_ptr<RowFileWriter>> Create(
       const std::string& path, const RowFileKind& kind);
-  // Writes to an open, empty file. The caller keeps the descriptor.
+  // Writes to an open, empty file, which the caller closes.
   static std::unique_ptr<RowFileWriter> WriteTo(int fd, const std::string& path,
                                                 const RowFileKind& kind);
   ~RowFileWriter();
 
-  // Makes later calls of Add() skip each row for which `is_wanted` returns
-  // false. It gets the key and the encoded row.
+  // From now on, Add() skips rows for which `is_wanted` returns false. Its
+  // arguments are the key and the encoded row.
   void LeaveOut(std::function<bool(Key, const char*)> is_wanted) {
     is_wanted_ = std::move(is_wanted);
   }
@@ -76,8 +76,8 @@ class RowFileWriter {
   absl::Status AddEncoded(Key key, const char* row);
   void Remove(absl::Span<const Key> keys);
 
-  // Writes the file and flushes it to the disk. The same rows give the same
-  // file in any order.
+  // Writes the file and flushes it to the disk. The order of the calls does not
+  // matter: the same rows always give the same file.
   absl::StatusOr<RowFileInfo> Finish();
 
  private:
@@ -88,8 +88,8 @@ class RowFileWriter {
   absl::Status CheckRoom(size_t num_keys) const;
   // Gives each key a slot.
   absl::StatusOr<Places> FindPlaces();
-  // Writes the records. Also sets the bits of used slots, and of slots without
-  // a row.
+  // Writes the records. Also sets the bits of used slots, and of slots whose
+  // row was removed.
   absl::Status WriteRecords(const Places& places, const char* rows,
                             std::vector<uint64_t>* used,
                             std::vector<uint64_t>* removed);

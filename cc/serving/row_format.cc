@@ -62,7 +62,8 @@ void EncodeRow(RowFormat format, const float* embedding, int dim, char* to) {
       for (int i = 0; i < dim; ++i) {
         largest = std::max(largest, std::abs(embedding[i]));
       }
-      // In a row of denormals the scale may be 0; then all values become 0.
+      // If all values of a row are denormal, its scale may be 0; then all
+      // become 0.
       const float scale = largest / 127.0f;
       const float per_scale = scale > 0.0f ? 1.0f / scale : 0.0f;
       std::memcpy(to, &scale, sizeof(scale));

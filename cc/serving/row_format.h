@@ -4,9 +4,10 @@
 //   removed | checksums |
 //                        |<------------- blocks of 4096 bytes ------------>|
 //
-// A row file is a safetensors file (https://github.com/huggingface/safetensors)
-// that is served without conversion: it is mapped read-only, and has all data
-// that a search needs.
+// A row file is a safetensors file
+// (https://github.com/huggingface/safetensors). It is served without
+// conversion: processes map it read-only, and it contains all data that a
+// search needs.
 //
 //   default_row  float32 [dim]: the value of an id without a row
 //   records      [slots, 8 + row bytes]: an id and its row, which for int8 is a
@@ -20,7 +21,8 @@
 //   checksums    uint64 [blocks]: XXH3 of each block; the header has the
 //                checksum of this list
 //
-// A row is beside its id, so that a search reads one place in memory, not two.
+// An id and its row are adjacent, so that a search reads one place in memory
+// instead of two.
 
 #ifndef TFSWITCH_CC_SERVING_ROW_FORMAT_H_
 #define TFSWITCH_CC_SERVING_ROW_FORMAT_H_

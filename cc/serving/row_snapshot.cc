@@ -1,12 +1,12 @@
-// A lookup takes blocks of kBlock keys, and reads the files for each block from
-// the newest to the oldest. `left` has the indices of keys that no file has had
-// so far. Within a file the pilot of a key is prefetched 2 * kAhead keys before
-// it is needed, and its record kAhead keys before, so that cache misses
+// A lookup works on blocks of kBlock keys. For each block it reads the files
+// from the newest to the oldest. `left` has the indices of keys that were not
+// found so far. Within a file the pilot of a key is prefetched 2 * kAhead keys
+// before it is needed, and its record kAhead keys before, so that cache misses
 // overlap. A delta's filter skips most keys that the delta does not have.
 //
-// ReadFrom() is compiled twice, because a fully verified file needs no checks
-// during reads. MergeNewest() keeps removed keys as removed, because older
-// files may have rows for them.
+// ReadFrom() is compiled in two versions, because a fully verified file needs
+// no checks during reads. MergeNewest() keeps the list of removed keys, because
+// older files may have rows for them.
 
 #include "cc/serving/row_snapshot.h"
 
@@ -29,27 +29,29 @@ namespace {
 
 // The number of keys that are looked up together.
 constexpr size_t kBlock = 1024;
-// The number of searches whose cache misses overlap, at each step.
+// How many searches run at the same time, so that their cache misses overlap.
 constexpr size_t kAhead = 32;
-// Prefetches into the second level of the cache, which allows more misses at a
+// Prefetches into the second-level cache, which can wait for more lines at a
 // time.
 constexpr int kLocality = 2;
 constexpr size_t kLineBytes = 64;
-// After this many lines the hardware prefetches the rest itself.
+// For longer rows, the hardware prefetches the further lines itself.
 constexpr size_t kMaxPrefetchLines = 8;
 
-// Always inlined, because compilers drop calls of functions that only prefetch.
+// Always inlined, because compilers remove calls of functions that do nothing
+// but prefetch.
 TFSWITCH_ALWAYS_INLINE void PrefetchRecord(const char* record, size_t bytes) {
   bytes = std::min(bytes, kMaxPrefetchLines * kLineBytes);
   for (size_t at = 0; at < bytes; at += kLineBytes) {
     __builtin_prefetch(record + at, /*rw=*/0, kLocality);
   }
-  // The record may begin inside a line, so its last byte may need one more.
+  // The record may begin inside a cache line, so its last byte may be in one
+  // more line.
   __builtin_prefetch(record + bytes - 1, /*rw=*/0, kLocality);
 }
 
-// Moves the keys of `left` that the filter lacks to its front, and returns
-// their number. The others follow.
+// Moves the keys of `left` that are not in the filter to the front of `left`,
+// and returns their number. The others follow.
 size_t PassOver(const KeyFilter& filter, const uint64_t* hashes, uint16_t* left,
                 size_t num_left) {
   uint16_t maybe[kBlock];
@@ -62,8 +64,8 @@ size_t PassOver(const KeyFilter& filter, const uint64_t* hashes, uint16_t* left,
     const uint16_t i = left[n];
     const bool is_maybe =
         KeyFilter::MayHave(*filter.Word(hashes[i]), hashes[i]);
-    // Writes to both lists, without a branch; a later write replaces the wrong
-    // one.
+    // Writes to both lists without a branch; a later write overwrites the wrong
+    // entry.
     maybe[num_maybe] = i;
     left[num_passed] = i;
     num_maybe += static_cast<size_t>(is_maybe);
@@ -79,7 +81,8 @@ template <bool kIsVerified>
 absl::Status ReadFrom(const RowFile& file, const Key* keys,
                       const uint64_t* hashes, uint16_t* left, size_t* num_left,
                       const float* default_row, float* embeddings) {
-  // With a copy, compilers know that stores to `embeddings` do not change it.
+  // Uses a copy, so that compilers know that stores to `embeddings` do not
+  // change it.
   const RowFile::View view = file.view();
   if (view.num_slots == 0) return absl::OkStatus();
   const KeyFilter* const filter = file.filter();
@@ -210,8 +213,8 @@ absl::Status RowLayers::MergeNewest() {
           return copy(*file, key, row);
         }));
   }
-  // Checks that the files did not change before. Later changes do not reach the
-  // merged copy.
+  // Checks that the files did not change while they were merged. Later changes
+  // do not affect the merged copy.
   TFSWITCH_RETURN_IF_ERROR(newer.CheckUnchangedNow());
   TFSWITCH_RETURN_IF_ERROR(older.CheckUnchangedNow());
   TFSWITCH_ASSIGN_OR_RETURN(const RowFileInfo info, writer->Finish());

@@ -22,19 +22,19 @@ struct RowLayers {
   int dim = 0;
   std::vector<std::shared_ptr<const RowFile>> files;
 
-  // Writes keys.size() x dim floats. A key without a row reads as the newest
-  // file's default row. DataLoss if a file is damaged where it is read, or was
-  // changed while it is served.
+  // Writes keys.size() x dim floats. For a key without a row, writes the newest
+  // file's default row. DataLoss if a block that it reads is damaged, or if a
+  // file was changed since it was opened.
   absl::Status Lookup(absl::Span<const Key> keys, float* embeddings) const;
 
-  // DataLoss if one of the files was changed while it is served.
+  // DataLoss if one of the files was changed since it was opened.
   absl::Status CheckUnchanged() const;
 
   // Merges the two newest files into one, in memory.
   absl::Status MergeNewest();
-  // Whether MergeNewest() is worth its cost. Merging when this is true keeps
-  // the number of files small, and copies no row often. The last file, the
-  // base, is never merged.
+  // Whether it is time to call MergeNewest(). With merges at these times the
+  // number of files stays small, and each row is copied only a few times. The
+  // last file, the base, is never merged.
   bool IsWorthMerging() const;
 };
 

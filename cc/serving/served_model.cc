@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A model that is open, is being opened, or was open.
+// A model that is open, is being opened, or was open before.
 struct KnownModel {
   // Held by the thread that opens the model. Taken before the registry's mutex.
   Mutex opening;
@@ -60,7 +60,8 @@ absl::StatusOr<std::shared_ptr<ServedModel>> Open(
                                           model.tables().end());
   if (!model.has_remote()) {
     ServedRowsOptions options;
-    // The path is relative, because the folder of a model may be moved.
+    // In the file the path is relative, because the folder of a model may be
+    // moved.
     options.path = (fs::path(file).parent_path() / model.embedded().rows())
                        .lexically_normal();
     options.tables = tables;
@@ -119,7 +120,7 @@ absl::StatusOr<std::shared_ptr<ServedModel>> OpenServedModel(
   }
   MutexLock registry_lock(&TheRegistry().mutex);
   entry->model = model;
-  // The path now means this model, which was opened last.
+  // From now on the path means this model, because it was opened last.
   auto& entries = TheRegistry().entries[file];
   const auto place = std::find(entries.begin(), entries.end(), entry);
   if (place != entries.end()) std::rotate(place, place + 1, entries.end());

@@ -21,7 +21,7 @@
 
 namespace tfswitch {
 
-// The part of a lookup in one table. The caller owns the memory.
+// The part of a lookup that concerns one table. The caller owns the memory.
 struct LookupPart {
   absl::string_view table;
   int dim = 0;  // The dim that the graph expects.
@@ -60,12 +60,13 @@ class ServedModel {
   // Whether a lookup waits for servers.
   virtual bool is_remote() const = 0;
 
-  // Never waits. Pinned rows may outlive the model.
+  // Never waits. Pinned rows may be used after the model is destroyed.
   virtual std::shared_ptr<const PinnedRows> Pin() const = 0;
 
   virtual ServedState state() const = 0;
 
-  // See ServedRows. FailedPrecondition if the model looks up on servers.
+  // Like the functions of ServedRows. FailedPrecondition if the model looks up
+  // on servers.
   virtual absl::Status Refresh() = 0;
   virtual absl::Status Watch(absl::Duration interval) = 0;
   virtual absl::Status RollBack(int64_t number) = 0;
@@ -78,9 +79,9 @@ using OpenClient =
     std::function<absl::StatusOr<std::shared_ptr<ParameterClient>>(
         const std::string& addresses, absl::Duration timeout)>;
 
-// Opens the rows that a model file names (see cc/serving/model_file.h). If they
-// are open already, returns them: graphs that are loaded from one model share
-// its rows. A new model that was saved at the same path is a different one.
+// Opens the rows that a model file names (see cc/serving/model_file.h). If the
+// model is already open, returns the same rows, so that all its graphs share
+// them. A model that was saved later at the same path is a different one.
 //
 // NotFound if a file is missing, DataLoss if a file is damaged,
 // FailedPrecondition if a file has another version. For models that look up on

@@ -1,13 +1,13 @@
 // update_mutex_ is held during a whole update, so that updates run one at a
-// time. mutex_ is held only to copy or exchange the snapshot and the state, so
+// time. mutex_ is held only to copy or replace the snapshot and the state, so
 // that Pin() does not wait for an update. Build() tries the bases from the
 // newest to the oldest, and adds the deltas that follow. FollowLocked() adds
 // deltas to the served rows.
 //
-// open_ lets snapshots share their files. refused_ remembers a damaged file by
-// its stamp, so that it is not read again before it is replaced. Serve() waits
-// a little for readers of the former snapshot, so that the updater unmaps it,
-// and not a request.
+// open_ lets snapshots share their files. refused_ remembers a damaged file, so
+// that it is not read again before it is replaced. Serve() waits a little for
+// readers of the former snapshot to finish, so that the updater unmaps it, and
+// not a request.
 
 #include "cc/serving/served_rows.h"
 
@@ -39,8 +39,8 @@ void LogError(absl::string_view what, const absl::Status& status) {
                     absl::StrCat(what, ": ", status.message()));
 }
 
-// Merges files while that is worth its cost, and returns whether it did. An
-// error does no harm: unmerged files only make lookups slower.
+// Merges files as long as that is worthwhile; returns whether it merged any.
+// Errors are only logged: unmerged files make lookups slower, but not wrong.
 bool MergeWhatPays(RowLayers* layers) {
   bool has_merged = false;
   while (layers->IsWorthMerging()) {
@@ -54,10 +54,10 @@ bool MergeWhatPays(RowLayers* layers) {
   return has_merged;
 }
 
-// Waits until no request reads `snapshot` any more. Then the caller, and not a
-// request, unmaps it, which takes milliseconds.
+// Waits until no request reads `snapshot` any more. Then the caller unmaps it.
+// Otherwise a request would, which takes milliseconds.
 void WaitForReaders(const std::shared_ptr<const RowSnapshot>& snapshot) {
-  // A request that reads longer unmaps it itself.
+  // If a request reads for longer, the request itself unmaps the snapshot.
   constexpr int kMaxWaits = 50;
   for (int i = 0; i < kMaxWaits && snapshot.use_count() > 1; ++i) {
     absl::SleepFor(absl::Milliseconds(1));
@@ -196,7 +196,7 @@ absl::Status ServedRows::AddExport(const v1::ExportContent& manifest,
           absl::StrCat("row file '", path, "' is of table '",
                        file->kind().table, "', expected '", layers.table, "'"));
     }
-    // A delta has few of the ids that are asked for, so a filter helps.
+    // A delta has few of the ids that lookups search, so a filter helps.
     if (manifest.is_delta()) file->BuildFilter();
     layers.files.insert(layers.files.begin(), std::move(file));
   }
@@ -236,7 +236,7 @@ absl::StatusOr<std::shared_ptr<const RowFile>> ServedRows::OpenFile(
 }
 
 void ServedRows::Refuse(const RowFile& file, const absl::Status& status) {
-  // Stores the stamp of the file that was read, because a new file at the same
+  // Stores the identity of the damaged file, because a new file at the same
   // path may be undamaged.
   refused_[file.path()] = {file.stamp(), status};
 }
@@ -271,12 +271,12 @@ absl::StatusOr<ServedRows::Built> ServedRows::Build(int64_t number,
     absl::Status status = chain.status();
     if (status.ok()) {
       for (const v1::ExportContent& manifest : *chain) {
-        // A copy, so that a failed delta changes nothing.
+        // Works on a copy, so that a failed delta changes nothing.
         std::vector<RowLayers> next = tables;
         status = AddExport(manifest, verify || manifest.is_delta(), &next);
         if (!status.ok()) break;
         tables.swap(next);
-        // Merges after each delta, so that no row is copied often.
+        // Merges after each delta, so that each row is copied only a few times.
         for (RowLayers& layers : tables) MergeWhatPays(&layers);
         last = &manifest;
       }
@@ -318,20 +318,21 @@ void ServedRows::VerifyBuilt(const Built& built) {
       if (status.ok()) continue;
       if (absl::IsCancelled(status)) return;
       MutexLock lock(&update_mutex_);
-      // Other threads get copies of the status. It is moved here, so that this
-      // one is destroyed before the lock is released.
+      // Moved out of the loop's variable, so that it is destroyed before the
+      // lock is released; other threads get copies of it.
       const absl::Status damage = std::move(status);
       Refuse(*file, damage);
       const State before = state();
-      // Rows of a later base do not use the damaged file.
+      // If a later base is served by now, its rows do not use the damaged file.
       if (before.base_number != built.base_number) return;
       NoteError(damage);
       if (before.is_held) return;
       auto older = Build(/*number=*/0, /*after=*/0, /*verify=*/true);
-      // Without an undamaged base, reads of damaged rows fail.
+      // If there is no undamaged base, the present rows stay, and reads of
+      // damaged rows fail.
       if (!older.ok()) return;
       Serve(older->snapshot, older->base_number);
-      // OK if the file has been replaced meanwhile.
+      // The error is OK if the damaged file has been replaced meanwhile.
       NoteError(older->newer);
       return;
     }
@@ -401,7 +402,8 @@ absl::Status ServedRows::RefreshLocked() {
 
 absl::Status ServedRows::FollowLocked(const std::vector<ExportName>& names) {
   for (const ExportName& name : names) {
-    // Released before the exchange, which waits until nobody holds it.
+    // Released before Serve(), which waits until nobody holds the former
+    // snapshot.
     std::shared_ptr<const RowSnapshot> present = Pin();
     if (name.number <= present->number()) continue;
     if (!name.is_delta) break;
@@ -463,7 +465,7 @@ absl::Status ServedRows::Resume() {
 }
 
 void ServedRows::Watch(absl::Duration interval) {
-  // Does not take update_mutex_: an update may take long.
+  // Does not lock update_mutex_, because an update may take long.
   MutexLock lock(&mutex_);
   interval_ = interval;
   changed_.NotifyAll();
@@ -488,7 +490,7 @@ void ServedRows::RunWatch() {
       }
       next = SteadyNow() + interval_;
     }
-    // Errors are in the state, for callers that ask.
+    // Ignores errors, because state() has them.
     try {
       Refresh().IgnoreError();
     } catch (const std::bad_alloc&) {

@@ -1,5 +1,5 @@
-// Serves a folder of exports: the newest rows that can be read. New exports
-// replace them without a pause.
+// Serves the newest readable rows of a folder of exports. New exports replace
+// the rows while requests run.
 
 #ifndef TFSWITCH_CC_SERVING_SERVED_ROWS_H_
 #define TFSWITCH_CC_SERVING_SERVED_ROWS_H_
@@ -24,7 +24,7 @@ namespace tfswitch {
 
 struct ServedRowsOptions {
   std::string path;
-  // The tables that the model looks up, by name, with their dims.
+  // The tables that the model looks up: their names and dims.
   std::map<std::string, int> tables;
   // Whether all rows are checked before they are served. If not, opening is
   // fast: each block is checked when it is first used, and a thread checks all
@@ -48,7 +48,7 @@ class ServedRows {
 
   // Serves the newest export that can be read. NotFound if there is no export,
   // FailedPrecondition if it lacks a table or a table has another dim, DataLoss
-  // if files are damaged and no older base is undamaged.
+  // if its files are damaged and there is no older, undamaged base.
   static absl::StatusOr<std::shared_ptr<ServedRows>> Open(
       const ServedRowsOptions& options);
   ~ServedRows();
@@ -59,7 +59,7 @@ class ServedRows {
   // Looks for newer exports and serves undamaged ones. After an error the
   // served rows do not change.
   absl::Status Refresh();
-  // Calls Refresh() every `interval` from now on; zero ends that.
+  // From now on calls Refresh() every `interval`; zero stops this.
   void Watch(absl::Duration interval);
 
   // Serves an earlier export until Resume().
@@ -85,20 +85,20 @@ class ServedRows {
 
   explicit ServedRows(const ServedRowsOptions& options) : options_(options) {}
 
-  // Opens the rows at export `number`, or the newest for 0, from a base with a
-  // number above `after`.
+  // Opens the rows of export `number`, or of the newest one for 0. Their base
+  // has a number above `after`.
   absl::StatusOr<Built> Build(int64_t number, int64_t after, bool verify)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
-  // Finds the chain that begins with a base and ends with `number`. If it must
-  // end earlier, *stop receives the reason.
+  // Finds the base and the deltas that lead to export `number`. If a delta
+  // cannot be used, the chain ends before it, and *stop receives the reason.
   absl::StatusOr<Chain> FindChain(const std::vector<ExportName>& names,
                                   size_t base, int64_t number,
                                   absl::Status* stop) const;
   absl::Status AddExport(const v1::ExportContent& manifest, bool verify,
                          std::vector<RowLayers>* tables)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
-  // Opens a row file, or returns it if it is open. A file that was damaged is
-  // refused without being read, unless it has changed since.
+  // Opens a row file; if it is open already, returns it. Refuses a file that
+  // was damaged before and has not changed since, without reading it.
   absl::StatusOr<std::shared_ptr<const RowFile>> OpenFile(
       const std::string& path, const RowFileInfo& info, bool verify)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
@@ -110,7 +110,7 @@ class ServedRows {
   // Serves the deltas that follow the served export.
   absl::Status FollowLocked(const std::vector<ExportName>& names)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
-  // Merges deltas, so that there are only few files.
+  // Merges deltas, so that the number of files stays small.
   void MergeLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
   void Serve(std::shared_ptr<const RowSnapshot> snapshot, int64_t base_number);
   void NoteError(const absl::Status& error);
@@ -118,8 +118,8 @@ class ServedRows {
   // Checks served rows that were opened without a check.
   void RunVerify(const Built& built);
   void VerifyBuilt(const Built& built);
-  // Returns the damage of the served base that was found while it is served, or
-  // the change of a served file.
+  // Returns an error if damage of the served base was found, or a served file
+  // was changed.
   absl::Status DamageLocked() const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
   bool IsEnding() const;

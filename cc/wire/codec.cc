@@ -1,12 +1,13 @@
 // PieceReader reads across the ends of pieces. ReadMessage() calls a function
 // of its caller for each field, and skips fields that this function does not
-// know. The readers return a Complaint, a constant text, so that only errors
-// allocate a string. ArrayField points to an array that is whole and aligned in
-// one piece, and copies other arrays to scratch.
+// know. The readers return a Complaint, which is a constant text, so that
+// memory for a string is allocated only on errors. ArrayField points to an
+// array that is whole and aligned in one piece, and copies other arrays to
+// scratch.
 //
-// The same function counts and writes the bytes of a request, so that length
-// and bytes always agree. A push can be written as head and tail, so that the
-// gradients between them are sent without a copy.
+// The same function counts and writes the bytes of a request, so that the
+// computed length always agrees with the bytes. A push can be written as head
+// and tail, so that the gradients between them are sent without a copy.
 
 #include "cc/wire/codec.h"
 
@@ -31,7 +32,8 @@ constexpr size_t kAlignment = 64;
 constexpr size_t kKeptScratchBytes = size_t{64} << 20;
 // The most tables of one call of the C API; other clients may send more.
 constexpr size_t kKeptParts = 256;
-// Protobuf's own limit, so that both refuse the same messages.
+// Protobuf's own limit, so that this code and protobuf refuse the same
+// messages.
 constexpr int kMaxGroupDepth = 100;
 
 enum WireType : uint32_t {
@@ -60,7 +62,7 @@ constexpr char kBadGroup[] = "a group that does not end or is nested too deep";
 constexpr char kNoMemory[] = "no memory for an array";
 constexpr char kBadPart[] = "a part that is malformed itself";
 constexpr char kTooManyParts[] = "more parts than a message may have";
-// Not an error: the reader of a message does not know the field.
+// Not an error: tells that the reader of a message does not know the field.
 constexpr char kUnknownField[] = "";
 
 // Reads bytes across the ends of pieces.
@@ -169,7 +171,7 @@ Complaint ReadTag(PieceReader* reader, uint32_t* tag) {
   return kFine;
 }
 
-// Reads a length, which must not exceed the rest of the message.
+// Reads a length, and checks that the message has so many more bytes.
 Complaint ReadLength(PieceReader* reader, uint64_t* length) {
   if (Complaint bad = ReadVarint(reader, 5, length)) return bad;
   return *length > reader->remaining() ? kBadLength : kFine;
@@ -182,8 +184,8 @@ Complaint ReadFixed(PieceReader* reader, T* value) {
   return kFine;
 }
 
-// Reads a varint. A shorter integer gets its lowest bits; a bool is true if any
-// bit is set.
+// Reads a varint. If the type is smaller, keeps the lowest bits; a bool is true
+// if any bit is set.
 template <typename T>
 Complaint ReadNumber(PieceReader* reader, T* value) {
   uint64_t number = 0;
@@ -266,9 +268,9 @@ Complaint SkipField(PieceReader* reader, uint32_t tag, int depth) {
   }
 }
 
-// Collects a repeated field of fixed-size numbers. If the first packed run is
-// whole and aligned in one piece, it is not copied; everything else is copied
-// to scratch.
+// Collects a repeated field of fixed-size numbers. The first packed run is not
+// copied if it is whole and aligned in one piece; everything else is copied to
+// scratch.
 template <typename T>
 class ArrayField {
  public:
@@ -309,7 +311,7 @@ class ArrayField {
     return kFine;
   }
 
-  // Makes room in scratch for `bytes` more, after the present elements.
+  // Makes room in scratch for `bytes` more bytes after the present elements.
   T* Extend(size_t bytes) {
     const size_t used = values_.size() * sizeof(T);
     const bool in_scratch =
@@ -349,8 +351,8 @@ absl::Status ReadMessage(const char* name, MessagePieces pieces,
 }
 
 // Lists the fields of messages, once for both FieldReader and FieldWriter. The
-// functions return true when a reader has found its field. A writer always
-// returns false, so that it writes all fields.
+// functions return true when a reader has found the field that it looks for. A
+// writer always returns false, so that all fields are written.
 constexpr auto kPullFields = [](auto& request, auto* fields) {
   return fields->Name(1, request.table) ||
          fields->Array(2, request.keys, &DecodeScratch::keys) ||
@@ -406,7 +408,7 @@ constexpr auto kWriteResultFields = [](auto& result, auto* fields) {
          fields->Number(2, result.duplicate);
 };
 
-// Reads the field of one tag, if the message has it.
+// Reads the field that has this tag, if the message has such a field.
 struct FieldReader {
   const uint32_t tag;
   PieceReader* const reader;
@@ -431,7 +433,8 @@ struct FieldReader {
     return Done(ReadFixed(reader, &value));
   }
   bool Day(uint32_t field, float& day) { return Float(field, day); }
-  // The array may be packed or not. Inlined, so that another tag costs no call.
+  // Reads an array, packed or not. Inlined, so that a tag of another field
+  // costs no call.
   template <typename T>
   TFSWITCH_ALWAYS_INLINE bool Array(uint32_t field, absl::Span<const T>& values,
                                     AlignedBuffer DecodeScratch::*buffer) {
@@ -465,7 +468,8 @@ absl::Status ReadFields(const char* name, const Fields& fields,
                      });
 }
 
-// Copies the floats [begin, begin + size) of an answer to their places.
+// Copies the floats [begin, begin + size) of an answer to their places in
+// memory.
 void ReadRows(PieceReader* reader, const RowTarget& target, uint64_t begin,
               uint64_t size) {
   if (target.dim == 0) {
@@ -513,8 +517,8 @@ absl::Status ReadPullResponse(int max_group_depth, MessagePieces pieces,
   return status;
 }
 
-// Reads a message of many. `read_part(i, pieces)` reads its i-th part, in which
-// groups may nest one level less.
+// Reads a message that contains many messages. `read_part(i, pieces)` reads its
+// i-th part. Groups in a part may be nested one level less than in a message.
 template <typename ReadPart>
 absl::Status ReadParts(const char* name, MessagePieces pieces,
                        ReadPart read_part) {
@@ -541,7 +545,7 @@ absl::Status ReadParts(const char* name, MessagePieces pieces,
       absl::StrCat(name, ": part ", num_parts, ": ", part_status.message()));
 }
 
-// Reads a message of requests of one kind.
+// Reads a message that contains requests of one kind.
 template <typename Fields, typename Request>
 absl::Status ReadRequests(const char* name, const char* part_name,
                           const Fields& fields, MessagePieces pieces,
@@ -560,8 +564,8 @@ size_t VarintBytes(uint64_t value) {
   return bytes;
 }
 
-// Counts and writes the bytes of fields. As protobuf does, leaves out fields
-// that have their default. With `to` null only counts.
+// Counts or writes the bytes of fields. Like protobuf, omits fields that have
+// their default value. If `to` is null, only counts.
 class FieldWriter {
  public:
   explicit FieldWriter(char* to) : to_(to) {}
@@ -632,8 +636,9 @@ class FieldWriter {
   uint64_t size_ = 0;
 };
 
-// Returns the length, also with `to` null. Inlined as a whole: a call for each
-// field would take longer than the field.
+// Writes the fields and returns their length; if `to` is null, only computes
+// the length. Inlined as a whole, because a call for each field would take
+// longer than the field.
 template <typename Fields, typename Message>
 [[gnu::flatten]] uint64_t WriteFields(const Fields& fields,
                                       const Message& message, char* to) {
@@ -649,7 +654,8 @@ std::string EncodeFields(const Fields& fields, const Message& message) {
   return bytes;
 }
 
-// Also writes the length of the gradients, which follow.
+// Writes the bytes before the gradients, whose last ones are the gradients'
+// length.
 uint64_t WritePushHead(const PushRequest& request, char* to) {
   FieldWriter writer(to);
   kPushHead(request, &writer);
@@ -661,8 +667,8 @@ uint64_t WritePushHead(const PushRequest& request, char* to) {
 
 bool AlignedBuffer::Reserve(size_t bytes, size_t used) {
   if (bytes <= capacity_) return true;
-  // Grows by half at least. Otherwise an array that is sent number by number
-  // would take quadratic time.
+  // Grows by at least half, because otherwise the time for an array that is
+  // sent number by number would be quadratic.
   const size_t wanted = std::max(bytes, capacity_ + capacity_ / 2);
   const size_t rounded = (wanted + kAlignment - 1) / kAlignment * kAlignment;
   char* grown = static_cast<char*>(std::aligned_alloc(kAlignment, rounded));

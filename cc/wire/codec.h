@@ -2,22 +2,22 @@
 // PushMany, without protobuf.
 //
 // A step moves megabytes of keys and floats, and protobuf would copy each of
-// them into a message and out again. Here arrays are copied between the
+// them into a message and out of it. This code copies arrays between the
 // network's memory and the table once, or not at all. The bytes are those of
-// the proto messages, so the other side may use a gRPC stub of any language:
+// the proto messages, so the other side may use a gRPC stub in any language:
 //
 //   | 0x0a len table | 0x12 len keys (8 B each) | 0x1a len floats (4 B each)
 //   |..
 //
-// A message of many has several of these, each after a byte 0x0a and its
-// length.
+// A message of many (PullMany, PushMany) contains several of these messages,
+// each after a byte 0x0a and its length.
 //
 // The readers accept exactly the bytes that protobuf's own parser accepts:
 // fields in any order, packed or not, in several chunks, among unknown fields.
 // Malformed bytes give InvalidArgument naming the message and the offset.
 //
-// This code knows no gRPC: a message is a list of the pieces that were
-// received.
+// This code does not depend on gRPC: a message is a list of the pieces that
+// were received.
 
 #ifndef TFSWITCH_CC_WIRE_CODEC_H_
 #define TFSWITCH_CC_WIRE_CODEC_H_
@@ -55,8 +55,8 @@ class AlignedBuffer {
   char* data() const { return data_; }
   size_t capacity() const { return capacity_; }
 
-  // Makes room for `bytes`, keeping the first `used` bytes. Returns false, and
-  // changes nothing, if there is no memory.
+  // Makes room for `bytes` in all, and keeps the first `used` bytes. Returns
+  // false, and changes nothing, if there is no memory.
   bool Reserve(size_t bytes, size_t used);
   void Free();
 
@@ -65,8 +65,8 @@ class AlignedBuffer {
   size_t capacity_ = 0;
 };
 
-// Memory for arrays that are not whole and aligned in one piece. One per
-// thread, reused for later messages.
+// Memory for copies of arrays that are not whole and aligned in one piece. Each
+// thread has one and reuses it for later messages.
 struct DecodeScratch {
   AlignedBuffer keys;
   AlignedBuffer values;
@@ -81,8 +81,8 @@ struct DecodeScratch {
   void Trim();
 };
 
-// A DecodeScratch for each part of a message of many: all parts are read before
-// the first is used.
+// A DecodeScratch for each part of a message of many, because all parts are
+// read before the first is used.
 //
 // Not thread-safe.
 class PartScratch {
@@ -99,8 +99,8 @@ class PartScratch {
   bool is_used_ = false;
 };
 
-// These read requests. Spans in the results point into the pieces or the
-// scratch, and are valid until either changes.
+// These functions read requests. Spans in the results point into the pieces or
+// the scratch, and are valid until one of the two changes.
 //
 // InvalidArgument for malformed bytes, ResourceExhausted if there is no memory.
 absl::Status ReadPullRequest(MessagePieces pieces, DecodeScratch* scratch,
@@ -110,16 +110,17 @@ absl::Status ReadPushRequest(MessagePieces pieces, DecodeScratch* scratch,
 absl::Status ReadAssignRequest(MessagePieces pieces, DecodeScratch* scratch,
                                AssignRequest* request);
 
-// A message with more parts than this is refused: each part costs memory, even
-// without bytes, and pushes must stay in the window of WriteLedger.
+// Messages with more parts are refused: each part costs memory, even if it has
+// no bytes, and all pushes of a message must fit in the window of WriteLedger.
 inline constexpr size_t kMaxPartsPerMessage = 4096;
 
-// Read messages of many. Errors also name the index of the request.
+// These functions read messages of many. Errors also name the index of the
+// request.
 absl::Status ReadPullManyRequest(MessagePieces pieces, PartScratch* scratch,
                                  std::vector<PullRequest>* requests);
 absl::Status ReadPushManyRequest(MessagePieces pieces, PartScratch* scratch,
                                  std::vector<PushRequest>* requests);
-// Reads the i-th response as ReadPullResponse() does, to targets[i]. Further
+// Reads the i-th response to targets[i], as ReadPullResponse() does. Further
 // responses are only counted. *num_floats gets one element for each response.
 absl::Status ReadPullManyResponse(MessagePieces pieces,
                                   absl::Span<const RowTarget> targets,
@@ -127,39 +128,39 @@ absl::Status ReadPullManyResponse(MessagePieces pieces,
 absl::Status ReadPushManyResponse(MessagePieces pieces,
                                   std::vector<WriteResult>* results);
 
-// Copies the response's floats to `target`. *num_floats receives how many the
-// message has; floats beyond target.num_floats() are dropped.
+// Copies the response's floats to `target`, but not more than
+// target.num_floats(). *num_floats receives how many the message has.
 absl::Status ReadPullResponse(MessagePieces pieces, const RowTarget& target,
                               uint64_t* num_floats);
-// Reads a PushResponse or an AssignResponse. Errors call it `name`.
+// Reads a PushResponse or an AssignResponse; `name` says which in errors.
 absl::Status ReadWriteResponse(const char* name, MessagePieces pieces,
                                WriteResult* result);
 
-// Return the exact length of a message, and write its bytes, which are the same
-// as protobuf's.
+// These functions return the exact length of a message, and write its bytes,
+// which are the same as protobuf's.
 //
 // REQUIRES: `to` has room for that length.
 uint64_t PullRequestBytes(const PullRequest& request);
 void WritePullRequest(const PullRequest& request, char* to);
 uint64_t PushRequestBytes(const PushRequest& request);
 void WritePushRequest(const PushRequest& request, char* to);
-// These write a PushRequest without its gradients, which are sent without a
-// copy: the bytes before them, and the bytes after them.
+// These functions write the bytes of a PushRequest before its gradients, and
+// those after them. The gradients are sent without a copy.
 uint64_t PushRequestHeadBytes(const PushRequest& request);
 void WritePushRequestHead(const PushRequest& request, char* to);
 std::string PushRequestTail(const PushRequest& request);
 uint64_t AssignRequestBytes(const AssignRequest& request);
 void WriteAssignRequest(const AssignRequest& request, char* to);
 
-// Writes the header before the floats of a PullResponse. A response of no
-// floats has no bytes at all. Returns how many bytes were written.
+// Writes the header that precedes the floats of a PullResponse. A response
+// without floats has no bytes at all. Returns how many bytes were written.
 //
 // REQUIRES: `to` has room for kMaxPullResponseHeader bytes.
 inline constexpr size_t kMaxPullResponseHeader = 11;
 size_t WritePullResponseHeader(uint64_t num_floats, char* to);
 
-// Writes the header before each request or response in a message of many.
-// Returns how many bytes were written.
+// Writes the header that precedes each request or response in a message of
+// many. Returns how many bytes were written.
 //
 // REQUIRES: `to` has room for kMaxPartHeader bytes.
 inline constexpr size_t kMaxPartHeader = 11;

@@ -1,7 +1,8 @@
-// protobuf's JSON reads a missing field as its default. So a file is parsed
-// twice: by protobuf, and into a tree that shows which fields are present. If a
-// name appears twice, the tree has only the last value. So the ranges are
-// checked in a tree that is written from the message.
+// When protobuf parses JSON, a missing field looks like one with its default.
+// So a file is parsed twice: by protobuf, and into a tree that shows which
+// fields are present. If a name appears twice, the tree has only the last
+// value. So ranges are checked in another tree, which is made from the parsed
+// message.
 
 #include "cc/wire/json.h"
 
@@ -38,14 +39,14 @@ const Json* Find(const Json& json, const std::string& key) {
   return it == json.end() || it->is_null() ? nullptr : &*it;
 }
 
-// Returns the value of a number, or the length of a text.
+// Returns the value of a number, or the length of a string.
 double SizeOf(const FieldDescriptor& field, const Json& json) {
   if (field.cpp_type() == FieldDescriptor::CPPTYPE_STRING) {
     return json.is_string() ? json.get_ref<const std::string&>().size() : 0.0;
   }
   double number = 0.0;
   if (json.is_number()) number = json.get<double>();
-  // Numbers of 64 bits, and those that are not finite, are strings.
+  // 64-bit numbers, and numbers that are not finite, are strings in JSON.
   if (json.is_string() &&
       !absl::SimpleAtod(json.get_ref<const std::string&>(), &number)) {
     number = std::numeric_limits<double>::quiet_NaN();
@@ -60,7 +61,7 @@ absl::Status CheckFields(const google::protobuf::Descriptor& type,
 // `rule` is the rule of the field, list or map.
 absl::Status CheckValue(const FieldDescriptor& field, const v1::FieldRule& rule,
                         const Json& json, const std::string& name) {
-  // protobuf would ignore an empty list in a list.
+  // Refuses an empty list inside a list, which protobuf would ignore.
   if (json.is_array()) return Wrong(name, "is a list, expected a value");
   if (rule.has_defaults()) return absl::OkStatus();
   if (field.message_type() != nullptr) {
@@ -128,7 +129,8 @@ absl::Status CheckFields(const google::protobuf::Descriptor& type,
   return absl::OkStatus();
 }
 
-// Empties the messages whose readers check them, which may be long.
+// Clears the messages inside, because their readers check them, and they may be
+// long.
 void DropUnchecked(Message* message) {
   const google::protobuf::Reflection* const reflection =
       message->GetReflection();

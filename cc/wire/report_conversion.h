@@ -12,7 +12,7 @@
 
 namespace tfswitch {
 
-// These set and return the table of a request.
+// These functions set and return the table that a request names.
 template <typename Request>
 void NameTable(const TableRef& table, Request* request) {
   request->set_table(table.name);

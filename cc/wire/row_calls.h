@@ -1,4 +1,4 @@
-// The calls that read and write rows, as structs. All layers from the client to
+// Structs for the calls that read and write rows. All layers from the client to
 // the table use them. A layer that needs more fields derives its own struct.
 //
 // The spans must stay valid until the call has ended.
@@ -20,8 +20,8 @@
 
 namespace tfswitch {
 
-// Identifies a write, so that a repeated write is applied once. With client_id
-// 0 each repetition is applied.
+// Identifies a write, so that a repeated write is applied only once. If
+// client_id is 0, each repetition is applied again.
 struct PushId {
   uint64_t client_id = 0;
   uint64_t sequence = 0;
@@ -37,8 +37,8 @@ struct PullRequest {
   float day = kServersDay;  // For rows that are made.
 };
 
-// The memory for the rows of an answer. Without places rows follow each other;
-// with places, row k of the answer becomes row places[k].
+// The memory for the rows of an answer. Without `places`, rows are stored one
+// after another; with `places`, row k of the answer is stored as row places[k].
 struct RowTarget {
   // NOLINTNEXTLINE(google-explicit-constructor): the common case.
   RowTarget(absl::Span<float> floats) : floats(floats) {}
@@ -60,10 +60,10 @@ struct PushRequest : GradientBatch {
   uint64_t table_incarnation = 0;
   bool keys_are_unique = false;  // If false, repeated keys are summed first.
   PushId id;
-  StepTag step;  // For a bsp table; else its group is empty.
+  StepTag step;  // Set for a bsp table; for other tables its group is empty.
 };
 
-// The result of a write, now or the first time.
+// The result of a write. A repeated write gets the result of the first one.
 struct WriteResult {
   int64_t num_rows = 0;    // Rows that were updated or set.
   bool duplicate = false;  // Whether the id had been applied before.
@@ -83,7 +83,8 @@ struct AssignRequest {
   absl::Span<const float> slots;       // Empty or keys.size() x slot_floats.
   bool only_missing = false;           // Whether present rows do not change.
   float day = kServersDay;             // For rows that are made.
-  // If not set, a client over the network draws one, as it does for
+
+  // If the id is not set, a client over the network draws one, as it does for
   // CreateTable, DropTable and Erase.
   PushId id;
 };
@@ -92,14 +93,15 @@ struct AssignRequest {
 absl::Status CheckSize(absl::string_view table, absl::string_view what,
                        size_t num_keys, int width, size_t got);
 
-// InvalidArgument, naming the id, if one of its `what` is NaN or Inf.
+// InvalidArgument, naming the id, if one of its values (which `what` names) is
+// NaN or Inf.
 absl::Status CheckFinite(absl::string_view table, absl::string_view what,
                          absl::Span<const Key> keys,
                          absl::Span<const float> values);
 
-// InvalidArgument, naming the table, if a push to a table of `dim` is invalid.
-// CheckSettings() checks its size, rate and observations. CheckPush() also
-// looks for NaN and Inf, which takes a pass over the gradients.
+// InvalidArgument, naming the table, if a push to a table of this `dim` is
+// invalid. CheckSettings() checks size, rate and observations. CheckPush() also
+// looks for NaN and Inf, which needs a pass over the gradients.
 absl::Status CheckSettings(const PushRequest& push, int dim);
 absl::Status CheckPush(const PushRequest& push, int dim);
 

@@ -1,12 +1,12 @@
-// Structs with Fields() are written and read by reflection. Their fields have
-// the same names as in the message, so that a new field needs no line here.
-// Only structs that differ in form from their message, such as segments and
-// kinds that are enums, have functions of their own.
+// Structs with Fields() are converted by protobuf's reflection. Their fields
+// have the same names as in the message, so that a new field needs no line
+// here. Only structs whose form differs from their message, such as segments
+// and kinds that are enums, have functions of their own.
 //
-// FromProto() returns no errors. An unknown storage dtype, or segments that
+// FromProto() reports no errors: an unknown storage dtype, or segments that
 // contradict each other, become a config that Validate() refuses.
 // DescribeDifference() compares the texts of all fields of the message, so that
-// it covers new fields, too.
+// it includes new fields, too.
 
 #include "cc/wire/table_config_conversion.h"
 
@@ -57,7 +57,8 @@ void SetField(google::protobuf::Message* to, const char* name, uint64_t value) {
   to->GetReflection()->SetUInt64(to, FindField(*to, name), value);
 }
 
-// Reads a field. If it has presence and is unset, does not change the value.
+// Reads a field. If the field has presence and is unset, the value stays as it
+// is.
 template <typename Value>
 void GetField(const google::protobuf::Message& from, const char* name,
               Value* value) {
@@ -89,7 +90,7 @@ void ReadFields(const google::protobuf::Message& from, Struct* config) {
                });
 }
 
-// Writes the chosen kind to the field of its name.
+// Writes the chosen kind to the message's field of the same name.
 template <typename... Kinds>
 void WriteKind(const std::variant<Kinds...>& kind,
                google::protobuf::Message* to) {
@@ -102,7 +103,7 @@ void WriteKind(const std::variant<Kinds...>& kind,
 }
 
 // Reads the kind. If the message has none, or one that this version does not
-// know, does not change `*kind`.
+// know, `*kind` stays as it is.
 template <typename... Kinds>
 void ReadKind(const google::protobuf::Message& from,
               std::variant<Kinds...>* kind) {
@@ -227,8 +228,8 @@ StatisticsConfig FromProto(const v1::StatisticsConfig& proto) {
   return config;
 }
 
-// The kinds and the fields of their messages have the same order. Numbers of
-// fields begin with 1.
+// The kinds are in the same order as the fields of their messages, whose
+// numbers begin with 1.
 v1::AdmissionConfig ToProto(const AdmissionConfig& config) {
   v1::AdmissionConfig proto;
   WriteKind(config.policy, &proto);
@@ -252,7 +253,7 @@ AdmissionConfig FromProto(const v1::AdmissionConfig& proto) {
   return config;
 }
 
-// The values of both enums have the same order. An unknown value becomes one
+// The values of both enums are in the same order. An unknown value becomes one
 // that Validate() refuses.
 template <typename Enum>
 Enum FromProtoEnum(int value) {
@@ -285,8 +286,8 @@ std::string Excerpt(const std::string& text, size_t at) {
                       text.size() > begin + kLength ? "..." : "");
 }
 
-// Returns a field as text, as 16, "user", adam { beta_1: 0.9 }. `proto` is the
-// message of `config`.
+// Returns a field as text, for example 16, "user" or adam { beta_1: 0.9 }.
+// `proto` is the message of `config`.
 std::string TextOf(const TableConfig& config, const v1::TableConfig& proto,
                    const google::protobuf::FieldDescriptor* field) {
   // These fields have texts for users.
@@ -398,8 +399,8 @@ EvictionConfig FromProto(const v1::EvictionConfig& proto) {
 v1::TableConfig ToProto(const TableConfig& config) {
   v1::TableConfig proto;
   proto.set_name(config.name);
-  // A negative dim would become a huge one. Validate() refuses 0 with a clear
-  // text.
+  // Converted to unsigned, a negative dim would become a huge one, so it
+  // becomes 0, which Validate() refuses with a clear text.
   proto.set_dim(static_cast<uint32_t>(std::max(config.dim, 0)));
   *proto.mutable_optimizer() = ToProto(config.optimizer);
   WriteKind(config.initializer, proto.mutable_initializer());
@@ -454,7 +455,7 @@ std::string DescribeDifference(const TableConfig& existing,
     const std::string before = TextOf(existing, here, field);
     const std::string after = TextOf(asked, wanted, field);
     if (before == after) continue;
-    // Layouts are long, so only the text around the difference is shown.
+    // Layouts are long texts, so only the part around the difference is shown.
     const size_t at =
         std::mismatch(before.begin(), before.end(), after.begin(), after.end())
             .first -

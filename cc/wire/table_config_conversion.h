@@ -12,29 +12,29 @@
 
 namespace tfswitch {
 
-// Writes every field, also defaults, so that the message does not depend on the
-// defaults of its reader.
+// Writes every field, even if it has its default, so that the message does not
+// depend on the defaults of its reader.
 v1::TableConfig ToProto(const TableConfig& config);
 
-// Gives an unset field its default of the proto. Reports no errors:
-// TableConfig::Validate does. A dim beyond int becomes the largest int, which
-// Validate refuses.
+// Reads a message; an unset field gets its default. Reports no errors, because
+// TableConfig::Validate does. A dim that an int cannot hold becomes the largest
+// int, which Validate refuses.
 TableConfig FromProto(const v1::TableConfig& proto);
 
-// InvalidArgument, naming the first field or value of the config that this
-// version does not know. It would otherwise be read as a default.
+// InvalidArgument if the config has a field or value that this version does not
+// know; names the first one. FromProto() would read it as a default.
 absl::Status CheckKnown(const google::protobuf::Message& config);
 
 v1::EvictionConfig ToProto(const EvictionConfig& config);
 EvictionConfig FromProto(const v1::EvictionConfig& proto);
 ConsistencyConfig FromProto(const v1::ConsistencyConfig& proto);
 
-// Write and read the JSON of the message, for the C API.
+// These functions write and read the message as JSON, for the C API.
 std::string TableConfigToJson(const TableConfig& config);
 absl::Status TableConfigFromJson(const std::string& json, TableConfig* config);
 
-// Describes the fields in which two configs differ, for error messages, as
-// "dim (8 here, 16 asked)"; empty if they are equal.
+// Describes the fields in which two configs differ, for error messages, for
+// example "dim (8 here, 16 asked)"; empty if they are equal.
 std::string DescribeDifference(const TableConfig& existing,
                                const TableConfig& asked);
 

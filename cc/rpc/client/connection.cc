@@ -1,13 +1,13 @@
-// Each thread has a completion queue of its own, on which it sends its calls
-// and waits for them. UnaryCall::Wait() waits in slices of kInterruptInterval,
-// so that it notices an interrupt. An attempt that nobody waits for is
-// cancelled and marked as abandoned, because gRPC may still use it. Settle()
-// deletes it when it comes out of the queue.
+// Each thread sends its calls on its own completion queue, and waits there for
+// their answers. UnaryCall::Wait() waits in slices of kInterruptInterval, so
+// that it notices an interrupt. If nobody waits for an attempt any more, it is
+// cancelled and marked as abandoned. It is not deleted at once, because gRPC
+// may still use it; Settle() does that when the queue returns it.
 //
-// A kOnce call waits for a connection and is sent once; others are sent again
-// while the server is away, after pauses that grow. may_have_arrived_ covers
-// all attempts of a call, because the error of a write says whether it may have
-// been applied.
+// A kOnce call waits for a connection and is sent once. Calls of other kinds
+// are sent again while the server is away, after growing pauses.
+// may_have_arrived_ covers all attempts of a call, because the error of a write
+// says whether the write may have been applied.
 
 #include "cc/rpc/client/connection.h"
 
@@ -35,27 +35,28 @@ namespace {
 
 constexpr absl::Duration kFirstPause = absl::Milliseconds(10);
 constexpr absl::Duration kLongestPause = absl::Seconds(1);
-// gRPC ends a call at its deadline, with two exceptions. If the socket does not
-// accept the request, the call ends when the write does, which takes
-// kKeepaliveTimeoutMs on a dead connection. If the clock of the day was set
-// back, gRPC's timers are late, because they use it. After this extra time the
-// caller no longer waits for the call.
+// How long the caller waits for a call after its deadline. gRPC normally ends a
+// call at its deadline, but it may be late in two cases. If the socket does not
+// accept the request, the call ends only when the write fails, which takes
+// kKeepaliveTimeoutMs on a dead connection. If the system time was set back,
+// gRPC's timers, which use it, are late.
 constexpr absl::Duration kDeadlineSlack = absl::Milliseconds(100);
-// A longer wait for a connection is reported.
+// A wait for a connection that takes longer is logged.
 constexpr absl::Duration kSilence = absl::Seconds(1);
-// How long one attempt to connect may take; a host that drops packets would
-// otherwise hold calls of the bulk kind for their whole timeout.
+// How long one attempt to connect may take. Without it, a host that drops
+// packets would hold a call of kind kBulk for its whole timeout.
 constexpr int kConnectTimeoutMs = 5'000;
 
 std::shared_ptr<grpc::Channel> MakeChannel(const GrpcClientOptions& options,
                                            const std::string& address) {
   grpc::ChannelArguments arguments;
-  // The server limits its messages; the client accepts all of them.
+  // The server limits its own messages, so the client needs no limit.
   arguments.SetMaxReceiveMessageSize(-1);
   arguments.SetMaxSendMessageSize(-1);
-  // A short answer must not inflate to a long one. With the first setting gRPC
-  // refuses a compressed answer, but inflates it before if the end of the call
-  // has arrived with it. With the second it never inflates one.
+  // Refuses compressed answers, because a short one could inflate to a very
+  // long one. With the first setting alone, gRPC would still inflate an answer
+  // before it refuses it, if the end of the call arrives together with it. The
+  // second setting prevents that.
   arguments.SetInt(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET,
                    1 << GRPC_COMPRESS_NONE);
   arguments.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
@@ -63,16 +64,17 @@ std::shared_ptr<grpc::Channel> MakeChannel(const GrpcClientOptions& options,
     arguments.SetInt(name, value);
   }
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-  // Two clients of one process do not share a connection.
+  // Each client has a connection of its own, even in the same process.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  // A server that comes back is found at once.
+  // With a short pause, the client soon notices that a server is back.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1'000);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
   // The client itself retries, because it knows which calls may be repeated.
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   arguments.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
-  // The environment's proxy is for the web, not for the cluster.
+  // Ignores the proxy of the environment, which is meant for the web and not
+  // for the cluster.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   const ClientTls& tls = options.tls;
   if (!tls.server_name.empty()) {
@@ -85,15 +87,16 @@ std::shared_ptr<grpc::Channel> MakeChannel(const GrpcClientOptions& options,
                                    arguments);
 }
 
-// The server is away, or stops: then it cancels running calls.
+// Whether the server cannot be reached, or is stopping: a stopping server
+// cancels the calls in progress.
 bool IsServerAway(const grpc::Status& status) {
   return status.error_code() == grpc::StatusCode::UNAVAILABLE ||
          status.error_code() == grpc::StatusCode::CANCELLED;
 }
 
-// True if the server may have got the call, and its answer is not known. gRPC
-// has two errors for a call without a connection; all other failures leave open
-// how far the call has come.
+// True if the server may have received the call although no answer came. Two
+// errors of gRPC mean that there was no connection; after any other the call
+// may have arrived.
 bool MayHaveArrived(const grpc::Status& status) {
   if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) return true;
   const std::string text = status.error_message();
@@ -102,7 +105,7 @@ bool MayHaveArrived(const grpc::Status& status) {
          !absl::StartsWith(text, "DNS resolution failed");
 }
 
-// The part of gRPC's text that helps a user.
+// The part of gRPC's error text that helps a user.
 std::string Reason(const grpc::Status& status) {
   const std::string text = status.error_message();
   absl::string_view reason = text;
@@ -143,8 +146,9 @@ std::string TlsReason(absl::string_view reason) {
       return absl::StrCat("the TLS handshake failed (", reason, "): ", text);
     }
   }
-  // The server checks the client's certificate after the client has done its
-  // part.
+  // The server checks the client's certificate when the handshake is already
+  // complete for the client, so the client only sees that the connection is
+  // closed.
   return HasHungUp(reason)
              ? absl::StrCat(
                    reason,
@@ -163,8 +167,8 @@ bool IsTooBusy(const grpc::Status& status, const grpc::ClientContext& context) {
          context.GetServerTrailingMetadata().count(kRetryPushback) != 0;
 }
 
-// One attempt of a call. Its completion queue keeps it until gRPC is done with
-// it, even if nobody else needs it.
+// One attempt of a call. gRPC has a pointer to it until its completion queue
+// returns it, so it must live that long.
 struct UnaryCall::Attempt {
   bool done = false;
   bool abandoned = false;
@@ -175,7 +179,7 @@ struct UnaryCall::Attempt {
   std::unique_ptr<grpc::ClientAsyncResponseReader<grpc::ByteBuffer>> reader;
 };
 
-// The completion queue of one thread. Tags are attempts.
+// The completion queue of one thread. Its tags are pointers to attempts.
 class UnaryCall::ThreadQueue {
  public:
   static ThreadQueue& Get() {
@@ -186,7 +190,8 @@ class UnaryCall::ThreadQueue {
   // Ends the remaining abandoned attempts.
   ~ThreadQueue() {
     if (ForkGuard::IsTripped()) {
-      // In a fork, gRPC would wait for threads that only the parent has.
+      // In a forked child, Shutdown() would wait for threads that only the
+      // parent has.
       (void)queue_.release();
       return;
     }
@@ -198,7 +203,8 @@ class UnaryCall::ThreadQueue {
 
   grpc::CompletionQueue* get() { return queue_.get(); }
 
-  // Waits until an attempt has set `done`; false if `time` comes first.
+  // Waits until `done` is set by an attempt; returns false if `time` comes
+  // first.
   bool WaitFor(const bool& done, absl::Time time) {
     const gpr_timespec deadline = ToDeadline(time);
     void* tag;
@@ -256,8 +262,8 @@ std::shared_ptr<Connection::Link> Connection::link() const {
   MutexLock lock(&mutex_);
   const ServerPlaces* const places = options_.places.get();
   if (places != nullptr && places->version() != places_version_) {
-    // Read before the addresses: if they change in between, the next call reads
-    // them again.
+    // Reads the version before the addresses: if they change in between, the
+    // next call reads them again.
     places_version_ = places->version();
     const std::string address = places->addresses()[options_.shard_index];
     if (address != link_->address) {
@@ -279,7 +285,8 @@ absl::StatusOr<v1::HandshakeResponse> Connection::Handshake(
   v1::HandshakeResponse response;
   TFSWITCH_ASSIGN_OR_RETURN(const grpc::ByteBuffer message,
                             Encode("Handshake", request));
-  // The call does not own it: this function outlives the call.
+  // A pointer that does not own the connection is enough, because the call ends
+  // before this function does.
   const std::shared_ptr<Connection> unowned(std::shared_ptr<void>(), this);
   UnaryCall call(unowned, CallKind::kIdempotent, "Handshake", message,
                  v1::ParameterServer::service_full_name(),
@@ -349,7 +356,7 @@ bool Connection::HasOtherToken(const std::string& former) const {
 absl::Status Connection::OnReconnect() {
   if (instance_id_ == 0) return absl::OkStatus();
   const absl::Status status = Handshake().status();
-  // The next calls report other errors in more detail.
+  // Ignores other errors: the next calls report them in more detail.
   return absl::IsCancelled(status) ? status : absl::OkStatus();
 }
 
@@ -399,7 +406,8 @@ absl::Status Connection::Decode(const std::string& method,
 
 absl::Status Connection::Explain(const grpc::Status& status,
                                  absl::Duration timeout) const {
-  // Rounded up, so that the rest of a timeout reads like the timeout.
+  // Rounds up, because the rest of a timeout is slightly shorter than the
+  // timeout.
   const std::string silence = absl::StrCat(
       name(), " did not answer within ",
       absl::FormatDuration(absl::Ceil(timeout, absl::Milliseconds(1))));
@@ -428,7 +436,8 @@ absl::Status Connection::Explain(const grpc::Status& status,
       return absl::UnimplementedError(absl::StrCat(
           name(), ": ", error.message(), "; is that a tfswitch server?"));
     case absl::StatusCode::kResourceExhausted:
-      // HTTP/2's code with which gRPC ends calls that have no room.
+      // gRPC ends calls with this code of HTTP/2 when its memory for messages
+      // is used up.
       if (absl::StrContains(error.message(), "RST_STREAM with error code 11")) {
         return absl::ResourceExhaustedError(absl::StrCat(
             name(),
@@ -436,7 +445,8 @@ absl::Status Connection::Explain(const grpc::Status& status,
             "batches or start the server with a larger --max_buffer_bytes"));
       }
       break;
-    // The shard makes these errors; embedded tables give the same text.
+    // These errors come from the shard. They stay unchanged, so that they read
+    // the same as with embedded tables.
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kNotFound:
     case absl::StatusCode::kAlreadyExists:
@@ -524,8 +534,9 @@ absl::Status UnaryCall::ExplainWrite(const absl::Status& error,
 
 absl::Status UnaryCall::Wait(grpc::ByteBuffer* response) {
   ThreadQueue& queue = ThreadQueue::Get();
-  // Starts now: of several calls in flight, one may have failed long before
-  // this thread waits for it, because a bulk call before it took its time.
+  // The time for retries begins with this wait, not with the start of the call:
+  // a call may have failed long ago, while this thread waited for an earlier
+  // one.
   const absl::Time begin = SteadyNow();
   RetryClock clock(std::min(retry_timeout_, deadline() - begin));
   for (;;) {
@@ -537,7 +548,8 @@ absl::Status UnaryCall::Wait(grpc::ByteBuffer* response) {
           queue.WaitFor(attempt->done, std::min(end, now + kInterruptInterval));
       if (ended) break;
       TFSWITCH_RETURN_IF_ERROR(Watch(begin));
-      // Nobody will answer at the former address of a server that has moved.
+      // The server has moved, so the attempt at its former address would get no
+      // answer.
       if (kind_ != CallKind::kOnce && attempt->link != connection_->link()) {
         attempt->context.TryCancel();
       }
@@ -564,7 +576,8 @@ absl::Status UnaryCall::Wait(grpc::ByteBuffer* response) {
       return connection_->ExplainLoss(status, timeout_);
     }
     if (!IsServerAway(status) && !is_too_busy) {
-      // "Connection refused" says more than the deadline that ended the wait.
+      // Reports the earlier failure, because "Connection refused" tells more
+      // than the deadline that ended the retries.
       const bool was_away =
           status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED &&
           !last_failure_.ok();

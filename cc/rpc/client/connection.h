@@ -1,5 +1,5 @@
-// One server as a client sees it: a channel, calls with retry, and errors that
-// name the server.
+// One server as a client sees it. Contains the channel, calls with retries, and
+// errors that name the server.
 
 #ifndef TFSWITCH_CC_RPC_CLIENT_CONNECTION_H_
 #define TFSWITCH_CC_RPC_CLIENT_CONNECTION_H_
@@ -25,14 +25,14 @@
 namespace tfswitch {
 
 enum class CallKind {
-  // Ends within the client's timeout and is repeated while the server is away.
+  // Has the client's timeout, and is sent again while the server is away.
   kIdempotent,
-  // Waits for a connection, then is sent once: a repetition might be applied
-  // twice.
+  // Waits for a connection and is sent once: if it were sent again, it might be
+  // applied twice.
   kOnce,
-  // Takes time that grows with the table, so it has the bulk timeout. If the
-  // server is away, it is repeated for the timeout of kIdempotent, counted from
-  // the beginning of the wait.
+  // Has the longer bulk timeout, because it takes time in proportion to the
+  // table. While the server is away, the call is sent again, for at most the
+  // timeout of kIdempotent after the wait has begun.
   kBulk,
 };
 
@@ -48,26 +48,28 @@ class Connection {
 
   const GrpcClientOptions& options() const { return options_; }
 
-  // Asks the server for its identity, until the deadline or the client's
-  // timeout, and checks that it is the expected one.
+  // Asks the server for its identity and checks that it is the expected server.
+  // Waits until the deadline or the end of the client's timeout.
   absl::StatusOr<v1::HandshakeResponse> Handshake(
       absl::Time deadline = absl::InfiniteFuture());
 
-  // Adds the token, if there is one, to the call. Returns it.
+  // Adds the token, if there is one, to a call. Returns the token.
   std::string AddToken(grpc::ClientContext* context) const;
-  // Whether the token's file has another token by now.
+  // Whether the token file now contains another token than `former`.
   bool HasOtherToken(const std::string& former) const;
 
-  // Longest message that the server accepts and sends, by its last handshake.
+  // The longest message that the server accepts and sends. The last handshake
+  // has told it.
   uint64_t max_message_bytes() const {
     return max_message_bytes_.load(std::memory_order_relaxed);
   }
 
-  // ResourceExhausted, with advice, if the message that `what` describes is
-  // longer than the server accepts.
+  // ResourceExhausted, with advice, if a message is longer than the server
+  // accepts. `what` describes the message.
   absl::Status CheckSize(uint64_t bytes, absl::string_view what) const;
 
-  // The bytes of a control call; an error of CheckSize if they are too many.
+  // Serialises the message of a control call; an error of CheckSize if it is
+  // too long.
   absl::StatusOr<grpc::ByteBuffer> Encode(
       const std::string& method,
       const google::protobuf::MessageLite& request) const;
@@ -79,7 +81,7 @@ class Connection {
   absl::Status Explain(const grpc::Status& status,
                        absl::Duration timeout) const;
 
-  // Reports on stderr that there is no connection, once until a call succeeds.
+  // Logs that there is no connection. Logs it only once, until a call succeeds.
   void LogWaiting();
   void NoteSuccess() {
     if (has_said_that_it_waits_) has_said_that_it_waits_ = false;
@@ -102,16 +104,17 @@ class Connection {
   // The channel to the server's present address.
   std::shared_ptr<Link> link() const;
 
-  // Called after a call that found no connection, or lost it. If another run of
-  // the server has answered, with rows of a save, it says so on stderr. The
-  // error is that of an interrupt.
+  // Call it after a call that found no connection, or lost it. If the server
+  // was restarted from saved rows meanwhile, logs that on stderr. Returns an
+  // error only for an interrupt.
   absl::Status OnReconnect();
 
-  // The same for a call that had a connection and is not repeated.
+  // Like Explain(), for a kOnce call, which is not sent again after it has lost
+  // its connection.
   absl::Status ExplainLoss(const grpc::Status& status,
                            absl::Duration timeout) const;
 
-  // The error for a malformed response, which is the server's fault.
+  // The error for a malformed response, which means that the server is faulty.
   absl::Status AsServerFault(const absl::Status& malformed) const;
 
  private:
@@ -128,7 +131,7 @@ class Connection {
   std::atomic<bool> has_said_that_it_waits_{false};
 };
 
-// The times of retries after a failure, and their end.
+// Computes the times of retries after a failure.
 //
 // Not thread-safe.
 class RetryClock {
@@ -137,9 +140,9 @@ class RetryClock {
 
   absl::Time start() const { return start_; }
 
-  // The time of the next attempt; nullopt if it would be after the timeout. The
-  // pause grows from 10 ms to 1 s, with some randomness so that clients do not
-  // return at the same time.
+  // The time of the next attempt; nullopt if the timeout would have passed by
+  // then. The pauses grow from 10 ms to 1 s and are partly random, so that many
+  // clients do not try again at the same moment.
   std::optional<absl::Time> NextTry();
 
  private:
@@ -148,16 +151,17 @@ class RetryClock {
   absl::Duration pause_;
 };
 
-// One unary call with its retries. The thread that starts it must also wait for
-// it: it polls for its own answer, which saves a switch of threads.
+// One unary call with its retries. The thread that starts the call must also
+// wait for it: the thread itself polls for the answer, which saves a switch of
+// threads.
 //
-// A call that is destroyed before Wait is cancelled.
+// The destructor cancels a call that nobody has waited for.
 //
 // Not thread-safe.
 class UnaryCall {
  public:
-  // Sends the first attempt. The call ends within `timeout` if that is less
-  // than the time of `kind`.
+  // Sends the first attempt. The call ends after `timeout`, or after the
+  // timeout of its kind if that is shorter.
   UnaryCall(std::shared_ptr<Connection> connection, CallKind kind,
             const char* method, const grpc::ByteBuffer& request,
             const char* service = v1::ParameterServer::service_full_name(),
@@ -166,12 +170,13 @@ class UnaryCall {
   UnaryCall(const UnaryCall&) = delete;
   UnaryCall& operator=(const UnaryCall&) = delete;
 
-  // After a second without a connection it says so on stderr. Cancelled if
-  // CheckInterrupt() is.
+  // Waits for the answer. After a second without a connection, logs that it
+  // waits. Cancelled if CheckInterrupt() returns that.
   absl::Status Wait(grpc::ByteBuffer* response);
 
-  // The `error` of Wait(). If there was no answer, also says whether the write,
-  // such as "The push to table 'user'", may have been applied. Empty: no write.
+  // Completes an `error` of Wait(). If the server did not answer, adds that the
+  // write may have been applied, or that it was not. `write` names the write,
+  // such as "The push to table 'user'"; empty if the call writes nothing.
   absl::Status ExplainWrite(const absl::Status& error,
                             absl::string_view write) const;
 
@@ -179,7 +184,7 @@ class UnaryCall {
   friend void PollUntil(absl::Time time);
   struct Attempt;
   class ThreadQueue;
-  // Cancels a running attempt, and leaves it to its queue.
+  // Cancels an attempt in progress, which its queue deletes later.
   struct Abandon {
     void operator()(Attempt* attempt) const;
   };
@@ -187,7 +192,7 @@ class UnaryCall {
   // The latest end of the call.
   absl::Time deadline() const { return start_ + timeout_; }
   void StartAttempt();
-  // Does the periodic work of a wait that began at `begin`.
+  // Call it regularly during a wait, with the time when the wait began.
   absl::Status Watch(absl::Time begin);
 
   const std::shared_ptr<Connection> connection_;
@@ -201,16 +206,17 @@ class UnaryCall {
   std::unique_ptr<Attempt, Abandon> attempt_;
   std::string token_;          // The token that the attempt has shown.
   grpc::Status last_failure_;  // From an earlier attempt; OK if there was none.
-  bool was_away_ = false;      // An attempt began without a connection.
-  // The server may have got it, and has not answered.
+  // An attempt began without a connection.
+  bool was_away_ = false;
+  // The server may have received the call, but has not answered.
   bool may_have_arrived_ = false;
 };
 
-// Whether the server has not begun this call because others with its token are
-// running.
+// Whether the server has refused the call because too many calls with the same
+// token are in progress.
 bool IsTooBusy(const grpc::Status& status, const grpc::ClientContext& context);
 
-// Waits without using the CPU; calls of this thread continue.
+// Sleeps without using the CPU; calls that this thread has started continue.
 void PollUntil(absl::Time time);
 
 }  // namespace tfswitch

@@ -1,13 +1,13 @@
-// A pull or push of many keys is cut into pieces, so that the server works on
-// one while the next is on its way. PackPieces() packs short pieces into one
-// message. A push is cut only if its gradients need not meet on the server. All
-// its messages are made before the first one is sent, so that an error while
-// making one leaves nothing applied.
+// A pull or push of many keys is sent in pieces, so that the server works on
+// one piece while the next one is on its way. PackPieces() packs short pieces
+// into one message. A push is divided only if the server does not need all its
+// gradients together. All messages of a push are made before the first one is
+// sent, so that an error while making one leaves nothing applied.
 //
-// Rows are copied from an answer to their places at once. Long gradients whose
-// owner is known are sent from where they lie; shorter ones and all keys are
-// copied. The control calls are protobuf messages, because they are short or
-// rare; the name of a request's type gives the method and its service.
+// Rows are copied directly from an answer to their final places. A long array
+// of gradients is sent without a copy if its owner is known; short ones and all
+// keys are copied. Control calls are protobuf messages, because they are short
+// or rare. The type of a request determines the method and its service.
 
 #include "cc/rpc/client/grpc_client.h"
 
@@ -72,10 +72,12 @@ std::string Describe(const char* call, const char* direction,
       num_tables > 1 ? absl::StrCat(" and ", num_tables - 1, " more") : "");
 }
 
-// The effect of a call on tables, for errors of calls without an answer.
+// Describes the effect of a call on tables. The error of a call without an
+// answer contains it.
 struct Write {
-  // "The push to " or the like, or a whole text if there are no tables. Null:
-  // the call writes nothing that the user would miss.
+  // Text such as "The push to ", which the tables follow, or a whole text if
+  // there are no tables. Null if the call writes nothing that the user would
+  // miss.
   const char* effect = nullptr;
   std::vector<std::string> tables;
 };
@@ -108,7 +110,7 @@ class ServerCall final : public PendingCall {
   UnaryCall call_;
 };
 
-// The pieces are valid until this thread lists those of another message.
+// Valid until this thread calls the function again.
 MessagePieces PiecesOf(grpc::ByteBuffer* response) {
   thread_local std::vector<absl::string_view> pieces;
   ListPieces(response, &pieces);
@@ -141,10 +143,11 @@ Write WriteOf(const google::protobuf::Message& any) {
   return {};
 }
 
-// Messages of pushes in flight, and the results of their pieces.
+// The messages of pushes in flight, and the results of their pieces.
 class PushMessages final : public PendingCall {
  public:
-  // `sums[i]` gets the sum of the pieces whose `owners` are i.
+  // The results of all pieces i with the same owners[i] are added up in
+  // sums[owners[i]].
   PushMessages(std::vector<size_t> owners, std::vector<WriteResult*> sums)
       : owners_(std::move(owners)),
         sums_(std::move(sums)),
@@ -167,20 +170,23 @@ class PushMessages final : public PendingCall {
   const std::unique_ptr<WriteResult[]> results_;
 
  public:
-  // Last, so that calls without a waiter end before the results do.
+  // Declared last, so that it is destroyed first: calls that nobody waits for
+  // must end before their results are destroyed.
   std::vector<std::unique_ptr<PendingCall>> calls;
 };
 
-// How many keys each part of a call has. While one part is on its way, the
-// other end works on the last one, which is still in its cache.
+// How many keys each part of a call has. Several parts save time: while one is
+// on its way, the receiver works on the part before, which is still in its
+// cache.
 size_t KeysPerPart(size_t num_keys, size_t row_bytes, size_t min_part_bytes) {
   const size_t num_parts = std::clamp<size_t>(
       num_keys * row_bytes / min_part_bytes, 1, kMaxPartsPerCall);
   return (num_keys + num_parts - 1) / num_parts;
 }
 
-// The size of a piece: a part of a call for one table, or a piece of a long
-// call. Bytes are those that it adds to a message of several pieces.
+// The size of a piece, that is, of a whole call for one table or of a part of a
+// long call. The bytes are those that the piece adds to a message of several
+// pieces.
 struct PieceSize {
   uint64_t request_bytes;
   uint64_t answer_bytes;
@@ -193,14 +199,14 @@ PieceSize SizeOfPull(const PullPart& pull, bool is_cut) {
 }
 
 PieceSize SizeOfPush(const PushArgs& push, bool is_cut) {
-  // The answer has two numbers, which are fewer bytes than the request.
+  // Ignores the answer: its two numbers have fewer bytes than the request.
   return {PartBytes(PushRequestBytes(push)), 0, is_cut};
 }
 
-// Groups pieces into messages. A piece of a long call is alone; others share a
-// message until it, or its answer, is as long as a part of a long call. No
-// message is longer than the server accepts. If a single piece is too long, the
-// encoder reports it.
+// Groups pieces into messages. A part of a long call is sent alone. Other
+// pieces share a message until the message, or its answer, is as long as a part
+// of a long call. No message is longer than the server accepts. If a single
+// piece is too long, the encoder reports an error.
 template <typename Piece>
 std::vector<absl::Span<const Piece>> PackPieces(
     const std::vector<Piece>& pieces, const std::vector<PieceSize>& sizes,
@@ -238,14 +244,14 @@ std::vector<absl::Span<const Piece>> PackPieces(
   return messages;
 }
 
-// The bytes per key of ReadUsageResponse, which are more than those of the key:
-// a state of one byte and five floats. Then its other bytes, or those of the
-// request besides the table's name.
+// The bytes per key of a ReadUsageResponse: a state of one byte and five
+// floats. They are more than those of a key in the request. kMaxUsageHeaders
+// bounds the other bytes of either message, without the table's name.
 constexpr size_t kUsageBytes = 1 + 5 * sizeof(float);
 constexpr size_t kMaxUsageHeaders = 64;
 
-// How many keys each part of a ReadUsage has: as for a pull, and no more than
-// the server accepts.
+// How many keys each part of a ReadUsage has: as in a pull, but at most as many
+// as fit in a message that the server accepts.
 size_t KeysPerUsagePart(size_t num_keys, const std::string& table,
                         uint64_t max_message_bytes) {
   const uint64_t headers = kMaxUsageHeaders + table.size();
@@ -255,12 +261,12 @@ size_t KeysPerUsagePart(size_t num_keys, const std::string& table,
                           std::max<uint64_t>(1, room / kUsageBytes));
 }
 
-// Shorter gradients are copied into the message, because a slice of their own
-// would cost more.
+// Shorter arrays of gradients are copied into the message, because a slice of
+// their own would cost more than the copy.
 constexpr size_t kMinSharedBytes = 16 << 10;
 
-// For the server each part of a push is a push of its own. Other writes have
-// one part.
+// The server treats each part of a push as a separate push, so each needs
+// another id. Other writes have one part.
 PushId IdOfPart(const PushId& id, size_t part) {
   return {id.client_id, id.sequence * kMaxPartsPerCall + part};
 }
@@ -269,8 +275,9 @@ PushId IdOfPart(const PushId& id, size_t part) {
 void CutPush(const PushArgs& args, uint64_t max_message_bytes,
              std::vector<PushArgs>* pieces, std::vector<PieceSize>* sizes) {
   const auto width = static_cast<size_t>(args.dim);
-  // The gradients of one key must meet on the server, to be summed. So must
-  // those of one step, if a round is applied or all rows take each step.
+  // Gradients of the same key must arrive together, because the server sums
+  // them. All gradients of a step must, too, if the server applies whole
+  // rounds or each step moves all rows.
   const bool may_be_cut =
       args.keys_are_unique && args.step.group.empty() && !args.is_dense;
   const bool fits_whole =
@@ -341,8 +348,8 @@ class GrpcClient final : public ParameterClient {
       const std::function<absl::Status(const ChangeChunk&)>& visit) override;
 
  private:
-  // Reads the stream of messages that start(context) begins, to its end. If the
-  // server is away, only the start is repeated.
+  // Reads the stream of messages that start(context) opens, to its end. If the
+  // server is away, only the opening is tried again.
   template <typename Response, typename Start>
   absl::Status ReadStream(
       const Start& start,
@@ -353,8 +360,8 @@ class GrpcClient final : public ParameterClient {
       absl::Span<const PushArgs> pushes) const;
 
   const std::shared_ptr<Connection> connection_;
-  // Another one than for pushes, which would push other writes out of the
-  // server's window.
+  // Differs from the client id of pushes: the server remembers a limited number
+  // of writes per client, and pushes would displace the others.
   const uint64_t client_id_ = DrawId();
   std::atomic<uint64_t> next_sequence_{1};
 };
@@ -483,7 +490,7 @@ std::unique_ptr<PendingCall> GrpcClient::StartCheckedPush(
   if (pieces.empty()) return Done(absl::OkStatus());
   const std::vector<absl::Span<const PushArgs>> messages =
       PackPieces(pieces, sizes, connection_->max_message_bytes());
-  // All messages must be made before the first one is sent.
+  // Makes all messages before the first one is sent: see the top of the file.
   std::vector<grpc::ByteBuffer> requests;
   for (const absl::Span<const PushArgs> message : messages) {
     absl::StatusOr<grpc::ByteBuffer> request = EncodePushes(message);
@@ -633,7 +640,8 @@ absl::Status GrpcClient::ReadStream(
     }
     const grpc::Status status = reader->Finish();
     if (status.ok()) return absl::OkStatus();
-    // A row must not be visited twice, so only the start can be repeated.
+    // Repeats only the start of the stream: later, some rows have been visited
+    // already, and none may be visited twice.
     if (visited) return connection_->ExplainLoss(status, options.bulk_timeout);
     absl::Status error = connection_->Explain(
         status, status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED

@@ -20,33 +20,35 @@ namespace tfswitch {
 struct GrpcClientOptions {
   // "host:port" or "unix:/path".
   std::string address;
-  // The present addresses of the cluster's servers; this one is number
-  // `shard_index`. Null: the server stays at `address`.
+  // The current addresses of the cluster's servers; this server has number
+  // `shard_index`. Null if the server always stays at `address`.
   std::shared_ptr<const ServerPlaces> places;
-  // The shard index that the server must have.
+  // The shard index that the server is expected to have.
   uint32_t shard_index = 0;
   uint32_t num_shards = 1;
-  // Longest time that any call may take, retries included.
+  // The longest time that a call may take, including retries.
   absl::Duration timeout = absl::Seconds(30);
-  // The same for calls that take time in proportion to a table: Export,
+  // The timeout of calls that take time in proportion to a table: Export,
   // SaveShard, CommitCheckpoint, StageRestore, CommitRestore. If the server is
-  // away, they still fail within `timeout`.
+  // away, these calls still fail within `timeout`.
   absl::Duration bulk_timeout = absl::Hours(1);
-  // How long to wait for the server at first, if that is less.
+  // How long to wait for the server when connecting, if that is less than
+  // `timeout`.
   absl::Duration connect_timeout = absl::InfiniteDuration();
   ClientTls tls;
   std::shared_ptr<ClientToken> token;  // Null: none.
-  // Sent in the handshake; another value is for tests.
+  // Sent in the handshake; values other than the default are for tests.
   uint32_t protocol_version = kProtocolVersion;
 };
 
 // Connects and makes a handshake. Unavailable or DeadlineExceeded if the server
-// does not answer within the timeout, FailedPrecondition if it has another
-// protocol version or another place in the cluster.
+// does not answer within the timeout; FailedPrecondition if its protocol
+// version or its shard index is another one.
 //
-// The client retries calls that fail with UNAVAILABLE until its timeout. So a
-// server that comes back is used again without a new client, also at another
-// address, if `places` has it. Calls to the former address are then given up.
+// The client repeats calls that fail with UNAVAILABLE until its timeout. So it
+// uses a restarted server without being made again. If `places` has another
+// address of the server, calls to the former address are cancelled and sent
+// there.
 absl::StatusOr<std::unique_ptr<ParameterClient>> NewGrpcClient(
     const GrpcClientOptions& options);
 

@@ -1,6 +1,7 @@
-// gRPC moves the bytes of TLS connections itself, so OpenSSL's objects have no
-// descriptor. The random of the ClientHello, which is seen on both sides of
-// gRPC, shows which object belongs to which descriptor.
+// gRPC itself moves the bytes of TLS connections, so OpenSSL's objects have no
+// file descriptor. The random bytes of the ClientHello tell which object
+// belongs to which descriptor, because they can be seen in the descriptor's
+// bytes and in OpenSSL's object.
 
 #include "cc/rpc/edge/edge.h"
 
@@ -23,14 +24,16 @@ namespace tfswitch {
 namespace {
 
 constexpr absl::Duration kTrimInterval = absl::Seconds(2);
-// gRPC frees the memory of a connection in the next moments.
+// Trims several times, because gRPC frees the memory of a closed connection
+// some moments later.
 constexpr int kNumTrims = 4;
-// Expired refusals are dropped when there are so many.
+// From this number of refused addresses on, those whose time is over are
+// removed.
 constexpr size_t kManyRefusals = 1024;
 constexpr size_t kMaxRefusals = 65536;
 
-// The addresses that are refused together: one, or a network of IPv6. Empty:
-// none.
+// The key of the addresses that are refused together: one IPv4 address, or a
+// network of IPv6. Empty for addresses that are never refused.
 std::string AddressKey(const sockaddr_storage& address) {
   if (address.ss_family == AF_INET) {
     const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);
@@ -166,7 +169,8 @@ void Edge::End(int fd, const FrameGuard* guard, const char* why, bool refuses) {
   if (found == part.connections.end() || found->second.guard.get() != guard) {
     return;  // The connection has ended meanwhile.
   }
-  // Refuses the address first, or the peer would reconnect at once.
+  // Refuses the address before it closes the connection; otherwise the peer
+  // could reconnect in between.
   RecordClosed(found->second.address, why, refuses);
   part.connections.erase(found);
   shutdown(fd, SHUT_RDWR);
@@ -225,8 +229,8 @@ void Edge::Tidy() {
     --num_trims_left_;
     next_trim_ = SteadyNow() + kTrimInterval;
   }
-  // By its trim threshold malloc keeps the memory of a flood: see
-  // malloc_tuning.h.
+  // malloc itself would keep the memory that a flood has used, because of its
+  // high trim threshold: see malloc_tuning.h.
   malloc_trim(0);
 }
 

@@ -1,9 +1,10 @@
-// Guards the connections of the servers of this process against floods that
-// gRPC does not bound: see frame_guard.h.
+// Protects the servers of this process from connections that flood gRPC with
+// data for which it has no limit: see frame_guard.h.
 //
-// edge_calls.cc defines the functions by which gRPC reads and writes. They tell
-// the edge what is read and written, and fail before gRPC sees bytes that break
-// a bound. In a program whose functions are not replaced, nothing is guarded.
+// edge_calls.cc replaces the functions by which gRPC reads and writes. They
+// show the bytes to the edge, and fail before gRPC sees bytes that exceed a
+// limit. In a program where the functions could not be replaced, nothing is
+// checked.
 
 #ifndef TFSWITCH_CC_RPC_EDGE_EDGE_H_
 #define TFSWITCH_CC_RPC_EDGE_EDGE_H_
@@ -30,9 +31,9 @@ namespace tfswitch {
 
 enum class Direction : uint8_t { kReceived, kSent };
 
-// The beginning of a ClientHello up to its random: headers of record and
-// message (5 and 4 bytes), version (2), random (32). See RFC 8446, 4.1.2 and
-// 5.1.
+// The first bytes of a TLS ClientHello, up to the end of its random: headers of
+// record and message (5 and 4 bytes), version (2), random (32). See RFC 8446,
+// 4.1.2 and 5.1.
 struct ClientHello {
   static constexpr size_t kRandomAt = 11;
 
@@ -43,24 +44,25 @@ struct ClientHello {
 // Thread-safe.
 class Edge {
  public:
-  // How long the address of an ended connection is refused.
+  // How long the address is refused after the edge has ended a connection.
   static constexpr absl::Duration kRefusal = absl::Seconds(10);
 
   // The one of the process. Never deleted.
   static Edge& Get();
 
-  // Starts watching a connection. `address` may be of any family; a Unix socket
-  // is never refused.
+  // Starts to watch a connection. `address` may be of any family; the edge
+  // never refuses a Unix socket.
   void Watch(int fd, const sockaddr_storage& address, bool has_tls,
              uint64_t max_streams);
   // The descriptor is about to be closed.
   void Forget(int fd);
 
-  // Whether the connection may continue after `size` bytes of the parts.
-  // Returns false once for each that may not, after shutting it down.
+  // Checks the next `size` bytes of a connection. Returns false when the
+  // connection has broken a limit, after shutting it down; once per connection.
   bool Pass(Direction direction, int fd, const iovec* parts, size_t size);
 
-  // A connection with TLS, whose bytes Pass() cannot read.
+  // A TLS connection, whose bytes are encrypted, so that Pass() cannot check
+  // them.
   struct TlsConnection {
     int fd = -1;
     std::shared_ptr<FrameGuard> guard;
@@ -68,17 +70,17 @@ class Edge {
 
   // Whether connections are watched in this process.
   bool is_used() const { return is_used_; }
-  // The connection whose ClientHello had this random; each is found once.
-  // Without one the guard is null.
+  // The connection whose ClientHello had this random. Each connection is found
+  // only once. The guard is null if there is none.
   TlsConnection FindTls(absl::Span<const uint8_t> client_random);
-  // Pass() for decrypted bytes. A connection without a guard must end.
+  // Pass() for decrypted bytes. Returns false for a connection without a guard.
   bool PassTls(Direction direction, const TlsConnection& connection,
                const void* data, size_t size);
 
   bool Refuses(const sockaddr_storage& address) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Ends connections whose time is over, and releases memory after a flood.
-  // Call it each second.
+  // Ends connections that have been stuck for too long, and releases memory
+  // after a flood. Call it each second.
   void Tidy() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Connections ended so far.
@@ -88,12 +90,14 @@ class Edge {
   struct Connection {
     sockaddr_storage address = {};
     uint64_t max_streams = 0;
-    std::shared_ptr<FrameGuard> guard;  // With TLS: set by FindTls().
-    // With TLS: the first bytes received.
+    // Set by FindTls() if the connection has TLS.
+    std::shared_ptr<FrameGuard> guard;
+    // The first bytes received, if the connection has TLS.
     std::optional<ClientHello> hello;
   };
 
-  // The connections of some descriptors, so that threads seldom meet.
+  // The connections of a part of the descriptors, with a mutex of its own, so
+  // that threads seldom wait for each other.
   struct Part {
     Mutex mutex;
     std::unordered_map<int, Connection> connections ABSL_GUARDED_BY(mutex);
@@ -102,15 +106,15 @@ class Edge {
   Edge() = default;
 
   Part& PartOf(int fd) { return parts_[static_cast<size_t>(fd) % kNumParts]; }
-  // If the connection has this guard, shuts it down, logs why, and may refuse
-  // its address for a while.
+  // Shuts the connection down if it still has this guard, and logs the reason.
+  // If `refuses`, refuses its address for a while.
   void End(int fd, const FrameGuard* guard, const char* why, bool refuses);
   void RecordClosed(const sockaddr_storage& address, const char* why,
                     bool refuses) ABSL_LOCKS_EXCLUDED(mutex_);
 
   static constexpr size_t kNumParts = 64;
   std::array<Part, kNumParts> parts_;
-  // So that processes without servers take no lock.
+  // Lets processes without servers skip the locks.
   std::atomic<bool> is_used_{false};
   std::atomic<int64_t> num_ended_{0};
 

@@ -1,8 +1,8 @@
-// The functions that gRPC calls to read, write and close connections. Each does
-// the work of the function that it replaces, and tells the edge. The linker
-// finds them in programs and libraries that link gRPC, before those of libc and
-// OpenSSL; a library that is opened with RTLD_DEEPBIND leaves the functions of
-// the process alone.
+// Replaces the functions that gRPC calls to read, write and close connections.
+// Each does the same as the original function, and tells the edge. In programs
+// and libraries that link gRPC, the linker finds these functions before those
+// of libc and OpenSSL. If a library is opened with RTLD_DEEPBIND, only this
+// library uses them, and not the rest of the process.
 
 #include <openssl/ssl.h>
 #include <sys/socket.h>

@@ -16,7 +16,8 @@ enum FrameType : uint8_t {
   kContinuation = 9,
 };
 
-// The first bit also means that a stream ends.
+// Flags of frames. Bit 0 means "acknowledges" in SETTINGS and PING frames, and
+// "ends the stream" in others.
 constexpr uint8_t kAcknowledges = 0x1;
 constexpr uint8_t kEndStream = 0x1;
 constexpr uint8_t kEndHeaders = 0x4;
@@ -93,7 +94,8 @@ std::optional<FrameReader::Frame> FrameReader::Next(const uint8_t** data,
 }
 
 void FrameGuard::Window::Add(int64_t bytes, absl::Time (*now)()) {
-  // A peer that reads slowly is not stuck.
+  // Only a window that stays at 0 counts as stuck, not a peer that reads
+  // slowly.
   const bool has_moved = bytes > 0 || left > 0;
   left += bytes;
   if (left > 0) {
@@ -183,8 +185,8 @@ const char* FrameGuard::TakeReceived(const FrameReader::Frame& frame) {
 const char* FrameGuard::TakeHeaders(const FrameReader::Frame& frame) {
   if (frame.type == kHeaders) {
     header_block_ = 0;
-    // A lower number belongs to an earlier stream, whose last headers these
-    // are.
+    // A stream with a lower number was opened before, so these headers are its
+    // trailers.
     if (frame.stream > last_stream_) {
       last_stream_ = frame.stream;
       Window& window = streams_[frame.stream];
@@ -232,7 +234,8 @@ const char* FrameGuard::TakeSent(const FrameReader::Frame& frame) {
                     (frame.flags & kEndStream) != 0;
   if (!ends && frame.type != kResetStream) return nullptr;
   const bool was_open = streams_.erase(frame.stream) > 0;
-  // A reset after an answer only tells the peer to stop sending.
+  // After an answer the server may send a reset that tells the peer to stop
+  // sending. This kind is not counted.
   return ends || !was_open || server_resets_.Take(now_)
              ? nullptr
              : "it made the server reset more than 200 streams a second";

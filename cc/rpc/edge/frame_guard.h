@@ -1,10 +1,10 @@
 // Watches the HTTP/2 frames of one connection of a server.
 //
 // gRPC 1.51 uses unbounded memory for some frames, applies its limit of streams
-// only after the peer has acknowledged its SETTINGS, and keeps an answer for as
-// long as the peer opens no window for it. The guard reads the headers of
-// frames, and the few bytes of frames that set windows (RFC 9113, 4.1 and 6).
-// It says when the connection has to end.
+// only after the peer has acknowledged its SETTINGS, and keeps an answer in
+// memory until the peer's flow-control window allows sending it. The guard
+// reads the headers of frames, and the few bytes of frames that set windows
+// (RFC 9113, 4.1 and 6). It says when the connection has to end.
 
 #ifndef TFSWITCH_CC_RPC_EDGE_FRAME_GUARD_H_
 #define TFSWITCH_CC_RPC_EDGE_FRAME_GUARD_H_
@@ -23,7 +23,7 @@
 
 namespace tfswitch {
 
-// Allows a burst, and then a number per second.
+// A rate limit that allows a burst, and then a number per second.
 //
 // Thread-compatible.
 class FrameBudget {
@@ -39,7 +39,7 @@ class FrameBudget {
   absl::Time since_ = absl::InfinitePast();
 };
 
-// Finds frames in bytes that arrive in pieces.
+// Finds HTTP/2 frames in bytes that arrive in pieces.
 //
 // Thread-compatible.
 class FrameReader {
@@ -52,21 +52,23 @@ class FrameReader {
     uint8_t type = 0;
     uint8_t flags = 0;
     uint32_t stream = 0;
-    // Only for SETTINGS and WINDOW_UPDATE of at most kMaxPayload.
+    // The payload of SETTINGS and WINDOW_UPDATE frames of at most kMaxPayload
+    // bytes; empty for others.
     absl::Span<const uint8_t> payload;
   };
 
-  // Expects `preface` first. Finds no frame in bytes that begin otherwise.
+  // The bytes must begin with `preface`; if they do not, no frames are found.
   explicit FrameReader(absl::string_view preface) : preface_(preface) {}
 
-  // Returns the next frame, and moves `*data` behind the bytes that it has
-  // read; nothing at the end. The payload is valid until the next call.
+  // Returns the next frame, or nothing if the bytes end before it does. Moves
+  // `*data` behind the bytes that it has read. The payload is valid until the
+  // next call.
   std::optional<Frame> Next(const uint8_t** data, const uint8_t* end);
 
  private:
   static constexpr size_t kHeaderSize = 9;
 
-  // What is still to come of the preface.
+  // The part of the preface that has not arrived yet.
   absl::string_view preface_;
   bool is_other_protocol_ = false;
   size_t skip_ = 0;
@@ -80,30 +82,34 @@ class FrameGuard {
  public:
   // How many streams a peer may open before it has acknowledged SETTINGS.
   static constexpr int kMaxEarlyStreams = 100;
-  // Allowed beyond gRPC's limit, because resets may be on their way.
+  // Added to gRPC's limit, because a peer that has ended a stream may open a
+  // new one before gRPC knows.
   static constexpr uint64_t kSpareStreams = 100;
   static constexpr size_t kMaxHeaderBlock = 64 << 10;
   static constexpr absl::Duration kHeaderBlockTime = absl::Seconds(10);
-  // How much a peer may send, besides messages, before a call of it is answered
-  // with a message. Refused calls are answered with headers only.
+  // How many bytes, other than messages, a peer may send until the server
+  // answers one of its calls with a message. Refused calls do not count as
+  // answered, because their answers are headers only.
   static constexpr uint64_t kMaxUnansweredBytes = 1 << 20;
-  // The same time as for a peer that does not answer keepalives.
+  // The same time after which a peer that does not answer keepalives is
+  // dropped.
   static constexpr absl::Duration kStuckTime = absl::Seconds(40);
 
   explicit FrameGuard(uint64_t max_streams, absl::Time (*now)() = &SteadyNow)
       : max_streams_(max_streams + kSpareStreams), now_(now) {}
 
-  // Checks bytes that the server has read, or will write. Returns why the
-  // connection has to end, or null.
+  // Checks bytes that the server has read, or is about to write. Returns why
+  // the connection has to end; null if it may continue.
   const char* Received(const void* data, size_t size)
       ABSL_LOCKS_EXCLUDED(mutex_);
   const char* Sent(const void* data, size_t size) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // The same for limits that do not concern other connections of the address.
+  // Checks the time limits. Like Received(), but a connection that breaks them
+  // is no reason to refuse other connections of the address.
   const char* Waited() const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  // How much the peer still accepts. It is stuck while that is nothing.
+  // How many bytes the peer still accepts. A window that stays at 0 is stuck.
   struct Window {
     void Add(int64_t bytes, absl::Time (*now)());
 
@@ -119,7 +125,7 @@ class FrameGuard {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TakeSettings(const FrameReader::Frame& frame)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The window of a stream, or of the connection for number 0; null if the
+  // The window of a stream, or for number 0 of the connection; null if the
   // stream is not open.
   Window* Find(uint32_t stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -127,7 +133,8 @@ class FrameGuard {
   absl::Time (*const now_)();
 
   mutable Mutex mutex_;
-  // gRPC closes a connection that begins otherwise, e.g. with TLS or HTTP/1.
+  // gRPC closes a connection that begins with anything else, e.g. TLS or
+  // HTTP/1.
   FrameReader received_ ABSL_GUARDED_BY(mutex_){
       "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"};
   FrameReader sent_ ABSL_GUARDED_BY(mutex_){""};
@@ -136,7 +143,8 @@ class FrameGuard {
   bool has_acknowledged_ ABSL_GUARDED_BY(mutex_) = false;
   int num_early_streams_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t last_stream_ ABSL_GUARDED_BY(mutex_) = 0;
-  // The streams that neither side has ended, as far as was sent.
+  // The streams that are open: the server has not sent their end, and neither
+  // side a reset.
   absl::flat_hash_map<uint32_t, Window> streams_ ABSL_GUARDED_BY(mutex_);
   Window connection_ ABSL_GUARDED_BY(mutex_);
   int64_t initial_window_ ABSL_GUARDED_BY(mutex_) = 65535;

@@ -1,11 +1,12 @@
-// One thread polls the listening sockets and a pipe, into which Stop() writes a
-// byte. The listener is not told when gRPC closes a connection. So it keeps the
-// descriptor of each with its inode. When the limit is reached, MakeRoom()
-// checks which of them are still the same sockets.
+// One thread polls the listening sockets and a pipe; Stop() writes a byte to
+// the pipe to wake it. gRPC does not tell the listener when it closes a
+// connection. So the listener remembers the descriptor and the inode of each.
+// When the limit is reached, MakeRoom() counts how many of the descriptors
+// still are the same sockets.
 //
-// If the process has no descriptor left, the thread waits and the connection
-// stays in the kernel's queue. Stop() removes the path of a Unix socket before
-// it closes the socket, because afterwards the path may belong to a successor.
+// If the process has no free descriptor, the thread waits, and new connections
+// stay in the kernel's queue. Stop() removes the path of a Unix socket before
+// it closes the socket, because afterwards another server may use the path.
 
 #include "cc/rpc/edge/listener.h"
 
@@ -34,11 +35,11 @@
 namespace tfswitch {
 namespace {
 
-// The pause while no file can be opened.
+// The pause while the process has no free descriptor.
 constexpr int kRetryMs = 100;
 constexpr int kTidyMs = 1000;
-// If a host vanishes between calls, the kernel notices it after this time plus
-// kKeepaliveTimeoutMs.
+// If the peer's host vanishes while no call is in progress, the kernel notices
+// it after this time plus kKeepaliveTimeoutMs.
 constexpr int kIdleProbeSeconds = 60;
 constexpr int kProbeIntervalSeconds = 5;
 
@@ -55,7 +56,8 @@ void SetConnectionOptions(int fd) {
   SetOption(fd, IPPROTO_TCP, TCP_KEEPINTVL, kProbeIntervalSeconds);
 }
 
-// Whether the descriptor still belongs to the socket.
+// Whether the descriptor still is this socket. gRPC may have closed it, and the
+// number may have been used again.
 bool IsSocket(int fd, const std::pair<dev_t, ino_t>& socket) {
   struct stat now = {};
   return fstat(fd, &now) == 0 && socket == std::pair(now.st_dev, now.st_ino);
@@ -75,8 +77,8 @@ bool IsLoopback(const sockaddr* address) {
   return address->sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr);
 }
 
-// A socket at the path is in use only if it answers: a server that was killed
-// leaves its socket behind.
+// A socket at this path is in use only if a process answers on it. A killed
+// server leaves its socket behind.
 bool SomeoneAnswersOn(const sockaddr_un& address) {
   const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return false;
@@ -99,7 +101,8 @@ absl::Status CannotListen(const Address& address, absl::string_view why) {
 }
 
 int PortOf(int fd) {
-  sockaddr_in6 bound = {};  // The port of an IPv4 address has the same place.
+  // Reads the port of an IPv4 address as well, because it has the same offset.
+  sockaddr_in6 bound = {};
   socklen_t size = sizeof(bound);
   if (getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &size) != 0) {
     return 0;
@@ -119,7 +122,8 @@ absl::Status Listener::Open(Address* address) {
 int Listener::OpenOne(int family, const void* address, size_t size) {
   const int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) return errno;
-  // Not SO_REUSEPORT: a second server would take every other connection.
+  // Not SO_REUSEPORT: with it, a second server could bind the same port and
+  // would get a part of the connections.
   if (family != AF_UNIX) SetOption(fd, SOL_SOCKET, SO_REUSEADDR, 1);
   if (family == AF_INET6) SetOption(fd, IPPROTO_IPV6, IPV6_V6ONLY, 0);
   if (bind(fd, static_cast<const sockaddr*>(address),
@@ -175,7 +179,8 @@ absl::Status Listener::OpenPort(Address* address) {
         continue;
       }
       if (!listening_.empty()) {
-        // All addresses of a host get the same port; IPv4's has the same place.
+        // All addresses of a host get the same port. The port of IPv4 has the
+        // same offset as that of IPv6.
         reinterpret_cast<sockaddr_in6*>(at->ai_addr)->sin6_port =
             htons(static_cast<uint16_t>(PortOf(listening_[0])));
       }
@@ -202,8 +207,8 @@ void Listener::Start(std::unique_ptr<Acceptor> acceptor) {
 }
 
 void Listener::Stop() {
-  // A shutdown besides the byte, because a living fork keeps the descriptors
-  // open.
+  // Calls shutdown() before close(), because a forked child that still runs
+  // keeps the descriptors open.
   if (thread_.joinable()) {
     while (write(stop_pipe_[1], "", 1) < 0 && errno == EINTR) {
     }
@@ -213,7 +218,8 @@ void Listener::Stop() {
     if (fd >= 0) close(fd);
     fd = -1;
   }
-  // Removed before it is closed: afterwards the path may be a successor's.
+  // Removes the path before it closes the socket: afterwards another server may
+  // use the path.
   if (!unix_path_.empty()) RemoveSocket(unix_path_);
   unix_path_.clear();
   for (const int fd : listening_) {
@@ -226,7 +232,8 @@ void Listener::Stop() {
 void Listener::CutConnections() {
   for (const auto& [fd, socket] : connections_) {
     if (!IsSocket(fd, socket)) continue;
-    // A copy stays the same socket when gRPC closes the original.
+    // Works on a copy of the descriptor, which remains the same socket even if
+    // gRPC closes the original.
     const int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     if (copy >= 0 && IsSocket(copy, socket)) shutdown(copy, SHUT_RDWR);
     if (copy >= 0) close(copy);
@@ -270,7 +277,8 @@ void Listener::Accept(int listening) {
     return;  // Or the peer has gone.
   }
   if (Edge::Get().Refuses(peer)) {
-    // Resets the connection, so that the kernel keeps no state of it.
+    // Makes close() reset the connection, so that the kernel keeps no state of
+    // it.
     const linger at_once = {1, 0};
     (void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
     close(fd);

@@ -1,7 +1,8 @@
-// Accepts connections for a gRPC server, up to a limit.
+// Accepts connections for a gRPC server, up to a maximal number.
 //
-// gRPC 1.51 could listen by itself, but it accepts every connection, and when
-// the process has no file descriptor left for one, it stops listening for good.
+// gRPC 1.51 can listen itself, but it accepts any number of connections, and
+// when the process has no free file descriptor for a new one, it never listens
+// again.
 
 #ifndef TFSWITCH_CC_RPC_EDGE_LISTENER_H_
 #define TFSWITCH_CC_RPC_EDGE_LISTENER_H_
@@ -25,16 +26,17 @@ namespace tfswitch {
 
 // The limits of a listener.
 struct ListenerOptions {
-  uint64_t max_connections = 0;  // More are closed at once.
-  // gRPC's limit for a connection.
+  // Further connections are closed at once.
+  uint64_t max_connections = 0;
+  // gRPC's limit for each connection.
   uint64_t max_streams = 0;
   bool has_tls = false;
 };
 
-// Connections over `max_connections`, or over three quarters of the files that
-// the process may open, are closed as soon as they are accepted. A warning on
-// stderr says so, at most once a minute. Connections from addresses that the
-// edge refuses are closed, too. The edge guards all others: see edge.h.
+// Connections beyond `max_connections`, or beyond three quarters of the files
+// that the process may open, are closed as soon as they are accepted. A warning
+// is logged, at most once a minute. Connections from addresses that the edge
+// refuses are closed, too. The edge watches all others: see edge.h.
 //
 // Call Open() and Start() once, from one thread, in this order; Stop() from one
 // thread at a time; CutConnections() after it.
@@ -47,9 +49,10 @@ class Listener {
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
 
-  // Listens on all addresses of the host that can be bound; port 0 becomes the
-  // bound one. The wildcard of IPv4 also accepts IPv6, if the machine has it.
-  // Unavailable, with the reason, if none can be bound.
+  // Listens on all addresses of the host that can be bound. Port 0 is replaced
+  // by the bound one. The IPv4 wildcard address also accepts IPv6 connections,
+  // if the machine has IPv6. Unavailable, with the reason, if no address can be
+  // bound.
   absl::Status Open(Address* address);
 
   // From now on hands connections over.
@@ -60,7 +63,7 @@ class Listener {
   // Closes the address. Connections stay. Idempotent.
   void Stop();
 
-  // Ends all connections, and drops data that is on its way in them.
+  // Ends all connections, and drops data that has not been sent yet.
   //
   // REQUIRES: Stop() has returned.
   void CutConnections();
@@ -86,9 +89,9 @@ class Listener {
   std::unique_ptr<Acceptor> acceptor_;
   std::thread thread_;
 
-  // Used by the thread only; after its end, by CutConnections(). The socket
-  // that was handed over under each descriptor. When gRPC has closed it, the
-  // descriptor is free, or something else.
+  // Used by the listening thread; after its end, by CutConnections(). For each
+  // descriptor, the socket that was handed to gRPC under it. When gRPC has
+  // closed the socket, the descriptor is free, or belongs to something else.
   std::unordered_map<int, std::pair<dev_t, ino_t>> connections_;
 };
 

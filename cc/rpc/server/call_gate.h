@@ -1,13 +1,12 @@
-// Accepts calls between Open() and Close(), and waits for the last one to
-// leave.
+// Admits calls between Open() and Close(), and waits for the last one to leave.
 //
 // Each control call holds a thread, so their number is limited. Only three
-// quarters of them may wait for other workers; the rest are for calls that
-// somebody is waiting for.
+// quarters of them may be calls that wait for other workers, so that some
+// threads remain for other calls.
 //
-// gRPC's own graceful shutdown waits for connections, and an idle client that
-// nobody polls keeps its connection open for the whole grace. Here only calls
-// have to end.
+// gRPC's own graceful shutdown waits for connections to close, and an idle
+// client that does not poll keeps its connection open for the whole grace
+// period. The gate waits only for calls.
 
 #ifndef TFSWITCH_CC_RPC_SERVER_CALL_GATE_H_
 #define TFSWITCH_CC_RPC_SERVER_CALL_GATE_H_
@@ -36,7 +35,7 @@ class CallGate {
         max_waits_(max_control_calls - max_control_calls / 4),
         opened_(is_open) {}
 
-  // From now on accepts calls, unless the gate was closed before.
+  // Begins to admit calls, unless the gate was closed before.
   void Open() {
     MutexLock lock(&mutex_);
     opened_ = true;
@@ -65,9 +64,9 @@ class CallGate {
     return absl::OkStatus();
   }
 
-  // A control call also holds a thread while its message is on its way.
-  // ResourceExhausted if there are too many; after OK the caller must
-  // EndReading().
+  // Call it before the message of a control call is read, because the call
+  // holds a thread from then on. ResourceExhausted if there are too many; after
+  // OK the caller must call EndReading().
   absl::Status BeginReading() {
     MutexLock lock(&mutex_);
     if (control_ + reading_ >= max_control_calls_) return TooManyControlCalls();
@@ -87,7 +86,7 @@ class CallGate {
     if (inside_ == 0 && closed_) emptied_.NotifyAll();
   }
 
-  // Accepts no more calls, and waits until all have left, for at most `grace`.
+  // Admits no more calls, and waits at most `grace` until all have left.
   void Close(absl::Duration grace) {
     const absl::Time deadline = SteadyNow() + grace;
     MutexLock lock(&mutex_);
@@ -127,7 +126,8 @@ class CallGate {
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-// For a control call. Leaves at the end of its scope, if it was accepted.
+// Enters the gate for a control call, and leaves it at the end of the scope if
+// the call was admitted.
 //
 // Not thread-safe.
 class AdmissionTicket {
@@ -150,7 +150,7 @@ class AdmissionTicket {
   const absl::Status status_;
 };
 
-// The same while the message of a control call is read.
+// Like GatePass, for the time while the message of a control call is read.
 //
 // Not thread-safe.
 class ReadingPass {

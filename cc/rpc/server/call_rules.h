@@ -1,4 +1,4 @@
-// The rules for calls that depend on the state of the server.
+// Rules about calls that depend on the state of the server.
 
 #ifndef TFSWITCH_CC_RPC_SERVER_CALL_RULES_H_
 #define TFSWITCH_CC_RPC_SERVER_CALL_RULES_H_
@@ -15,30 +15,32 @@
 
 namespace tfswitch {
 
-// Keys for which a call makes rows, if they have none.
+// Keys for which a call inserts rows, if they have none yet.
 struct Insertion {
   const EmbeddingTable* table;
   absl::Span<const Key> keys;
 };
 
-// ResourceExhausted if all `insertions` of a call would give the tables that
-// the caller may use more rows than its token allows, ids that wait for
-// admission included. Calls at the same moment may add some more.
+// ResourceExhausted if `insertions`, all those of a call, would give the tables
+// that the caller may use more rows than its token allows. Ids that wait for
+// admission count as rows. Simultaneous calls may exceed the limit a little.
 absl::Status CheckRowQuota(const Caller& caller, const Shard& shard,
                            absl::Span<const Insertion> insertions);
 
-// ResourceExhausted if the caller's token allows no more tables.
+// ResourceExhausted if the caller's token does not allow another table.
 absl::Status CheckTableQuota(const Caller& caller, const Shard& shard);
 
-// For calls for which the role of the method is enough.
+// For other calls: a sufficient role, which is checked elsewhere, is all they
+// need.
 inline absl::Status CheckCall(const Caller&, const Shard&,
                               const google::protobuf::Message&) {
   return absl::OkStatus();
 }
-// A caller of role read may open a table only if it is there.
+// A caller of role read may not create a table, only open an existing one.
 absl::Status CheckCall(const Caller& caller, const Shard& shard,
                        const v1::CreateTableRequest& request);
-// A caller of role train may open a work queue only if it is there.
+// A caller of role train may not create a work queue, only open an existing
+// one.
 absl::Status CheckCall(const Caller& caller, const Shard& shard,
                        const v1::CreateWorkQueueRequest& request);
 

@@ -14,8 +14,8 @@
 
 namespace tfswitch {
 
-// Synchronous methods that read their requests themselves. Each waiting worker
-// holds one of gRPC's threads, of which the gate keeps some free.
+// The methods are synchronous and read their requests themselves. Each waiting
+// worker holds one of gRPC's threads; the gate keeps some threads free.
 //
 // Thread-safe.
 class CoordinationService final : public v1::Coordination::Service {
@@ -40,7 +40,7 @@ class CoordinationService final : public v1::Coordination::Service {
             }));
   }
 
-  // Constant after construction; the shard has its own locks.
+  // Constant after construction; the shard synchronises itself.
   const std::shared_ptr<Shard> shard_;
   const CallContext call_context_;
 };

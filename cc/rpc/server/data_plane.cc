@@ -1,13 +1,14 @@
-// A Call is the tag of one event at a time: first of a new call, then of the
-// end of its answer. Then it is idle, until it is used for another call. The
-// thread of its queue does the work between the events, so the calls and
-// buffers of a queue need no lock. Buffers stay from call to call; Trim() frees
-// unusually large ones.
+// A Call object is gRPC's tag of one event at a time: first of the arrival of a
+// call, then of the end of its answer. Then it is idle and is used for another
+// call. All work between the events is done by the thread of its queue, so the
+// calls and buffers of a queue need no lock. Buffers are kept from call to
+// call; Trim() frees unusually large ones.
 //
-// The length of a pull's answer is known before its rows. So its header is
-// written first, and the shard writes the rows behind it, into the memory that
-// gRPC sends. ReserveAnswer() counts that memory before, until the answer was
-// sent. An error, also of memory, becomes the answer of its call alone.
+// A pull's answer has a length that is known before its rows. So its header is
+// written first, and then the shard writes the rows directly into the memory
+// that gRPC sends. ReserveAnswer() counts this memory before it is allocated,
+// until the answer has been sent. If an error occurs, for example no memory,
+// only this call fails.
 
 #include "cc/rpc/server/data_plane.h"
 
@@ -35,15 +36,16 @@ namespace {
 
 // How many idle calls a queue keeps.
 constexpr size_t kMaxIdle = 256;
-// How many answers of a queue may be unread; each takes some 20 KiB besides its
+// How many unread answers a queue may have. Each takes some 20 KiB besides its
 // rows.
 constexpr size_t kMaxUnread = 8192;
-// How long a peer may take to read when the memory of answers is used up.
+// When the memory for answers is used up, a peer that has not read its answer
+// for this long loses it.
 constexpr absl::Duration kTimeToRead = absl::Seconds(10);
 
 }  // namespace
 
-// How calls of a method are requested from gRPC, and answered.
+// How calls of a method are received from gRPC, and answered.
 struct DataPlane::Method {
   void (Service::*ask)(grpc::ServerContext*, grpc::ByteBuffer*,
                        grpc::ServerAsyncResponseWriter<grpc::ByteBuffer>*,
@@ -55,7 +57,7 @@ struct DataPlane::Method {
 };
 
 // One call, from its request to the end of its answer; then the object is used
-// again. Belongs to the thread of its queue.
+// for another call. Only the thread of its queue uses it.
 class DataPlane::Call {
  public:
   const Method* method = nullptr;
@@ -63,7 +65,7 @@ class DataPlane::Call {
   absl::Time answered_at;
   // Its place in Queue::unread while it is answered.
   std::list<Call*>::iterator unread;
-  bool inside = false;          // The gate counts it until its answer was sent.
+  bool inside = false;          // The gate counts it until the answer is sent.
   uint64_t reserved_bytes = 0;  // For its answer.
   Caller caller;                // Until the answer was sent.
   grpc::ByteBuffer request;
@@ -87,8 +89,8 @@ struct DataPlane::Queue {
   std::vector<PullRequest> pulls;
   std::vector<PushRequest> pushes;
 
-  // Trims after a call: the values point into a request that is freed now, and
-  // the memory of an unusually large message must not stay.
+  // Call it after each call. Clears the values, because they point into a
+  // request that is freed now, and frees unusually large buffers.
   void Trim() {
     assign = AssignRequest();
     pulls.clear();
@@ -97,7 +99,8 @@ struct DataPlane::Queue {
     part_scratch.Trim();
   }
 
-  // gRPC allows no new operation on a queue that is shut down.
+  // Guards `open`, because gRPC forbids new operations on a queue that is shut
+  // down.
   Mutex mutex;
   bool open ABSL_GUARDED_BY(mutex) = true;
   bool asks ABSL_GUARDED_BY(mutex) = true;  // Stays false once it is false.
@@ -117,8 +120,9 @@ struct DataPlane::Queue {
                            queue, tag);
   }
 
-  // Sends the answer to a call, which its event then owns. False if it is too
-  // late, because the call was cancelled with the server.
+  // Sends the answer to a call. The event of its end then owns the call.
+  // Returns false if the queue was shut down meanwhile, which has cancelled the
+  // call.
   bool Finish(Call* call, const absl::Status& status) {
     MutexLock lock(&mutex);
     if (!open) return false;
@@ -131,7 +135,7 @@ struct DataPlane::Queue {
     return true;
   }
 
-  // Gets back a call whose answer was sent, or cannot be sent.
+  // Takes a call whose answer was sent, or cannot be sent, for a later use.
   void Recycle(std::unique_ptr<Call> call) {
     call->answered = false;
     call->caller = Caller();
@@ -142,8 +146,9 @@ struct DataPlane::Queue {
     if (idle.size() < kMaxIdle) idle.push_back(std::move(call));
   }
 
-  // Cancels the oldest calls whose answers are unread: those over the limit of
-  // the queue, and, if `bytes` have to be freed, those that have had time.
+  // Cancels calls with unread answers, the oldest first: those beyond the limit
+  // of the queue and, if `bytes` have to be freed, those older than
+  // kTimeToRead.
   void CancelUnread(uint64_t bytes) {
     const absl::Time slow = SteadyNow() - kTimeToRead;
     uint64_t freed = 0;
@@ -220,7 +225,8 @@ void DataPlane::Shutdown() {
     if (queue->thread.joinable()) {
       queue->thread.join();
     } else {
-      // It was never started. A queue must be empty before it is deleted.
+      // The thread was never started, so the events are read here: a queue must
+      // be empty before it is deleted.
       void* tag;
       bool ok;
       while (queue->completions->Next(&tag, &ok)) {
@@ -244,8 +250,9 @@ void DataPlane::Run(Queue* queue) {
       queue->Recycle(std::move(owned));
       continue;
     }
-    if (!ok) continue;  // The server is shutting down; there is no call.
-    // Other calls need not wait until a peer has read this answer.
+    // The server is shutting down; the tag has no call.
+    if (!ok) continue;
+    // Asks for the next call first, so that it does not wait for this one.
     queue->AskForCall(service_, *call->method);
     absl::Status status = call_context_.gate->Enter();
     call->inside = status.ok();
@@ -273,7 +280,7 @@ void DataPlane::Run(Queue* queue) {
 }
 
 absl::Status DataPlane::Answer(Call* call, Queue* queue) {
-  // Nobody waits for the answer to a call past its deadline.
+  // The client no longer waits for a call whose deadline has passed.
   if (TimeLeft(*call->context) < absl::ZeroDuration()) {
     return absl::DeadlineExceededError(
         "the deadline passed before the server came to the call");
@@ -349,7 +356,8 @@ absl::Status DataPlane::AnswerPull(Call* call, Queue* queue) {
   }
   TFSWITCH_RETURN_IF_ERROR(ReserveAnswer(call, queue, size));
   TFSWITCH_RETURN_IF_ERROR(CheckRowQuota(call->caller, *shard_, insertions));
-  // One slice for each, so that the floats of each are aligned.
+  // Each part has a slice of its own, so that the floats of each part are
+  // aligned.
   std::vector<grpc::Slice> slices(pulls.size());
   TFSWITCH_RETURN_IF_ERROR(RunEach(helpers_, pulls.size(), [&](size_t i) {
     return AnswerPart(*call, pulls[i], *tables[i], is_many, &slices[i]);
@@ -361,7 +369,7 @@ absl::Status DataPlane::AnswerPull(Call* call, Queue* queue) {
 absl::Status DataPlane::AnswerPart(const Call& call, const PullRequest& pull,
                                    EmbeddingTable& table, bool has_header,
                                    grpc::Slice* answer) const {
-  // A caller that may only read must not set the day.
+  // A caller of role read must not change the server's day.
   if (call.caller.May(v1::ROLE_TRAIN)) {
     TFSWITCH_RETURN_IF_ERROR(Shard::NoteDay(table, pull.day));
   }

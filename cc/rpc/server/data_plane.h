@@ -20,18 +20,20 @@
 
 namespace tfswitch {
 
-// One completion queue per thread, one thread per queue, and the work is done
-// on the thread that polls: each hand-over to another thread would cost 20 to
+// There is one thread per completion queue. The thread that polls the queue
+// also does the work, because handing a call to another thread would cost 20 to
 // 40 us, as much as the rest of a small call.
 //
 //   new call -> ask for the next one -> read bytes -> Shard -> answer in one
 //   slice -> wait for it to go out
 //
-// A queue requests kCallsPerQueue calls of each method. More calls wait in
-// gRPC, where its quota bounds them. Unread answers are bounded in number, and
-// by `max_answer_bytes`: the oldest ones end with CANCELLED.
+// A queue requests kCallsPerQueue calls of each method from gRPC. More calls
+// wait in gRPC, whose memory quota limits them. Unread answers are limited in
+// number, and in size by `max_answer_bytes`: beyond this the oldest ones end
+// with CANCELLED.
 //
-// Start, StopAsking and Shutdown are called once, by one thread, in this order.
+// Call Start, StopAsking and Shutdown once each, from one thread, in this
+// order.
 class DataPlane {
  public:
   static constexpr int kCallsPerQueue = 16;
@@ -51,13 +53,14 @@ class DataPlane {
   // REQUIRES: the server has been built.
   void Start();
 
-  // Requests no more calls. If a call is requested at the moment of its
-  // shutdown, gRPC forgets it, and this object would wait for it.
+  // Requests no more calls. This must come before the shutdown of the server:
+  // gRPC forgets a call that is requested during it, and Shutdown() would wait
+  // for this call.
   //
   // REQUIRES: Start has returned.
   void StopAsking();
 
-  // Ends the threads. Needed also if Start was never called.
+  // Ends the threads. Call it even if Start was never called.
   //
   // REQUIRES: the server, if built, has been shut down, after StopAsking.
   void Shutdown();
@@ -72,13 +75,14 @@ class DataPlane {
   absl::Status AnswerPull(Call* call, Queue* queue);
   absl::Status AnswerPush(Call* call, Queue* queue);
   absl::Status AnswerAssign(Call* call, Queue* queue);
-  // The table, if the caller of `call` may use it. PermissionDenied if the call
-  // changes rows and the caller may only read.
+  // Finds a table that the caller of `call` may use. PermissionDenied if the
+  // call `changes` rows and the caller may only read.
   absl::StatusOr<std::shared_ptr<EmbeddingTable>> FindFor(const Call& call,
                                                           const TableRef& table,
                                                           bool changes) const;
-  // Counts an answer to a pull until it was sent. ResourceExhausted if that is
-  // too much; unread answers are then cancelled to make room.
+  // Counts the memory of a pull's answer until it has been sent.
+  // ResourceExhausted if it exceeds the limit; then unread answers are
+  // cancelled to make room.
   absl::Status ReserveAnswer(Call* call, Queue* queue, uint64_t bytes);
   // One part of the answer to a PullMany, with its header if it has one.
   absl::Status AnswerPart(const Call& call, const PullRequest& pull,

@@ -1,5 +1,5 @@
-// Runs a control call of the server, if its caller may make it, and counts it
-// in the gate.
+// Runs a control call if the caller is allowed to make it. Meanwhile the gate
+// counts the call.
 
 #ifndef TFSWITCH_CC_RPC_SERVER_GATED_H_
 #define TFSWITCH_CC_RPC_SERVER_GATED_H_
@@ -22,14 +22,14 @@
 
 namespace tfswitch {
 
-// The entrance for calls. All members must outlive the services.
+// The checks that each call passes. All members must outlive the services.
 struct CallContext {
   CallGate* gate;
   AccessControl* access;
   const Shard* shard;
 };
 
-// Whether a call may wait for other workers.
+// Whether a call of this type may wait for other workers.
 template <typename Request>
 auto Waits(const Request& request, int) -> decltype(request.wait_ms() > 0) {
   return request.wait_ms() > 0;
@@ -40,8 +40,8 @@ bool Waits(const Request&, long) {
 }
 
 // Runs work(caller, request) if the caller may make this call for the tables
-// that it names. Authenticates the caller, reads the bytes, checks the length,
-// then parses.
+// that it names. Authenticates the caller, then reads the bytes, checks their
+// length, and parses them.
 template <typename Request, typename Stream, typename Work>
 grpc::Status Gated(const CallContext& call_context,
                    grpc::ServerContext* context, Stream* stream,
@@ -75,7 +75,8 @@ grpc::Status Gated(const CallContext& call_context,
   return ToGrpcStatus(caller.WithoutNames(status));
 }
 
-// A handler of a control call: run(context, caller, request, &response).
+// Makes a handler of a control call from a function run(context, caller,
+// request, &response).
 template <typename Request, typename Response, typename Run>
 grpc::internal::MethodHandler* GatedHandler(const CallContext& call_context,
                                             const Run& run) {

@@ -1,14 +1,14 @@
-// Listen() binds the address before it builds the server, so that tfswitch
-// reports an address in use. It hands connections over last, when the data
-// plane runs.
+// Listen() binds the address before it builds the server, so that the error for
+// an address in use is tfswitch's own. It begins to accept connections last,
+// when the data plane runs.
 //
-// Stop() first ends calls that wait for other workers, because they would last
-// as long as the grace. Then it closes the gate and waits for the calls inside.
-// Then it shuts down gRPC, with a moment for the last answers, because gRPC
-// itself would wait for connections and not for calls. gRPC does not close a
-// connection to which it still writes, so ShutDownGrpc() cuts those of peers
-// that read slowly, or not at all. The data plane ends last, because its queues
-// carry these answers.
+// Stop() first ends calls that wait for other workers, because they could last
+// for the whole grace period. Then it closes the gate and waits for the calls
+// inside. Then it shuts gRPC down, with a moment for the last answers; gRPC's
+// own graceful shutdown would wait for connections instead of calls. gRPC does
+// not close a connection to which it still writes, so ShutDownGrpc() cuts the
+// connections of peers that read slowly or not at all. The data plane ends
+// last, because its queues send these answers.
 
 #include "cc/rpc/server/grpc_server.h"
 
@@ -44,10 +44,10 @@ namespace tfswitch {
 namespace {
 
 constexpr int kMaxThreads = 1024;
-// Threads besides those of control calls: for polling, health and reflection.
+// Threads for other things than control calls: polling, health and reflection.
 constexpr uint64_t kOtherThreads = 64;
 constexpr absl::Duration kFlushTime = absl::Milliseconds(100);
-// After this time the peers' connections are cut.
+// Connections that gRPC has not closed after this time are cut.
 constexpr absl::Duration kTimeToClose = absl::Seconds(1);
 
 uint64_t LeastBufferBytes(const GrpcServerOptions& options) {
@@ -132,7 +132,8 @@ class RunningServer final : public GrpcServer {
       // An infinite grace would overflow the clock's arithmetic.
       const absl::Duration bounded =
           std::clamp(grace, absl::ZeroDuration(), absl::Hours(24));
-      // A worker that waits for others would wait for the whole grace.
+      // Ends these waits, because a worker that waits for others would hold up
+      // the stop for the whole grace period.
       shard_->EndWaits();
       gate_.Close(bounded);
       listener_.Stop();
@@ -160,7 +161,7 @@ class RunningServer final : public GrpcServer {
     try {
       cutter = std::thread(cut);
     } catch (const std::system_error&) {
-      // Without a thread, peers may delay the end.
+      // Without this thread, a peer that does not read can delay the end.
     }
     server_->Shutdown(ToDeadline(SteadyNow() + time));
     {
@@ -207,8 +208,8 @@ absl::Status RunningServer::Listen(const GrpcServerOptions& options) {
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
       credentials);
   SetMessageLimits(options.max_message_bytes, &builder);
-  // When it is used up, gRPC closes connections without calls and ends calls
-  // with RESOURCE_EXHAUSTED.
+  // When the quota is used up, gRPC closes connections without calls and ends
+  // calls with RESOURCE_EXHAUSTED.
   grpc::ResourceQuota quota("tfswitch-server");
   quota.Resize(BufferBytes(options));
   quota.SetMaxThreads(
@@ -223,7 +224,8 @@ absl::Status RunningServer::Listen(const GrpcServerOptions& options) {
   builder.AddChannelArgument(
       GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
       kMinPingIntervalMs);
-  // The data plane does the polling; these only run control methods.
+  // One polling thread is enough: it only serves control methods. The data
+  // plane polls its own queues.
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS,
                               1);
   builder.SetSyncServerOption(

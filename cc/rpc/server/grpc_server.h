@@ -15,28 +15,32 @@
 namespace tfswitch {
 
 struct GrpcServerOptions {
-  // "host:port" (port 0: any free one) or "unix:/path".
+  // "host:port" or "unix:/path". Port 0 means any free port.
   std::string address = "127.0.0.1:0";
   // Threads that answer Pull and Push, each with its own completion queue.
   // 0: one per core.
   int num_threads = 0;
   // Longest message in either direction.
   uint64_t max_message_bytes = uint64_t{1} << 30;
-  // Memory for arriving requests of all connections; gRPC counts each
-  // connection as 1 MiB. As much again is for answers that peers have not read.
-  // 0: half of the machine's memory, but at least two of the longest messages.
+  // Memory for arriving requests of all connections; gRPC counts 1 MiB for each
+  // connection. As much again is available for answers that peers have not
+  // read. 0: half of the machine's memory, but at least two messages of the
+  // maximal length.
   uint64_t max_buffer_bytes = 0;
-  uint64_t max_connections = 10'000;  // More are closed at once.
-  // For each connection; more wait in the client.
+  // Further connections are closed at once.
+  uint64_t max_connections = 10'000;
+  // Further calls of a connection wait in the client.
   uint64_t max_calls_per_connection = 1024;
-  // All calls but those that move rows. Each holds a thread; three quarters of
-  // them may wait for other workers.
+  // The largest number of calls in progress that do not move rows. Each holds a
+  // thread. Three quarters of them may be waiting for other workers.
   uint64_t max_control_calls = 4096;
   SecurityOptions security;
-  bool has_reflection = false;    // Lists the services to callers.
-  uint32_t protocol_version = 1;  // Another value is for tests.
-  // Until Open() its health is NOT_SERVING, and it answers calls with
-  // UNAVAILABLE, after which clients try again.
+  // Tells callers which services and methods the server has.
+  bool has_reflection = false;
+  // Values other than the default are for tests.
+  uint32_t protocol_version = 1;
+  // Until Open() the server's health is NOT_SERVING, and the server answers
+  // calls with UNAVAILABLE, after which clients try again.
   bool starts_closed = false;
 };
 
@@ -47,21 +51,22 @@ class GrpcServer {
  public:
   // Starts to listen. InvalidArgument for a bad address, option or file, and
   // for an error of AccessControl::Open(); Unavailable if the address cannot be
-  // bound. A shard serves once: when its server stops, waits in its groups of
-  // workers end for good.
+  // bound. A shard cannot be served again: when its server stops, workers can
+  // no longer wait in its groups.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(
       const GrpcServerOptions& options, std::shared_ptr<Shard> shard);
 
   virtual ~GrpcServer() = default;  // Stops, with a grace of 0.
 
-  // The bound address, with the real port, such as "127.0.0.1:40123".
+  // The bound address, with the actual port, such as "127.0.0.1:40123".
   virtual const std::string& address() const = 0;
 
-  // Begins to serve, if it was started closed.
+  // Begins to serve, if `starts_closed` was set.
   virtual void Open() = 0;
 
-  // Refuses new calls, lets running ones end for at most `grace`, then cancels
-  // them. Idempotent; returns when all threads have ended.
+  // Refuses new calls, waits at most `grace` until those in progress have
+  // ended, then cancels them. Returns when all threads have ended. Further
+  // calls do nothing.
   virtual void Stop(absl::Duration grace) = 0;
 };
 

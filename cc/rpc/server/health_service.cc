@@ -14,7 +14,7 @@ using grpc::health::v1::HealthCheckRequest;
 // Longer than the name of any service.
 constexpr size_t kMaxRequestBytes = 4096;
 
-// How long a watcher that has gone still holds its thread.
+// A watcher whose connection has closed holds its thread for at most this long.
 constexpr absl::Duration kCancellationCheck = absl::Seconds(1);
 
 grpc::Status Parse(grpc::ByteBuffer bytes, HealthCheckRequest* request) {

@@ -1,12 +1,13 @@
 // gRPC's standard health service.
 //
-// gRPC has one built in, but on its callback API. The threads of that API would
-// poll the sockets of the whole server and hand each event over to the data
-// plane: 40 us per small pull and a third more CPU per exchange.
+// gRPC has a health service, but it uses the callback API. The threads of that
+// API would poll the sockets of the whole server and hand each event to the
+// data plane, which costs 40 us per small pull and a third more CPU per
+// exchange.
 //
-// Every caller that reaches the port may ask. So the length of a request is
-// checked before it is parsed: a parsed message of unknown fields takes forty
-// times as much memory.
+// Anybody who reaches the port may ask. So the length of a request is checked
+// before it is parsed: a parsed message of unknown fields takes forty times as
+// much memory as its bytes.
 
 #ifndef TFSWITCH_CC_RPC_SERVER_HEALTH_SERVICE_H_
 #define TFSWITCH_CC_RPC_SERVER_HEALTH_SERVICE_H_
@@ -21,20 +22,20 @@
 
 namespace tfswitch {
 
-// Knows two services: the empty name, and the given one. Both are SERVING from
-// StartServing() to StopServing().
+// Answers for two service names, the empty one and the given one. Both are
+// SERVING from StartServing() to StopServing().
 //
 // Thread-safe.
 class HealthService final : public grpc::Service {
  public:
-  // A watcher holds a thread, so their number is limited; one more gets
-  // RESOURCE_EXHAUSTED.
+  // Each watching call holds a thread, so their number is limited. Further ones
+  // get RESOURCE_EXHAUSTED.
   static constexpr int kMaxWatchers = 16;
 
   explicit HealthService(const std::string& service);
 
   void StartServing();
-  // From now on all is NOT_SERVING, and watches end.
+  // From now on both services are NOT_SERVING, and watching calls end.
   void StopServing();
 
  private:

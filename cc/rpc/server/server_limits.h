@@ -1,5 +1,5 @@
-// The limits of a server by name, for flags, and for programs that contain a
-// server.
+// The limits of a server, listed by name for command-line flags and for
+// programs that contain a server.
 
 #ifndef TFSWITCH_CC_RPC_SERVER_SERVER_LIMITS_H_
 #define TFSWITCH_CC_RPC_SERVER_SERVER_LIMITS_H_
@@ -20,15 +20,15 @@ struct ServerLimit {
   const char* help;
   uint64_t least;
   uint64_t most;
-  uint64_t* value;  // In the options; it has the default until it is set.
+  uint64_t* value;  // Points into the options, which hold the default.
 };
 
-// Lists all limits. They point into `server` and `shard`.
+// Lists all limits. Their `value` points into `server` or `shard`.
 std::vector<ServerLimit> ListServerLimits(GrpcServerOptions* server,
                                           ShardOptions* shard);
 
-// InvalidArgument, naming the limit and the value, if there is no such limit,
-// or the value is no number in its range.
+// InvalidArgument, naming the limit and the value, if no limit has this name,
+// or if the value is not a number in its range.
 absl::Status SetServerLimit(absl::string_view name, absl::string_view value,
                             GrpcServerOptions* server, ShardOptions* shard);
 

@@ -1,5 +1,6 @@
-// Gated() runs control calls by the functions of cc/shard/control_calls.h.
-// Streams send one message for each chunk and end when the client has gone.
+// Control calls run functions of cc/shard/control_calls.h through Gated().
+// Streams send one message per chunk, and stop when the client has
+// disconnected.
 
 #include "cc/rpc/server/service.h"
 
@@ -13,7 +14,8 @@
 namespace tfswitch {
 namespace {
 
-// Large enough to stream at full speed, small enough for any peer's limit.
+// The size of a chunk: large enough for full speed, and small enough for any
+// client's message limit.
 constexpr int64_t kExportChunkBytes = 1 << 20;
 
 // Cancelled if nobody reads the stream any more.

@@ -23,8 +23,8 @@ struct ServiceIdentity {
   v1::ServerSecurity security;
 };
 
-// The methods that move rows are raw: DataPlane asks for them as bytes on its
-// own completion queues.
+// The methods that move rows are raw: the DataPlane receives them as bytes on
+// its own completion queues.
 using ServiceWithRawMethods = v1::ParameterServer::WithRawMethod_Pull<
     v1::ParameterServer::WithRawMethod_Push<
         v1::ParameterServer::WithRawMethod_PullMany<
@@ -32,10 +32,10 @@ using ServiceWithRawMethods = v1::ParameterServer::WithRawMethod_Pull<
                 v1::ParameterServer::WithRawMethod_Assign<
                     v1::ParameterServer::Service>>>>>;
 
-// Control methods are synchronous, and read their requests themselves.
+// Control methods are synchronous. Their handlers read the requests themselves.
 class Service final : public ServiceWithRawMethods {
  public:
-  // `helpers` work on a round together with the thread that commits it, and
+  // The thread that commits a round works on it together with `helpers`, which
   // must outlive the service.
   Service(const ServiceIdentity& identity, std::shared_ptr<Shard> shard,
           const CallContext& call_context, const LentThreads* helpers);
@@ -46,7 +46,7 @@ class Service final : public ServiceWithRawMethods {
       const grpc::ServerContext& context, const Request& request,
       grpc::ServerSplitStreamer<grpc::ByteBuffer, Response>* stream) const;
 
-  // Registers a control call, or a stream, that Gated() reads.
+  // Registers a control call or a stream, whose request Gated() reads.
   template <typename Request, typename Response>
   void Add(const char* method);
   template <typename Request, typename Response>
@@ -64,13 +64,14 @@ class Service final : public ServiceWithRawMethods {
       const v1::ExportChangesRequest& request,
       grpc::ServerSplitStreamer<grpc::ByteBuffer, v1::ExportChangesResponse>*
           stream) const;
-  // Long calls end when the client has gone, or the server stops.
+  // Whether a long call should stop: the client has disconnected, or the server
+  // stops.
   ShardCall CallOf(const grpc::ServerContext& context,
                    const Caller& caller) const;
-  // How many rows of a stream go in one message.
+  // How many rows one message of a stream has.
   int64_t RowsPerChunk(int64_t floats_per_row) const;
 
-  // Constant after construction; the shard has its own locks.
+  // Constant after construction; the shard synchronises itself.
   const ServiceIdentity identity_;
   const std::shared_ptr<Shard> shard_;
   const CallContext call_context_;

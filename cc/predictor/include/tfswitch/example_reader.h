@@ -13,20 +13,20 @@
 
 namespace tfswitch {
 
-// The list of a feature; monostate for a feature without a list, which counts
-// as an empty list of any type.
+// The values of a feature. monostate means that the feature has no list; this
+// counts as an empty list of any type.
 using Feature = std::variant<std::monostate, Integers, Floats, Strings>;
 using Features = std::map<std::string, Feature>;
 
 // Not thread-safe.
 class TFSWITCH_EXPORTED ExampleReader {
  public:
-  // A file whose name ends in ".gz" is inflated.
+  // If the file's name ends in ".gz", the file is decompressed.
   static Result<std::unique_ptr<ExampleReader>> Open(const std::string& path);
   ~ExampleReader();
 
-  // OutOfRange at the end of the file. DataLoss for a record that is damaged or
-  // is no tf.train.Example.
+  // Reads the next record. OutOfRange at the end of the file. DataLoss for a
+  // record that is damaged or not a tf.train.Example.
   Result<Features> Read();
 
  private:

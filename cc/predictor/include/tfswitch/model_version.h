@@ -1,4 +1,4 @@
-// One version of a model: a SavedModel in a session.
+// One version of a model: a SavedModel, loaded into a TensorFlow session.
 
 #ifndef TFSWITCH_MODEL_VERSION_H_
 #define TFSWITCH_MODEL_VERSION_H_
@@ -32,43 +32,45 @@ struct Response {
 struct ModelOptions {
   std::string signature = "serving_default";
   std::vector<std::string> tags = {"serve"};
-  // Threads of sessions. The first model of the process makes them, and the
-  // others share them. 0: one per core. -1: no threads for ops; a request then
-  // runs in the calling thread, which is faster for small models.
+  // Threads of the sessions. The first model that the process loads determines
+  // them; all later models share them. 0: one per core. -1: no threads; a
+  // request then runs its ops in the calling thread, which is faster for small
+  // models.
   int32_t intra_op_threads = 0;
   int32_t inter_op_threads = 0;
   // Requests to run when a version is loaded, after those in its
-  // assets.extra/tf_serving_warmup_requests. If one fails, the version is
-  // refused.
+  // assets.extra/tf_serving_warmup_requests. If one fails, the version is not
+  // served.
   std::vector<Request> warm_up;
 };
 
 // Constant after it is loaded. Thread-safe.
 class TFSWITCH_EXPORTED ModelVersion {
  public:
-  // Loads a SavedModel and warms it up. An error names the folder and the
-  // remedy, also for a model of another TensorFlow, or with ops that the
-  // process lacks.
+  // Loads a SavedModel and runs its warm-up requests. Errors name the folder
+  // and the remedy, also if the model needs another version of TensorFlow, or
+  // ops that the process does not have.
   static Result<std::unique_ptr<ModelVersion>> Load(const ModelOptions& options,
                                                     int64_t version,
                                                     const std::string& folder);
   ~ModelVersion();
 
-  // Runs the signature. Checks the inputs first: InvalidArgument names the
-  // input, the received value and the expected one. NotFound for an unknown
-  // signature or version.
+  // Runs a signature of the model. Checks the inputs first: InvalidArgument
+  // names the input, the received value and the expected one. NotFound for an
+  // unknown signature or version.
   Result<Response> Predict(const Request& request) const;
 
-  // The same with plain values, for the signature of the options. Without
-  // outputs: all of them.
+  // Runs the signature of the options with plain values. If `outputs` is empty,
+  // returns all outputs.
   Result<NamedValues> Predict(
       const NamedValues& inputs,
       const std::vector<std::string>& outputs = {}) const;
 
-  // NotFound names the present signatures. Empty: that of the options.
+  // Finds a signature; an empty name means that of the options. NotFound, with
+  // the existing names, if there is none.
   Result<const Signature*> FindSignature(const std::string& name) const;
 
-  // NotFound for the number of another version; -1 is any.
+  // NotFound if `version` is neither this version's number nor -1.
   Status CheckVersion(int64_t wanted) const;
 
   int64_t version() const { return version_; }
@@ -85,7 +87,7 @@ class TFSWITCH_EXPORTED ModelVersion {
 
   Status LoadGraph();
   Status WarmUp() const;
-  // Whether the graph has all that the signature names.
+  // Checks that the graph has all inputs and outputs of the signature.
   Status CheckGraph(const Signature& signature) const;
 
   const ModelOptions options_;

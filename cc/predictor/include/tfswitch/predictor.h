@@ -1,5 +1,5 @@
-// Serves the newest version of a model from C++ and exchanges it while requests
-// run.
+// Serves the newest version of a model from C++, and replaces it with newer
+// ones while requests run.
 //
 //   PredictorOptions options;
 //   options.model_dir = "/models/ranking";  // Holds 1/, 2/, ...
@@ -25,63 +25,70 @@ namespace tfswitch {
 
 using Seconds = std::chrono::duration<double>;
 
-// The op library of this tfswitch for the TensorFlow of this process.
+// The path of tfswitch's op library for the TensorFlow version of this process.
 TFSWITCH_EXPORTED std::string OpLibraryPath();
 
 struct PredictorOptions {
-  // A SavedModel, which is version 0, or a folder of SavedModels whose names
-  // are their versions, as for TensorFlow Serving. Other names are ignored:
-  // copy a version under such a name, then rename it.
+  // Either a SavedModel, which is served as version 0, or a folder of
+  // SavedModels whose names are version numbers, as for TensorFlow Serving.
+  // Other names are ignored: copy a version under another name, then rename it.
   std::string model_dir;
-  // For models with custom ops; empty: none. Loaded once for the process.
+  // The library of the model's custom ops; empty if it has none. The process
+  // loads it once.
   std::string op_library;
-  // Serve this version and no other, until Unpin. -1: the newest.
+  // The version to serve, and no other until Unpin; -1 means the newest.
   int64_t version = -1;
-  // How often the folder is looked at for versions. Zero: only by Load and Pin.
+  // How often the folder is checked for new versions. Zero: only in Load and
+  // Pin.
   Seconds poll_interval{1};
-  // How often newer rows are looked for, if the model has rows of its own; see
-  // WatchRows. Zero: as TFSWITCH_SERVING_WATCH_SECONDS says, else never.
+  // How often newer exported rows are looked for, if the model has its own
+  // rows; see WatchRows. Zero: as TFSWITCH_SERVING_WATCH_SECONDS says; if it is
+  // not set, never.
   Seconds watch_rows_interval{1};
-  // Handle SIGBUS in the whole process, so that a row file that somebody makes
-  // shorter ends requests with an error, and not the process. For programs
-  // without a handler of their own for it.
+  // Install a SIGBUS handler for the process. If somebody shortens a row file,
+  // requests then fail with an error; without a handler the process would be
+  // killed. For programs that have no such handler.
   bool catch_bus_errors = false;
   ModelOptions model;
 };
 
 // The rows that a model serves.
 struct ServedState {
-  int64_t number = 0;       // The export whose rows are served.
-  int64_t base_number = 0;  // The base that this export builds on.
-  // The rows contain what was learnt until then.
+  int64_t number = 0;  // The export whose rows are served.
+  // The base that this export builds on.
+  int64_t base_number = 0;
+  // The rows contain training up to this time.
   std::chrono::system_clock::time_point created;
-  bool is_held = false;     // RollBackRows holds this export.
-  int64_t num_refused = 0;  // How often a newer export was refused.
-  // The reason, while a newer export is refused; else empty.
+  bool is_held = false;  // RollBackRows holds this export.
+  // How often a newer export was refused.
+  int64_t num_refused = 0;
+  // Why a newer export is refused at present; else empty.
   std::string error;
-  // The addresses of the servers, if lookups ask servers. Then there are no
-  // exports, num_refused counts failed lookups, and error is that of the last
-  // one.
+  // The addresses of the servers, if lookups ask servers; else empty. If they
+  // do, there are no exports: num_refused counts failed lookups, and error is
+  // the last failure.
   std::string addresses;
 };
 
 // "rows as of export 3, base 1" or "rows at grpc://...", with any error.
 TFSWITCH_EXPORTED std::string Describe(const ServedState& state);
 
-// Serves the newest version. It takes a version that was the same for two
-// looks, so a version that is still being copied is left alone. It loads the
-// version and warms it up beside the serving one, so both need memory for a
-// while. Running requests end on the old version, which is freed after the last
-// of them.
+// Serves the newest version. A version is loaded when its files were the same
+// in two consecutive checks, so that a version that is still being copied is
+// not used. The new version is loaded and warmed up while the old one serves,
+// so both need memory for a while. Requests in progress end on the old version,
+// which is freed after the last one.
 //
-// If a version cannot be loaded, it is refused and the running one keeps
-// serving. A refused version is tried again when its files change. If the
-// running version's folder is gone, the newest of the others is taken, even if
-// it is older; if there is none, the running version keeps serving.
+// A version that cannot be loaded is refused, and the present one continues to
+// serve. A refused version is tried again when its files change. If the folder
+// of the serving version is deleted, the newest remaining version is served,
+// even if it is older; if there is none, the deleted version continues to
+// serve.
 //
-// Rows of a model of tfswitch.saved_model.save change without a new version:
-// tfswitch.export adds bases and deltas to its folder, and they are exchanged
-// while requests run. Each request sees the rows of one moment.
+// The rows of a model that tfswitch.saved_model.save has written can change
+// without a new version: tfswitch.export adds base and delta exports to the
+// model's folder, and the predictor replaces the rows while requests run. All
+// lookups of a request see the rows of the same moment.
 //
 // Thread-safe.
 class TFSWITCH_EXPORTED Predictor {
@@ -90,24 +97,25 @@ class TFSWITCH_EXPORTED Predictor {
     int64_t version = -1;               // The serving version.
     int64_t loading = -1;               // -1: none.
     std::map<int64_t, Status> refused;  // With the reasons.
-    Status folder;  // The result of the last look at the folder.
-    // The rows of the serving version, as of the last look; an error if it has
-    // no rows of its own.
+    // The result of the last check of the folder.
+    Status folder;
+    // The rows of the serving version at the last check; an error if it has no
+    // rows of its own.
     Result<ServedState> rows =
         Status(StatusCode::kUnknown, "not looked at yet");
   };
 
-  // Loads the newest version that can be loaded, or the one of the options. If
-  // none can be loaded, returns the error of the newest.
+  // Loads the newest version that can be loaded, or the version in `options`.
+  // If none can be loaded, returns the error of the newest.
   static Result<std::unique_ptr<Predictor>> Load(
       const PredictorOptions& options);
 
-  // Waits for a version that is being loaded. REQUIRES: no other call is
-  // running.
+  // Waits for a version that is being loaded. REQUIRES: no other call is in
+  // progress.
   ~Predictor();
 
-  // See ModelVersion for both. They run on the version that serves at their
-  // beginning.
+  // Like the functions of ModelVersion. Each call runs on the version that
+  // serves when the call begins.
   Result<Response> Predict(const Request& request) const {
     return current()->Predict(request);
   }
@@ -117,32 +125,33 @@ class TFSWITCH_EXPORTED Predictor {
     return current()->Predict(inputs, outputs);
   }
 
-  // The serving version. It is freed when its last holder lets it go.
+  // The serving version. A replaced version is freed when the last pointer to
+  // it is destroyed.
   std::shared_ptr<const ModelVersion> current() const;
 
-  // Serves this version, also an older one, until Unpin. On an error the
-  // serving version stays, pinned or not as before.
+  // Serves this version, even if it is older, until Unpin. On an error nothing
+  // changes: the present version continues to serve, pinned or not.
   Status Pin(int64_t version);
 
-  // From the next look on, the newest version is served again.
+  // From the next check on, the newest version is served again.
   void Unpin();
 
   // Never waits for a version that is being loaded.
   State state() const;
 
   // The rows of the serving version; the next version begins with its own
-  // newest ones. After an error the rows stay as they are. All five functions
-  // return FailedPrecondition for a model without rows of its own, and none
-  // makes a request wait.
+  // newest rows. After an error the rows stay as they are. All five functions
+  // return FailedPrecondition for a model without rows of its own. None of them
+  // delays requests.
   Result<ServedState> RowsState() const;
-  // Looks for newer exports now and serves them. The error says why a newer one
-  // is refused.
+  // Looks for newer exports now and serves them. An error tells why a newer
+  // export is refused.
   Status RefreshRows();
-  // Serves the rows as of an earlier export, and stays there until ResumeRows.
+  // Serves the rows of an earlier export, until ResumeRows is called.
   Status RollBackRows(int64_t number);
   Status ResumeRows();
-  // Sets how often newer exports are looked for; zero: never. The interval
-  // holds for later versions too, even if the serving one has no rows.
+  // Sets how often newer exports are looked for; zero: never. The interval also
+  // applies to later versions, even if the serving one has no rows.
   Status WatchRows(Seconds interval);
 
  private:

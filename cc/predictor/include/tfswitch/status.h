@@ -1,4 +1,4 @@
-// Errors, and values that may be errors instead.
+// Errors, and results that contain either a value or an error.
 
 #ifndef TFSWITCH_STATUS_H_
 #define TFSWITCH_STATUS_H_
@@ -56,14 +56,14 @@ class [[nodiscard]] Status {
   std::string message_;
 };
 
-// A value, or the error because of which there is none.
+// Contains a value, or the error that prevented it.
 template <typename T>
 class [[nodiscard]] Result {
  public:
   // REQUIRES: an error.
   Result(Status status)  // NOLINT(google-explicit-constructor)
       : status_(std::move(status)) {}
-  // Made from anything that converts to a T.
+  // Converts anything that converts to a T.
   template <typename U = T,
             std::enable_if_t<std::is_convertible_v<U&&, T> &&
                                  !std::is_convertible_v<U&&, Status>,

@@ -19,7 +19,7 @@ struct TF_Tensor;
 
 namespace tfswitch {
 
-// The numbers of tensorflow.DataType. Other types have no name here.
+// The values are those of tensorflow.DataType. Other types have no name here.
 enum class DataType : int32_t {
   kFloat = 1,
   kDouble = 2,
@@ -46,19 +46,21 @@ using Strings = std::vector<std::string>;
 // An array, row-major.
 struct Values {
   std::variant<Integers, Floats, Strings> data;
-  // One dimension may be -1: it follows from the number of values.
+  // One dimension may be -1; it is computed from the number of values.
   std::vector<int64_t> shape = {-1};
 };
 
-// An array of any type, row-major, in memory of TensorFlow. Copies share it.
+// An array of any type, in row-major order, in memory that TensorFlow has
+// allocated. Copies share the memory.
 //
 // Thread-safe as long as nobody writes to it.
 class TFSWITCH_EXPORTED Tensor {
  public:
   Tensor() = default;  // Only to be assigned to.
 
-  // Numbers are not set, strings are empty. InvalidArgument for an impossible
-  // shape, and for a type that is neither numeric nor strings.
+  // Makes a tensor. Numbers have undefined values; strings are empty.
+  // InvalidArgument for an impossible shape, and for a type that is neither
+  // numeric nor strings.
   static Result<Tensor> Make(DataType dtype, const std::vector<int64_t>& shape);
 
   DataType dtype() const;
@@ -101,12 +103,12 @@ struct Signature {
   std::string def;  // The whole, as a serialized tensorflow.SignatureDef.
 };
 
-// The alternative of Values::data for a type of tensor: integers for integers
-// and booleans, floats for float and double. Unimplemented for other types,
-// which only a Tensor can hold.
+// Which alternative of Values::data holds values of this tensor type: integers
+// for integers and booleans, floats for float and double. Unimplemented for
+// other types, which need a Tensor.
 TFSWITCH_EXPORTED Result<decltype(Values::data)> EmptyDataFor(DataType dtype);
 
-// InvalidArgument if the values are of another kind than `dtype`, beyond its
+// InvalidArgument if the values have another kind than `dtype`, are out of its
 // range, or do not fill the shape.
 TFSWITCH_EXPORTED Result<Tensor> ToTensor(const Values& values, DataType dtype);
 
@@ -117,7 +119,8 @@ TFSWITCH_EXPORTED Result<Values> ToValues(const Tensor& tensor);
 TFSWITCH_EXPORTED std::string Describe(const TensorSpec& spec);
 TFSWITCH_EXPORTED std::string Describe(const Tensor& tensor);
 
-// For example "'dense': float [?,3], 'ids': int64 [?,2]".
+// Describes inputs or outputs, for example "'dense': float [?,3], 'ids': int64
+// [?,2]".
 TFSWITCH_EXPORTED std::string Describe(
     const std::map<std::string, TensorSpec>& specs);
 
