@@ -26,8 +26,8 @@ def build_info() -> dict[str, Any]:
     ```
 
     Returns:
-        A dict with `version`; `tensorflow`, the minor versions that there are
-        ops for; `python`, the versions that there are modules for; and
+        A dict with `version`; `tensorflow`, the minor versions for which there
+        are ops; `python`, the versions for which there are modules; and
         `libraries`, the versions of the C++ libraries, by their names in the
         software bill of materials (`tfswitch version --sbom`).
 
@@ -60,8 +60,8 @@ def op_library(version: str) -> Path:
     for another one may load and then crash.
 
     Raises:
-        ImportError: If there is none for the minor version. The message names
-            the versions for which there is one.
+        ImportError: If there is no library for the minor version. The message
+            names the versions for which there is one.
     """
     minor = ".".join(version.split(".")[:2])
     path = _FOLDER / f"libtfswitch_ops_tf{minor.replace('.', '')}.so"
@@ -85,11 +85,11 @@ def missing_tensorflow() -> str:
 def check_processor() -> None:
     """Checks that importing TensorFlow does not end in an illegal instruction.
 
-    Does nothing with glibc before 2.33, which cannot tell.
+    Does nothing with glibc before 2.33, which has no function for this.
 
     Raises:
-        ImportError: If the processor has no AVX, unless TensorFlow is already
-            imported, which was then built without AVX.
+        ImportError: If the processor has no AVX. If TensorFlow is already
+            imported, it was built without AVX, and there is no error.
     """
     if "tensorflow" in sys.modules:
         return
@@ -98,7 +98,8 @@ def check_processor() -> None:
     except AttributeError:
         return
     features.restype = ctypes.POINTER(ctypes.c_uint32)
-    # EAX to EDX of CPUID's leaf 1, then those bits that can be used.
+    # The array has EAX to EDX of CPUID's leaf 1, and then the bits of these
+    # that programs can use.
     if not features(0)[4 + 2] & 1 << 28:
         raise ImportError(
             "this processor has no AVX, and TensorFlow's releases end with "
@@ -115,9 +116,11 @@ def check_files() -> None:
     removes the files of both packages when it uninstalls one.
 
     Raises:
-        ImportError: If that package is installed beside this one, or was.
+        ImportError: If that package is installed beside this one, or was
+            installed before.
     """
-    # This one is `tfswitch-ps`, whose metadata are in tfswitch_ps-*.dist-info.
+    # This package is `tfswitch-ps`, whose metadata are in
+    # tfswitch_ps-*.dist-info.
     for path in _FOLDER.parent.glob("tfswitch-*.dist-info"):
         problem = f"{path} is of another package of that name"
         break
@@ -137,8 +140,8 @@ def check_module() -> None:
     """Checks that there is a native module for this Python.
 
     Raises:
-        ImportError: If there is none. The message names the Python versions for
-            which there is one.
+        ImportError: If there is no such module. The message names the Python
+            versions for which there is one.
     """
     version = "{}.{}".format(*sys.version_info)
     versions = _versions("_native.cpython-*.so")

@@ -14,7 +14,7 @@ _installation.check_processor()
 try:
     import tensorflow as tf
 except ModuleNotFoundError as error:
-    if error.name != "tensorflow":  # TensorFlow is there, and a part is not.
+    if error.name != "tensorflow":  # A module of TensorFlow is missing.
         raise
     raise ImportError(_installation.missing_tensorflow()) from error
 
@@ -27,7 +27,7 @@ def library_path() -> str:
     ```
 
     Raises:
-        ImportError: If there is none for this TensorFlow.
+        ImportError: If there is no library for this TensorFlow.
     """
     return str(_installation.op_library(tf.__version__))
 
@@ -36,11 +36,12 @@ def library_path() -> str:
 def load_ops() -> ModuleType:
     """Registers the ops with TensorFlow; the first call loads the library.
 
-    The library opens the core library beside itself when an op first needs
-    it, so it does not matter what else was imported before or is after.
+    The op library opens the core library, in the same folder, when an op first
+    needs it. So the order in which a program imports other modules does not
+    matter.
 
     Returns:
-        The module of the ops: `tfswitch_push_many` and its like.
+        The module of the ops: `tfswitch_push_many` and others.
 
     Raises:
         ImportError: If there is no library for this TensorFlow, or its binary

@@ -21,7 +21,7 @@ def progress_bar(
     Args:
         caller: As for `call`.
         task: The title, such as "saving to 'ckpt'".
-        progress: Whether to show a bar. None: if stderr is a terminal.
+        progress: Whether to show a bar. None means: if stderr is a terminal.
 
     Yields:
         The `progress_id` for the call; empty without a bar.
@@ -31,7 +31,7 @@ def progress_bar(
     if not progress:
         yield ""
         return
-    # Slow to import, and most processes save nothing.
+    # These modules are slow to import, and most processes save nothing.
     from rich import console, markup
     from rich import progress as rich_progress
 
@@ -54,7 +54,7 @@ def progress_bar(
                 return
             done, total = integers(report, ("num_rows", "total_rows")).values()
             if total > 0:
-                # The total lacks rows that were added since.
+                # The total does not count rows that were added later.
                 done = min(done, total)
                 rows = f"{done:,} of {total:,} rows"
                 bar.update(shown, completed=done, total=total, rows=rows)
@@ -65,7 +65,7 @@ def progress_bar(
         try:
             yield progress_id
         finally:
-            # The thread may wait for a server; this does not wait for it.
+            # Does not join the thread, which may be waiting for a server.
             ended.set()
         total = bar.tasks[0].total or 1
         bar.update(shown, completed=total, total=total)

@@ -48,9 +48,10 @@ class TrackedTable(tf.__internal__.tracking.Trackable):
         Args:
             path: A folder for this table alone, as for `Cluster.save`: a path
                 on the servers. By default "tf_checkpoints/NAME".
-            keep: How many saves the servers keep there, from 1. Older
-                checkpoints cannot be restored, so it should be more than a
-                `CheckpointManager` keeps.
+            keep: How many saves the servers keep there, from 1. A checkpoint
+                whose save was removed cannot be restored, so `keep` should be
+                more than the number of checkpoints that a `CheckpointManager`
+                keeps.
 
         Raises:
             ValueError: If `path` is empty or `keep` is out of range.
@@ -71,9 +72,9 @@ class TrackedTable(tf.__internal__.tracking.Trackable):
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
         self._check_is_eager()
-        # TensorFlow calls this for a restore, too.
+        # TensorFlow calls this for a restore, too, where nothing is to be read.
         read = functools.cache(self._read_all)
-        with tf.device("CPU:0"):  # As the names of variables' devices are.
+        with tf.device("CPU:0"):  # Names the device as a variable's is.
             device = tf.zeros([]).device
         return {
             name: saveable_object.SaveSpec(

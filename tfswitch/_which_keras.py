@@ -2,7 +2,7 @@
 
 The environment variable TF_USE_LEGACY_KERAS chooses it, at the first use of
 `tf.keras`. Ray Train sets the variable later, when it has no effect any more.
-Only `tfswitch.keras` imports Keras at once; tables work without it.
+Only `tfswitch.keras` imports Keras at once; tables work without Keras.
 """
 
 import os
@@ -23,7 +23,7 @@ else:
 __all__ = ["IS_LEGACY", "VERSION", "keras"]
 
 VERSION = tuple(map(int, keras.__version__.split(".")[:2]))
-# TensorFlow 2.18, the oldest one that tfswitch works with, requires these.
+# The versions that TensorFlow 2.18 requires, the oldest that tfswitch supports.
 _OLDEST = (2, 18) if IS_LEGACY else (3, 5)
 
 

@@ -1,13 +1,13 @@
 """Decides when an id gets a row.
 
-Without a policy an id gets a row at its first training lookup. With a policy it
-gets a row from the push that satisfies the policy, and the row takes its first
-step with the gradient of this push. Until then the id reads as `not_admitted`,
-in training and outside of it.
+Without a policy an id gets a row at its first training lookup. With a policy,
+the push that satisfies the policy makes the row, which takes its first step
+with the gradient of this push. Until then, lookups of the id return
+`not_admitted`, in training and outside of it.
 
-The table counts occurrences, once per push, also if a push is sent again
-because its answer was lost. Under consistency `bsp` a round counts the
-occurrences of all its workers together.
+The table counts the occurrences of an id in pushes. A push counts once, even if
+it is sent again because its answer was lost. Under consistency `bsp` a round
+counts the occurrences of all its workers together.
 """
 
 import dataclasses
@@ -63,18 +63,19 @@ class Always(_Admission):
 class MinCount(_Admission):
     """Admits an id at its `min_count`-th occurrence.
 
-    Exact: each waiting id has a record of 16 to 32 bytes beside its place in an
-    index. `EmbeddingTable.shrink` evicts waiting ids by the same rules as rows.
-    (DeepRec's `CounterFilter`.)
+    The counts are exact: each waiting id has a record of 16 to 32 bytes and an
+    entry in an index. `EmbeddingTable.shrink` evicts waiting ids by the same
+    rules as rows. (DeepRec's `CounterFilter`.)
 
     Args:
         min_count: 1 to 2^24.
         not_admitted: The value that an id without a row reads as: "zeros", a
-            number, "shared" (one row for all, drawn once from the initializer;
-            it does not learn), or "weight": its own first element, which learns
-            from the first push on, and zeros behind it. That needs an optimizer
-            for the first element by itself:
-            `tfswitch.optimizers.Segments([(1, a), (None, b)])`.
+            number, "shared" or "weight". "shared" is one row for all these ids,
+            which is drawn once from the initializer and does not learn. With
+            "weight" the first element is the id's own and learns from the first
+            push on; the other elements are zeros. "weight" needs an optimizer
+            for the first element alone: `tfswitch.optimizers.Segments([(1, a),
+            (None, b)])`.
 
     Example:
 
@@ -98,14 +99,14 @@ class MinCount(_Admission):
 class BloomMinCount(_Admission):
     """`MinCount` with a fixed size, inexact for about one id in a hundred.
 
-    A counting Bloom filter takes the place of the waiting ids. It has `m = n
-    |ln p| / (ln 2)^2` cells and `k = ceil(|log2 p|)` hashes, for n = `capacity`
-    ids and p = `false_positive_rate`. A count is never too low; while at most
-    `capacity` ids have been counted, about p of them are admitted too early.
-    Cells have one byte, or two if `min_count` is above 255, and stop at
-    `min_count`. They are not evicted: an id whose row was evicted gets a row
-    again at its next push. (Fan et al., 2000; only the least cells are raised:
-    Estan and Varghese, 2002.)
+    A counting Bloom filter replaces the records of waiting ids. The filter has
+    `m = n |ln p| / (ln 2)^2` cells and `k = ceil(|log2 p|)` hashes, for n =
+    `capacity` ids and p = `false_positive_rate`. A count is never too low;
+    while at most `capacity` ids have been counted, a share of about p is
+    admitted too early. A cell has one byte, or two if `min_count` is above 255,
+    and its count stops at `min_count`. Cells are not evicted: an id whose row
+    was evicted gets a row again at its next push. (Fan et al., 2000; only the
+    least cells are raised: Estan and Varghese, 2002.)
 
     The cells of 100 million ids take 958 MB, divided among the servers.
 
@@ -114,8 +115,8 @@ class BloomMinCount(_Admission):
         capacity: How many ids are expected.
         false_positive_rate: Between 0 and 1.
         not_admitted: The value that an id without a row reads as: "zeros", a
-            number, or "shared": one row for all, drawn once from the
-            initializer; it does not learn.
+            number, or "shared": one row for all these ids, which is drawn once
+            from the initializer and does not learn.
     """
 
     _KIND = "bloom_min_count"
@@ -147,8 +148,8 @@ class Probability(_Admission):
 class ShowClick(_Admission):
     """Admits an id when its score of shows and clicks reaches a threshold.
 
-    The score is that of `tfswitch.statistics.ShowClick`, decayed by day; the
-    table counts it unless `statistics` says otherwise. With
+    The score is that of `tfswitch.statistics.ShowClick`, and decays from day to
+    day. If the table has no `statistics`, it counts these by itself. With
     `not_admitted="weight"` this is the two-stage growth of Paddle's CTR
     accessor: a weight first, the whole embedding once the score is high enough.
 

@@ -32,8 +32,8 @@ _ACCEPTED = (
     '"grpc+unix:///path" (servers in shard order), or "ray://NAME"'
 )
 
-_lock = threading.Lock()  # Nothing waits while it is held.
-# The lock of a forked child must be free.
+_lock = threading.Lock()  # Never held during a wait.
+# A forked child must not inherit this lock while a thread holds it.
 os.register_at_fork(
     before=_lock.acquire,
     after_in_parent=_lock.release,
@@ -50,7 +50,8 @@ _DAY = Range(
     f"None or a number from 0 to {_MAX_DAY:g}", lambda v: 0.0 <= v <= _MAX_DAY
 )
 
-# Restores by address. A new optimizer keeps the state of restored rows.
+# The number of restores by address: after a restore, a new Keras optimizer
+# keeps the state of the rows.
 num_restores: collections.Counter[str] = collections.Counter()
 
 
@@ -58,7 +59,7 @@ class Cluster:
     """A connection to all shards of a cluster. Made by `tfswitch.connect`.
 
     Thread-safe. If a server is away, calls fail with `ConnectionError` or
-    `TimeoutError`; once it is back they work again.
+    `TimeoutError`. Once the server is back, calls work again.
 
     Attributes:
         address: The address as it was given to `connect`.
@@ -79,7 +80,7 @@ class Cluster:
             ("local://", "grpc://", "grpcs://", "grpc+unix://", "ray://")
         ):
             raise bad_argument("address", address, _ACCEPTED)
-        # One spelling, so that clusters can be compared by it.
+        # Without spaces, so that the addresses of clusters can be compared.
         address = re.sub(r"\s*,\s*", ",", address.strip())
         may_move = address.startswith("ray://")
         if timeout is None:
@@ -99,7 +100,8 @@ class Cluster:
             from tfswitch._connection import _ray_addresses
 
             _ray_addresses.follow(address, self.timeout)
-        # pybind11 prints all arguments if it cannot take one.
+        # Texts are checked here, because pybind11's error for a wrong argument
+        # would print all arguments, and the token is one.
         self._native = _native.Cluster(
             checked_text("address", address),
             self.timeout,
@@ -130,15 +132,16 @@ class Cluster:
     def day(self) -> float | None:
         """The day of pushes from now on, in days since 1970.
 
-        Shows and clicks decay with it, and it becomes `last_seen_day`. None,
-        the default, means now. Set it to train on data of other days, such as a
-        stream that is read again; small numbers do as well. It holds for this
-        process and all tables of the cluster. For calls without a day a server
-        uses the last day that it was told.
+        Shows and clicks decay from day to day, and a pushed row stores the day
+        as its `last_seen_day`. None, the default, means the present time. Set
+        the day to train on data of other days, such as a stream that is read
+        again; small numbers such as 0 and 1 work as well. The day applies to
+        this process and to all tables of the cluster. If a call has no day, a
+        server uses the day of the last call that had one.
 
         Raises:
-            ValueError: If it is set to something else than None or a number of
-                at least 0.
+            ValueError: If the new value is neither None nor a number of at
+                least 0.
 
         Example:
 
@@ -167,13 +170,14 @@ class Cluster:
     def stats(self) -> ClusterStats:
         """Returns row counts and memory of all tables by name.
 
-        Each value is a dict, as of `EmbeddingTable.stats`. The attribute
-        `servers` of the result has a dict for each server, which says how it
-        keeps others out: `has_tls`, `has_client_certificates`, `has_tokens`,
-        `is_insecure`.
+        Each value is a dict, as `EmbeddingTable.stats` returns. The attribute
+        `servers` of the result has a dict for each server, which says how the
+        server protects its tables: `has_tls`, `has_client_certificates`,
+        `has_tokens`, `is_insecure`.
 
-        `lost` is empty, or says which server has lost its part of the table in
-        a restart; the other values then count the remaining parts only.
+        The text `lost` of a table is empty, or names the server that has lost
+        its part of the table in a restart. The other numbers of this table then
+        count only the remaining parts.
 
         Example:
 
@@ -196,30 +200,32 @@ class Cluster:
     ) -> dict[str, Any]:
         """Saves tables as a checkpoint that any number of servers can load.
 
-        With all tables it also saves the positions of work queues
-        (`tfswitch.data.WorkQueue`). Tables of `bsp` workers are saved as they
-        are after one step of all workers, also while they train.
+        A save of all tables also has the positions of work queues
+        (`tfswitch.data.WorkQueue`). Workers with consistency `bsp` may continue
+        to train: their tables are saved as of the end of one step of all
+        workers.
 
-        A folder holds several saves, each of them whole. With `tables` named,
-        the new save keeps the other tables of the last save.
+        A folder contains several saves, and each save is complete: if `tables`
+        names only some tables, the others are taken over from the last save.
 
         Args:
-            path: A folder. Every server writes its rows there, so servers on
-                several machines need a shared one. Servers look for it below
-                their `--checkpoint_root`, and refuse other paths. Or a URL
-                below the servers' `--remote`, such as
-                "s3://bucket/folder/name": then the save is also there when the
-                call ends (docs/object_stores.md).
+            path: A folder below the `--checkpoint_root` of the servers, which
+                refuse other paths. Every server writes its rows there, so
+                servers on several machines need a shared folder. Or a URL below
+                the servers' `--remote`, such as "s3://bucket/folder/name": then
+                the save is uploaded there before the call ends
+                (docs/object_stores.md).
             tables: Names, or table objects of this cluster; empty for all.
             keep: How many saves stay in the folder, this one included, from 1.
                 If a table was made again under the same name, the newest and
                 the largest save of its former rows stay as well.
-            drop: As `tables`: tables of the last save that the new one may
-                lack; only if `tables` is empty. A save of all tables is refused
-                if another table is missing.
-            progress: Whether to show a bar on stderr. None: if stderr is a
-                terminal. Without a bar a line shows the progress after a
-                second, and then every ten.
+            drop: Tables of the last save that the new save need not have, given
+                as in `tables`. A save of all tables is refused if any other
+                table of the last save is missing. Not allowed if `tables` names
+                some.
+            progress: Whether to show a bar on stderr. None means: if stderr is
+                a terminal. Without a bar, a line shows the progress after one
+                second, and then every ten seconds.
 
         Returns:
             `{"tables": [names], "num_rows": n, "save": its number in the
@@ -235,8 +241,8 @@ class Cluster:
                 for example, tables of the save before are missing, or a server
                 has no folder for checkpoints. Nothing is saved then.
             ImportError: If a package for the URL is missing.
-            TimeoutError: If the upload has not moved for the cluster's timeout;
-                the servers have the save, and go on with it.
+            TimeoutError: If the upload makes no progress for the cluster's
+                timeout. The servers have the save, and continue the upload.
 
         Example:
 
@@ -248,7 +254,7 @@ class Cluster:
                 f"`keep` must be an integer of at least 1. Received: {keep!r}"
             )
         remote = self._remote_checkpoint(path)
-        # The save goes on from those in the store.
+        # The new save continues the numbers of the saves in the store.
         before = 0 if remote is None else remote.fetch()
         request = {
             "path": os.fspath(path) if remote is None else remote.path,
@@ -302,8 +308,8 @@ class Cluster:
         """Replaces tables by their saved rows, once all servers have read them.
 
         A missing table is made as it was saved. A present table keeps its
-        settings. Tables that are not named stay as they are. With all tables,
-        work queues are restored, too.
+        settings. Tables that are not named stay as they are. A restore of all
+        tables also restores work queues.
 
         Args:
             path: A folder that `save` wrote, on this or another cluster, or a
@@ -311,8 +317,8 @@ class Cluster:
             tables: Names, or table objects of this cluster; empty for all in
                 the checkpoint. Or a dict, from names in the checkpoint to names
                 here.
-            save: The number of the save. None: the newest that can be read; a
-                warning says so if newer ones are damaged.
+            save: The number of the save. None means the newest save that can be
+                read; a warning names newer ones that are damaged.
             state: The state to restore besides embeddings. "saved": optimizer
                 state, statistics and counts of admission; a table whose
                 optimizer has another state is an error.
@@ -334,9 +340,9 @@ class Cluster:
                 there.
             OSError: If the checkpoint is damaged, or the path is not below a
                 server's folder (`PermissionError`); nothing has changed then.
-            RuntimeError: If a table or a work queue is there with settings that
-                the saved one does not fit, or a server has no folder for
-                checkpoints; nothing has changed then, either.
+            RuntimeError: If a present table or work queue has settings that do
+                not fit the saved one, or a server has no folder for
+                checkpoints. Nothing has changed then, either.
 
         Example:
 
@@ -391,20 +397,21 @@ class Cluster:
         return _checkpoint_report(report)
 
     def reset_lost_tables(self) -> list[dict[str, Any]]:
-        """Makes lost parts of tables again, without their rows.
+        """Makes the lost parts of tables again, without their rows.
 
-        A server that was restarted has no tables. If a server has lost its part
-        of a table, calls for the table fail with an error that names both,
-        until a checkpoint is restored or this is called. The lost part is made
-        again, empty; rows of other servers stay. Other processes that use the
-        table get the error as well, and must call this too.
+        A restarted server may have lost its part of a table. Calls for the
+        table then fail with an error that names the table and the server, until
+        a checkpoint is restored or this method is called. It makes the lost
+        part again, without rows; the rows on other servers stay. Other
+        processes that use the table get the same error, and must call this
+        method, too.
 
         Returns:
             For each such table `{"table": name, "shards": [indices of the
-            servers that had lost it], "num_lost_rows": n}`. The number is from
-            the last `size`, `stats` or `save` of this process; None if there
-            was none. The list of shards is empty if another process had made
-            the table whole already.
+            servers that had lost their part], "num_lost_rows": n}`. The number
+            of lost rows comes from the last `size`, `stats` or `save` of this
+            process; without such a call it is None. The list of shards is empty
+            if another process has already made the lost parts again.
 
         Raises:
             ConnectionError, TimeoutError: If a server does not answer.
@@ -431,7 +438,8 @@ class Cluster:
 
         Later calls for the table fail with `KeyError`, or in graphs with
         `tf.errors.NotFoundError`, until a table of that name is made again.
-        Checkpoints stay; name the table in `drop` of the next `save`.
+        Checkpoints keep the table; name it in the argument `drop` of the next
+        `save`.
 
         Args:
             name: The name of the table, or its object.
@@ -450,9 +458,10 @@ class Cluster:
         call(self._native, "DropTable", table=name)
 
     def close(self) -> None:
-        """Ends the connection; tables that are in use keep theirs.
+        """Ends the connection; tables that are in use keep a connection.
 
-        A `tfswitch.train.Worker` that was made with it leaves its group.
+        A `tfswitch.train.Worker` that was made with this cluster leaves its
+        group.
         """
         global _default
         with _lock:
@@ -513,10 +522,11 @@ def connect(
 ) -> Cluster:
     """Connects to a cluster and makes it the default for new tables.
 
-    Without a call of `connect`, tables live in this process, or on the servers
-    that the "ps" entry of the TF_CONFIG environment variable names, with TLS if
-    one of the variables TFSWITCH_TLS_CA, TFSWITCH_TLS_CERT, TFSWITCH_TLS_KEY
-    and TFSWITCH_TLS_SERVER_NAME is set, and a timeout of TFSWITCH_TIMEOUT.
+    Without a call of `connect`, tables live in this process. If the environment
+    variable TF_CONFIG has an entry "ps", they live on the servers that it
+    names. The timeout is then TFSWITCH_TIMEOUT, and TLS is used if one of the
+    variables TFSWITCH_TLS_CA, TFSWITCH_TLS_CERT, TFSWITCH_TLS_KEY and
+    TFSWITCH_TLS_SERVER_NAME is set.
 
     Args:
         address: One of
@@ -527,29 +537,30 @@ def connect(
             "grpc+unix:///path": one server on this machine;
             "ray://NAME": the servers of `tfswitch.ray.start_servers`. If Ray
             restarts a server elsewhere, connections follow.
-        timeout: Longest wait of a call for a server, in seconds. None: the
-            value of the environment variable TFSWITCH_TIMEOUT, else 30; for
-            "ray://" 300, because Ray may need that long to restart a server.
+        timeout: Longest wait of a call for a server, in seconds. None means the
+            value of the environment variable TFSWITCH_TIMEOUT. Without this
+            variable it means 30, and for "ray://" 300, because Ray may need
+            that long to restart a server.
         on_lost_tables: The reaction to a server that was restarted and has lost
             its part of a table. "fail": calls for the table fail, with
             `OSError`, or `tf.errors.DataLossError` in graphs, until a
             checkpoint is restored or `Cluster.reset_lost_tables` is called.
             "recreate": calls continue with empty rows there, and a warning on
-            stderr says so once. It holds for all calls of this process with
-            this address and timeout, until the next `connect` to them.
-        tls: For "grpcs://" only. It holds for this cluster and its tables, also
-            in graphs, and for other uses of the address by this process, such
-            as saved models that it loads, until the next `connect` to it.
-            None: the `tls` of the last `connect` to it.
-            Fields that are None come from the environment variables
-            TFSWITCH_TLS_CA, TFSWITCH_TLS_CERT, TFSWITCH_TLS_KEY and
+            stderr says so once. The choice applies to all calls of this process
+            with this address and timeout, until the next `connect` with both.
+        tls: TLS files, for "grpcs://" only. They apply to this cluster and its
+            tables, also in graphs. They also apply to other uses of the address
+            by this process, such as loaded SavedModels, until the next
+            `connect` to the address. None means the `tls` of the last `connect`
+            to the address. Fields that are None come from the environment
+            variables TFSWITCH_TLS_CA, TFSWITCH_TLS_CERT, TFSWITCH_TLS_KEY and
             TFSWITCH_TLS_SERVER_NAME, if they are set.
         token: For servers that require one (docs/access.md): the token, or a
             `pathlib.Path` of a file with it, which is read again when it
-            changes. It holds as `tls` does. None: the `token` of the last
-            `connect` to it, else TFSWITCH_TOKEN or the file of
-            TFSWITCH_TOKEN_FILE. It is sent over TLS, and over plaintext only
-            within this machine.
+            changes. The token applies to the same uses as `tls`. None means the
+            `token` of the last `connect` to the address, else TFSWITCH_TOKEN or
+            the file of TFSWITCH_TOKEN_FILE. The token is sent over TLS, and
+            over plaintext only within this machine.
 
     Returns:
         The cluster. As a context manager it closes at the end, and the former
@@ -559,11 +570,11 @@ def connect(
         ValueError: If the address has none of these forms, or has a token in
             it, another argument has a value that is not allowed, a file cannot
             be used, or a token would go over plaintext to another machine.
-        PermissionError: If a server does not take the token, or asks for one.
+        PermissionError: If a server rejects the token, or requires one.
         ConnectionError, TimeoutError: If a server does not answer. The message
             names it.
-        RuntimeError: If this process was forked from one that uses tfswitch, as
-            each later call, too. The message names the remedy.
+        RuntimeError: If this process was forked from one that uses tfswitch.
+            Each later call fails as well. The message names the remedy.
 
     Example:
 
@@ -607,8 +618,8 @@ def cluster_of(
 
     Args:
         tables: Table objects, and names of tables in that cluster.
-        cluster: The cluster that the caller was given. None: that of the
-            objects, or the default.
+        cluster: The cluster that the caller was given. None means the cluster
+            of the objects or, without objects, the default cluster.
 
     Raises:
         ValueError: If an object is of another cluster.
@@ -628,7 +639,8 @@ def cluster_of(
     if found is None:
         return default_cluster()
     if cluster is None and found.closed:
-        # Its tables stay in use; another connection to it may be open.
+        # Tables stay usable after their cluster is closed; the default cluster
+        # may be an open connection to the same servers.
         with _lock:
             if _default is not None and _default.address == found.address:
                 return _default

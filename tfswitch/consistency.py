@@ -13,8 +13,9 @@ _REDUCTIONS = ("mean", "sum")
 class Consistency:
     """How much workers that train one model wait for each other. Immutable.
 
-    Made by `asp`, `ssp` and `bsp`. A table has a consistency, and so has a
-    worker; the worker's must be at least as strict as that of its tables.
+    Made by `asp`, `ssp` and `bsp`. Tables and workers each have a consistency.
+    That of a worker must be at least as strict as that of each table to which
+    it pushes.
 
     Sources: BSP is Valiant's bulk-synchronous model (1990); SSP is Ho et al.,
     "More Effective Distributed ML via a Stale Synchronous Parallel Parameter
@@ -42,7 +43,7 @@ class Consistency:
 
     @classmethod
     def asp(cls) -> "Consistency":
-        """Applies gradients as they arrive; nobody waits."""
+        """Applies gradients as they arrive; no worker waits."""
         return cls("asp")
 
     @classmethod

@@ -18,7 +18,8 @@ from tfswitch.table import EmbeddingTable, _python_errors
 
 _MAX_BLOCK = 1024
 _MIN_BLOCK = 8
-# Even a small model has this many blocks, to be cut evenly over servers.
+# Blocks of a small model are smaller, so that it has at least this many and
+# servers get equal parts.
 _MIN_BLOCKS = 256
 
 _POLL_SECS = 0.02
@@ -29,9 +30,9 @@ class _Part(NamedTuple):
 
     Attributes:
         keys: The keys of the blocks.
-        sizes: For each array, how many of its floats the blocks hold: all, for
-            the wanted arrays; for others, the floats that share a block with a
-            wanted array.
+        sizes: For each array, how many of its floats are in the blocks: all
+            floats of a wanted array, and those of any other array that share a
+            block with a wanted array.
         padding: Floats after the last array.
     """
 
@@ -48,8 +49,8 @@ class DensePush(NamedTuple):
         gradients: One tensor per shape, or None for zeros.
         learning_rate: Scalar.
         global_step: int64 scalar.
-        arrays: The places of the arrays whose blocks are sent, in order: all
-            arrays that have a gradient. None: all.
+        arrays: The indices of the arrays whose blocks are sent, in order. They
+            include each array that has a gradient. None means all arrays.
     """
 
     table: "DenseTable"
@@ -83,8 +84,8 @@ def pull_many(
     """Does `DenseTable.pull` for several tables in one op.
 
     Args:
-        tables: For each table the places of the arrays that are wanted, in
-            order; None: all.
+        tables: For each table the indices of the wanted arrays, in order. None
+            means all arrays.
 
     Returns:
         For each table the values of these arrays.
@@ -111,22 +112,22 @@ def pull_many(
 
 
 class DenseTable:
-    """Named arrays of float32, cut evenly over the servers of a cluster.
+    """Named arrays of float32, divided evenly among the servers of a cluster.
 
-    The arrays are laid end to end and cut into blocks. A block is a row of a
-    table: it learns by the table's optimizer, is saved by `Cluster.save` and
-    restored to any number of servers. Every server has a run of blocks, as even
-    as virtual shards go (`cc/client/dense_keys.h`).
+    The arrays are joined end to end and cut into blocks. Each block is a row of
+    a table: the table's optimizer steps it, `Cluster.save` saves it, and it can
+    be restored on any number of servers. Each server has a contiguous run of
+    about the same number of blocks (`cc/client/dense_keys.h`).
 
-    Making a table again with the same arguments attaches to the present one.
+    A second object with the same arguments uses the existing table.
     Thread-safe.
 
     Args:
         name: Name of the table, as of an `EmbeddingTable`.
-        shapes: Shape of each array by name. The order counts.
+        shapes: Shape of each array by name. The order of the names matters.
         optimizer: As for `tfswitch.EmbeddingTable`. A push updates all values,
-            so all of them change as with Keras's optimizer. It must be
-            elementwise: `tfswitch.optimizers.Optimizer.is_elementwise`.
+            as a Keras optimizer does with dense variables. The optimizer must
+            be elementwise: `tfswitch.optimizers.Optimizer.is_elementwise`.
         consistency: As for `tfswitch.EmbeddingTable`.
         cluster: The cluster to use; by default that of `tfswitch.connect`.
 
@@ -170,7 +171,7 @@ class DenseTable:
         self._block = _block_size(self._size)
         self._num_blocks = -(-self._size // self._block)
         layout = ";".join(
-            # The name without the characters that separate it from others.
+            # Quotes the characters that separate a name from others.
             f"{urllib.parse.quote(key)}:{'x'.join(map(str, shape)) or 'scalar'}"
             for key, shape in self._shapes.items()
         )
@@ -198,7 +199,7 @@ class DenseTable:
 
     @property
     def cluster(self) -> Cluster:
-        """Where the table lives."""
+        """The cluster that keeps the table."""
         return self._table.cluster
 
     @property
@@ -208,10 +209,10 @@ class DenseTable:
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of the next push that gives none.
+        """The learning rate of the next push that has no `learning_rate`.
 
-        A schedule gets the number of such pushes of this object so far. Setting
-        the rate replaces a constant one.
+        A schedule is called with the number of these pushes of this object so
+        far. An assigned number replaces a constant rate.
         """
         return self._table.learning_rate
 
@@ -232,26 +233,26 @@ class DenseTable:
     ) -> bool:
         """Sets first values, unless they were set or restored already.
 
-        If several workers call this, the first one's values count. The others
-        wait until these are there.
+        If several workers call this method, the values of the first worker are
+        used. The other workers wait until these are set.
 
         Args:
             values: One array per shape.
             timeout_secs: Longest wait for the first worker's values.
 
         Returns:
-            Whether these values were taken.
+            Whether `values` were used.
 
         Raises:
             ValueError: If `values` do not fit the shapes, or are NaN or Inf.
-            TimeoutError: If the first worker's values do not come, or some are
-                lost, because a server was restarted.
+            TimeoutError: If the first worker has not set all values in time, or
+                a restarted server has lost some.
         """
         blocks = self._to_blocks_array(values)
         native = self._table._native
-        # The worker that sets the first block sets all. If other blocks are
-        # there without it, a server has lost its part: new values would be half
-        # of a model.
+        # The worker that sets the first block sets all blocks. If the table has
+        # other blocks but not the first, a server has lost its part, and new
+        # values would not fit the trained ones.
         if native.size() == 0 and native.assign_missing(
             self._keys[:1], blocks[:1]
         ):
@@ -261,7 +262,7 @@ class DenseTable:
         return False
 
     def is_initialized(self) -> bool:
-        """Returns whether all values are there."""
+        """Returns whether all values have been set."""
         return self._table._native.size() >= self._num_blocks
 
     def wait_until_initialized(self, *, timeout_secs: float = 120.0) -> None:
@@ -271,8 +272,8 @@ class DenseTable:
             timeout_secs: Longest wait.
 
         Raises:
-            TimeoutError: If the values do not come, or some are lost, because a
-                server was restarted.
+            TimeoutError: If the values are not set in time, or a restarted
+                server has lost some.
             ConnectionError: If a server does not answer.
         """
         native = self._table._native
@@ -309,18 +310,20 @@ class DenseTable:
     ) -> tf.Tensor:
         """Applies one optimizer step to all values.
 
-        With consistency `bsp` the step is taken when all workers have ended
-        theirs; see `tfswitch.train.Worker`.
+        With consistency `bsp`, servers take the step when all workers have
+        ended their step; see `tfswitch.train.Worker`.
 
         Args:
             gradients: One tensor per shape, or None for zeros.
             learning_rate: Scalar; by default that of the optimizer.
             global_step: int64 scalar: the number of the step, from 1, for
-                optimizers that depend on it; by default this object counts.
+                optimizers that depend on it. By default this object counts its
+                pushes.
 
         Returns:
             int64 scalar tensor: the number of blocks that took a step, 0 with
-            `bsp`. In a graph, other operations may depend on it.
+            `bsp`. In a graph, operations that depend on this tensor run after
+            the push.
 
         Raises:
             ValueError: If gradients do not fit the shapes, or are NaN or Inf.

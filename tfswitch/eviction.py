@@ -1,9 +1,9 @@
 """Decides which rows are evicted when a table is shrunk.
 
 `EmbeddingTable.shrink` evicts rows by the table's policy; with `every_secs` the
-server also does so by itself. A row is seen when it is made and when it is
-pushed to; lookups do not count. The ages and scores of ids that wait for
-admission count in the same way.
+server also does so by itself. A row counts as seen when it is made and when it
+is pushed to, but not when it is looked up. Ids that wait for admission are
+evicted by the same rules of age and score.
 """
 
 import dataclasses
@@ -48,7 +48,8 @@ class Ttl(_Eviction):
     """Evicts rows that were not seen for more than so many days.
 
     Args:
-        delete_after_unseen_days: At least 0; fractions count, to three minutes.
+        delete_after_unseen_days: At least 0; fractions are allowed, with a
+            precision of three minutes.
         every_secs: How often the server evicts by itself; 0: only `shrink`.
     """
 
@@ -61,8 +62,8 @@ class Ttl(_Eviction):
 class ShowClickScore(_Eviction):
     """Evicts rows whose score, on the present day, is below a threshold.
 
-    The score is that of `tfswitch.statistics.ShowClick`. `AnyOf` with `Ttl` is
-    the daily shrink of Paddle's CTR accessor.
+    The score is that of `tfswitch.statistics.ShowClick`. This policy and `Ttl`,
+    combined by `AnyOf`, are the daily shrink of Paddle's CTR accessor.
 
     Args:
         delete_threshold: At least 0.
@@ -92,8 +93,8 @@ class L2Norm(_Eviction):
 class MaxRows(_Eviction):
     """Evicts rows beyond `max_rows`.
 
-    Each server keeps its share of them. Among equals the ids with the least
-    hashes are evicted.
+    Each server keeps its share of `max_rows`. Among rows that `order` does not
+    distinguish, those whose ids have the smallest hashes are evicted first.
 
     Args:
         max_rows: At least 0.
@@ -120,7 +121,7 @@ class MaxRows(_Eviction):
 class AnyOf(_Eviction):
     """Evicts rows that at least one of several policies evicts.
 
-    `MaxRows` counts the rows that the others leave.
+    `MaxRows` counts the rows that the other policies leave.
 
     Args:
         policies: At most one of each kind, without `every_secs`.

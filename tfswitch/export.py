@@ -28,24 +28,24 @@ MODEL_ROWS = "assets.extra/tfswitch"
 
 ROW_FORMATS = ("float32", "float16", "int8")
 
-# Errors that the next export may not have.
+# Errors that are expected, and that the next export may not have.
 _FAILURES = (KeyError, OSError, RuntimeError, ValueError)
 
-# How long `stop`, and the end of the program, wait for an export in a thread.
-# If an export is cut off, the next one removes its files.
+# How long `stop`, and the end of the program, wait for an export that runs in a
+# thread. If an export is interrupted, the next one removes its files.
 _STOP_SECS = 3600.0
 _EXIT_SECS = 5.0
 
-# Dense variables that optimizers of this process step together with a table.
-# The keys are the address of its cluster and its name, and then the `id` of the
-# variable.
+# Dense variables that an optimizer of this process steps together with a table.
+# The outer key has the address of the table's cluster and the table's name; the
+# inner key is the `id` of the variable.
 _stepped: dict[tuple[str, str], weakref.WeakValueDictionary[int, Any]] = {}
 _models_told: set[str] = set()  # Models that a warning has named.
 
 
 @dataclasses.dataclass(frozen=True)
 class ScoreRule:
-    """Which rows are exported, by their show and click statistics.
+    """Selects the exported rows by their show and click statistics.
 
     This is the rule of Paddle's CTR accessor, with its names and defaults
     (`paddle/fluid/distributed/ps/table/ctr_accessor.cc`). A base has the rows
@@ -81,8 +81,8 @@ class ExportReport(NamedTuple):
         number: The number of this export, or of the last one if nothing is
             published.
         published: False for a delta if nothing has changed.
-        num_rows: The number of rows in it.
-        num_removed: The number of ids in it that lost their rows.
+        num_rows: The number of rows in the export.
+        num_removed: The number of ids in the export that lost their rows.
         bytes: The size of the row files.
         kind: "base" or "delta".
         why_base: Why a `Schedule` has written a base, although a delta was due;
@@ -118,18 +118,18 @@ def base(
 ) -> ExportReport:
     """Exports all rows of tables, and starts to keep track of changes.
 
-    Training may continue meanwhile: each row is whole, but two rows may be of
-    different moments. When the export is complete it appears under its number,
-    which is one above the last in the folder.
+    Training may continue meanwhile. Each row is exported as of one moment, but
+    two rows may be of different moments. A complete export appears in the
+    folder under the next free number.
 
     Args:
         path: A folder of exports on this machine, which is made if it does not
             exist. Or a SavedModel of `tfswitch.saved_model.save`, which then
             serves the exported rows.
-        tables: Names, or table objects. The tables of a SavedModel must be
-            among them. None means the tables of the SavedModel. In other
-            folders it means all tables of the cluster and those of the
-            previous export, so that a table that a server has lost is an
+        tables: Names, or table objects. If `path` is a SavedModel, all of its
+            tables must be among them, and None means exactly its tables. In
+            other folders, None means all tables of the cluster and those of the
+            previous export; if a server has lost one of these, that is an
             error.
         row_format: "float32", "float16", or "int8" with a scale per row. None
             means the format of the previous export in the folder, or "float32".
@@ -171,13 +171,14 @@ def delta(
 ) -> ExportReport:
     """Exports the changes since the last export in a folder.
 
-    It has the tables, the format and the rule of that export. Ids that lost
-    their rows are always in it. Without changes nothing is published.
+    The delta has the tables, the format and the rule of that export. Ids that
+    have lost their rows are always in the delta. Without changes nothing is
+    published.
 
-    Servers, or this process, remember what has changed. They forget it with a
-    restart, a restore or `load_model`. The next delta then reads all rows and
-    compares them with the files, which takes no longer than a base. With a rule
-    it then has all rows that a base would have.
+    The processes that keep the tables remember which rows have changed. They
+    forget this with a restart, a restore or `load_model`. The next delta then
+    compares all rows with the exported files, which takes no longer than a
+    base. If there is a rule, this delta has all rows that a base would have.
 
     A delta has no dense weights. If this process has trained dense weights of a
     SavedModel since it was saved, a warning names them, once for each model.
@@ -217,10 +218,10 @@ class Schedule:
 
     Args:
         path: As for `base`.
-        base_every_secs: A base is written when the last one is this old. None
+        base_every_secs: A base is written when the last base is this old. None
             means that a base is written only if a delta cannot follow.
-        tables: As for `base`. With None a new table also leads to a base,
-            except in a SavedModel.
+        tables: As for `base`. If None, a new table also leads to a base, except
+            in a SavedModel.
         row_format: As for `base`.
         rule: As for `base`.
         keep_bases: As `keep` of `base`.
@@ -257,7 +258,7 @@ class Schedule:
         self._path = path
         self._base_every_secs = base_every_secs
         self._tables = None if tables is None else _checked_tables(tables)
-        # Always the same cluster, also when the default changes.
+        # Connects only once, so a change of the default cluster has no effect.
         self._connect = functools.cache(_connector(cluster, self._tables))
         self._log_fn = log_fn if log_fn is not None else _log
         self._export_lock = threading.Lock()
@@ -285,7 +286,7 @@ class Schedule:
         Returns:
             Whether there was no error.
         """
-        # Any error may be gone at the next export.
+        # Catches any error, because the next export may succeed.
         try:
             report, failure = self._export()
         except Exception as error:
@@ -337,8 +338,8 @@ class Schedule:
                 if not self._is_over.wait(every_secs):
                     self.run(every_secs, self._is_over.wait)
 
-            # A daemon: the program waits for other threads before it calls
-            # `_stop_at_exit`.
+            # A daemon thread: at exit Python waits for all other threads before
+            # it calls `_stop_at_exit`.
             self._thread = threading.Thread(
                 target=run, name="tfswitch_export", daemon=True
             )
@@ -368,15 +369,16 @@ class Schedule:
             atexit.unregister(self._stop_at_exit)
 
     def _stop_at_exit(self) -> None:
-        # In a fork the thread does not run, and `_thread_lock` may be held.
+        # In a forked child the thread does not run, and `_thread_lock` may stay
+        # locked.
         if self._thread is None or not self._thread.is_alive():
             return
         with contextlib.suppress(TimeoutError):
             self.stop(_EXIT_SECS)
 
     def _export(self) -> tuple[ExportReport, Exception | None]:
-        """Returns the result, and the error of a base if one was due."""
-        # In a fork a thread that does not exist may hold the lock.
+        """Returns the result and, if a due base has failed, its error."""
+        # In a forked child the lock may belong to a thread of the parent.
         _native.check_process()
         with self._export_lock:
             folder = _folder_of(self._path)
@@ -450,7 +452,7 @@ def describe(error: Exception) -> str:
 
 
 def _last_base_seconds(rows: str) -> float | None:
-    """When the last base was begun, in seconds since 1970, or None."""
+    """Returns the start of the last base, in seconds since 1970, or None."""
     try:
         names = os.listdir(rows)
     except FileNotFoundError:
@@ -587,8 +589,8 @@ def note_step(cluster: str, table: str, variables: Iterable[Any]) -> None:
 def _moved(model: str, variables: Iterable[Any]) -> list[str]:
     """The names of variables whose values differ from a SavedModel's.
 
-    The SavedModel has other names, so each tensor of the same shape is
-    compared.
+    Variables have other names in the SavedModel, so each variable is compared
+    with all saved tensors of its shape.
     """
     import numpy as np  # `tfswitch export` needs neither module.
     import tensorflow as tf
@@ -600,7 +602,7 @@ def _moved(model: str, variables: Iterable[Any]) -> list[str]:
     moved = set()
     for variable in variables:
         value = variable.numpy()
-        alike = names.get(value.shape, [])  # If empty: of another model.
+        alike = names.get(value.shape, [])  # Empty: of another model.
         if alike and not any(
             np.array_equal(saved.get_tensor(name), value) for name in alike
         ):
@@ -609,7 +611,7 @@ def _moved(model: str, variables: Iterable[Any]) -> list[str]:
 
 
 def _warn_of_dense_weights(cluster: Cluster, folder: _Folder) -> None:
-    """Warns if a SavedModel lacks the values of variables that are trained."""
+    """Warns if variables have been trained since a SavedModel was saved."""
     if folder.model_tables is None or folder.path in _models_told:
         return
     variables = [
@@ -619,7 +621,7 @@ def _warn_of_dense_weights(cluster: Cluster, folder: _Folder) -> None:
     ]
     if not variables:
         return
-    # The export has succeeded; an error here must not hide that.
+    # An error of this check must not hide that the export has succeeded.
     try:
         moved = _moved(folder.path, variables)
     except Exception as error:

@@ -1,11 +1,11 @@
 """Ids from strings, one id space for several features, and collisions.
 
-Tables use only 64-bit integers. `hash_strings` makes them of strings, `pack`
-adds the number of a feature, and `HashCollisions` counts how often two inputs
-got the same id.
+Tables use only 64-bit integers. `hash_strings` makes such ids from strings,
+`pack` adds the number of a feature, and `HashCollisions` counts how often two
+inputs got the same id.
 
-NumPy arrays give NumPy arrays; ragged and sparse tensors keep their structure;
-everything else gives tensors.
+For a NumPy array the result is a NumPy array. Ragged and sparse tensors keep
+their structure. For anything else the result is a dense tensor.
 """
 
 import math
@@ -33,8 +33,8 @@ from tfswitch.ops.id_tensors import (
 
 _SLOT_BITS = integers(1, 32)
 
-# Salt of the fingerprint that tells inputs with the same id apart: the first 64
-# bits of the fraction of pi, which nobody chooses by accident.
+# Salt of the fingerprint that distinguishes inputs with the same id: the first
+# 64 bits of the fraction of pi, a number that no user chooses by accident.
 _FINGERPRINT_SALT = 0x243F6A8885A308D3
 
 
@@ -44,9 +44,10 @@ def hash_strings(strings: Any, salt: int = 0) -> Any:
     The hash is Fingerprint64 of FarmHash. It never changes: it is the same on
     every machine, in every version of TensorFlow and tfswitch, and in other
     programs (`FARM_FINGERPRINT` of BigQuery, `farmhash` packages). The 64 bits
-    are read as a signed number. With a salt it is the hash of the salt's 8
-    bytes, the lowest first, followed by the string; then other strings collide.
-    The hash gives no protection against people who choose strings that collide.
+    are read as a signed number. With a salt, the salt's 8 bytes, the lowest
+    first, are hashed in front of the string. With another salt, other strings
+    collide. The hash gives no protection against people who choose strings that
+    collide.
 
     Works in eager mode, in `tf.function` and in `tf.data` maps.
 
@@ -57,8 +58,8 @@ def hash_strings(strings: Any, salt: int = 0) -> Any:
 
     Args:
         strings: Strings of any shape: a dense, ragged or sparse tensor, a NumPy
-            array, a list, a `str` or `bytes`. Their bytes count, `str` as
-            UTF-8: there is no normalisation of case or form.
+            array, a list, a `str` or `bytes`. Their bytes are hashed, those of
+            a `str` in UTF-8, without normalisation of case or Unicode form.
         salt: 0 (none) to 2**63 - 1.
 
     Returns:
@@ -67,15 +68,15 @@ def hash_strings(strings: Any, salt: int = 0) -> Any:
     Raises:
         ValueError: If `strings` are not strings, or `salt` is out of range.
 
-    Source: Geoff Pike, FarmHash, https://github.com/google/farmhash; as
-    TensorFlow has it for `tf.fingerprint`.
+    Source: Geoff Pike, FarmHash, https://github.com/google/farmhash; in the
+    version of `tf.fingerprint`.
     """
     salt = NON_NEGATIVE_INT64.check("salt", salt)
 
     def hash_array(array: np.ndarray) -> np.ndarray:
         if array.dtype.kind not in "OSUT":
             _refuse_strings(array.dtype)
-        # NumPy arrays give NumPy arrays, also while a graph is being made.
+        # The result is a NumPy array, even while a graph is being made.
         with tf.init_scope():
             tensor = to_string_tensor(array, "hash_strings")
             return string_ops.hash_strings(tensor, salt=salt).numpy()
@@ -99,15 +100,15 @@ def pack(slot: Any, ids: Any, slot_bits: int = 12) -> Any:
 
         | slot: slot_bits | id: 64 - slot_bits |
 
-    So features can share one table: the same number in two features gives two
-    ids. An id keeps its low 64 - slot_bits bits: with 12 bits for the slot,
-    `unpack` returns a number below 2**52 unchanged. A string keeps the low bits
-    of its hash, so within a slot strings collide as with a shorter hash: see
-    `HashCollisions`.
+    With such ids, features can share one table: the same number in two features
+    gives two ids. An id keeps its low 64 - slot_bits bits: with 12 bits for the
+    slot, `unpack` returns a number below 2**52 unchanged. A string keeps the
+    low bits of its hash, so within a slot strings collide as with a shorter
+    hash: see `HashCollisions`.
 
     Works in eager mode, in `tf.function` and in `tf.data` maps; NumPy gives the
-    same numbers. In slots from 1 on nothing packs to 0, not even a padding of
-    0: pad after packing.
+    same numbers. In slots from 1 on no id packs to 0, so a 0 that pads short
+    lists becomes another number. Pad after packing.
 
     Example:
 
@@ -121,12 +122,12 @@ def pack(slot: Any, ids: Any, slot_bits: int = 12) -> Any:
             broadcast with dense `ids`, such as one per column.
         ids: Integers or strings of any shape: a dense, ragged or sparse tensor,
             a NumPy array, a list or scalar.
-        slot_bits: Bits for the slot, 1 to 32. Another number changes all ids of
-            a table.
+        slot_bits: Bits for the slot, 1 to 32. A change of `slot_bits` changes
+            all ids.
 
     Returns:
-        int64 of the shape and kind of `ids`. From slot 2**(slot_bits - 1) on
-        they are negative.
+        int64 of the shape and kind of `ids`. Ids in slots from
+        2**(slot_bits - 1) on are negative.
 
     Raises:
         ValueError: If `slot` or `slot_bits` is out of range, or `ids` are
@@ -162,17 +163,17 @@ def pack(slot: Any, ids: Any, slot_bits: int = 12) -> Any:
 
 
 def unpack(packed: Any, slot_bits: int = 12) -> tuple[Any, Any]:
-    """Takes ids of `pack` apart.
+    """Separates ids of `pack` into slots and ids.
 
     Args:
         packed: int64 of any shape, as `pack` takes ids.
-        slot_bits: As it was for `pack`.
+        slot_bits: The `slot_bits` that `pack` got.
 
     Returns:
         The slots, and the low bits of the ids, from 0 to
-        2**(64 - slot_bits) - 1: the ids themselves if they were in that range.
-        Both int64 of the shape and kind of `packed`; for a Python integer they
-        are Python integers.
+        2**(64 - slot_bits) - 1. These are the original ids if those were in
+        that range. Both are int64 of the shape and kind of `packed`, or Python
+        integers for a Python integer.
 
     Raises:
         ValueError: If `slot_bits` is out of range, or `packed` is not int64.
@@ -212,11 +213,12 @@ def unpack(packed: Any, slot_bits: int = 12) -> tuple[Any, Any]:
 class HashCollisions:
     """Counts inputs that got the id of another input.
 
-    It sees inputs and their ids, in Python or in a `tf.data` pipeline, and
-    keeps 16 bytes for each distinct input: the id, and a second fingerprint of
-    64 bits that does not depend on the id. Two inputs count as one only if both
-    are equal. An integer's second fingerprint is the number itself, so the
-    count is exact for integers. Thread-safe.
+    The method `count` gets inputs and their ids, in Python or in a `tf.data`
+    pipeline. The object keeps 16 bytes for each distinct input: the id, and a
+    second fingerprint of 64 bits that does not depend on the id. Two inputs
+    count as the same input only if both numbers are equal. An integer's second
+    fingerprint is the number itself, so the count is exact for integers.
+    Thread-safe.
 
     Example:
 
@@ -235,11 +237,11 @@ class HashCollisions:
     ```
 
     Args:
-        slot_bits: As for `pack`, if the ids come from there: inputs of two
-            slots cannot collide. 0: the ids are hashes of 64 bits.
-        max_inputs: Largest number of distinct inputs; later new ones are not
-            counted. 2**24 of them take 256 MiB, and up to three times as much
-            while they are sorted.
+        slot_bits: As for `pack`, if `pack` made the ids: inputs of different
+            slots cannot collide. 0 means that ids are hashes of 64 bits.
+        max_inputs: Largest number of distinct inputs. Beyond it, new inputs are
+            not counted. 2**24 inputs take 256 MiB, and up to three times as
+            much while they are sorted.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -251,10 +253,10 @@ class HashCollisions:
         self._max_inputs = POSITIVE_INT.check("max_inputs", max_inputs)
         self._slot_bits = int(slot_bits)
         self._lock = threading.Lock()
-        # Distinct pairs, sorted by id and then by fingerprint.
+        # Distinct pairs of id and fingerprint, sorted in this order.
         self._ids = np.zeros(0, np.int64)
         self._fingerprints = np.zeros(0, np.int64)
-        # Pairs that are not sorted in yet.
+        # Pairs that are not in the sorted arrays yet.
         self._pending: list[tuple[np.ndarray, np.ndarray]] = []
         self._num_pending = 0
         self._is_full = False
@@ -262,8 +264,8 @@ class HashCollisions:
     def count(self, inputs: Any, ids: Any) -> Any:
         """Counts inputs and returns their ids unchanged.
 
-        In a graph they are counted when it runs and the result is used, in the
-        process that called this.
+        In a graph, inputs are counted each time the graph runs and the result
+        is used. The count is kept in the process that called this method.
 
         Args:
             inputs: Strings or integers of any shape and kind, as `pack` takes
@@ -312,11 +314,12 @@ class HashCollisions:
             *   ids: Distinct ids.
             *   collisions: inputs - ids, how many inputs have no id of their
                 own.
-            *   expected_collisions: The collisions of a random function, as a
-                float: with n inputs and m possible ids (2**64, or
-                2**(64 - slot_bits) in each slot, which add up)
-                n - m (1 - (1 - 1/m)^n), which is about n^2 / 2m. Integers that
-                `pack` keeps do not collide, so count them apart.
+            *   expected_collisions: The expected collisions of a random
+                function, as a float. With n inputs and m possible ids this is
+                n - m (1 - (1 - 1/m)^n), or about n^2 / 2m. m is 2**64 without
+                slots; with slots it is 2**(64 - slot_bits), and the numbers of
+                all slots are summed. Integers that `pack` keeps do not collide,
+                so count them with another object.
             *   is_full: Whether `max_inputs` has been reached.
         """
         with self._lock:
@@ -348,7 +351,7 @@ class HashCollisions:
             )
         with self._lock:
             if not self._is_full and ids.size:
-                # Copies: TensorFlow takes the memory back.
+                # Copies the arrays, because TensorFlow reuses their memory.
                 self._pending.append(
                     (ids.flatten(), fingerprints.astype(np.int64).flatten())
                 )
@@ -368,7 +371,7 @@ class HashCollisions:
             [self._fingerprints, *(pair[1] for pair in self._pending)]
         )
         self._pending, self._num_pending = [], 0
-        # Stable, so that of equal pairs the one that is known comes first.
+        # This sort is stable: a known pair comes before an equal new pair.
         order = np.lexsort((fingerprints, ids))
         ids, fingerprints = ids[order], fingerprints[order]
         distinct = _starts_of_runs(ids) | _starts_of_runs(fingerprints)
@@ -377,7 +380,7 @@ class HashCollisions:
             self._is_full = True
         if excess > 0:
             new = np.flatnonzero(distinct & (order >= known))
-            # The latest are dropped.
+            # Drops the inputs that came last.
             latest = new[np.argsort(order[new])[len(new) - excess :]]
             distinct[latest] = False
         self._ids, self._fingerprints = ids[distinct], fingerprints[distinct]
@@ -395,7 +398,7 @@ def _map_values(
 
 
 def _fingerprints_of(inputs: Any) -> Any:
-    """64 bits of each input that do not depend on its id."""
+    """Returns 64 bits for each input, which do not depend on its id."""
     if not tf.is_tensor(inputs):
         array = np.asarray(inputs)
         if array.dtype.kind not in "OSUT":
@@ -414,12 +417,13 @@ def _starts_of_runs(values: np.ndarray) -> np.ndarray:
 
 
 def _expected_collisions(n: int, m: int) -> float:
-    """n less the expected number of distinct values of n draws from m."""
+    """Returns n minus the expected count of distinct values in n draws."""
     if n < 2:
         return 0.0
     if n < m * 1e-4:
-        # The first two terms of the binomial series; the difference of two
-        # large numbers would have no digits left.
+        # The first two terms of the binomial series. The exact formula
+        # subtracts two nearly equal numbers, which would leave no correct
+        # digits.
         pairs = n * (n - 1) / (2 * m)
         return pairs * (1 - (n - 2) / (3 * m))
     return n + m * math.expm1(n * math.log1p(-1 / m))
@@ -433,7 +437,7 @@ def _refuse_strings(dtype: Any) -> None:
 
 
 def _to_slot(slot: Any, slot_bits: int) -> Any:
-    """Slots as int64: an array or, if only a graph knows them, a tensor."""
+    """Returns int64 slots: an array or, for a symbolic tensor, a tensor."""
     dtype = tf.as_dtype(
         slot.dtype if tf.is_tensor(slot) else np.asarray(slot).dtype
     )

@@ -1,9 +1,9 @@
 """The first value of a row.
 
 Each value depends on the table's seed and the row's id alone, so a row starts
-the same on any server and in any order. Names and arguments are those of
-`keras.initializers`; a `seed` argument there has no meaning here, because the
-table has one.
+with the same value on any server and in any order of ids. Names and arguments
+are those of `keras.initializers`. The `seed` of a Keras initializer is ignored,
+because the table has a seed.
 """
 
 import dataclasses
@@ -99,8 +99,9 @@ class TruncatedNormal(RandomNormal):
 class GlorotUniform(Initializer):
     """Uniform in +-sqrt(6 / (1 + dim)).
 
-    Glorot's rule with fan_in 1, because an id selects one input unit, and
-    fan_out dim. Keras takes the vocabulary's size as fan_in; here it has none.
+    This is Glorot's rule with fan_in 1, because an id selects one input unit,
+    and with fan_out dim. Keras takes the size of the vocabulary as fan_in, but
+    the vocabulary of a table has no fixed size.
     """
 
     _KIND = "glorot_uniform"

@@ -24,18 +24,17 @@ class Server:
         num_threads: Threads that serve; 0 for one per core.
         max_message_bytes: Longest message; 0 for 1 GiB.
         checkpoint_root: The folder below which clients may save and restore.
-            Their relative paths start there. None: the current folder, unless
-            that is "/"; then saves are refused.
+            Relative paths of clients start there. None means the current
+            folder. If that is "/", saves are refused.
         limits: The other bounds of the server, by the names of the flags of
-            `tfswitch-server`, such as `{"max_buffer_bytes": 1 << 30}`. Others
-            keep their defaults.
-        tls: The server's TLS files. With them clients must connect to
-            "grpcs://"; with its `ca` they must show a certificate. None:
-            plaintext.
+            `tfswitch-server`, such as `{"max_buffer_bytes": 1 << 30}`. Bounds
+            that are not named keep their defaults.
+        tls: The server's TLS files. Clients must then connect to "grpcs://"
+            and, if `ca` is set, show a certificate. None means plaintext.
         token_file: The file of `tfswitch token create`; clients must show one
             of its tokens (docs/access.md). None: clients need no token.
-        insecure: Serve on an address that other machines can reach, although
-            there is no TLS, or neither `token_file` nor `ca`.
+        insecure: Whether to serve on an address that other machines can reach
+            without TLS, or with neither `token_file` nor `ca`.
 
     Example:
 
@@ -121,7 +120,7 @@ class Server:
 
         Raises:
             ValueError: If the address is malformed, if other machines can reach
-                it and nothing keeps them out, if there is no limit of that
+                it and `insecure` would be needed, if `limits` has an unknown
                 name, or if a file cannot be used.
             ConnectionError: If the address cannot be bound.
         """

@@ -1,7 +1,8 @@
-"""The counts that a table keeps of the use of its rows.
+"""Counts of how often, and when, the rows of a table were used.
 
-The counts arrive with the pushes. A row has them after its optimizer state, and
-they are saved with the row. Admission and eviction are based on them.
+Each push updates the counts of its rows. The counts are the last numbers of a
+row, after the optimizer state, and are saved with the row. Policies of
+admission and eviction use the counts.
 """
 
 import dataclasses
@@ -13,10 +14,10 @@ from tfswitch._settings._ranges import NonNegative, Share
 
 @dataclasses.dataclass(frozen=True)
 class Usage(Policy):
-    """Counts how often a row was pushed to, and when last: 8 bytes a row.
+    """Counts the occurrences of ids, and keeps the last day: 8 bytes a row.
 
     `count` is the number of occurrences of the id in batches, exact up to 2^24;
-    `last_seen_day` is in days since 1970, to three minutes.
+    `last_seen_day` is in days since 1970, with a precision of three minutes.
     """
 
     def to_table_config(self) -> dict[str, Any]:
@@ -30,16 +31,17 @@ class ShowClick(Policy):
 
         score = (show - click) * nonclk_coeff + click * click_coeff
 
-    Each day multiplies show and click by `show_click_decay_rate`. A row is
-    decayed when it is pushed to or read, and not by a pass over the table.
-    `delta_score` sums the scores of pushes and does not decay. Rules and
-    defaults are those of Paddle's CTR accessor (`the_one_ps.proto`,
-    `ctr_accessor.cc`).
+    For each day that passes, show and click are multiplied by
+    `show_click_decay_rate`. This happens when a row is next pushed to or read,
+    without a daily pass over the table. `delta_score` sums the scores of pushes
+    and does not decay. Rules and defaults are those of Paddle's CTR accessor
+    (`the_one_ps.proto`, `ctr_accessor.cc`).
 
     Args:
         nonclk_coeff: The worth of a show without a click, at least 0.
         click_coeff: The worth of a click, at least 0.
-        show_click_decay_rate: The share left after a day; above 0, at most 1.
+        show_click_decay_rate: The share of show and click that is left after a
+            day; above 0, at most 1.
 
     Example:
 
@@ -80,7 +82,7 @@ def get(identifier: Any) -> Usage | ShowClick | None:
 
 
 def width(statistics: Usage | ShowClick | None) -> int:
-    """Returns how many floats of a row, its last slots, the counts take."""
+    """Returns how many floats the counts take at the end of a row."""
     if statistics is None:
         return 0
     return 5 if isinstance(statistics, ShowClick) else 2

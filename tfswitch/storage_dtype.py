@@ -28,14 +28,14 @@ class StorageDtype(Policy):
     Lookups and pushes are float32 in any case. A step reads the row as float32,
     computes in float32, and rounds the values that it stores.
 
-    Rounding to nearest loses a step that is smaller than half of the last bit,
-    each time again: with bfloat16 a step that changes a weight by less than
-    1/512 of it. Moving averages in 16-bit slots freeze likewise. Stochastic
-    rounding rounds up or down at random, so that the expected value is exact,
-    as in "Deep Learning with Limited Numerical Precision" (arXiv 1502.02551).
-    The draw depends on the table's seed, the id and the number of the step, so
-    a repeated training run gives the same rows. (Pushes in graphs of TensorFlow
-    1 have no number; the table draws one.)
+    Rounding to nearest loses every step that is smaller than half of the last
+    bit. With bfloat16 this is a step that changes a weight by less than 1/512
+    of its value. Moving averages in 16-bit slots stop changing for the same
+    reason. Stochastic rounding rounds up or down at random, so that the
+    expected value is exact, as in "Deep Learning with Limited Numerical
+    Precision" (arXiv 1502.02551). The draw depends on the table's seed, the id
+    and the number of the step, so a repeated training run gives the same rows.
+    (Pushes in graphs of TensorFlow 1 have no number; the table draws one.)
 
     New and assigned rows are rounded to nearest. Finite numbers beyond the
     range of float16 (65,504) are stored as the largest one.
@@ -43,11 +43,11 @@ class StorageDtype(Policy):
     Args:
         embeddings: "float32", "float16" (11 significant bits, from 6e-8 to
             65,504) or "bfloat16" (8 significant bits, the range of float32).
-        slots: The same for the optimizer's state per coordinate. Its state per
-            row (Adam's count of steps) and statistics stay float32. Use
-            bfloat16: means of squares underflow in float16, which makes steps
-            of Adam and similar optimizers far too long, and a table warns of
-            it.
+        slots: One of the same types, for the optimizer's state per coordinate.
+            The state per row (Adam's count of steps) and statistics stay
+            float32. Prefer bfloat16 to float16: means of squares underflow in
+            float16, which makes steps of Adam and similar optimizers far too
+            long. A table warns of this.
         rounding: "stochastic" or "nearest".
 
     Raises:
@@ -79,7 +79,7 @@ class StorageDtype(Policy):
                 raise bad_argument(name, value, f"one of {names}")
             object.__setattr__(self, name, value)
         if self.embeddings == self.slots == "float32":
-            # Nothing is rounded, so that objects for plain float32 are equal.
+            # Nothing is rounded; one value makes all objects for float32 equal.
             object.__setattr__(self, "rounding", "stochastic")
 
     def to_table_config(self) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def warn_of_slots(
     optimizer: optimizers_lib.Optimizer,
     cluster: Any,
 ) -> None:
-    """Warns if slots are too narrow for an optimizer, once for equal tables."""
+    """Warns, once per cluster, if an optimizer needs slots with more bits."""
     rules = (
         [rule for _, rule in optimizer.parts]
         if isinstance(optimizer, optimizers_lib.Segments)

@@ -42,10 +42,10 @@ from tfswitch.ops.resources import (
 
 MAX_DIM = 4096
 
-# Held from the search for a free name until the table has it.
+# Held from the search for a free name until a table of that name exists.
 _names_lock = threading.RLock()
 
-# Makes the resource names of one process's tables unique.
+# Numbers the resources of tables in this process, so that their names differ.
 _resource_ids = itertools.count()
 
 
@@ -54,12 +54,13 @@ class EmbeddingTable(TrackedTable):
 
     A row is made when an id is first seen by `lookup_or_create`, `push`,
     `assign` or a training step. Its first value depends only on `seed` and the
-    id. The optimizer runs where the row is kept, once per id and push. With
-    `admission` only a push makes a row, once the id fulfils the policy. With
-    `eviction` `shrink` removes rows again.
+    id. The optimizer runs in the process that keeps the row, once per id and
+    push. With `admission`, only a push makes a row, and only for an id that
+    satisfies the policy. With `eviction`, the method `shrink` removes rows
+    again.
 
-    A name stands for one table per cluster: making it again with the same
-    arguments attaches to the existing table. Thread-safe.
+    A cluster has only one table of a name: a second object with the same name
+    and arguments uses the existing table. Thread-safe.
 
     Args:
         name: 1 to 220 bytes. Each byte that is no letter, digit, `-`, `_` or
@@ -67,12 +68,12 @@ class EmbeddingTable(TrackedTable):
         dim: Length of a row, 1 to 4096.
         dtype: The dtype of lookups and gradients: "float32", the only one.
         initializer: First value of a row: a name such as "uniform", an object
-            of `tfswitch.initializers`, or the Keras one of that kind.
+            of `tfswitch.initializers`, or the Keras initializer of that kind.
         optimizer: A name such as "adagrad" or "adam", an object of
-            `tfswitch.optimizers`, or the Keras one of that kind. None means
-            `tfswitch.optimizers.Adam()`, whose learning rate is 0.001.
+            `tfswitch.optimizers`, or the Keras optimizer of that kind. None
+            means `tfswitch.optimizers.Adam()`, whose learning rate is 0.001.
         admission: When an id gets a row: an object of `tfswitch.admission`.
-            None means at once.
+            None means at its first training lookup.
         eviction: The rows that `shrink` evicts: an object of
             `tfswitch.eviction`.
         statistics: The statistics of each row: an object of
@@ -90,10 +91,12 @@ class EmbeddingTable(TrackedTable):
             `keras.utils.set_random_seed` or `tf.random.set_seed`, if one was
             set. So tables with different names have different first values.
         consistency: When the gradients of several workers are applied: a
-            `tfswitch.train.Consistency`, "asp" or "bsp". None means `asp`. All
-            others need a `tfswitch.train.Worker` in this process to push.
-        cluster: Where the table lives; by default the cluster of
-            `tfswitch.connect`, or this process.
+            `tfswitch.train.Consistency`, "asp" or "bsp". None means "asp". With
+            any other consistency, pushes need a `tfswitch.train.Worker` in this
+            process.
+        cluster: The cluster that keeps the table. None means that of
+            `tfswitch.connect` or, without such a call, the servers of TF_CONFIG
+            or this process.
 
     Raises:
         ValueError: If an argument is out of range, or the cluster has a table
@@ -192,7 +195,7 @@ class EmbeddingTable(TrackedTable):
         self._frees_handle: weakref.finalize | None = None
 
     def _open(self, spec: TableSpec) -> None:
-        """Makes the table, or attaches to it if it has these settings."""
+        """Makes the table, or uses the present one if it has these settings."""
         config = json.dumps(
             spec.to_table_config(self._name, self._dim), sort_keys=True
         )
@@ -210,11 +213,11 @@ class EmbeddingTable(TrackedTable):
         self._config = config
 
     def _choose_optimizer(self) -> None:
-        """Fixes the table's present optimizer, if nobody has chosen one."""
+        """Makes the present optimizer final, if none has been chosen yet."""
         if not self._spec.is_open:
             return
         with self._handle_lock:
-            # Raises if the table was dropped, which `_open` would make again.
+            # Raises if the table was dropped; `_open` would make it again.
             self._native.size()
             try:
                 self._open(dataclasses.replace(self._spec, is_open=False))
@@ -224,10 +227,10 @@ class EmbeddingTable(TrackedTable):
                     raise
 
     def _find_choice(self) -> None:
-        """Takes over the optimizer if another object has chosen one."""
+        """Adopts the optimizer that another object has chosen for the table."""
         if self._spec.is_open:
             with contextlib.suppress(KeyError):
-                # Raises if the table was dropped, which `_open` would make.
+                # Raises if the table was dropped; `_open` would make it.
                 self._native.size()
                 self._open(self._spec)
 
@@ -243,7 +246,7 @@ class EmbeddingTable(TrackedTable):
             self._open(dataclasses.replace(spec, seed=now))
 
     def _find_seed(self) -> int:
-        """The existing table's seed: another worker may have drawn it."""
+        """Returns the seed of a present table of this name, or a new seed."""
         with contextlib.suppress(KeyError):
             return int(self._cluster._list(self._name)[0]["config"]["seed"])
         return default_seed(self._name)
@@ -252,7 +255,7 @@ class EmbeddingTable(TrackedTable):
     def _create_private(
         cls, name: str, dim: int, spec: TableSpec, cluster: Cluster
     ) -> "EmbeddingTable":
-        """Makes a table that nobody else has, named `name` or `name_N`."""
+        """Makes a table that no other object uses, named `name` or `name_N`."""
         with _names_lock:
             taken = set(cluster.tables())
             names = (f"{name}_{i}" if i else name for i in itertools.count())
@@ -274,7 +277,7 @@ class EmbeddingTable(TrackedTable):
 
     @property
     def seed(self) -> int:
-        """Decides, with the id, the first value of each row."""
+        """Decides, together with the id, the first value of a row."""
         assert self._spec.seed is not None  # `_start` sets one.
         return self._spec.seed
 
@@ -285,13 +288,13 @@ class EmbeddingTable(TrackedTable):
 
     @property
     def optimizer(self) -> optimizers_lib.Optimizer:
-        """How rows learn."""
+        """The optimizer of the rows."""
         self._find_choice()
         return self._spec.optimizer
 
     @property
     def admission(self) -> Any:
-        """When an id gets a row."""
+        """The policy that decides when an id gets a row."""
         return self._spec.admission
 
     @property
@@ -322,18 +325,18 @@ class EmbeddingTable(TrackedTable):
 
     @property
     def cluster(self) -> Cluster:
-        """Where the table lives."""
+        """The cluster that keeps the table."""
         return self._cluster
 
     @property
     def learning_rate(self) -> float:
         """The learning rate of the next step.
 
-        Setting it replaces a constant rate. Functions that use the table are
-        not traced again. The rate belongs to this object: each process has its
-        own. A schedule is called with the number of this object's pushes so
-        far. A function without arguments can follow the model's optimizer
-        instead:
+        An assigned number replaces a constant rate; functions that use the
+        table are not traced again. The rate belongs to this object, so each
+        process has a rate of its own. A schedule is called with the number of
+        pushes that this object has made so far. A function without arguments
+        can follow the model's optimizer:
         `lambda: schedule(model.optimizer.iterations)`.
         """
         with tf.init_scope():
@@ -348,9 +351,9 @@ class EmbeddingTable(TrackedTable):
         """How many pushes this object has made.
 
         A push that is skipped because of NaN or Inf counts, as in Keras's
-        `iterations`. A step that a `LossScaleOptimizer` skips does not. Pushes
-        carry the number of their step, which some optimizers need. Set it when
-        training continues from a checkpoint.
+        `iterations`. A step that a `LossScaleOptimizer` skips does not count.
+        Each push carries the number of its step, which some optimizers need.
+        Set this number when training continues from a checkpoint.
         """
         with tf.init_scope():
             return self._learning_rate.steps
@@ -365,9 +368,9 @@ class EmbeddingTable(TrackedTable):
         """The resource that the ops of `tfswitch.ops` take as `table`.
 
         The resource is in this process and keeps the table alive. In a graph
-        for the workers of a `tf.distribute.ParameterServerStrategy` it is in
-        the worker's process; in a `tf.compat.v1.Graph` it is a tensor of that
-        graph.
+        for the workers of a `tf.distribute.ParameterServerStrategy` the
+        resource is in the worker's process. In a `tf.compat.v1.Graph` the
+        handle is a tensor of that graph.
 
         Raises:
             RuntimeError: If this process was forked from one that uses
@@ -382,12 +385,13 @@ class EmbeddingTable(TrackedTable):
         return handle
 
     def _find_handle(self) -> tf.Tensor:
-        """The handle, freed with this object even if a function captured it.
+        """Returns a handle that is freed with this object, even if captured.
 
-        TensorFlow never collects the graph of a train step without a sparse
-        gradient. The handle in that graph would keep the table alive.
+        TensorFlow never frees the graph of a train step that has no sparse
+        gradient. A handle that such a graph has captured would otherwise keep
+        the table alive.
         """
-        # In a fork TensorFlow may wait for threads that do not exist.
+        # In a forked child TensorFlow may wait for threads of the parent.
         _native.check_process()
         if in_plain_graph():
             return self._make_handle(f"/{self._cluster._native.id}")
@@ -395,7 +399,7 @@ class EmbeddingTable(TrackedTable):
             return self._handle_of_worker()
         with self._handle_lock:
             if self._handle is None:
-                # Raises if the table was dropped, which the op would make.
+                # Raises if the table was dropped; the op would make it again.
                 self._native.size()
                 with tf.init_scope():
                     handle = self._make_handle(f"/{next(_resource_ids)}")
@@ -435,9 +439,10 @@ class EmbeddingTable(TrackedTable):
             )
 
     def lookup(self, ids: Any) -> tf.Tensor:
-        """Reads rows; an id without a row reads as zeros and gets none.
+        """Reads rows; an id without a row reads as zeros, and no row is made.
 
-        With `admission` it reads as the policy's `not_admitted`.
+        With `admission` an id without a row reads as the policy's
+        `not_admitted`.
 
         Works in eager mode, in `tf.function` and in `tf.data` maps. No
         gradient flows back: see `tfswitch.keras.DynamicEmbedding` for training.
@@ -451,17 +456,17 @@ class EmbeddingTable(TrackedTable):
 
         Raises:
             ValueError: If `ids` are neither integers nor strings.
-            ConnectionError, TimeoutError: If a server does not answer. From
-                inside a graph: `tf.errors.UnavailableError` and
-                `tf.errors.DeadlineExceededError`.
+            ConnectionError, TimeoutError: If a server does not answer. A graph
+                raises `tf.errors.UnavailableError` and
+                `tf.errors.DeadlineExceededError` instead.
         """
         return self._lookup(ids, insert_missing=False)
 
     def lookup_or_create(self, ids: Any) -> tf.Tensor:
         """Reads rows; an id without a row gets its first value.
 
-        With `admission` it gets no row here: the push decides. Otherwise as
-        `lookup`.
+        With `admission` the id gets no row here, because a push decides that.
+        Arguments, result and errors are those of `lookup`.
         """
         return self._lookup(ids, insert_missing=True)
 
@@ -484,18 +489,20 @@ class EmbeddingTable(TrackedTable):
         Args:
             ids: Integers of any shape.
             gradients: Floats of shape `ids.shape + [dim]`.
-            learning_rate: For this push; by default the optimizer's.
+            learning_rate: The learning rate of this push; by default the
+                optimizer's.
             shows: How often each id was shown: numbers of the shape of `ids`.
                 By default once.
-            clicks: How often each id was clicked, likewise. By default never.
+            clicks: How often each id was clicked: numbers of the shape of
+                `ids`. By default never.
 
         Returns:
             int64 scalar tensor: the number of rows that took a step.
 
         Raises:
             ValueError: If shapes do not fit, a gradient is NaN or Inf, or shows
-                or clicks are negative: the message names the id. From inside a
-                graph: `tf.errors.InvalidArgumentError`.
+                or clicks are negative; the message names the id. A graph raises
+                `tf.errors.InvalidArgumentError` instead.
             ConnectionError, TimeoutError: If a server does not answer. The
                 message says whether the push may have been applied.
         """
@@ -518,13 +525,13 @@ class EmbeddingTable(TrackedTable):
 
     @property
     def weight(self) -> Any:
-        """A variable of shape `[0, dim]` that stands for the rows in a tape.
+        """A variable of shape `[0, dim]` that represents the rows in a tape.
 
-        In a `tf.compat.v1.Graph` it is a tensor.
+        In a `tf.compat.v1.Graph` the weight is a tensor.
 
-        The losses of `tfswitch.nn` give it a gradient, a `tf.IndexedSlices`,
-        which `apply_gradients` or a Keras optimizer applies. Layers have their
-        own weight.
+        For a loss of `tfswitch.nn`, a tape returns the gradient of this weight
+        as a `tf.IndexedSlices`. `apply_gradients` or a Keras optimizer applies
+        the gradient. Layers have weights of their own.
         """
         if in_plain_graph():
             # A variable would need an initializer op that a session must run.
@@ -543,7 +550,7 @@ class EmbeddingTable(TrackedTable):
             return self._weight
 
     def apply_gradients(self, gradient: tf.IndexedSlices) -> tf.Tensor:
-        """Pushes the gradient of `weight`; as `push`.
+        """Pushes the gradient of `weight`, as `push` does.
 
         Example:
 
@@ -560,15 +567,15 @@ class EmbeddingTable(TrackedTable):
             return push_many([push], of_lookups=True)[0]
 
     def _step_of(self, optimizer: Any, learning_rate: Any) -> TablePush:
-        """The push settings for a Keras optimizer: the table's own rule."""
+        """Returns an empty push, whose step the table's own optimizer takes."""
         return TablePush(self, tf.zeros([0], tf.int64), tf.zeros([0]))
 
     def assign(self, ids: Any, values: Any) -> None:
-        """Sets rows; an id without one gets one. Optimizer state stays.
+        """Sets embeddings; an id without a row gets one. Optimizer state stays.
 
         Args:
-            ids: Integers of any shape. If an id is repeated, its last value
-                stays.
+            ids: Integers of any shape. If an id is repeated, its last value is
+                used.
             values: Floats of shape `ids.shape + [dim]`, as NumPy.
 
         Raises:
@@ -597,13 +604,13 @@ class EmbeddingTable(TrackedTable):
     def shrink(
         self, dry_run: bool = False, *, policy: Any = None
     ) -> ShrinkReport:
-        """Evicts rows, and gives their memory back.
+        """Evicts rows, and frees their memory.
 
-        Training may go on meanwhile. Ids that wait for admission are evicted by
-        the same ages and scores.
+        Training may continue meanwhile. Ids that wait for admission are evicted
+        by the same rules of age and score.
 
         Args:
-            dry_run: Whether only to count the rows that would go.
+            dry_run: Whether to count the rows without evicting them.
             policy: An object of `tfswitch.eviction`; by default the table's.
 
         Returns:
@@ -612,10 +619,10 @@ class EmbeddingTable(TrackedTable):
             "evicted_candidates": n, "remaining_rows": n, "remaining_usage":
             {"count": x, "show": x, "click": x}}`, summed over servers. A row to
             which several rules apply counts for the first rule in this order.
-            Usage is summed over the remaining rows; numbers that are not
-            counted are 0. A dry run returns the numbers that a real one would.
-            The dict has the attribute `dry_run`, and its text says "would
-            evict".
+            Usage is summed over the remaining rows; numbers that the table does
+            not count are 0. A dry run returns the numbers that a real shrink
+            would return. The dict has the attribute `dry_run`, and its text
+            says "would evict".
 
         Raises:
             ValueError: If `policy` is no eviction policy.
@@ -755,8 +762,9 @@ class EmbeddingTable(TrackedTable):
 
         Args:
             path: A folder that `EmbeddingTable.save` or `Cluster.save` wrote.
-            saved_name: The table's name in the save. None means its name here.
-            state: As for `Cluster.restore`, which describes it.
+            saved_name: The table's name in the save. None means its present
+                name.
+            state: As for `Cluster.restore`.
         """
         names = {saved_name or self._name: self._name}
         return self._cluster.restore(path, names, state=state)
@@ -765,7 +773,7 @@ class EmbeddingTable(TrackedTable):
         """Removes the table with all its rows; see `Cluster.drop`.
 
         Raises:
-            KeyError: If it was dropped before.
+            KeyError: If the table was dropped before.
             ConnectionError, TimeoutError: As for `Cluster.drop`.
 
         Example:
@@ -794,11 +802,11 @@ class EmbeddingTable(TrackedTable):
     def _learn_as(
         self, source: Any, settings: Callable[[], dict[str, Any]]
     ) -> int:
-        """Makes the rows learn as a Keras optimizer's variables from now on.
+        """From now on, steps the rows as a Keras optimizer steps variables.
 
         Args:
-            source: The optimizer.
-            settings: Returns the fields of the spec that follow from it.
+            source: The Keras optimizer.
+            settings: Returns the fields of the table's spec for this optimizer.
 
         Returns:
             The optimizer's number, which its pushes carry.
@@ -819,8 +827,8 @@ class EmbeddingTable(TrackedTable):
                     "model rows of its own."
                 )
             is_first = self._last_rule == 0
-            # A new optimizer of Keras begins without state. Rows that were
-            # loaded from a file keep theirs.
+            # A new Keras optimizer begins without state, but rows that were
+            # loaded from a file keep their optimizer state.
             restores = (num_restores[self._cluster.address], self._num_loads)
             keeps_state = is_first or restores != self._known_restores
             self._known_restores = restores
@@ -839,9 +847,10 @@ class EmbeddingTable(TrackedTable):
             return self._last_rule
 
     def _learn_as_saved(self, config: Mapping[str, Any]) -> None:
-        """Takes the optimizer of rows from a file, if none is chosen yet.
+        """Adopts the optimizer of a file of rows, if none is chosen yet.
 
-        In this process the first push may still bring another optimizer.
+        If the table is in this process, the first push may still choose another
+        optimizer.
         """
         self._find_choice()
         spec = self._spec.with_optimizer(config)
@@ -858,8 +867,8 @@ class EmbeddingTable(TrackedTable):
     def _follow(self, settings: dict[str, Any], *, keeps_state: bool) -> bool:
         """Changes the optimizer; the values of rows stay.
 
-        On servers other processes use the table as well, so only the learning
-        rate may differ there.
+        Other processes use a table on servers, too, so there only the learning
+        rate may change.
 
         Args:
             settings: Fields of the spec: `optimizer` and `update`.
@@ -916,8 +925,8 @@ class EmbeddingTable(TrackedTable):
             native.assign(ids, values, slots if keeps_state else None)
             width = statistics_lib.width(self.statistics)
             if width and not keeps_state:
-                # Statistics are the last numbers of a row's state. The others
-                # stay as a new row has them.
+                # Statistics are the last numbers of a row's state. The numbers
+                # before them stay as in a new row.
                 made, values, state = native.export_rows(True)
                 assert state is not None
                 usage = slots[np.argsort(ids), -width:]
@@ -932,7 +941,7 @@ class EmbeddingTable(TrackedTable):
 
     @property
     def _slot_floats(self) -> int:
-        """Floats of a row's optimizer state and statistics."""
+        """How many floats the optimizer state and statistics of a row have."""
         self._find_choice()
         return int(self._native.slot_floats)
 
@@ -946,7 +955,7 @@ class EmbeddingTable(TrackedTable):
     def _replace_rows(
         self, ids: np.ndarray, values: np.ndarray, slots: np.ndarray | None
     ) -> None:
-        """Replaces all rows; without `slots` their state is a new row's."""
+        """Replaces all rows; without `slots` optimizer state starts afresh."""
         self._poison.assign(0.0)
         self._num_loads += 1
         keys = self._to_keys(ids)
@@ -958,7 +967,7 @@ class EmbeddingTable(TrackedTable):
         self._native.assign(keys, rows, slots)
 
     def _set_rows(self, ids: np.ndarray, values: np.ndarray) -> None:
-        """Sets all rows; present ids keep their optimizer state."""
+        """Replaces all rows; ids that had a row keep their optimizer state."""
         self._poison.assign(0.0)
         present, _ = self.export_rows()
         self._native.erase(np.setdiff1d(present, ids, assume_unique=True))
@@ -1029,7 +1038,7 @@ def push_many(
         pushes: At least one.
         of_lookups: As for `tfswitch.ops.push_many`.
         skip_non_finite: As for `tfswitch.ops.push_many`. After a skipped push
-            the next training lookups return NaN, so that the loss shows it.
+            the next training lookups return NaN, so that the loss is NaN, too.
 
     Returns:
         For each push the number of rows that took a step, an int64 scalar.
@@ -1072,7 +1081,7 @@ def look_up_many(
         tables: The tables; one may appear more than once.
         ids: For each table int32 or int64 of any shape.
         insert_missing: Whether an id without a row gets one. With an admission
-            policy it gets none here: the push decides.
+            policy the id gets no row here, because a push decides that.
 
     Raises:
         ValueError: If `insert_missing` is true while a model is exported.
@@ -1114,8 +1123,8 @@ def tie_to_weight(
 
 
 def _can_be_poisoned() -> bool:
-    # A worker of a ParameterServerStrategy would have to ask another process
-    # for each lookup.
+    # A worker of a ParameterServerStrategy would have to read the variable from
+    # another process at each lookup.
     return not in_plain_graph() and not has_remote_workers()
 
 
@@ -1130,7 +1139,8 @@ def check_dim(name: str, dim: Any) -> None:
 
 def default_seed(name: str) -> int:
     """The default seed, made from the table's name and TensorFlow's seed."""
-    # Given an operation's seed, get_seed returns the program's seed with it.
+    # If given the seed of an operation, get_seed also returns the program's
+    # seed.
     program, _ = tf.compat.v1.get_seed(0)
     text = f"{program} {name}".encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
@@ -1142,8 +1152,10 @@ def _python_errors() -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        _native.check_process()  # Raises the KeyboardInterrupt that ended it.
-        # Eager execution adds the op's node before and its name after.
+        # Raises the KeyboardInterrupt that ended the op.
+        _native.check_process()
+        # Eager execution adds the op's node before the message, and its name
+        # after.
         message = re.sub(r"^\{\{.*?\}\} | \[Op:[^\]]*\].*$", "", error.message)
         raise _PYTHON_ERRORS.get(type(error), RuntimeError)(message) from error
 

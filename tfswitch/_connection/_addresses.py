@@ -1,7 +1,7 @@
 """Checks the form of server addresses, where no connection is made yet.
 
 The rules are those of cc/capi/cluster.cc and cc/rpc/address.cc, which check an
-address when a client connects. The rule that forbids tokens is in addition.
+address when a client connects. Here, a token in an address is an error as well.
 """
 
 import re
@@ -19,18 +19,18 @@ _MAX_PORT = 65535
 
 
 def check_has_no_token(name: str, address: object) -> None:
-    """Raises ValueError if an address, which errors and logs name, has a token.
+    """Raises ValueError if an address has a token: logs name addresses.
 
     Args:
         name: The name of the argument.
         address: The address as it was given.
 
     Raises:
-        ValueError: If it has a token, or a host with an "@". The message does
-            not contain the address.
+        ValueError: If the address has a token, or a host with an "@". The
+            message does not contain the address.
     """
     text = str(address)
-    # Paths, and names of Ray's or of this process, may have an "@".
+    # Paths, and the names after "ray://" and "local://", may have an "@".
     has_user = not text.startswith(
         ("local://", "ray://", "grpc+unix://")
     ) and any("@" in server.split("unix:/")[0] for server in text.split(","))
@@ -46,7 +46,7 @@ def why_no_servers(address: object) -> str | None:
     """Returns the fault in the address of a cluster of servers.
 
     Args:
-        address: As for `tfswitch.connect`, but not of tables in this process.
+        address: As for `tfswitch.connect`, but neither "local://" nor "ray://".
 
     Returns:
         The fault, or None if the address is valid.

@@ -1,7 +1,7 @@
-"""Calls of the core by the name of a method, with JSON messages.
+"""Calls methods of the core by their names, with JSON messages.
 
-`protos/tfswitch/v1/control.proto` has the methods. In protobuf's JSON 64-bit
-integers are strings, so a reader of a response makes them ints.
+`protos/tfswitch/v1/control.proto` has the methods. In protobuf's JSON, 64-bit
+integers are strings; `integers` converts them.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 
 class Caller(Protocol):
-    """Has the methods."""
+    """An object of `_native`, or the module, on which methods are called."""
 
     def call(self, method: str, request_json: str) -> str: ...
 
@@ -29,12 +29,12 @@ def call(caller: Caller, method: str, **request: Any) -> dict[str, Any]:
     try:
         return json.loads(caller.call(method, json.dumps(message)))
     except PermissionError as error:
-        # It names the call of the protocol, of which a method may need several.
+        # The error names only an RPC, of which a function may send several.
         raise PermissionError(f"`{_called()}`: {error}") from None
 
 
 def _called() -> str:
-    """The function of this package that a program has called."""
+    """Returns the name of the function that the program has called."""
     frame, name = sys._getframe(2), ""
     while frame and frame.f_globals.get("__name__", "").startswith("tfswitch."):
         code = frame.f_code  # Python 3.10 has no qualified name.

@@ -2,7 +2,8 @@
 
 Each server is an actor with a name. In each connected process a thread asks the
 actors where their servers are, and waits for the end of each actor. When an
-actor has ended, it asks again, and Ray answers when the actor runs elsewhere.
+actor has ended, the thread asks again, and gets an answer when Ray has started
+the actor elsewhere.
 """
 
 import sys
@@ -24,14 +25,14 @@ from tfswitch import _native
 from tfswitch._connection._control_calls import call
 
 SCHEME = "ray://"
-# The actors' namespace, so that programs in any namespace find them.
+# The namespace of the actors; with it, programs in any namespace find them.
 NAMESPACE = "tfswitch"
 
 _POLL_SECS = 1.0
 
 _lock = threading.Lock()
 _followers: dict[str, "_Follower"] = {}
-# One thread at a time makes a follower.
+# Locks by name: one thread at a time makes the follower of a name.
 _making: dict[str, threading.Lock] = {}
 
 
@@ -50,7 +51,7 @@ def follow(address: str, timeout: float) -> None:
     Raises:
         RuntimeError: If this process is not connected to Ray.
         ConnectionError: If Ray has no such servers.
-        TimeoutError: If they are not there in time.
+        TimeoutError: If the servers do not run in time.
         ValueError: If a token would be sent as plaintext.
     """
     name = address.removeprefix(SCHEME)
@@ -85,9 +86,10 @@ def forget(name: str) -> None:
 
 
 class _Follower(threading.Thread):
-    """Knows where the servers of one name are.
+    """Tells the core the present addresses of the servers of one name.
 
-    Used by one thread at a time: the thread that makes it, then its own.
+    One thread at a time uses this object: the thread that makes it, and then
+    the thread that it is itself.
     """
 
     def __init__(self, name: str, servers: list[dict[str, Any]]) -> None:
@@ -99,16 +101,16 @@ class _Follower(threading.Thread):
         self._place()
 
     def follows(self, num_servers: int) -> bool:
-        """Whether it runs, and knows this number of servers. Thread-safe."""
+        """Whether this thread runs and follows so many servers. Thread-safe."""
         return self.is_alive() and len(self._servers) == num_servers
 
     def end(self) -> None:
-        """Ends it within seconds. Thread-safe."""
+        """Ends this thread within seconds. Thread-safe."""
         self._ends.set()
 
     def run(self) -> None:
-        # Ray's open answers, each with the method and the server: that the
-        # server has moved, or where it is.
+        # The calls of actors that are still unanswered, each with its method
+        # and the index of the server.
         pending: dict[Any, tuple[str, int]] = {}
         for index in range(len(self._servers)):
             self._send("wait_for_end", index, pending)
@@ -124,7 +126,7 @@ class _Follower(threading.Thread):
                     answer = ray.get(reference)
                 except RayError as error:
                     answer = None
-                    if method == "info":  # It has not come back.
+                    if method == "info":  # The server is still away.
                         self._say(f"server {index} is away: {reason(error)}")
                         self._ends.wait(_POLL_SECS)
                 if answer is None:
@@ -139,13 +141,14 @@ class _Follower(threading.Thread):
                 self._send("info", index, pending)
 
     def _is_over(self) -> bool:
-        # Without this a call of Ray would connect to a cluster, or start one.
+        # After `ray.shutdown` a call of Ray would connect to a cluster, or
+        # start one.
         return self._ends.is_set() or not ray.is_initialized()
 
     def _send(
         self, method: str, index: int, pending: dict[Any, tuple[str, int]]
     ) -> None:
-        """Asks an actor; leaves it out while Ray has none of that name."""
+        """Calls an actor; does nothing while Ray has no actor of that name."""
         if self._is_over():
             return
         try:
@@ -172,7 +175,7 @@ class _Follower(threading.Thread):
                 has_tls=self._servers[0]["has_tls"],
             )
         except (ValueError, RuntimeError) as error:
-            if not self.is_alive():  # The one that makes it hears of it.
+            if not self.is_alive():  # Raises to the caller of `follow`.
                 raise
             self._say(str(error))
 
@@ -188,11 +191,11 @@ class _Follower(threading.Thread):
 
 
 def ask(name: str, index: int, timeout: float) -> dict[str, Any]:
-    """Returns where a server is.
+    """Returns the address of a server and other facts about it.
 
     Raises:
         ConnectionError: If Ray has no such server, or it has failed.
-        TimeoutError: If it is not there in time.
+        TimeoutError: If the server does not run in time.
     """
     give_up = time.monotonic() + timeout
     reference: Any = None
@@ -219,7 +222,7 @@ def ask(name: str, index: int, timeout: float) -> dict[str, Any]:
             pass
         except RayTaskError as error:
             raise ConnectionError(reason(error)) from None
-        except RayError as error:  # The next of its restarts may not fail.
+        except RayError as error:  # Its next restart may succeed.
             failure, reference = error, None
             time.sleep(min(_POLL_SECS, left))
         if time.monotonic() > give_up:

@@ -26,7 +26,7 @@ _RULES = ("ttl", "show_click_score", "l2_norm", "max_rows")
 
 
 def format_bytes(num_bytes: int) -> str:
-    """Returns "122.1 MiB" and the like."""
+    """Returns a size as text, such as "122.1 MiB"."""
     if num_bytes < 1024:
         return f"{num_bytes} B"
     power = min((num_bytes.bit_length() - 1) // 10, 4)
@@ -54,8 +54,8 @@ class ClusterStats(dict[str, TableStats]):
     """Tables by name.
 
     Attributes:
-        servers: For each server, in shard order, how it keeps others out; empty
-            if tables are in this process.
+        servers: For each server, in shard order, how it protects its tables;
+            empty if tables are in this process.
     """
 
     def __init__(

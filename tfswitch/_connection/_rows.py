@@ -33,7 +33,7 @@ def assign_rows(table: EmbeddingTable, rows: Rows) -> None:
     """Sets any number of rows, as `EmbeddingTable.assign`.
 
     Without slots, present rows keep their optimizer state. If an id is
-    repeated, its last row stays.
+    repeated, its last row is used.
     """
     floats = rows.values.shape[1]
     if rows.slots is not None:

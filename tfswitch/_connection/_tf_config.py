@@ -18,7 +18,7 @@ _WORKER_TYPES = ("chief", "master", "worker")
 
 
 class TfConfigError(ValueError):
-    """The variable cannot be read."""
+    """The environment variable TF_CONFIG cannot be read."""
 
 
 class Task(NamedTuple):
@@ -36,7 +36,7 @@ def ps_addresses() -> list[str]:
 def cluster_address() -> str | None:
     """Returns the address of the "ps" entries; None if there are none.
 
-    It is a TLS address if the environment names TLS files for clients.
+    The address is one for TLS if the environment names TLS files for clients.
     """
     servers = ps_addresses()
     if not servers:
@@ -54,7 +54,7 @@ def num_workers() -> int:
 
 
 def worker_id() -> int | None:
-    """Returns the number of this worker, or None if this task is none."""
+    """Returns the number of this worker, or None if this is no worker."""
     present = task()
     if present is None or present.type not in _WORKER_TYPES:
         return None
@@ -68,7 +68,7 @@ def task() -> Task | None:
     found = config.get("task")
     if not found:
         return None
-    # The errors below are not chained, as they may have a token.
+    # The suppressed errors may have a token, so the raised one has no cause.
     present = None
     with contextlib.suppress(KeyError, TypeError, ValueError):
         present = Task(str(found["type"]), int(found["index"]))
@@ -84,7 +84,8 @@ def task() -> Task | None:
 def _job(name: str) -> list[str]:
     cluster = _read().get("cluster", {})
     tasks = cluster.get(name, []) if isinstance(cluster, dict) else None
-    if isinstance(tasks, str):  # Some launchers write a single chief so.
+    # Some launchers write a single chief as a string.
+    if isinstance(tasks, str):
         tasks = [tasks]
     if not isinstance(tasks, list) or not all(
         isinstance(address, str) for address in tasks

@@ -14,12 +14,13 @@ class Tls:
     Changed files are read again, while connections stay open.
 
     Args:
-        ca: Path of the authorities that sign the other side's certificates.
-            None means, for clients, those of the system; for servers, that
-            clients need no certificate.
-        cert: Path of the own certificate, followed by those between it and its
-            authority. A server must have one; a client, if the server asks.
-        key: Path of the key of `cert`, without a password.
+        ca: Path of the certificates of the authorities that sign the other
+            side's certificates. For clients, None means the authorities of the
+            system. For servers, None means that clients need no certificate.
+        cert: Path of this side's certificate chain: its own certificate, then
+            the intermediate ones. A server must have one, and a client if the
+            server asks for one.
+        key: Path of the private key of `cert`, which must have no password.
         server_name: For clients: the name that the server's certificate must
             have. None: the value of the environment variable
             TFSWITCH_TLS_SERVER_NAME, else the host of the address.
@@ -48,7 +49,7 @@ class Tls:
             isinstance(self.server_name, str) and self.server_name
         ):
             raise bad_argument("server_name", self.server_name, "a host name")
-        if has_token(self.server_name):  # It is sent as plaintext.
+        if has_token(self.server_name):  # TLS sends it as plaintext.
             raise ValueError(
                 "`server_name` has a token in it, which is left out here; give "
                 "a token as `token`"

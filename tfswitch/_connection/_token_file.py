@@ -22,7 +22,7 @@ from tfswitch._connection._tokens import has_token, without_secrets
 _MAX_TOKENS = 10_000
 _MAX_PATTERNS = 1_000
 _MAX_FILE_BYTES = 4 << 20
-# The limits that a record may have.
+# The limits that the record of a token may set.
 LIMITS = (
     "max_rows",
     "max_tables",
@@ -53,7 +53,7 @@ def add(
 
     Raises:
         ValueError: If servers would refuse the changed file.
-        OSError: If it cannot be written.
+        OSError: If the file cannot be written.
     """
     for text in (*tables, note or ""):
         try:
@@ -111,7 +111,7 @@ def remove(path: Path, token_id: str) -> None:
         token_id: The id, or the whole token.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If the file has no such record.
     """
     token_id = without_secrets(token_id)
     path = path.resolve()
@@ -130,7 +130,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     """Returns the records.
 
     Raises:
-        ValueError: If the file has none.
+        ValueError: If the file has no valid records.
     """
     try:
         tokens = json.loads(path.read_text())["tokens"]
@@ -157,7 +157,7 @@ def _text(time: datetime.datetime) -> str:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Excludes other commands, each of which replaces the file."""
+    """Keeps other commands from replacing the file at the same time."""
     lock = os.open(
         path.with_name(f".{path.name}.lock"),
         os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC,
@@ -171,7 +171,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, tokens: list[dict[str, Any]]) -> None:
-    """Replaces the file, so that a server reads the old one or the new one."""
+    """Replaces the file at once: servers read either the old or the new one."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}")
     text = json.dumps({"tokens": tokens}, indent=1) + "\n"
     try:
@@ -185,7 +185,8 @@ def _write(path: Path, tokens: list[dict[str, Any]]) -> None:
             file.flush()
             os.fsync(file.fileno())
         if path.exists():
-            # The reader of the old file must be able to read the new one.
+            # Servers that can read the old file must be able to read the new
+            # file.
             former = path.stat()
             os.chown(name, former.st_uid, former.st_gid)
             os.chmod(name, former.st_mode & 0o777)
@@ -193,7 +194,7 @@ def _write(path: Path, tokens: list[dict[str, Any]]) -> None:
     except BaseException:
         os.unlink(name)
         raise
-    # After a power loss a token that was revoked must not come back.
+    # Flushes the folder: a power loss must not bring back a revoked token.
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)

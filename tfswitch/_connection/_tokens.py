@@ -30,7 +30,7 @@ def texts(token: str | os.PathLike[str] | None) -> tuple[str, str]:
     if isinstance(token, os.PathLike):
         return "", checked_text("token", token)
     if not (isinstance(token, str) and token):
-        # The value may hold a secret, whatever its type.
+        # The message has only the type, because any value may contain a secret.
         raise bad_argument(
             "token",
             type(token),

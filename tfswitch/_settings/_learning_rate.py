@@ -11,7 +11,8 @@ from tfswitch.optimizers import check_learning_rate
 
 class _Source(NamedTuple):
     value: Any
-    # A number is held outside graphs, so that a new one needs no new trace.
+    # A constant rate is in a variable, so that graphs need no new trace when it
+    # changes.
     constant: HostVariable | None
     is_schedule: bool
 
@@ -19,8 +20,8 @@ class _Source(NamedTuple):
 class LearningRate:
     """A number, a schedule, a variable or a function, read as a tensor.
 
-    Thread-safe. A `tf.compat.v1.Graph` reads a number as it is when the graph
-    is made, and counts no steps.
+    Thread-safe. In a `tf.compat.v1.Graph` a constant rate keeps the value that
+    it has when the graph is made, and steps are not counted.
 
     Args:
         source: The value that `tfswitch.optimizers` takes as `learning_rate`.
@@ -86,7 +87,7 @@ class LearningRate:
         self._steps.assign(steps)
 
     def skip(self, steps: int) -> None:
-        """Counts steps that others have made."""
+        """Adds steps that other workers have made to the count."""
         self._steps.assign(self.steps + steps)
 
     @property

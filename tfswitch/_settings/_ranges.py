@@ -31,7 +31,7 @@ class Range(NamedTuple):
     kind: type = float
     or_none: bool = False
 
-    # Python shows it in signatures.
+    # Python shows this text in signatures.
     def __repr__(self) -> str:
         return f"{self.text}, or None" if self.or_none else self.text
 
@@ -73,7 +73,7 @@ Flag = Annotated[bool, FLAG]
 Unit = Annotated[float, Range("in [0, 1]", lambda v: 0.0 <= v <= 1.0)]
 Decay = Annotated[float, Range("in [0, 1)", lambda v: 0.0 <= v < 1.0)]
 Rate = Annotated[float, Range("in (0, 1]", lambda v: 0.0 < v <= 1.0)]
-# The same set, as messages of policies call it.
+# The same range as `Rate`, with the words of the policies' error messages.
 Share = Annotated[
     float, Range("above 0 and at most 1", lambda v: 0.0 < v <= 1.0)
 ]
@@ -98,7 +98,7 @@ def check_seconds(
     least: float = 0.0,
     most: float = threading.TIMEOUT_MAX,
 ) -> None:
-    """Raises ValueError unless `value` is a wait that is possible."""
+    """Raises ValueError unless `value` is a possible number of seconds."""
     if not (
         is_number(value, int, float) and 0 < value <= most and value >= least
     ):
@@ -119,7 +119,7 @@ def checked_text(name: str, value: str | os.PathLike[str]) -> str:
 
     Raises:
         ValueError: If it is not valid Unicode. The error has no cause, and its
-            message not the value, as that may be a secret.
+            message does not contain the value, because that may be a secret.
     """
     text = os.fsdecode(value)
     if text.encode(errors="replace").decode() != text:
@@ -135,7 +135,7 @@ def integers(low: int, high: int) -> Range:
 
 
 def check_fields(made: Any, owner: str = "") -> None:
-    """Gives the fields of a frozen dataclass the types of their ranges.
+    """Checks and converts the fields of a frozen dataclass.
 
     Raises:
         ValueError: If a field is not in its range.

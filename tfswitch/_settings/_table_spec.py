@@ -1,4 +1,4 @@
-"""The settings of a table's rows, as tables and layers have them."""
+"""The settings of a table's rows, which tables and layers have in common."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -35,9 +35,9 @@ class TableSpec:
         optimizer: None if it is not known yet.
         seed: None if it is not known yet.
         layout: The layout of a dense table's rows.
-        is_open: Whether `optimizer` and `update` are not chosen yet. Then a
-            present table keeps its own, and a new one may take another
-            optimizer before its first push.
+        is_open: Whether `optimizer` and `update` are defaults that may still
+            change. A present table then keeps its own optimizer, and a new
+            table may get another optimizer before its first push.
 
     Raises:
         ValueError: If a setting is out of range.
@@ -105,7 +105,7 @@ class TableSpec:
         return config
 
     def with_optimizer(self, config: Mapping[str, Any]) -> "TableSpec":
-        """Returns this spec with a message's optimizer, if Python has it."""
+        """Returns this spec with a config's optimizer, if Python has it."""
         optimizer = optimizers_lib.from_table_config(config)
         if optimizer is None:
             return self
@@ -128,7 +128,7 @@ class TableSpec:
         }
 
 
-# The settings of a table without further arguments.
+# The default settings of a table.
 DEFAULTS = {
     field.name: field.default for field in dataclasses.fields(TableSpec)
 }

@@ -1,4 +1,4 @@
-"""Which worker trains which data."""
+"""Distributes the training data among workers."""
 
 from tfswitch.data.work_queue import Epoch, WorkItem, WorkItemLost, WorkQueue
 

@@ -21,7 +21,7 @@ from tfswitch.train._checks import check_count, check_seconds
 from tfswitch.train.barrier import EPOCH_SECS
 from tfswitch.train.worker import Worker
 
-# How long to wait for another worker to make the queue, and between looks.
+# How long to wait for another worker to make the queue, and how often to look.
 _LONGEST_WAIT_SECS = 60
 _WAIT_SECS = 0.2
 
@@ -30,11 +30,11 @@ Read = Callable[[str, int], Iterable[Any]]
 
 
 class WorkItemLost(RuntimeError):  # noqa: N818 - Nothing has gone wrong.
-    """The item was taken from this worker and goes to another one.
+    """The server has taken the item from this worker, for another worker.
 
-    This worker was not heard of for a lease, or has left. The samples trained
-    in steps that count are recorded, and the next worker continues after them.
-    Stop training the item and take another one.
+    This worker has sent nothing for the time of its lease, or has left its
+    group. The samples of its steps that count are recorded, and the next worker
+    continues after them. Stop training the item and take another one.
     """
 
 
@@ -44,8 +44,8 @@ class WorkItem:
     `WorkQueue.take` and the iteration of an `Epoch` make items.
 
     Attributes:
-        epoch: The epoch in which to train it, from 0.
-        index: Its index in the queue's list.
+        epoch: The epoch in which to train the item, from 0.
+        index: The item's index in the queue's list.
         value: The string that was given to the queue.
     """
 
@@ -68,29 +68,29 @@ class WorkItem:
 
     @property
     def offset(self) -> int:
-        """How many of its samples have been trained: where to continue."""
+        """How many samples of the item have been trained, to continue there."""
         return self._offset
 
     @property
     def is_finished(self) -> bool:
-        """Whether `finish` was called, here or by the iteration."""
+        """Whether `finish` was called, by the program or by an iteration."""
         return self._is_finished
 
     @property
     def is_lost(self) -> bool:
-        """Whether this worker must stop training it; see `WorkItemLost`.
+        """Whether this worker must stop training the item; see `WorkItemLost`.
 
-        Becomes true at the end of the step in which the worker is told.
+        Becomes true at the end of the step in which the worker learns that.
         """
         return not self._is_finished and (
             self._is_replaced or self._state() == _native.work_item_lost
         )
 
     def advance(self, num_samples: int) -> None:
-        """Says that the present step trains the next samples of the item.
+        """Records that the present step trains the next samples of the item.
 
-        The samples are recorded when the step ends and counts. Call this before
-        the step pushes anything, because it may raise.
+        The server records the samples when the step ends, if the step counts.
+        Call this before the step pushes anything, because this call may raise.
 
         Args:
             num_samples: The number of samples. Any other unit will do, if
@@ -115,11 +115,11 @@ class WorkItem:
         self._move_to(self._offset + int(num_samples))
 
     def finish(self) -> None:
-        """Says that all samples of the item are trained. Idempotent.
+        """Tells the server that the whole item is trained. Idempotent.
 
         Raises:
             WorkItemLost: If the item was taken from this worker.
-            RuntimeError: If it was advanced in a step that has not ended.
+            RuntimeError: If the item was advanced in a step that has not ended.
             ConnectionError, TimeoutError: If the server does not answer.
         """
         if self._is_finished:
@@ -179,11 +179,12 @@ class WorkItem:
 
 
 class Epoch:
-    """One epoch of a queue. It can be iterated over once.
+    """One epoch of a queue. An epoch can be iterated over once.
 
-    `WorkQueue.epochs` makes it. Iterating over it yields the items that this
-    worker gets. Each next item finishes the previous one, unless that is lost.
-    The iteration ends when the workers have finished all items of the epoch.
+    `WorkQueue.epochs` yields epochs, and an epoch yields the items that this
+    worker gets. Before the next item, the iteration finishes the previous item,
+    unless that is lost. The iteration ends when the workers have finished all
+    items of the epoch.
 
     Attributes:
         number: The epoch's number, from 0.
@@ -206,10 +207,12 @@ class Epoch:
                 if self._queue._finish_epoch(self.number):
                     break
                 continue
-            if item.epoch != self.number:  # The next epoch takes it again.
+            # The next epoch takes the item again.
+            if item.epoch != self.number:
                 break
             yield item
-            # The group has recorded the samples of a lost item that count.
+            # The server has already recorded the samples of a lost item that
+            # count.
             with contextlib.suppress(WorkItemLost):
                 item.finish()
         self._is_over = True
@@ -256,7 +259,8 @@ class Epoch:
                     if item.is_lost:
                         break
                 if item._state() == _native.work_item_in_step:
-                    # Loss scaling has skipped the step, so it has not ended.
+                    # Loss scaling has skipped the step, which therefore has not
+                    # ended.
                     self._queue.worker.end_step(weight=0.0)
 
         dataset = tf.data.Dataset.from_generator(
@@ -390,7 +394,7 @@ class WorkQueue:
             )
 
     def _create(self, options: dict[str, Any]) -> None:
-        """Makes the queue, or waits until a worker that may has made it."""
+        """Makes the queue, or waits for a worker that is allowed to make it."""
         started = time.monotonic()
         has_said = False
 
@@ -410,7 +414,8 @@ class WorkQueue:
                 if waited >= _LONGEST_WAIT_SECS:
                     raise
             if self._is_there():
-                # An admin has made it. This call checks the settings.
+                # Another worker has made the queue. This call checks its
+                # settings.
                 return create()
             if waited >= 1 and not has_said:
                 has_said = True
@@ -447,11 +452,11 @@ class WorkQueue:
     def epochs(self) -> Iterator[Epoch]:
         """Yields the epochs that are left, from the queue's present one.
 
-        Go through all items of an epoch before the next one. A `fit` leaves the
-        group at its end only in the last epoch.
+        Iterate over all items of an epoch before you ask for the next epoch. At
+        the end of a `fit`, the worker leaves its group only in the last epoch.
 
         Raises:
-            RuntimeError: If an epoch was not gone through.
+            RuntimeError: If an epoch was not iterated over to its end.
         """
         with self._worker._more_to_train() as is_more:
             while (number := self.stats()["epoch"]) < self._num_epochs:
@@ -496,16 +501,16 @@ class WorkQueue:
         return self._taken
 
     def finish_epoch(self) -> bool:
-        """Waits until all workers have called it, or there is an item to take.
+        """Waits until all workers have called this, or an item can be taken.
 
-        Call it when `take` has returned None. Workers that die are not waited
-        for: their items are handed out again.
+        Call this when `take` has returned None. It does not wait for workers
+        that have died: their items are handed out again.
 
         Returns:
             True if the epoch is over; False if there is an item to take.
 
         Raises:
-            TimeoutError: If other workers have not called it within
+            TimeoutError: If other workers have not called this within
                 `timeout_secs`. The message names them.
             RuntimeError: With `bsp`, if something was pushed since the last end
                 of a step.
@@ -536,7 +541,7 @@ class WorkQueue:
     def _finish_epoch(self, number: int) -> bool:
         if self._epoch_is_over(number):
             return True
-        # WorkQueueBarrier() in C++ makes the same name.
+        # WorkQueueBarrier() in C++ must make the same name.
         self._worker.wait_at_barrier(
             f"work queue '{self._name}'", timeout_secs=self._timeout_secs
         )

@@ -13,13 +13,13 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 @contextlib.contextmanager
 def published(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yields a temporary name; the file becomes `path` unless an error occurs.
+    """Yields a temporary path, and renames its file to `path` without an error.
 
     Raises:
-        FileNotFoundError: If there is no folder for it.
+        FileNotFoundError: If the folder of `path` does not exist.
         IsADirectoryError: If `path` is a folder.
-        OSError: If it cannot be written, such as on a full disk. The message
-            names `path`.
+        OSError: If the file cannot be written, such as on a full disk. The
+            message names `path`.
     """
     target = Path(path)
     if not target.parent.is_dir():
@@ -34,7 +34,8 @@ def published(path: str | os.PathLike[str]) -> Iterator[Path]:
     temporary = target.parent / f".{uuid.uuid4().hex}.tmp"
     try:
         yield temporary
-        # After a power cut there must be no name without its bytes.
+        # Flushes before the rename, so that no power cut leaves a name without
+        # bytes.
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, target)
@@ -51,7 +52,7 @@ def published(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def find_files(path: Paths, suffix: str | None = None) -> list[str]:
-    """Returns the files that a path, a pattern, or a list of these means.
+    """Returns the files that a path, a pattern, or a list of these names.
 
     Args:
         path: The value that the user gave.
@@ -92,5 +93,5 @@ def _find(path: str, suffix: str | None) -> list[str]:
 
 
 def _is_hidden(file: Path) -> bool:
-    # Spark and others begin the names of unfinished files with these.
+    # Spark and other programs begin the names of unfinished files so.
     return any(part.startswith((".", "_")) for part in file.parts)

@@ -1,4 +1,4 @@
-"""The names of a table's parts in a file, and checks of a file's parts."""
+"""The names of a table's ids and floats in a file, and checks of a file."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -20,12 +20,13 @@ class Layout:
     """The names in a file of the ids, values and slots of a table.
 
     Attributes:
-        kind: The kind of thing that has a name: "array", "column", "feature".
+        kind: What the names are names of: "array", "column" or "feature".
         table: The table.
         slots: Whether slots are wanted.
-        names: For each field of `Rows` its name in the file; without slots if
-            they are not wanted, or the table has none.
-        widths: For each of these fields the number of floats in a row.
+        names: The name in the file of each field of `Rows`. The field of slots
+            is left out if slots are not wanted, or the table has none.
+        widths: The number of floats of a row in each field of `names` except
+            the ids.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Layout:
         )
 
     def assign(self, batches: Iterable[Rows]) -> int:
-        """Sets rows batch by batch; returns how many."""
+        """Sets rows batch by batch; returns the number of rows."""
         num_rows = 0
         iterator = iter(batches)
         while True:
@@ -94,10 +95,10 @@ class Layout:
 
 
 class Source:
-    """A file that is being read: checks its batches, and names faults.
+    """Checks the batches of a file that is being read.
 
     Args:
-        layout: The layout that it should have.
+        layout: The layout that the file should have.
         file: The name of the file.
     """
 
@@ -185,7 +186,7 @@ class Source:
             self.check_width(what, int(lengths[row]), " " + self._at(row, ids))
 
     def check_state(self, metadata: str | bytes | None) -> None:
-        """Raises ValueError if slots differ in meaning from the table's.
+        """Raises ValueError if another optimizer wrote the slots of the file.
 
         Args:
             metadata: The text of `Layout.metadata`, or None if another program
@@ -208,7 +209,7 @@ class Source:
         except (
             AttributeError,
             KeyError,
-            RecursionError,  # Lists inside lists inside lists.
+            RecursionError,  # Lists that are nested too deeply.
             TypeError,
             ValueError,
         ) as error:
@@ -238,7 +239,8 @@ class Source:
 
         Args:
             ids: The ids that `to_ids` returned.
-            floats: By the fields of `Rows`, `[len(ids), width]` of any dtype.
+            floats: For each field of `Rows` with floats an array
+                `[len(ids), width]` of any dtype.
 
         Raises:
             ValueError: If a value is no float, or not finite as float32.

@@ -27,13 +27,13 @@ def write_numpy(
 ) -> int:
     """Writes all rows to an `.npz` file.
 
-    Its arrays: int64 `ids`, `[num_rows]`; float32 `values`,
+    The file has the arrays int64 `ids`, `[num_rows]`; float32 `values`,
     `[num_rows, dim]`; `metadata`, a string of JSON; with `slots` float32
     `slots`, `[num_rows, slot_floats]`, if the table has any.
 
     Args:
         table: The table.
-        path: The file; a present one is replaced.
+        path: The file; an existing file is replaced.
         slots: Whether to write optimizer state and statistics too.
 
     Returns:
@@ -42,7 +42,7 @@ def write_numpy(
     Raises:
         ValueError: If `table` is no `EmbeddingTable`.
         OSError: If the file cannot be written, such as on a full disk. The
-            message names it; a present file stays.
+            message names the file; an existing file stays.
         ConnectionError, TimeoutError: If a server does not answer.
 
     Example:
@@ -57,7 +57,7 @@ def write_numpy(
     with (
         published(path) as temporary,
         SortedRows(layout, temporary.parent) as rows,
-        # Like np.savez, which needs all of an array at once.
+        # Writes what np.savez would, which needs a whole array in memory.
         zipfile.ZipFile(temporary, "w") as archive,
     ):
         with archive.open("metadata.npy", "w", force_zip64=True) as member:
@@ -94,15 +94,15 @@ def read_numpy(
         path: A file of `write_numpy`, or any with the arrays `ids`, integers of
             shape `[num_rows]`, and `values`, floats of shape `[num_rows, dim]`.
         slots: Whether to set optimizer state and statistics too. Otherwise
-            present rows keep their state, and new rows have a fresh one.
+            present rows keep their state, and new rows get the initial state.
 
     Returns:
         The number of rows in the file.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        OSError: If it is damaged, or no `.npz` file, or has metadata of more
-            than 1 MiB.
+        OSError: If the file is damaged, or no `.npz` file, or has metadata of
+            more than 1 MiB.
         ValueError: If an array is missing, or has another shape or dtype; if a
             value is NaN or Inf; if `slots` are of another optimizer.
         ConnectionError, TimeoutError: If a server does not answer.
@@ -115,7 +115,7 @@ def read_numpy(
     """
     layout = Layout("array", table, slots=slots)
     file = os.fspath(path)
-    # All of it is checked before any row is set.
+    # Checks the whole file before any row is set.
     for _ in _read(file, layout):
         pass
     return layout.assign(_read(file, layout))
@@ -130,8 +130,8 @@ _MAX_HEADER_BYTES = 1 << 16
 class _Array:
     """An array of an archive, read from its beginning.
 
-    A member must be as long as its header says, and is read no further than the
-    archive says.
+    The array must have at least as many bytes as its header says, and no more
+    bytes are read than the archive says.
 
     Attributes:
         shape: The array's shape.
@@ -146,7 +146,7 @@ class _Array:
         self._next = 0
         with self._readable():
             info = archive.getinfo(f"{name}.npy")
-            # zipfile inflates others without a limit.
+            # zipfile would decompress other formats without a limit.
             if info.compress_type not in _COMPRESSIONS:
                 raise ValueError("it is not compressed as NumPy does it")
             self._member = cast(zipfile.ZipExtFile, archive.open(info))
@@ -270,8 +270,8 @@ def _read(file: str, layout: Layout) -> Iterator[Rows]:
             )
 
 
-# The errors of zipfile, its decompressors and NumPy for a damaged bit, which
-# may also look like encryption or an unknown compression.
+# The errors that zipfile, its decompressors and NumPy raise for a damaged file.
+# A damaged bit may also look like encryption or an unknown compression.
 _UNREADABLE = (
     ArithmeticError,
     AttributeError,
@@ -295,6 +295,6 @@ def _readable(file: str, what: str) -> Iterator[None]:
     try:
         yield
     except _UNREADABLE as error:
-        # Some have no message.
+        # Some of these errors have no message.
         why = str(error) or f"it is damaged ({type(error).__name__})"
         raise OSError(f"'{file}': {what} cannot be read: {why}") from error

@@ -15,7 +15,7 @@ from tfswitch.io._layout import Layout, Source
 from tfswitch.io._sorted import SortedRows
 from tfswitch.table import EmbeddingTable
 
-# The key of the schema's metadata that names the table of the rows.
+# The key of the schema's metadata under which the table is described.
 _METADATA_KEY = b"tfswitch"
 
 _COMPRESSIONS = (None, "snappy", "gzip", "zstd", "lz4", "brotli")
@@ -43,7 +43,7 @@ def write_parquet(
 
     Args:
         table: The table.
-        path: The file; a present one is replaced.
+        path: The file; an existing file is replaced.
         slots: Whether to write optimizer state and statistics too.
         id_column: Name of the column of ids.
         embedding_column: Name of the column of embeddings.
@@ -57,7 +57,7 @@ def write_parquet(
         ImportError: If pyarrow is not installed.
         ValueError: If an argument is out of range.
         OSError: If the file cannot be written, such as on a full disk. The
-            message names it; a present file stays.
+            message names the file; an existing file stays.
         ConnectionError, TimeoutError: If a server does not answer.
 
     Example:
@@ -127,15 +127,15 @@ def read_parquet(
 
     Reads a batch of rows at a time, so the files may be larger than the memory.
     The columns of all files are checked before the first row is set, and each
-    batch before its rows are set. An error in a later batch leaves earlier rows
-    set, and says how many.
+    batch before its rows are set. If a later batch has an error, the rows of
+    earlier batches stay set, and the message says how many.
 
     Args:
         table: The table.
         path: A file, a folder whose `.parquet` files are read in the order of
             their names, a pattern such as "part-*.parquet", or a list of these.
         slots: Whether to set optimizer state and statistics too. Otherwise
-            present rows keep their state, and new rows have a fresh one.
+            present rows keep their state, and new rows get the initial state.
         id_column: Name of the column of ids: integers.
         embedding_column: Name of the column of embeddings: lists of `dim`
             floats, of fixed size or not, of 16, 32 or 64 bits.

@@ -29,9 +29,10 @@ class SortedRows:
     """All rows of a table as of one export, sorted by id.
 
     Servers send rows in any order. Rows that fit in one run are sorted in
-    memory. If there are more, the runs go to a file without a name, as large as
-    the rows, until this is closed. A read takes a range of ids of all runs at a
-    time, about as many rows as a run has.
+    memory. If there are more, the sorted runs are kept in an unnamed file,
+    which is as large as the rows, until this object is closed. A read merges
+    one range of ids of all runs at a time; a range has about as many rows as a
+    run.
 
     Not thread-safe.
 

@@ -40,7 +40,7 @@ def write_tfrecord(
 
     Args:
         table: The table.
-        path: The file; a present one is replaced.
+        path: The file; an existing file is replaced.
         slots: Whether to write optimizer state and statistics too.
         id_feature: Name of the feature of ids.
         embedding_feature: Name of the feature of embeddings.
@@ -52,7 +52,7 @@ def write_tfrecord(
     Raises:
         ValueError: If an argument is out of range.
         OSError: If the file cannot be written, such as on a full disk. The
-            message names it; a present file stays.
+            message names the file; an existing file stays.
         ConnectionError, TimeoutError: If a server does not answer.
 
     Example:
@@ -96,18 +96,20 @@ def read_tfrecord(
 ) -> int:
     """Sets the rows of TFRecord files of `tf.train.Example`.
 
-    Reads a batch of records at a time and checks it before its rows are set: an
-    error in a later batch leaves earlier rows set, and says how many.
+    Reads and checks one batch of records at a time, and then sets its rows. If
+    a later batch has an error, the rows of earlier batches stay set, and the
+    message says how many.
 
-    The files do not name the optimizer of `slots`, so only their number is
-    checked: read them into a table with the same optimizer and statistics.
+    The files do not name the optimizer of `slots`, so only the number of slots
+    is checked. Read slots only into a table with the same optimizer and
+    statistics.
 
     Args:
         table: The table.
         path: A file, a pattern such as "part-*", whose files are read in the
             order of their names, or a list of these.
         slots: Whether to set optimizer state and statistics too. Otherwise
-            present rows keep their state, and new rows have a fresh one.
+            present rows keep their state, and new rows get the initial state.
         id_feature: Name of the feature of ids: an int64 list with one value.
         embedding_feature: Name of the feature of embeddings: a float list with
             `dim` values.
@@ -118,7 +120,7 @@ def read_tfrecord(
 
     Raises:
         FileNotFoundError: If there is no such file.
-        OSError: If a file is damaged, or compressed otherwise, or has a record
+        OSError: If a file is damaged, or has another compression, or a record
             of more than 16 MiB.
         ValueError: If a feature is missing, or has another type or length; if a
             value is NaN or Inf.
@@ -160,8 +162,8 @@ def _compression_type(compression: Any) -> str:
 def _check_lengths(file: str, compression_type: str) -> None:
     """Raises OSError if a record claims to be longer than rows are.
 
-    TensorFlow would end the process if there is no memory for the record. It
-    reports all other damage itself.
+    TensorFlow would end the process if there is no memory for the record. All
+    other damage makes it raise an error.
     """
     opener = gzip.open if compression_type else open
     try:
@@ -178,7 +180,8 @@ def _check_lengths(file: str, compression_type: str) -> None:
                     )
                     continue
                 (length,) = struct.unpack_from("<Q", piece, place)
-                # A length, the record, and a checksum of 4 bytes of each.
+                # The length, the record, and a checksum of 4 bytes for each of
+                # both.
                 place += 16 + length
     except (EOFError, OSError, zlib.error):
         return
@@ -213,7 +216,8 @@ def _read(file: str, compression_type: str, layout: Layout) -> Iterator[Rows]:
         try:
             parsed = tf.io.parse_example(records, features)
         except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as error:
-            # The second, because the message of the first quotes the record.
+            # UnicodeDecodeError, because the message of the other error quotes
+            # the record.
             _refuse(records, file, source, layout)
             raise ValueError(f"'{file}': {error}") from error
         ids = _values_of(parsed, source, layout, "ids")
@@ -237,7 +241,7 @@ def _values_of(
     """Returns the values of a feature, a row for each record."""
     values = parsed[layout.names[what]]
     lengths = values.row_lengths().numpy()
-    if not lengths.any():  # No record of the batch has it.
+    if not lengths.any():  # No record of the batch has the feature.
         source.refuse_missing(layout.names[what])
     source.check_lengths(what, lengths, ids)
     width = layout.widths.get(what, 1)

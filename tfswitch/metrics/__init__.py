@@ -1,7 +1,7 @@
 """Metrics of click models, for Keras 3 and for tf_keras.
 
-Their states are sums, so the states of several workers or batches can be added:
-`tfswitch.keras.callbacks.GlobalMetrics` does it.
+Their states are sums. So `tfswitch.keras.callbacks.GlobalMetrics` can add the
+states of several workers.
 """
 
 from typing import Any
@@ -51,8 +51,9 @@ class _SumMetric(_backend.keras.metrics.Metric):
 class Calibration(_SumMetric):
     """Clicks over predicted clicks (COPC): `sum(w * y) / sum(w * p)`.
 
-    1 means that the predictions are right on average; below 1 they are too
-    high, above 1 too low. NaN before the first prediction.
+    A result of 1 means that the predictions are right on average. Below 1 they
+    are too high, above 1 too low. The result is NaN before the first
+    prediction.
 
     Args:
         name: Name of the metric.
@@ -84,7 +85,7 @@ class Calibration(_SumMetric):
 
         Args:
             y_true: Labels from 0 to 1, of any shape.
-            y_pred: Predictions, as many.
+            y_pred: Predictions, as many as labels.
             sample_weight: One for each prediction, or one for all.
         """
         predicted = self._probabilities(y_pred)
@@ -99,12 +100,13 @@ class Calibration(_SumMetric):
 
 @_backend.register_keras_serializable(package="tfswitch")
 class NormalizedEntropy(_SumMetric):
-    """The log loss over that of a model that always predicts the mean label.
+    """Log loss, divided by that of a model that predicts the mean label.
 
-    `mean(-y log p - (1 - y) log(1 - p)) / (-c log c - (1 - c) log(1 - c))` with
-    the mean label `c`. Below 1 the model knows more than the click rate; unlike
-    the log loss it can be compared between data of different click rates. NaN
-    as long as all labels are equal.
+    `mean(-y log p - (1 - y) log(1 - p)) / (-c log c - (1 - c)
+    log(1 - c))` with the mean label `c`. A result below 1 means that the model
+    is better than a constant click rate. Unlike the log loss, results for data
+    with different click rates can be compared. The result is NaN as long as all
+    labels are equal.
 
     Source: He et al., "Practical Lessons from Predicting Clicks on Ads at
     Facebook", ADKDD 2014.
@@ -175,24 +177,24 @@ class GroupAUC(_SumMetric):
     The AUC over all samples rewards a model for telling apart users who click
     much from those who click little. The AUC of one user shows how well the
     model orders what this user has seen. Groups whose labels are all equal have
-    no AUC and are left out. NaN if all are.
+    no AUC and are left out. The result is NaN if no group has an AUC.
 
     Each group has a histogram of predictions, in `num_bins` equal parts of 0
     to 1; predictions in one part count as equal. A group is an integer. Groups
-    from 0 to `num_groups` - 1 have a histogram each. Other groups share the one
-    of their remainder by `num_groups`, and count as one group with it. The
-    states take 8 bytes times `num_groups` times `num_bins`, and each batch
-    copies them.
+    from 0 to `num_groups` - 1 have a histogram each. Any other group uses the
+    histogram of its remainder modulo `num_groups`, and the groups of one
+    histogram count as one group. The states take 8 bytes times `num_groups`
+    times `num_bins`, and each batch copies them.
 
     Source: Zhou et al., "Deep Interest Network for Click-Through Rate
     Prediction", KDD 2018, which weighs users by impressions.
 
     Args:
         num_groups: Number of histograms, at least 1.
-        num_bins: Parts of each, at least 2.
+        num_bins: Number of parts of each histogram, at least 2.
         weighting: The weight of a group in the mean: "samples", the sum of the
-            weights of its samples; "positives", that of its clicks; "equal",
-            the same for all.
+            weights of its samples; "positives", the sum of the weights of its
+            clicks; "equal", the same weight for all groups.
         name: Name of the metric.
         dtype: The dtype of the states and the result; float32 by default.
         from_logits: Whether predictions are logits, not probabilities.
@@ -246,7 +248,7 @@ class GroupAUC(_SumMetric):
                 of shape `[batch_size, 2]`: label and group of each sample.
             y_pred: Predictions, as many as labels.
             sample_weight: One for each prediction, or one for all.
-            groups: Integers, as many.
+            groups: Integers, as many as labels.
 
         Raises:
             ValueError: If there are no groups.

@@ -1,4 +1,4 @@
-"""Losses whose classes are ids of a table, trained on samples of them."""
+"""Losses that predict ids of a table, computed on samples of the ids."""
 
 from tfswitch.nn.sampled_losses import nce_loss, sampled_softmax_loss
 from tfswitch.nn.samplers import (

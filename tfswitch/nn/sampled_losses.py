@@ -1,9 +1,8 @@
 """Sampled softmax and noise-contrastive estimation on a table.
 
-The loss itself is TensorFlow's: `tf.nn.sampled_softmax_loss` and
-`tf.nn.nce_loss` get a matrix of the distinct rows that the batch needs, and the
-places of labels and samples in it. This module reads and pushes only these
-rows.
+This module reads only the distinct rows that a batch needs, and gives them to
+`tf.nn.sampled_softmax_loss` or `tf.nn.nce_loss` as a matrix. Labels and samples
+become row numbers of this matrix. Only these rows get gradients.
 """
 
 from collections.abc import Callable
@@ -53,17 +52,18 @@ def sampled_softmax_loss(
             maps ids `[n]` to `[n, dim]`.
         biases: The same with dim 1, or None for no biases.
         labels: Ids (integers or strings), `[batch_size]` or
-            `[batch_size, num_true]`. With several, each has the target
-            probability 1 / num_true.
+            `[batch_size, num_true]`. If an example has several labels, each has
+            the target probability 1 / num_true.
         inputs: Floats, `[batch_size, dim]`.
         num_sampled: How many ids to draw for the batch.
         sampler: The sampler that draws them, without repetition.
-        sampled_values: A draw, instead of a sampler: a `SampledValues` or a
-            tuple like it. `num_sampled` must agree.
-        remove_accidental_hits: Whether a sampled id that is a label of the
-            example is left out there.
-        training: Whether to create rows, and give them a gradient. False
-            reads an unknown id as zeros.
+        sampled_values: Ids that were drawn before, instead of a sampler: a
+            `SampledValues` or a tuple with its fields. `num_sampled` must
+            agree.
+        remove_accidental_hits: Whether the loss of an example leaves out a
+            sampled id that is one of its labels.
+        training: Whether to create missing rows, and to give rows a gradient.
+            If False, an unknown id reads as zeros.
         seed: The seed of the sampling operation; see `tf.random.set_seed`.
         name: The operations' name.
 
@@ -109,10 +109,11 @@ def nce_loss(
     seed: int | None = None,
     name: str = "nce_loss",
 ) -> tf.Tensor:
-    """Noise-contrastive estimation: labels against samples, one by one.
+    """Noise-contrastive estimation: a logistic loss per label and sample.
 
     This is `tf.nn.nce_loss` with a dynamic table in place of the matrix of
-    classes; all else, also the arguments, is as in `sampled_softmax_loss`.
+    classes. Arguments, gradients and errors are those of
+    `sampled_softmax_loss`.
 
     Returns:
         `[batch_size]`: the sum of the logistic losses of the labels and the

@@ -1,7 +1,8 @@
-"""Samplers, which draw the ids of a sampled loss and count how often.
+"""Samplers draw the ids of a sampled loss, and return expected counts.
 
-TensorFlow's candidate samplers draw classes 0 to range_max - 1. A table has ids
-without an order, so a sampler here has a vocabulary: the id of each class.
+TensorFlow's candidate samplers draw classes 0 to range_max - 1. The ids of a
+table are arbitrary numbers, so a sampler here has a vocabulary, which is the
+list of the ids of all classes.
 """
 
 import abc
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-# Where TensorFlow's own functions ask for `tf.random.set_seed`.
+# TensorFlow's own functions read the seed of `tf.random.set_seed` here.
 from tensorflow.python.eager import context
 
 from tfswitch._settings._ranges import bad_argument, is_number
@@ -41,9 +42,8 @@ class Sampler(abc.ABC):
 
     Thread-safe. Works in eager mode and in graphs.
 
-    A subclass defines `_draw`. To be saved with a model it also defines
-    `get_config`, and is registered by
-    `keras.saving.register_keras_serializable`.
+    A subclass defines `_draw` and `get_config`. To be saved with a model, it
+    must also be registered by `keras.saving.register_keras_serializable`.
 
     Args:
         range_max: Size of the vocabulary, at least 1.
@@ -85,14 +85,15 @@ class Sampler(abc.ABC):
             labels: Ids of the vocabulary, `[batch_size, num_true]`. They do not
                 influence the draw; their expected counts are returned.
             num_sampled: How many ids to draw for the whole batch.
-            unique: Whether no id is drawn twice. Expected counts allow for it.
-            seed: The seed of the operation; see `tf.random.set_seed`, after
-                which draws repeat as those of TensorFlow's samplers do.
+            unique: Whether no id is drawn twice. The expected counts take this
+                into account.
+            seed: The seed of the operation. After `tf.random.set_seed`, draws
+                repeat as those of TensorFlow's samplers do.
 
         Raises:
             ValueError: If shapes do not fit, `num_sampled` is larger than the
                 vocabulary, or a label is not in the vocabulary: the message
-                names it. For a label in a graph:
+                names the label. For labels in a graph the error is
                 `tf.errors.InvalidArgumentError`.
         """
         owner = type(self).__name__
@@ -113,7 +114,8 @@ class Sampler(abc.ABC):
             *self._draw(self._to_classes(labels), num_sampled, unique, seed)
         )
         if unique and num_sampled == self._range_max:
-            # Each id is drawn once; TensorFlow's ops would estimate that.
+            # Each id is drawn exactly once; TensorFlow's ops only estimate this
+            # count.
             drawn = SampledValues(drawn[0], *map(tf.ones_like, drawn[1:]))
         if self._vocabulary is None:
             return drawn
@@ -178,8 +180,9 @@ class Sampler(abc.ABC):
 class LogUniformSampler(Sampler):
     """Draws class k with probability (log(k + 2) - log(k + 1)) / log(n + 1).
 
-    That is about Zipf's law: give the ids in order of falling frequency. It is
-    `tf.random.log_uniform_candidate_sampler`, with its expected counts.
+    This is nearly Zipf's law, so give the ids in order of falling frequency.
+    Draws and expected counts are those of
+    `tf.random.log_uniform_candidate_sampler`.
 
     Example:
 
@@ -193,8 +196,8 @@ class LogUniformSampler(Sampler):
             frequent one first. None: ids are 0 to range_max - 1.
 
     Raises:
-        ValueError: If `range_max` is not positive, or `ids` are not so many
-            different ids.
+        ValueError: If `range_max` is not positive, or `ids` does not have that
+            many different ids.
     """
 
     def get_config(self) -> dict[str, Any]:
@@ -216,12 +219,12 @@ class LogUniformSampler(Sampler):
 class UnigramSampler(Sampler):
     """Draws an id with a probability that follows its count.
 
-    The probability is proportional to `count ** distortion`. This is
-    `tf.random.fixed_unigram_candidate_sampler`, with its expected counts. The
-    counts become a part of the graph: for many millions of ids use
-    `LogUniformSampler`. Eager draws without a seed use one `tf.function` of the
-    sampler: after `tf.random.set_seed` they start over, and samplers with the
-    same counts draw the same.
+    The probability is proportional to `count ** distortion`. Draws and expected
+    counts are those of `tf.random.fixed_unigram_candidate_sampler`. The counts
+    become a part of the graph, so for many millions of ids use
+    `LogUniformSampler`. In eager mode, draws without a seed start over after
+    each `tf.random.set_seed`, and samplers with the same counts then draw the
+    same ids.
 
     Example:
 
@@ -230,8 +233,8 @@ class UnigramSampler(Sampler):
     TensorShape([2])
 
     Args:
-        counts: Positive numbers `[n]`, of the ids 0 to n - 1; or a tuple of ids
-            `[n]`, without repetition, and their counts.
+        counts: Positive numbers `[n]`, of the ids 0 to n - 1; or a tuple of two
+            lists: ids `[n]`, without repetition, and their counts.
         distortion: 1.0 for the counts themselves, 0.0 for a uniform
             distribution.
 
@@ -294,8 +297,8 @@ class UnigramSampler(Sampler):
         key = (int(classes.shape[1]), int(num_sampled), bool(unique), seed)
         if not tf.executing_eagerly():
             return self._drawing(*key)(classes)
-        # The counts are an attribute of the op. A function of its own takes
-        # them once, and not at each call.
+        # The counts are an attribute of the op. In a function of its own,
+        # TensorFlow converts them once, and not at each call.
         global_seed = context.global_seed()
         with self._lock:
             if global_seed != self._global_seed:
@@ -314,8 +317,8 @@ class UnigramSampler(Sampler):
             input_signature=[tf.TensorSpec([None, num_true], tf.int64)],
             autograph=False,
         )
-        # A direct call would make TensorFlow warn of many traces, after many
-        # set_seed.
+        # After many calls of set_seed, a direct call would make TensorFlow warn
+        # of many traces.
         return draw.get_concrete_function()
 
     def _drawing(
@@ -419,7 +422,8 @@ class _Vocabulary:
     def _tensor(self, name: str) -> tf.Tensor:
         if in_plain_graph():
             return tf.constant(self._arrays[name])
-        # Functions share this; a constant would be copied into each.
+        # All functions share this tensor; a constant would be copied into each
+        # one.
         with self._lock:
             if name not in self._tensors:
                 with tf.init_scope(), tf.device(HOST):

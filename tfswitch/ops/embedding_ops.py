@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-# TensorFlow has no public function for what these two tell.
+# TensorFlow has no public functions for the checks that use these two.
 from tensorflow.python.ops import control_flow_util
 from tensorflow.python.ops.control_flow_v2_func_graphs import (
     WhileBodyFuncGraph,
@@ -23,7 +23,7 @@ _library = _loader.load_ops()
 
 @contextlib.contextmanager
 def _where_the_table_is() -> Iterator[None]:
-    """Places ops made in this context beside their table.
+    """Places ops of this context on the device of their table's resource.
 
     Raises:
         ValueError: If XLA is to compile them. XLA does not know these ops, and
@@ -56,7 +56,7 @@ def table_handle(
     timeout_s: float,
     shared_name: str,
 ) -> tf.Tensor:
-    """Opens a table and returns the resource that stands for it.
+    """Opens a table and returns its resource.
 
     Args:
         cluster: Address as in `tfswitch.connect`.
@@ -118,7 +118,7 @@ def tie_to_weight(
     shows: tf.Tensor | None = None,
     clicks: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """Passes embeddings on, and gives `weight` their gradient.
+    """Returns the embeddings; their gradient becomes that of `weight`.
 
     Args:
         table: Resource of the table.
@@ -279,9 +279,9 @@ for _name in (
 
 
 # The gradients of other variables never have slices in a shape of 0 rows. So
-# 0 rows mark the gradient of a weight that stands for the rows of a table.
+# 0 rows mark the gradient of a weight that represents the rows of a table.
 def is_of_rows(gradient: Any) -> bool:
-    """Whether this is the gradient of a weight that stands for table rows."""
+    """Whether this is the gradient of a weight that represents table rows."""
     if not isinstance(gradient, tf.IndexedSlices):
         return False
     if gradient.dense_shape is None:

@@ -1,8 +1,8 @@
 """State on the host that TensorFlow sees as resources, and Keras does not see.
 
 The state of a table exists once per process and is no weight of a model. It is
-no `tf.Variable`, because a distribution strategy would mirror that, and Keras
-would make a layer's variable a weight.
+not in a `tf.Variable`, because a distribution strategy would mirror the
+variable, and Keras would count it as a weight of its layer.
 """
 
 import threading
@@ -43,9 +43,9 @@ def in_plain_graph() -> bool:
 def destroy_with(owner: Any, handle: tf.Tensor) -> weakref.finalize | None:
     """Frees a resource when `owner` is collected.
 
-    `owner` may be the eager tensor `handle` itself. Functions that captured the
-    tensor hold it, so the resource is there as long as they are. Nothing is
-    done in a plain graph, whose sessions free its resources.
+    `owner` may be the eager tensor `handle` itself. A function that captured
+    the tensor keeps it alive, and with it the resource. In a plain graph
+    nothing is done, because the sessions of the graph free its resources.
     """
     if in_plain_graph():
         return None
@@ -61,8 +61,8 @@ def _destroy(handle: tf.Tensor) -> None:
     with tf.init_scope():
         is_eager = tf.executing_eagerly()
     if not is_eager:
-        # This thread is making a graph while the owner is collected. Another
-        # thread is eager.
+        # This thread is making a graph while the owner is collected. A new
+        # thread executes eagerly.
         threading.Thread(target=_destroy, args=(handle,), daemon=True).start()
         return
     with tf.init_scope(), tf.device(None):
@@ -98,7 +98,7 @@ class HostVariable:
             )
 
     def assign(self, value: Any) -> None:
-        """Sets the value, now: also while a graph is being traced."""
+        """Sets the value at once, even while a graph is being traced."""
         with tf.init_scope(), tf.device(None):
             self.set(tf.constant(value, self._dtype))
 

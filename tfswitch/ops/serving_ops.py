@@ -1,4 +1,4 @@
-"""The ops of exported models as Python functions; exports trace them."""
+"""The lookup ops of exported models as Python functions."""
 
 import contextlib
 import contextvars
@@ -21,7 +21,9 @@ _rows: contextvars.ContextVar["ServedRows | None"] = contextvars.ContextVar(
 
 
 class ServedRows:
-    """The model's rows, pinned for one run of a graph: all lookups agree.
+    """The rows of a model, fixed for one run of a graph.
+
+    All lookups of the run then read the same export.
 
     Attributes:
         tables: The tables looked up so far, by name.
@@ -97,5 +99,5 @@ def _traced_apart() -> Iterator[None]:
 
 
 def present_rows() -> ServedRows | None:
-    """The rows that lookups read, if a model is being exported."""
+    """Returns the rows that lookups read while a model is being exported."""
     return _rows.get()

@@ -1,17 +1,17 @@
-"""How a table learns: one optimizer step per id and push, where the row lives.
+"""Optimizers of tables: one step per id and push, where the row is kept.
 
-Optimizers that Keras has take the names, arguments and defaults of
-`keras.optimizers`, and its arithmetic on the rows that a push touches. Other
-rows stay as they are: momentum does not move them, as it does in Keras's dense
-updates.
+Optimizers that Keras has, too, have the names, arguments and defaults of
+`keras.optimizers`, and compute the same step for the rows of a push. Other rows
+stay as they are, while in Keras's dense updates momentum moves these, too.
 
 In the formulas `w` is an embedding, `g` the sum of the id's gradients in the
 push, `lr` the learning rate of the push, and `D` the dimension.
 
 `learning_rate` is a number, a Keras `LearningRateSchedule` (or any function of
 the step), a variable, or a function without arguments; see
-`tfswitch.EmbeddingTable.learning_rate`. A Keras optimizer in place of one of
-these shares its rate: setting the Keras optimizer's rate sets the table's.
+`tfswitch.EmbeddingTable.learning_rate`. If a table is made with a Keras
+optimizer, both share the learning rate: setting the Keras optimizer's rate sets
+the table's rate.
 
 All optimizers but `Segments` take these options by keyword. They are applied in
 this order around the rule's own step:

@@ -18,7 +18,7 @@ from tfswitch.optimizers._cowclip import CowClip
 
 # The classes by name, in the order of their definition.
 CLASSES: dict[str, type["Optimizer"]] = {}
-# Options that have other names on the wire.
+# Options that have other names in the messages.
 _WIRE_NAMES = {"clipvalue": "clip_value", "clipnorm": "clip_norm"}
 _PYTHON_NAMES = {wire: python for python, wire in _WIRE_NAMES.items()}
 
@@ -52,13 +52,14 @@ class Optimizer(Policy):
         """Enters a class into `CLASSES`.
 
         Args:
-            kind: Its field of the wire's OptimizerConfig.
+            kind: The class's field of the message OptimizerConfig.
             is_in_keras: Whether Keras has an optimizer of that name.
-            mixes_coordinates: Whether a coordinate of its step depends on
-                others.
+            mixes_coordinates: Whether a coordinate of its step depends on other
+                coordinates.
         """
         super().__init_subclass__()
-        if kind:  # A class without it is a user's, derived from one of these.
+        # A class without a kind is a user's subclass of one of these classes.
+        if kind:
             cls.KIND = kind
             cls.IS_IN_KERAS = is_in_keras
             cls._MIXES_COORDINATES = mixes_coordinates
@@ -79,8 +80,8 @@ class Optimizer(Policy):
     def is_elementwise(self) -> bool:
         """Whether each weight's step depends on its own gradient alone.
 
-        The blocks of a `tfswitch.DenseTable` are no units of anything, so that
-        its optimizer must be elementwise.
+        A block of a `tfswitch.DenseTable` contains unrelated weights, so the
+        table's optimizer must be elementwise.
         """
         return self._mixing() is None
 
@@ -102,7 +103,7 @@ class Optimizer(Policy):
     def to_table_config(self) -> dict[str, Any]:
         """Returns the `optimizer` field of a table config.
 
-        The learning rate is not in it: it comes with each push.
+        The config has no learning rate, because each push carries one.
         """
         raise NotImplementedError
 
@@ -118,8 +119,8 @@ class Optimizer(Policy):
 class Rule(Optimizer):
     """An optimizer with options.
 
-    Its own arguments come before the options and may be positional, which
-    tells them from options.
+    The optimizer's own arguments come before the options and may be passed by
+    position; options are passed by keyword only.
     """
 
     _: dataclasses.KW_ONLY
@@ -187,7 +188,7 @@ class Rule(Optimizer):
     def from_table_config(
         cls, arguments: Mapping[str, Any], options: Mapping[str, Any]
     ) -> "Rule":
-        """Returns the rule with these values in its `to_table_config`."""
+        """Returns the rule whose `to_table_config` returns these values."""
         given = {_PYTHON_NAMES.get(k, k): v for k, v in options.items()}
         zeta = given.pop("cowclip_zeta", None)
         if "cowclip_r" in given:

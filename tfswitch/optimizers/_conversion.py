@@ -17,7 +17,7 @@ _UNSUPPORTED = (
     "loss_scale_factor",
     "use_ema",
 )
-# Entries of their configs that do not change a step.
+# Entries of Keras optimizers' configs that do not change a step.
 _NO_SETTINGS = (
     "name",
     "ema_momentum",
@@ -25,7 +25,8 @@ _NO_SETTINGS = (
     "is_legacy_optimizer",
     "jit_compile",
 )
-# Keras 3 and tf_keras keep `exclude_from_weight_decay`'s arguments here.
+# Keras 3 and tf_keras store the arguments of `exclude_from_weight_decay` in
+# these attributes.
 _EXCLUSIONS = (
     "_exclude_from_weight_decay",
     "_exclude_from_weight_decay_names",
@@ -41,13 +42,13 @@ def have_equal_state(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     """Whether two optimizers keep the same state and can replace each other.
 
     Args:
-        a: The config that `to_table_config` returned for one of them, maybe
-            long ago.
-        b: The same for the other.
+        a: The config that `to_table_config` returned for the first optimizer,
+            maybe long ago.
+        b: The config of the second optimizer.
 
     Returns:
-        True if rules and segments are the same; other numbers do not matter.
-        The caller checks that the state has the same length.
+        True if both have the same rules and segments; other arguments may
+        differ. The caller also checks that both states have the same length.
     """
     return _rules_of(a) == _rules_of(b)
 
@@ -97,8 +98,8 @@ def get(identifier: Any) -> Optimizer:
     Args:
         identifier: None for `Adam()`, a name ("sgd", "rowwise_adagrad" or
             "RowwiseAdagrad"), an object of `tfswitch.optimizers`, a Keras
-            optimizer of the same name as one, or a config that `to_config`
-            returned.
+            optimizer of the same name as one of these, or a config that
+            `to_config` returned.
 
     ValueError: If there is no such optimizer, a Keras optimizer has a setting
         that tables do not have, or a config has an unknown one.
@@ -124,9 +125,9 @@ def get(identifier: Any) -> Optimizer:
 
 
 def from_table_config(config: Mapping[str, Any]) -> Optimizer | None:
-    """Returns the rule of a `to_table_config`, with its default learning rate.
+    """Returns the rule of a table config, with its default learning rate.
 
-    None if it is one of several optimizers in a row.
+    Returns None if the config has segments, or a rule that is not known here.
     """
     config = dict(config)
     options = config.pop("options", {})
@@ -142,10 +143,10 @@ def from_table_config(config: Mapping[str, Any]) -> Optimizer | None:
 
 
 def from_keras(optimizer: Any, *, ignore: Sequence[str] = ()) -> Optimizer:
-    """Returns the optimizer that does the same as a Keras one.
+    """Returns the optimizer that corresponds to a Keras optimizer.
 
-    Its `clipnorm` then bounds each row's gradient, and its `weight_decay` acts
-    on the rows of a push.
+    Here, `clipnorm` bounds the gradient of each row, and `weight_decay` changes
+    only the rows of a push.
 
     Args:
         optimizer: A Keras SGD, Adagrad, Adam, AdamW, RMSprop, Adadelta, Ftrl or
@@ -153,9 +154,9 @@ def from_keras(optimizer: Any, *, ignore: Sequence[str] = ()) -> Optimizer:
         ignore: Settings that do not matter here.
 
     Raises:
-        ValueError: If it is another one, has a setting without counterpart
-            (such as `exclude_from_weight_decay`), or a learning rate that
-            cannot be described.
+        ValueError: If it is another optimizer, has a setting without
+            counterpart (such as `exclude_from_weight_decay`), or a learning
+            rate that cannot be described.
     """
     name = type(optimizer).__name__
     cls = _rules().get(name)
@@ -204,15 +205,17 @@ def _not_known(identifier: Any) -> ValueError:
 
 
 def _keras_learning_rate(optimizer: Any) -> Any:
-    # The given rate; `learning_rate` of a legacy optimizer is only its value.
+    # The rate as it was given; `learning_rate` of a legacy optimizer returns
+    # only its present value.
     legacy = getattr(optimizer, "_hyper", {}).get("learning_rate")
     rate = getattr(optimizer, "_learning_rate", legacy)
-    # A schedule stays one, because this optimizer may never step.
+    # A schedule is not evaluated here: the Keras optimizer may never step, and
+    # its rate would not change.
     if callable(rate):
         return rate
     try:
         rate = optimizer.learning_rate
-        # A variable of a strategy is no array.
+        # NumPy cannot convert the variable of a strategy itself.
         return float(
             np.asarray(rate.numpy() if hasattr(rate, "numpy") else rate)
         )
@@ -226,7 +229,7 @@ def _keras_learning_rate(optimizer: Any) -> Any:
 
 def _convert(cls: type[Optimizer], config: Mapping[str, Any]) -> Optimizer:
     config = {k: v for k, v in config.items() if k not in _NO_SETTINGS}
-    # With its weight decay, if it is one of AdamW.
+    # AMSGrad keeps the weight decay of an AdamW.
     if cls in (Adam, AdamW) and config.pop("amsgrad", False):
         cls = AMSGrad
     for name in _UNSUPPORTED:
@@ -241,7 +244,7 @@ def _convert(cls: type[Optimizer], config: Mapping[str, Any]) -> Optimizer:
     for name in ("clipnorm", "clipvalue"):
         if not config.get(name):
             config.pop(name, None)
-    # 0.0 does not mean off: AdamW has another default.
+    # 0.0 is kept, because AdamW would replace a missing value by its default.
     if any(config.get("weight_decay") is off for off in (None, False)):
         config.pop("weight_decay", None)
     names = [field.name for field in dataclasses.fields(cls)]

@@ -32,10 +32,9 @@ class CowClip:
 
     Source: Zheng et al., "CowClip: Reducing CTR Prediction Model Training Time
     from 12 hours to 10 minutes on 1 GPU", arXiv 2204.06240, and its program
-    `bytedance/LargeBatchCTR: clip.py`. There the gradient includes the L2 term
-    when it is clipped, and here too. With r other than 1 that program
-    multiplies the floor by r twice; here it is multiplied once, as written
-    above.
+    `bytedance/LargeBatchCTR: clip.py`. There, as here, the clipped gradient
+    includes the L2 term. If r is not 1, that program multiplies `sqrt(D) zeta`
+    by r twice. Here it is multiplied once, as in the formula above.
 
     Args:
         r: Positive.
@@ -64,7 +63,8 @@ class BatchScaling:
         scale: How many times larger the batch is.
         learning_rate: The embeddings' learning rate; unchanged.
         l2: The embeddings' L2.
-        dense_learning_rate: That of the model's dense variables, after warm-up.
+        dense_learning_rate: The learning rate of the model's dense variables
+            after the warm-up.
         warmup_steps: Steps over which the dense learning rate rises.
     """
 
@@ -77,8 +77,8 @@ class BatchScaling:
     def dense_schedule(self) -> Any:
         """Returns the dense learning rate for a Keras optimizer.
 
-        A Keras schedule that rises linearly from 1e-8 over `warmup_steps` and
-        then stays; without warm-up a number.
+        This is a Keras schedule that rises linearly from 1e-8 over
+        `warmup_steps` and then stays constant. Without warm-up it is a number.
         """
         if self.warmup_steps == 0:
             return self.dense_learning_rate
@@ -103,24 +103,25 @@ def scale_for_batch(
 ) -> BatchScaling:
     """Converts settings for one batch size to another batch size.
 
-    For batches s times as large, as in CowClip (Zheng et al., arXiv
-    2204.06240): the learning rate of the embeddings stays, their L2 is
-    multiplied by s, and the learning rate of the dense variables by sqrt(s),
-    with a warm-up, for which the paper takes the steps of one epoch. Use it
-    with `CowClip`.
+    The rules are those of the CowClip paper (Zheng et al., arXiv 2204.06240).
+    For a batch s times as large, the learning rate of the embeddings stays,
+    their L2 is multiplied by s, and the learning rate of the dense variables is
+    multiplied by sqrt(s). The dense rate has a warm-up, which takes one epoch
+    in the paper. Use these settings together with `CowClip`.
 
-    The paper applies L2 to all rows in every step, and an epoch has s times
-    fewer steps; hence the factor s. Here L2 is lazy. An id in every batch also
-    has fewer steps, but a rare id is in about as many batches of an epoch as
-    before, and with s times the L2 it decays s times as much. With
-    `scale_l2=False` the L2 stays: then rare ids decay as before, and frequent
-    ids less.
+    The paper multiplies L2 by s because it applies L2 to all rows in every
+    step, and an epoch has s times fewer steps. Here L2 is applied only to the
+    rows of a push. An id in every batch also has s times fewer steps. But a
+    rare id is in about as many batches of an epoch as before, so with s times
+    the L2 it decays s times as much. With `scale_l2=False` L2 stays: rare ids
+    then decay as before, and frequent ids decay less.
 
 
     Args:
-        batch_size: That to scale to; positive. With several synchronous workers
-            the sum of theirs.
-        base_batch_size: The one that the other settings are for; positive.
+        batch_size: The new batch size; positive. With several synchronous
+            workers it is the sum of their batch sizes.
+        base_batch_size: The batch size for which the other settings were
+            chosen; positive.
         learning_rate: The embeddings' rate; at least 0.
         l2: The embeddings' L2; at least 0.
         dense_learning_rate: The dense variables' rate; at least 0.

@@ -1,6 +1,7 @@
-"""The rules of Keras, DeepRec, FBGEMM and Paddle.
+"""The optimizers of Keras, DeepRec, FBGEMM and Paddle.
 
-The fields of a class are its arguments, in the order of its wire message.
+The fields of a class are its arguments, in the order of the fields of its
+message.
 """
 
 import dataclasses
@@ -18,7 +19,7 @@ from tfswitch._settings._ranges import (
 )
 from tfswitch.optimizers._base import Rule
 
-# `tfswitch.optimizers` exports them.
+# The names that `tfswitch.optimizers` exports.
 __all__ = [
     "SGD",
     "AMSGrad",
@@ -55,7 +56,7 @@ class SGD(Rule, kind="sgd", is_in_keras=True):
 
     Args:
         learning_rate, **options: See `tfswitch.optimizers`.
-        momentum: In [0, 1]. Above 0 a row holds its velocity.
+        momentum: In [0, 1]. If above 0, a row also stores its velocity `v`.
         nesterov: Whether to apply Nesterov momentum.
 
     Raises:
@@ -122,9 +123,9 @@ class RowwiseAdagrad(Adagrad, kind="rowwise_adagrad", mixes_coordinates=True):
     ```
 
     Source: FBGEMM's and TorchRec's `EXACT_ROWWISE_ADAGRAD` (Mudigere et al.,
-    arXiv 2104.05158). There `a` starts at 0 and epsilon, 1e-8, is added to the
-    root; here both are as in `Adagrad`, to which this is equal, up to rounding,
-    if D is 1.
+    arXiv 2104.05158). There `a` starts at 0, and an epsilon of 1e-8 is added to
+    the root. Here both are as in `Adagrad`. If D is 1, both optimizers are
+    equal up to rounding.
 
     Arguments and errors are as for `Adagrad`.
 
@@ -138,8 +139,8 @@ class RowwiseAdagrad(Adagrad, kind="rowwise_adagrad", mixes_coordinates=True):
 class AdagradDecay(Rule, kind="adagrad_decay"):
     """Adagrad that forgets, so that steps do not become 0 in a long run.
 
-    Before a step of a row, where k is how often `decay_step` steps have passed
-    since its last decay:
+    Before a step, the accumulator of the row decays. k is the number of whole
+    periods of `decay_step` steps since the last decay of the row:
 
     ```
     a = max(a decay_rate^k, initial_accumulator_value)
@@ -286,7 +287,7 @@ class RMSprop(Rule, kind="rmsprop", is_in_keras=True):
     Args:
         learning_rate, **options: See `tfswitch.optimizers`.
         rho: In [0, 1).
-        momentum: In [0, 1]. Above 0 a row holds `p`.
+        momentum: In [0, 1]. If above 0, a row also stores `p`.
         epsilon: Positive.
         centered: Whether to subtract the square of the mean gradient.
 
@@ -307,7 +308,7 @@ class RMSprop(Rule, kind="rmsprop", is_in_keras=True):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Adadelta(Rule, kind="adadelta", is_in_keras=True):
-    """Steps as large as past steps were, relative to past gradients.
+    """Scales gradients by the size of past steps over that of past gradients.
 
     ```
     a = rho a + (1 - rho) g^2
@@ -341,7 +342,7 @@ class Adadelta(Rule, kind="adadelta", is_in_keras=True):
 class Ftrl(Rule, kind="ftrl", is_in_keras=True):
     """Follows the regularised leader, per coordinate; L1 makes exact zeros.
 
-    With p = -learning_rate_power, l1 to l2_shrinkage the strengths below:
+    p is -learning_rate_power; l1, l2 and l2_shrinkage are the three strengths:
 
     ```
     n' = n + g^2
@@ -360,8 +361,8 @@ class Ftrl(Rule, kind="ftrl", is_in_keras=True):
         learning_rate_power: At most 0.
         initial_accumulator_value: The initial value of `n`; positive.
         l1_regularization_strength, l2_regularization_strength: At least 0.
-        l2_shrinkage_regularization_strength: At least 0. It is part of the
-            gradient, as the option `l2` is, but not of `n`.
+        l2_shrinkage_regularization_strength: At least 0. Its term is part of
+            the gradient, as that of the option `l2`, but does not change `n`.
         beta: At least 0.
 
     Raises:
@@ -383,7 +384,7 @@ class Ftrl(Rule, kind="ftrl", is_in_keras=True):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GroupFtrl(Ftrl, kind="group_ftrl", mixes_coordinates=True):
-    """FTRL that sets whole rows to 0, which a small export can leave out.
+    """FTRL that sets whole rows to 0, so that a small export can omit them.
 
     n and z as in `Ftrl`, and
 
@@ -414,8 +415,8 @@ class PaddleAdagrad(Rule, kind="paddle_adagrad", mixes_coordinates=True):
     G = G + mean(s^2)
     ```
 
-    `G` starts at 0, and a step uses the `G` from before it. `shows` come with
-    the push, `table.push(ids, gradients, shows=...)`; without them they are how
+    `G` starts at 0, and a step uses the `G` of the step before. A push gives
+    the shows, `table.push(ids, gradients, shows=...)`. By default they are how
     often the id is in the push.
 
     Source: PaddlePaddle's `SparseAdaGradSGDRule`, `sparse_sgd_rule.cc`. There a
@@ -458,8 +459,8 @@ class PaddleStdAdagrad(PaddleAdagrad, kind="paddle_std_adagrad"):
 class PaddleSharedAdam(Adam, kind="paddle_shared_adam", mixes_coordinates=True):
     """Adam with one pair of moments for the row, 12 bytes instead of 8 D + 4.
 
-    Each coordinate steps with its own new moments, made from the row's old
-    ones; the row keeps their means.
+    Each coordinate computes its own new moments from the old moments of the
+    row, and steps with these. The row keeps the means of the new moments.
 
     ```
     m' = beta_1 m + (1 - beta_1) g
@@ -468,8 +469,8 @@ class PaddleSharedAdam(Adam, kind="paddle_shared_adam", mixes_coordinates=True):
     m  = mean(m'), v = mean(v')
     ```
 
-    Source: PaddlePaddle's `SparseSharedAdamSGDRule`, `sparse_sgd_rule.cc`. It
-    does not scale by shows, and neither does this.
+    Source: PaddlePaddle's `SparseSharedAdamSGDRule`, `sparse_sgd_rule.cc`.
+    Neither that rule nor this optimizer scales by shows.
 
     Arguments and errors are as for `Adam`.
 

@@ -23,16 +23,16 @@ class Segments(Optimizer, kind="segments", mixes_coordinates=True):
     ...     (None, tsw.optimizers.Adagrad(0.05)),
     ... ])
 
-    Options belong to the parts. The norms of `clipnorm` and `cowclip` are those
-    of the part.
+    Options are arguments of the parts' optimizers. `clipnorm` and `cowclip` use
+    the norm of their part.
 
     Args:
         parts: Pairs of a dimension and an optimizer, from the first float of
             the row on. The last dimension may be None, for the rest of the row;
             else they must sum to the table's. An optimizer is any value that
             `get` takes; its learning rate must be a number.
-        learning_rate: A factor of all parts' rates; as for other optimizers, so
-            it may be a schedule.
+        learning_rate: A factor that multiplies the rates of all parts. It may
+            be a schedule, as for other optimizers.
 
     Raises:
         ValueError: If a part is malformed. When the table is created: if the

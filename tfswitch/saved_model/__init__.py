@@ -1,4 +1,4 @@
-"""Trained models as SavedModels that serve without the trainer."""
+"""Saves trained models as SavedModels, which need no trainer to serve."""
 
 from tfswitch.saved_model._loaded_models import (
     ServedState,

@@ -17,9 +17,10 @@ class ServedState(NamedTuple):
     Attributes:
         number: The number of the export that is served.
         base_number: The number of the base that this export builds on.
-        created_ms: When the export began, in milliseconds since 1970. Values
-            learned before then are served.
-        served_since_ms: Since when it is served, in milliseconds since 1970.
+        created_ms: When the export began, in milliseconds since 1970. The model
+            serves all values that were learned before.
+        served_since_ms: Since when the export is served, in milliseconds since
+            1970.
         held: Whether `roll_back` prevents a change to newer exports.
         refused: How often a newer export could not be served. In a remote
             model, how many lookups have failed.
@@ -28,7 +29,8 @@ class ServedState(NamedTuple):
         addresses: The addresses of the servers of a remote model; else None.
         cached_rows: The number of rows in the cache of a remote model.
         cache_hits: How many ids were found in the cache.
-        cache_misses: How many ids were not found there and asked of servers.
+        cache_misses: How many ids were not in the cache, and were requested
+            from servers.
     """
 
     number: int
@@ -69,9 +71,9 @@ def refresh(path: str | os.PathLike[str]) -> ServedState:
     Raises:
         KeyError: As `state`, or if a file of a newer export is missing.
         OSError, RuntimeError: If a newer export is damaged, does not follow the
-            present one, or has another version. The model serves the present
-            one on. RuntimeError also if the model looks up on servers, because
-            it always serves their present rows.
+            present one, or has another version. The model then continues to
+            serve the present one. RuntimeError also if the model looks up on
+            servers, because such a model always serves their present rows.
 
     Example:
 
@@ -89,7 +91,7 @@ def watch(path: str | os.PathLike[str], interval: float) -> ServedState:
 
     Args:
         path: The folder of the SavedModel.
-        interval: Seconds between two looks. 0 ends the looking.
+        interval: Seconds between two checks. 0 ends the checks.
 
     Raises:
         KeyError: As `state`.
@@ -106,7 +108,7 @@ def watch(path: str | os.PathLike[str], interval: float) -> ServedState:
 
 
 def roll_back(path: str | os.PathLike[str], number: int) -> ServedState:
-    """Serves an earlier export, and no newer one until `resume`.
+    """Serves an earlier export, and no newer export until `resume`.
 
     Raises:
         KeyError: As `state`, or if the export does not exist any more.

@@ -49,18 +49,18 @@ def save(
 ) -> None:
     """Saves a trained model as a SavedModel for serving.
 
-    With `mode="embedded"` lookups of its tables read row files below the
-    model's folder. These are mapped read-only: all processes that serve the
-    model share them, and open them in milliseconds whatever their size. The
-    rows are the first of a folder of exports: `tfswitch.export.delta(path)`
-    brings later changes to running servers.
+    With `mode="embedded"` lookups read row files below the model's folder. The
+    files are mapped read-only: all processes that serve the model share their
+    memory, and open them in milliseconds at any size. They are the first of the
+    model's exports: `tfswitch.export.delta(path)` brings later changes to
+    running processes.
 
     With `mode="remote"` lookups ask the parameter servers, and read their
     present rows. A lookup repeats failed requests until its deadline. Then it
     fails with an error that names the server, and the next lookup tries again.
     When the model is loaded, the servers must answer and have the tables.
 
-    An id without a row reads as it does in training; lookups never create rows.
+    An id without a row reads as in training; lookups never create rows.
 
     Python loads the model with `tf.saved_model.load` after `import tfswitch`.
     C++ loads the op library with `TF_LoadLibrary`, then the model with
@@ -70,8 +70,9 @@ def save(
     Args:
         model: A built Keras model, or a callable that looks up in tables with
             `EmbeddingTable.lookup`, such as a `tf.Module` with `__call__`.
-        path: A folder that is not there yet; for TensorFlow Serving its name is
-            a number, such as "models/ctr/1". It appears when it is complete.
+        path: A folder that does not exist yet; for TensorFlow Serving its name
+            is a number, such as "models/ctr/1". The folder appears when it is
+            complete.
         mode: "embedded" or "remote".
         inputs: The model's inputs, by name. None means the inputs of a
             functional or sequential model. A model with one input gets the
@@ -79,12 +80,13 @@ def save(
         row_format: The format of row files: "float32", "float16", or "int8"
             with a scale per row.
         addresses: The addresses of the servers of a remote model, as for
-            `tfswitch.connect`. None: the servers of the training. In a process
-            that serves it, TFSWITCH_SERVING_ADDRESSES can name others.
+            `tfswitch.connect`. None means the servers of the training. In a
+            process that serves the model, the environment variable
+            TFSWITCH_SERVING_ADDRESSES can name other servers.
         deadline_secs: Longest time that a lookup of a remote model may take,
             retries included.
         cache_rows: How many rows a remote model may cache in each process that
-            serves it; 0 means none. Rows that are read often stay.
+            serves it; 0 means none. Rows that are read often stay in the cache.
         cache_secs: How old a cached row may be.
 
     Raises:
@@ -196,7 +198,7 @@ def _flush_one(path: str) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some file systems cannot flush folders, and say so.
+        # Some file systems cannot flush folders, and return this error.
         if not (os.path.isdir(path) and error.errno == errno.EINVAL):
             raise
     finally:
@@ -204,7 +206,7 @@ def _flush_one(path: str) -> None:
 
 
 class _ServedModel(tf.saved_model.experimental.TrackableResource):
-    """The rows of a SavedModel: made and opened when it is loaded."""
+    """The resource of a SavedModel's rows, opened when the model is loaded."""
 
     def __init__(self, file: tf.saved_model.Asset) -> None:
         super().__init__(device=HOST)
@@ -394,8 +396,8 @@ _PARTS = (tf.Variable, *_RESOURCES)
 def _parts_of(model: Any) -> Iterator[Any]:
     """Yields variables and lookup tables that the graph may capture.
 
-    It leaves out the functions of a `tf.Module`, which would be saved as well:
-    they may have been traced with the trainer's tables.
+    The functions of a `tf.Module` are left out. They would be saved as well,
+    and may have been traced with the tables of the training.
     """
     seen = set()
     stack = [model]
@@ -425,8 +427,8 @@ def _parts_of(model: Any) -> Iterator[Any]:
 def _captured_besides(function: Any, module: tf.Module) -> Iterator[Any]:
     """Yields objects that a graph has captured and a module does not have yet.
 
-    For example the variables of a model that a lambda calls, or of an object
-    that is no `tf.Module`: the graph reads them under any owner.
+    Examples are the variables of a model that a lambda calls, or of an object
+    that is no `tf.Module`. The graph reads them, so they must be saved.
     """
     known = _handles_in(module)
     for variable in function.variables:
