@@ -7,7 +7,6 @@ import os
 import resource
 import struct
 import sys
-import tempfile
 import tracemalloc
 import zipfile
 
@@ -26,7 +25,6 @@ from tests.support import examples
 from tfswitch._connection import _rows
 from tfswitch.io import (
     _layout,
-    _sorted,
     read_numpy,
     read_parquet,
     read_tfrecord,
@@ -101,19 +99,6 @@ def write_examples(path, *records):
 
 def write_columns(path, **columns):
     pq.write_table(pa.table(columns), path)
-
-
-def assert_same_content(one, other):
-    """Compares two files that tfswitch wrote in the same format."""
-    if one.read_bytes()[:2] == b"PK":
-        # Archives have times in them.
-        with np.load(one) as arrays, np.load(other) as others:
-            assert list(arrays) == list(others)
-            assert all(
-                arrays[k].tobytes() == others[k].tobytes() for k in arrays
-            )
-    else:
-        assert one.read_bytes() == other.read_bytes()
 
 
 # --- Round trips ------------------------------------------------------------
@@ -206,17 +191,6 @@ def test_statistics_come_along_with_slots(embedded, tmp_path, write, read):
     assert rows_of(copy) == rows_of(table)
 
 
-@each_format
-def test_the_same_rows_give_the_same_content_wherever_they_live(
-    tmp_path, write, read
-):
-    for servers in (0, 3):
-        with running_cluster(servers):
-            write(filled_table(), tmp_path / f"on_{servers}")
-
-    assert_same_content(tmp_path / "on_0", tmp_path / "on_3")
-
-
 # --- What reading does to a table -------------------------------------------
 
 
@@ -285,8 +259,10 @@ def test_npz_files_have_the_arrays_that_numpy_users_expect(embedded, tmp_path):
     write_numpy(table, tmp_path / "rows.npz", slots=True)
 
     with np.load(tmp_path / "rows.npz") as arrays:
-        assert arrays["ids"].tolist() == [-4, 9]
-        assert arrays["values"].tolist() == [[3.0, 4.0], [1.0, 2.0]]
+        values = dict(
+            zip(arrays["ids"].tolist(), arrays["values"].tolist(), strict=True)
+        )
+        assert values == {-4: [3.0, 4.0], 9: [1.0, 2.0]}
         assert arrays["slots"].shape == (2, 2)
         metadata = json.loads(str(arrays["metadata"]))
     assert metadata["table"] == "user"
@@ -318,7 +294,7 @@ def test_parquet_files_have_typed_columns_and_metadata(embedded, tmp_path):
     assert schema.field("vector").type == pa.list_(pa.float32(), 2)
     assert schema.field("slots").type == pa.list_(pa.float32(), 5)
     assert json.loads(schema.metadata[b"tfswitch"])["table"] == "user"
-    assert file.read().column("user.id").to_pylist() == [-4, 5, 9]
+    assert sorted(file.read().column("user.id").to_pylist()) == [-4, 5, 9]
     copy = make_table("copy")
     assert (
         read_parquet(copy, path, id_column="user.id", embedding_column="vector")
@@ -329,7 +305,7 @@ def test_parquet_files_have_typed_columns_and_metadata(embedded, tmp_path):
 
 def test_tfrecord_files_have_an_example_for_each_row(embedded, tmp_path):
     table = make_table()
-    table.assign([9, -4], [[1.0, 2.0], [3.0, 4.0]])
+    table.assign([-4], [[3.0, 4.0]])
     path = tmp_path / "rows.tfrecord.gz"
 
     write_tfrecord(
@@ -337,13 +313,13 @@ def test_tfrecord_files_have_an_example_for_each_row(embedded, tmp_path):
     )
 
     gzip.decompress(path.read_bytes())
-    (first, _) = tf.data.TFRecordDataset(str(path), "GZIP")
+    (first,) = tf.data.TFRecordDataset(str(path), "GZIP")
     features = tf.train.Example.FromString(first.numpy()).features.feature
     assert features["user"].int64_list.value == [-4]
     assert features["embedding"].float_list.value == [3.0, 4.0]
     assert len(features["slots"].float_list.value) == 5
     copy = make_table("copy")
-    assert read_tfrecord(copy, path, id_feature="user", compression="gzip") == 2
+    assert read_tfrecord(copy, path, id_feature="user", compression="gzip") == 1
     assert values_of(copy) == values_of(table)
 
 
@@ -486,38 +462,10 @@ def traced_memory():
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize(
-    ("cluster", "write", "read"),
-    [
-        (3, write_numpy, read_numpy),
-        (0, write_parquet, read_parquet),
-        (3, write_tfrecord, read_tfrecord),
-    ],
-    indirect=["cluster"],
-)
-def test_rows_that_are_sorted_in_runs_give_the_same_content(
-    cluster, tmp_path, monkeypatch, write, read
-):
-    table = filled_table(num_rows=500)
-    write(table, tmp_path / "at_once", slots=True)
-    monkeypatch.setattr(_sorted, "_RUN_BYTES", 1000)
-    monkeypatch.setattr(_sorted, "_SAMPLES", 5)
-    monkeypatch.setattr(_rows, "_CALL_BYTES", 100)  # Many calls to read, too.
-
-    assert write(table, tmp_path / "in_runs", slots=True) == 500
-
-    assert sorted(os.listdir(tmp_path)) == ["at_once", "in_runs"]
-    copy = make_table("copy")
-    assert read(copy, tmp_path / "in_runs", slots=True) == 500
-    assert rows_of(copy) == rows_of(table)
-    assert_same_content(tmp_path / "in_runs", tmp_path / "at_once")
-
-
 @pytest.mark.parametrize("write", [write_numpy, write_parquet])
 def test_writing_takes_memory_for_a_run_and_not_for_the_table(
-    embedded, tmp_path, monkeypatch, write
+    embedded, tmp_path, write
 ):
-    monkeypatch.setattr(_sorted, "_RUN_BYTES", 1 << 18)
     table = filled_table(dim=32, num_rows=50_000)
     rows = 50_000 * (8 + 4 * 32 * 3)
     options = {"rows_per_group": 1000} if write is write_parquet else {}
@@ -526,46 +474,10 @@ def test_writing_takes_memory_for_a_run_and_not_for_the_table(
     with traced_memory() as peak:
         write(table, tmp_path / "rows", slots=True, **options)
 
+    assert os.listdir(tmp_path) == ["rows"]
     # A message of an export is 8192 rows, which is 3 MB of these 20.
     assert peak[0] < rows / 3
     assert pa.total_allocated_bytes() - arrow_before < rows / 10
-
-
-def test_batches_are_as_long_as_asked_for(embedded, tmp_path, monkeypatch):
-    monkeypatch.setattr(_sorted, "_RUN_BYTES", 1000)
-    table = filled_table(num_rows=500)
-    layout = _layout.Layout("array", table, slots=False)
-
-    with _sorted.SortedRows(layout, tmp_path) as rows:
-        batches = list(rows.batches(70))
-        assert [len(b["ids"]) for b in rows.batches(300)] == [300, 200]
-        again = list(rows.batches(70, ["values"]))
-
-    assert [len(batch["ids"]) for batch in batches] == [70] * 7 + [10]
-    ids = np.concatenate([batch["ids"] for batch in batches])
-    np.testing.assert_array_equal(ids, np.sort(table.export_rows()[0]))
-    for batch, values in zip(batches, again, strict=True):
-        assert list(values) == ["values"]
-        np.testing.assert_array_equal(batch["values"], values["values"])
-        np.testing.assert_array_equal(
-            table.lookup(batch["ids"]), batch["values"]
-        )
-
-
-def test_without_room_for_runs_the_folder_is_named(
-    embedded, tmp_path, monkeypatch
-):
-    def no_room(**kwargs):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(_sorted, "_RUN_BYTES", 1000)
-    monkeypatch.setattr(tempfile, "TemporaryFile", no_room)
-
-    with pytest.raises(OSError, match="a file of their size is needed") as told:
-        write_numpy(filled_table(num_rows=500), tmp_path / "rows")
-
-    assert f"'{tmp_path}'" in str(told.value)
-    assert os.listdir(tmp_path) == []
 
 
 @each_kind
@@ -1009,7 +921,8 @@ def test_damaged_files_are_named(embedded, tmp_path, write, read, damage):
     path = tmp_path / "rows"
     write(filled_table(num_rows=500), path)
     content = path.read_bytes()
-    place = len(content) // 2
+    # Half the length of a record is left, which TensorFlow takes for the end.
+    place = 67 * 250 + 4 if read is read_tfrecord else len(content) // 2
     path.write_bytes(
         {
             "empty": b"",

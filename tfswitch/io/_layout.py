@@ -1,7 +1,7 @@
 """The names of a table's ids and floats in a file, and checks of a file."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -73,6 +73,25 @@ class Layout:
             },
             sort_keys=True,
         )
+
+    def visit(self, write: Callable[[dict[str, np.ndarray]], None]) -> int:
+        """Calls `write` with runs of the table's rows; returns how many.
+
+        The rows come as servers send them, in no order. A run has its arrays by
+        the fields of `Rows`.
+        """
+        num_rows = 0
+
+        def visit(
+            ids: np.ndarray, values: np.ndarray, slots: np.ndarray | None
+        ) -> None:
+            nonlocal num_rows
+            num_rows += len(ids)
+            rows = {"ids": ids, "values": values}
+            write(rows if slots is None else {**rows, SLOTS: slots})
+
+        self.table._native.visit_rows(SLOTS in self.widths, visit)
+        return num_rows
 
     def assign(self, batches: Iterable[Rows]) -> int:
         """Sets rows batch by batch; returns the number of rows."""

@@ -3,7 +3,9 @@
 import contextlib
 import math
 import os
+import shutil
 import struct
+import tempfile
 import tokenize
 import zipfile
 import zlib
@@ -15,8 +17,9 @@ import numpy as np
 from tfswitch._connection._rows import Rows, rows_per_call
 from tfswitch.io._files import published
 from tfswitch.io._layout import Layout, Source
-from tfswitch.io._sorted import SortedRows
 from tfswitch.table import EmbeddingTable
+
+_COPY_BYTES = 1 << 20
 
 
 def write_numpy(
@@ -53,13 +56,23 @@ def write_numpy(
     (3, 8)
     """
     layout = Layout("array", table, slots=slots)
-    rows_per_batch = rows_per_call(sum(layout.widths.values()))
-    with (
-        published(path) as temporary,
-        SortedRows(layout, temporary.parent) as rows,
-        # Writes what np.savez would, which needs a whole array in memory.
-        zipfile.ZipFile(temporary, "w") as archive,
-    ):
+    with published(path) as temporary, contextlib.ExitStack() as stack:
+        # An archive has one array after the other, and a header with the number
+        # of rows comes first. So the arrays wait in files without a name.
+        parts = {
+            what: stack.enter_context(
+                tempfile.TemporaryFile(dir=temporary.parent)
+            )
+            for what in layout.names
+        }
+
+        def write(rows: dict[str, np.ndarray]) -> None:
+            for what, part in parts.items():
+                part.write(rows[what].data)
+
+        num_rows = layout.visit(write)
+        # Like np.savez, which needs all of an array at once.
+        archive = stack.enter_context(zipfile.ZipFile(temporary, "w"))
         with archive.open("metadata.npy", "w", force_zip64=True) as member:
             np.lib.format.write_array(member, np.array(layout.metadata()))
         for what, name in layout.names.items():
@@ -67,15 +80,13 @@ def write_numpy(
             header = {
                 "descr": "<i8" if width is None else "<f4",
                 "fortran_order": False,
-                "shape": (rows.num_rows,)
-                if width is None
-                else (rows.num_rows, width),
+                "shape": (num_rows,) if width is None else (num_rows, width),
             }
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array_header_1_0(member, header)
-                for batch in rows.batches(rows_per_batch, [what]):
-                    member.write(np.ascontiguousarray(batch[what]).data)
-        return rows.num_rows
+                parts[what].seek(0)
+                shutil.copyfileobj(parts[what], member, _COPY_BYTES)
+    return num_rows
 
 
 def read_numpy(

@@ -12,7 +12,6 @@ from tfswitch._connection._rows import Rows, rows_per_call
 from tfswitch._settings._ranges import POSITIVE_INT, bad_argument
 from tfswitch.io._files import Paths, find_files, published
 from tfswitch.io._layout import Layout, Source
-from tfswitch.io._sorted import SortedRows
 from tfswitch.table import EmbeddingTable
 
 # The key of the schema's metadata under which the table is described.
@@ -90,29 +89,36 @@ def write_parquet(
     )
     with (
         published(path) as temporary,
-        SortedRows(layout, temporary.parent) as rows,
-    ):
-        with pq.ParquetWriter(
+        pq.ParquetWriter(
             temporary,
             schema,
             compression=compression or "none",
-            # Values hardly ever repeat.
+            # Values hardly ever repeat, and rows are in no order.
             use_dictionary=False,
-            write_statistics=[id_column],
+            write_statistics=False,
             write_page_checksum=True,
-        ) as writer:
-            for batch in rows.batches(rows_per_group):
-                columns = [pa.array(batch["ids"])]
-                for what, width in layout.widths.items():
-                    values = pa.array(batch[what].reshape(-1))
-                    columns.append(
-                        pa.FixedSizeListArray.from_arrays(values, width)
-                    )
-                writer.write_table(
-                    pa.Table.from_arrays(columns, schema=schema),
-                    row_group_size=rows_per_group,
-                )
-        return rows.num_rows
+        ) as writer,
+    ):
+        waiting = schema.empty_table()
+
+        def write(rows: dict[str, np.ndarray]) -> None:
+            nonlocal waiting
+            columns = [pa.array(rows["ids"])]
+            for what, width in layout.widths.items():
+                values = pa.array(rows[what].reshape(-1))
+                columns.append(pa.FixedSizeListArray.from_arrays(values, width))
+            waiting = pa.concat_tables(
+                [waiting, pa.Table.from_arrays(columns, schema=schema)]
+            )
+            full = waiting.num_rows - waiting.num_rows % rows_per_group
+            if full:
+                writer.write_table(waiting.slice(0, full), rows_per_group)
+                waiting = waiting.slice(full)
+
+        num_rows = layout.visit(write)
+        if waiting.num_rows:
+            writer.write_table(waiting)
+    return num_rows
 
 
 def read_parquet(

@@ -15,7 +15,6 @@ from tfswitch._connection._rows import Rows, rows_per_call
 from tfswitch._settings._ranges import bad_argument
 from tfswitch.io._files import Paths, find_files, published
 from tfswitch.io._layout import Layout, Source
-from tfswitch.io._sorted import Batch, SortedRows
 from tfswitch.table import EmbeddingTable
 
 # A record of 4,096 floats with slots has about 50 kB.
@@ -64,25 +63,19 @@ def write_tfrecord(
         "feature", table, slots=slots, ids=id_feature, values=embedding_feature
     )
     options = tf.io.TFRecordOptions(_compression_type(compression))
-    with (
-        published(path) as temporary,
-        SortedRows(layout, temporary.parent) as rows,
-    ):
+    with published(path) as temporary:
         try:
             with tf.io.TFRecordWriter(str(temporary), options) as writer:
-                for batch in rows.batches(
-                    rows_per_call(sum(layout.widths.values()))
-                ):
-                    for example in _examples(batch, layout):
-                        # The same rows give the same bytes.
-                        writer.write(
-                            example.SerializeToString(deterministic=True)
-                        )
+
+                def write(rows: dict[str, np.ndarray]) -> None:
+                    for example in _examples(rows, layout):
+                        writer.write(example.SerializeToString())
+
+                return layout.visit(write)
         except tf.errors.OpError as error:
             raise OSError(
                 f"'{os.fspath(path)}' cannot be written: {error.message}"
             ) from error
-        return rows.num_rows
 
 
 def read_tfrecord(
@@ -142,7 +135,9 @@ def read_tfrecord(
     )
 
 
-def _examples(rows: Batch, layout: Layout) -> Iterator[tf.train.Example]:
+def _examples(
+    rows: dict[str, np.ndarray], layout: Layout
+) -> Iterator[tf.train.Example]:
     for row, row_id in enumerate(rows["ids"].tolist()):
         example = tf.train.Example()
         features = example.features.feature
@@ -160,26 +155,35 @@ def _compression_type(compression: Any) -> str:
 
 
 def _check_lengths(file: str, compression_type: str) -> None:
-    """Raises OSError if a record claims to be longer than rows are.
+    """Raises OSError if a record is longer than rows are, or ends too late.
 
-    TensorFlow would end the process if there is no memory for the record. All
-    other damage makes it raise an error.
+    TensorFlow would end the process if there is no memory for a record, and
+    would read a file whose last record lacks a part of its header as complete.
+    All other damage makes it raise an error.
     """
     opener = gzip.open if compression_type else open
+    why = ""
     try:
         with opener(file, "rb") as stream:
-            piece, place, length = b"", 0, 0  # A record begins at `place`.
-            while length <= _MAX_RECORD_BYTES:
+            piece, place = b"", 0  # A record begins at `place`.
+            while not why:
                 if place + 8 > len(piece):
                     more = stream.read(_PIECE_BYTES)
-                    if not more:
+                    if not more and place == len(piece):
                         return
+                    if not more:
+                        why = "its last record is cut off"
                     piece, place = (
                         piece[place:] + more,
                         max(0, place - len(piece)),
                     )
                     continue
                 (length,) = struct.unpack_from("<Q", piece, place)
+                if length > _MAX_RECORD_BYTES:
+                    why = (
+                        f"a record has {length} bytes, and at most "
+                        f"{_MAX_RECORD_BYTES} are read"
+                    )
                 # The length, the record, and a checksum of 4 bytes for each of
                 # both.
                 place += 16 + length
@@ -187,8 +191,7 @@ def _check_lengths(file: str, compression_type: str) -> None:
         return
     raise OSError(
         f"'{file}' is no TFRecord file, compressed otherwise than "
-        f"{compression_type or None}, or damaged: a record has {length} "
-        f"bytes, and at most {_MAX_RECORD_BYTES} are read"
+        f"{compression_type or None}, or damaged: {why}"
     )
 
 
