@@ -21,6 +21,7 @@ from tfswitch._settings._ranges import (
     Share,
     integers,
 )
+from tfswitch._types import Config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,12 +169,14 @@ class ShowClick(_Admission):
     embedx_threshold: NonNegative = 10.0
 
 
+Admission = Always | MinCount | BloomMinCount | Probability | ShowClick
+
 _registry = Registry(
     "admission", Always, MinCount, BloomMinCount, Probability, ShowClick
 )
 
 
-def get(identifier: Any) -> Any:
+def get(identifier: Admission | Config | None) -> Admission:
     """Returns the policy that a user's value means.
 
     Args:

@@ -22,6 +22,7 @@ from tfswitch._settings._ranges import (
     checked_text,
     is_number,
 )
+from tfswitch._types import TableOrName
 
 if TYPE_CHECKING:
     from tfswitch.remote.store_checkpoints import RemoteCheckpoint
@@ -192,10 +193,10 @@ class Cluster:
     def save(
         self,
         path: str | os.PathLike[str],
-        tables: Sequence[Any] = (),
+        tables: Sequence[TableOrName] = (),
         *,
         keep: int = 2,
-        drop: Sequence[Any] = (),
+        drop: Sequence[TableOrName] = (),
         progress: bool | None = None,
     ) -> dict[str, Any]:
         """Saves tables as a checkpoint that any number of servers can load.
@@ -299,7 +300,7 @@ class Cluster:
     def restore(
         self,
         path: str | os.PathLike[str],
-        tables: Sequence[Any] | Mapping[str, str] = (),
+        tables: Sequence[TableOrName] | Mapping[str, str] = (),
         *,
         save: int | None = None,
         state: str = "saved",
@@ -433,7 +434,7 @@ class Cluster:
             for table in response["tables"]
         ]
 
-    def drop(self, name: Any) -> None:
+    def drop(self, name: TableOrName) -> None:
         """Removes a table with all its rows, for all its users.
 
         Later calls for the table fail with `KeyError`, or in graphs with
@@ -495,7 +496,7 @@ class Cluster:
     def __repr__(self) -> str:
         return f"<tfswitch.Cluster {self.address!r}>"
 
-    def _names(self, argument: str, tables: Iterable[Any]) -> list[str]:
+    def _names(self, argument: str, tables: Iterable[TableOrName]) -> list[str]:
         given = tables if isinstance(tables, str) else list(tables)
         names = names_of(argument, given)
         cluster_of(given, self)
@@ -612,7 +613,7 @@ def default_cluster() -> Cluster:
 
 
 def cluster_of(
-    tables: Iterable[Any], cluster: Cluster | None = None
+    tables: Iterable[TableOrName], cluster: Cluster | None = None
 ) -> Cluster:
     """Returns the one cluster that all tables are in.
 
@@ -647,16 +648,17 @@ def cluster_of(
     return found
 
 
-def names_of(argument: str, tables: Iterable[Any]) -> list[str]:
+def names_of(argument: str, tables: Iterable[TableOrName]) -> list[str]:
     """Returns the names of tables that are given as names or objects."""
     if isinstance(tables, str):
         raise ValueError(
             f"`{argument}` must be a list of names or tables. "
             f"Received: {argument}={tables!r}; write [{tables!r}]"
         )
-    names = [
+    names: list[Any] = [
         table.name
-        if isinstance(getattr(table, "cluster", None), Cluster)
+        if not isinstance(table, str)
+        and isinstance(getattr(table, "cluster", None), Cluster)
         else table
         for table in tables
     ]

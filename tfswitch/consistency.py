@@ -1,9 +1,11 @@
 """When the gradients of several workers are applied."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from tfswitch._settings._ranges import bad_argument, is_number
+from tfswitch._types import Config
 
 _KINDS = ("asp", "ssp", "bsp")
 _REDUCTIONS = ("mean", "sum")
@@ -86,9 +88,10 @@ class Consistency:
 
 
 _FIELDS = {field.name for field in dataclasses.fields(Consistency)}
+ConsistencyLike = Consistency | Literal["asp", "bsp"] | Config
 
 
-def get(identifier: Any) -> Consistency:
+def get(identifier: ConsistencyLike | None) -> Consistency:
     """Returns the consistency that a user's value means.
 
     Args:
@@ -104,7 +107,7 @@ def get(identifier: Any) -> Consistency:
         return identifier
     if isinstance(identifier, str) and identifier in ("asp", "bsp"):
         return Consistency(identifier)
-    if isinstance(identifier, dict) and identifier.keys() <= _FIELDS:
+    if isinstance(identifier, Mapping) and identifier.keys() <= _FIELDS:
         return Consistency(**identifier)
     raise ValueError(
         '`consistency` must be "asp", "bsp" or what '

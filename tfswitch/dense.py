@@ -12,7 +12,9 @@ import tensorflow as tf
 
 from tfswitch import optimizers as optimizers_lib
 from tfswitch._settings._table_spec import TableSpec
+from tfswitch._types import Gradient, TensorLike
 from tfswitch.cluster import Cluster
+from tfswitch.consistency import Consistency, ConsistencyLike
 from tfswitch.ops import embedding_ops
 from tfswitch.table import EmbeddingTable, _python_errors
 
@@ -54,9 +56,9 @@ class DensePush(NamedTuple):
     """
 
     table: "DenseTable"
-    gradients: Sequence[Any]
-    learning_rate: Any
-    global_step: Any = 0
+    gradients: Sequence[Gradient]
+    learning_rate: TensorLike
+    global_step: TensorLike = 0
     arrays: Collection[int] | None = None
 
 
@@ -152,8 +154,8 @@ class DenseTable:
         name: str,
         shapes: Mapping[str, Sequence[int]],
         *,
-        optimizer: Any = None,
-        consistency: Any = None,
+        optimizer: optimizers_lib.OptimizerLike | None = None,
+        consistency: ConsistencyLike | None = None,
         cluster: Cluster | None = None,
     ) -> None:
         if not isinstance(shapes, Mapping) or not shapes:
@@ -203,7 +205,7 @@ class DenseTable:
         return self._table.cluster
 
     @property
-    def consistency(self) -> Any:
+    def consistency(self) -> Consistency:
         """When the gradients of several workers are applied."""
         return self._table.consistency
 
@@ -229,7 +231,7 @@ class DenseTable:
         return self._table._find_handle()
 
     def initialize(
-        self, values: Sequence[Any], *, timeout_secs: float = 120.0
+        self, values: Sequence[TensorLike], *, timeout_secs: float = 120.0
     ) -> bool:
         """Sets first values, unless they were set or restored already.
 
@@ -290,7 +292,7 @@ class DenseTable:
                 )
             time.sleep(_POLL_SECS)
 
-    def assign(self, values: Sequence[Any]) -> None:
+    def assign(self, values: Sequence[TensorLike]) -> None:
         """Sets all values; the state of the optimizer stays.
 
         Args:
@@ -303,10 +305,10 @@ class DenseTable:
 
     def push(
         self,
-        gradients: Sequence[Any],
+        gradients: Sequence[Gradient],
         *,
-        learning_rate: Any = None,
-        global_step: Any = None,
+        learning_rate: TensorLike | None = None,
+        global_step: TensorLike | None = None,
     ) -> tf.Tensor:
         """Applies one optimizer step to all values.
 
@@ -334,9 +336,9 @@ class DenseTable:
     def _push_beside(
         self,
         others: Sequence[DensePush],
-        gradients: Sequence[Any],
-        learning_rate: Any = None,
-        global_step: Any = None,
+        gradients: Sequence[Gradient],
+        learning_rate: TensorLike | None = None,
+        global_step: TensorLike | None = None,
     ) -> tf.Tensor:
         """Does `push`, and pushes to other tables in the same op."""
         rates = self._table._learning_rate
@@ -386,7 +388,7 @@ class DenseTable:
         )
 
     def _to_blocks(
-        self, gradients: Sequence[Any], arrays: Collection[int] | None
+        self, gradients: Sequence[Gradient], arrays: Collection[int] | None
     ) -> tf.Tensor:
         self._check_count("gradients", gradients)
         part = self._part(arrays)
@@ -415,7 +417,7 @@ class DenseTable:
             tf.concat(parts, axis=0), [len(part.keys), self._block]
         )
 
-    def _to_blocks_array(self, values: Sequence[Any]) -> np.ndarray:
+    def _to_blocks_array(self, values: Sequence[TensorLike]) -> np.ndarray:
         self._check_count("values", values)
         flat = np.zeros(self._num_blocks * self._block, np.float32)
         begin = 0

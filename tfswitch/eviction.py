@@ -17,6 +17,7 @@ from tfswitch._settings._ranges import (
     bad_argument,
     integers,
 )
+from tfswitch._types import Config
 
 _SECS = Range(
     "0, or from 0.001 to 1e9 seconds",
@@ -168,10 +169,12 @@ class AnyOf(_Eviction):
         return rules
 
 
+Eviction = Ttl | ShowClickScore | L2Norm | MaxRows | AnyOf
+
 _registry = Registry("eviction", Ttl, ShowClickScore, L2Norm, MaxRows, AnyOf)
 
 
-def get(identifier: Any) -> Any:
+def get(identifier: Eviction | Config | None) -> Eviction | None:
     """Returns the policy that a user's value means.
 
     Args:

@@ -20,6 +20,7 @@ from absl import logging
 from tfswitch import _native
 from tfswitch._connection._control_calls import call, integers
 from tfswitch._settings._ranges import bad_argument, check_seconds, is_number
+from tfswitch._types import TableOrName, Variable
 from tfswitch.cluster import Cluster, cluster_of, default_cluster, names_of
 
 # Paths inside a SavedModel.
@@ -110,7 +111,7 @@ class ExportReport(NamedTuple):
 def base(
     path: str | os.PathLike[str],
     *,
-    tables: Iterable[Any] | None = None,
+    tables: Iterable[TableOrName] | None = None,
     row_format: str | None = None,
     rule: ScoreRule | Literal["all"] | None = None,
     keep: int | None = None,
@@ -245,7 +246,7 @@ class Schedule:
         path: str | os.PathLike[str],
         *,
         base_every_secs: float | None = None,
-        tables: Iterable[Any] | None = None,
+        tables: Iterable[TableOrName] | None = None,
         row_format: str | None = None,
         rule: ScoreRule | Literal["all"] | None = None,
         keep_bases: int | None = None,
@@ -422,7 +423,7 @@ class Schedule:
 
 def _connector(
     cluster: Cluster | Callable[[], Cluster] | None,
-    tables: list[Any] | None,
+    tables: list[TableOrName] | None,
 ) -> Callable[[], Cluster]:
     objects = [each for each in tables or () if not isinstance(each, str)]
     if callable(cluster):
@@ -549,7 +550,9 @@ def _versions_in(folder: str) -> list[int]:
     return []
 
 
-def _names_of(tables: list[Any] | None, folder: _Folder) -> dict[str, Any]:
+def _names_of(
+    tables: list[TableOrName] | None, folder: _Folder
+) -> dict[str, Any]:
     """The fields of the request that choose the tables."""
     if tables is None:
         if folder.model_tables is None:
@@ -567,14 +570,14 @@ def _names_of(tables: list[Any] | None, folder: _Folder) -> dict[str, Any]:
     return {"tables": names}
 
 
-def _checked_tables(tables: Iterable[Any]) -> list[Any]:
+def _checked_tables(tables: Iterable[TableOrName]) -> list[TableOrName]:
     given = tables if isinstance(tables, str) else list(tables)
     if not names_of("tables", given):
         raise ValueError("`tables` must have names or tables. Received: []")
     return list(given)
 
 
-def note_step(cluster: str, table: str, variables: Iterable[Any]) -> None:
+def note_step(cluster: str, table: str, variables: Iterable[Variable]) -> None:
     """Notes which dense variables are stepped together with a table.
 
     Args:

@@ -22,6 +22,7 @@ from tfswitch._settings._ranges import (
     bad_argument,
     integers,
 )
+from tfswitch._types import IdsLike, TensorLike
 from tfswitch.ops import string_ops
 from tfswitch.ops.id_tensors import (
     map_values,
@@ -38,7 +39,7 @@ _SLOT_BITS = integers(1, 32)
 _FINGERPRINT_SALT = 0x243F6A8885A308D3
 
 
-def hash_strings(strings: Any, salt: int = 0) -> Any:
+def hash_strings(strings: IdsLike, salt: int = 0) -> Any:
     """Hashes each string to an int64 id.
 
     The hash is Fingerprint64 of FarmHash. It never changes: it is the same on
@@ -95,7 +96,7 @@ def hash_strings(strings: Any, salt: int = 0) -> Any:
     return _map_values(strings, hash_tensor, hash_array)
 
 
-def pack(slot: Any, ids: Any, slot_bits: int = 12) -> Any:
+def pack(slot: TensorLike, ids: IdsLike, slot_bits: int = 12) -> Any:
     """Puts the number of a feature into the high bits of its ids.
 
         | slot: slot_bits | id: 64 - slot_bits |
@@ -162,7 +163,7 @@ def pack(slot: Any, ids: Any, slot_bits: int = 12) -> Any:
     return _map_values(ids, pack_tensor, pack_array)
 
 
-def unpack(packed: Any, slot_bits: int = 12) -> tuple[Any, Any]:
+def unpack(packed: IdsLike, slot_bits: int = 12) -> tuple[Any, Any]:
     """Separates ids of `pack` into slots and ids.
 
     Args:
@@ -261,7 +262,7 @@ class HashCollisions:
         self._num_pending = 0
         self._is_full = False
 
-    def count(self, inputs: Any, ids: Any) -> Any:
+    def count(self, inputs: IdsLike, ids: IdsLike) -> Any:
         """Counts inputs and returns their ids unchanged.
 
         In a graph, inputs are counted each time the graph runs and the result

@@ -13,6 +13,7 @@ from typing import Any
 
 from tfswitch._settings._policy import Policy
 from tfswitch._settings._ranges import bad_argument, is_number
+from tfswitch._types import Config, KerasFunction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +127,12 @@ def is_known(name: str) -> bool:
     return name in _NAMES or name in _CLASSES
 
 
-def get(identifier: Any, argument: str = "initializer") -> Initializer:
+InitializerLike = Initializer | str | KerasFunction | Config
+
+
+def get(
+    identifier: InitializerLike, argument: str = "initializer"
+) -> Initializer:
     """Returns the initializer that a user's value means.
 
     Args:

@@ -6,10 +6,15 @@ admission and eviction use the counts.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from tfswitch._settings._policy import Policy, Registry
 from tfswitch._settings._ranges import NonNegative, Share
+from tfswitch._types import Config
+
+_Numbers = TypeVar("_Numbers", float, np.ndarray)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +61,7 @@ class ShowClick(Policy):
     click_coeff: NonNegative = 1.0
     show_click_decay_rate: Share = 0.98
 
-    def score(self, show: Any, click: Any) -> Any:
+    def score(self, show: _Numbers, click: _Numbers) -> _Numbers:
         """Returns the score of numbers or arrays of shows and clicks."""
         return (show - click) * self.nonclk_coeff + click * self.click_coeff
 
@@ -65,10 +70,12 @@ class ShowClick(Policy):
         return {"show_click": self.get_config()}
 
 
+Statistics = Usage | ShowClick
+
 _registry = Registry("statistics", Usage, ShowClick)
 
 
-def get(identifier: Any) -> Usage | ShowClick | None:
+def get(identifier: Statistics | Config | None) -> Statistics | None:
     """Returns the statistics that a user's value means.
 
     Args:
@@ -81,7 +88,7 @@ def get(identifier: Any) -> Usage | ShowClick | None:
     return _registry.get(identifier)
 
 
-def width(statistics: Usage | ShowClick | None) -> int:
+def width(statistics: Statistics | None) -> int:
     """Returns how many floats the counts take at the end of a row."""
     if statistics is None:
         return 0

@@ -3,12 +3,16 @@
 import dataclasses
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tfswitch import optimizers as optimizers_lib
 from tfswitch._settings._policy import Policy
 from tfswitch._settings._ranges import bad_argument
+from tfswitch._types import Config, Named
 from tfswitch._warn_once import warn_once
+
+if TYPE_CHECKING:
+    from tfswitch.cluster import Cluster
 
 _TYPES = ("float32", "float16", "bfloat16")
 _ROUNDINGS = ("stochastic", "nearest")
@@ -90,9 +94,11 @@ class StorageDtype(Policy):
 
 
 _FIELDS = {field.name for field in dataclasses.fields(StorageDtype)}
+_Name = Literal["float32", "float16", "bfloat16"]
+StorageDtypeLike = StorageDtype | _Name | Named | Config
 
 
-def get(identifier: Any) -> StorageDtype:
+def get(identifier: StorageDtypeLike | None) -> StorageDtype:
     """Returns the storage dtype that a user's value means.
 
     Args:
@@ -124,7 +130,7 @@ def warn_of_slots(
     owner: str,
     storage_dtype: StorageDtype,
     optimizer: optimizers_lib.Optimizer,
-    cluster: Any,
+    cluster: "Cluster",
 ) -> None:
     """Warns, once per cluster, if an optimizer needs slots with more bits."""
     rules = (

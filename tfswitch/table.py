@@ -29,6 +29,7 @@ from tfswitch._settings._learning_rate import LearningRate
 from tfswitch._settings._ranges import NON_NEGATIVE_INT, bad_argument, is_number
 from tfswitch._settings._table_spec import TableSpec
 from tfswitch._tracked_table import TrackedTable
+from tfswitch._types import Config, TensorLike
 from tfswitch.cluster import Cluster, default_cluster, num_restores
 from tfswitch.ops import TablePush, embedding_ops, serving_ops
 from tfswitch.ops.id_tensors import to_array, to_id_array, to_id_tensor
@@ -119,15 +120,15 @@ class EmbeddingTable(TrackedTable):
         dim: int,
         *,
         dtype: str = "float32",
-        initializer: Any = "uniform",
-        optimizer: Any = None,
-        admission: Any = None,
-        eviction: Any = None,
-        statistics: Any = None,
+        initializer: initializers_lib.InitializerLike = "uniform",
+        optimizer: optimizers_lib.OptimizerLike | None = None,
+        admission: admission_lib.Admission | Config | None = None,
+        eviction: eviction_lib.Eviction | Config | None = None,
+        statistics: statistics_lib.Statistics | Config | None = None,
         update: str = "sparse",
-        storage_dtype: Any = None,
+        storage_dtype: storage_dtype_lib.StorageDtypeLike | None = None,
         seed: int | None = None,
-        consistency: Any = None,
+        consistency: consistency_lib.ConsistencyLike | None = None,
         cluster: Cluster | None = None,
     ) -> None:
         if dtype not in ("float32", tf.float32):
@@ -293,17 +294,17 @@ class EmbeddingTable(TrackedTable):
         return self._spec.optimizer
 
     @property
-    def admission(self) -> Any:
+    def admission(self) -> admission_lib.Admission:
         """The policy that decides when an id gets a row."""
         return self._spec.admission
 
     @property
-    def eviction(self) -> Any:
+    def eviction(self) -> eviction_lib.Eviction | None:
         """The policy that `shrink` applies, or None."""
         return self._spec.eviction
 
     @property
-    def statistics(self) -> Any:
+    def statistics(self) -> statistics_lib.Statistics | None:
         """The statistics of each row, or None."""
         return self._spec.statistics
 
@@ -438,7 +439,7 @@ class EmbeddingTable(TrackedTable):
                 ),
             )
 
-    def lookup(self, ids: Any) -> tf.Tensor:
+    def lookup(self, ids: TensorLike) -> tf.Tensor:
         """Reads rows; an id without a row reads as zeros, and no row is made.
 
         With `admission` an id without a row reads as the policy's
@@ -462,7 +463,7 @@ class EmbeddingTable(TrackedTable):
         """
         return self._lookup(ids, insert_missing=False)
 
-    def lookup_or_create(self, ids: Any) -> tf.Tensor:
+    def lookup_or_create(self, ids: TensorLike) -> tf.Tensor:
         """Reads rows; an id without a row gets its first value.
 
         With `admission` the id gets no row here, because a push decides that.
@@ -472,12 +473,12 @@ class EmbeddingTable(TrackedTable):
 
     def push(
         self,
-        ids: Any,
-        gradients: Any,
+        ids: TensorLike,
+        gradients: TensorLike,
         *,
-        learning_rate: Any = None,
-        shows: Any = None,
-        clicks: Any = None,
+        learning_rate: TensorLike | None = None,
+        shows: TensorLike | None = None,
+        clicks: TensorLike | None = None,
     ) -> tf.Tensor:
         """Applies gradients: one optimizer step per id.
 
@@ -570,7 +571,7 @@ class EmbeddingTable(TrackedTable):
         """Returns an empty push, whose step the table's own optimizer takes."""
         return TablePush(self, tf.zeros([0], tf.int64), tf.zeros([0]))
 
-    def assign(self, ids: Any, values: Any) -> None:
+    def assign(self, ids: TensorLike, values: TensorLike) -> None:
         """Sets embeddings; an id without a row gets one. Optimizer state stays.
 
         Args:
@@ -587,7 +588,7 @@ class EmbeddingTable(TrackedTable):
         rows = self._to_rows(keys, values, "values", self._dim)
         self._native.assign(keys.reshape(-1), rows)
 
-    def remove(self, ids: Any) -> int:
+    def remove(self, ids: TensorLike) -> int:
         """Removes rows with their optimizer state.
 
         Args:
@@ -602,7 +603,10 @@ class EmbeddingTable(TrackedTable):
         return self._native.erase(self._to_keys(ids).reshape(-1))
 
     def shrink(
-        self, dry_run: bool = False, *, policy: Any = None
+        self,
+        dry_run: bool = False,
+        *,
+        policy: eviction_lib.Eviction | Config | None = None,
     ) -> ShrinkReport:
         """Evicts rows, and frees their memory.
 
@@ -650,7 +654,7 @@ class EmbeddingTable(TrackedTable):
         )
         return ShrinkReport(response, dry_run=bool(dry_run))
 
-    def usage(self, ids: Any) -> dict[str, np.ndarray]:
+    def usage(self, ids: TensorLike) -> dict[str, np.ndarray]:
         """Reads the statistics of the use of ids.
 
         Args:
@@ -1128,7 +1132,7 @@ def _can_be_poisoned() -> bool:
     return not in_plain_graph() and not has_remote_workers()
 
 
-def check_dim(name: str, dim: Any) -> None:
+def check_dim(name: str, dim: int) -> None:
     """Raises ValueError unless `dim` is a possible length of a row."""
     if not (is_number(dim, int, np.integer) and 1 <= dim <= MAX_DIM):
         raise ValueError(

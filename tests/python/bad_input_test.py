@@ -6,9 +6,11 @@ import socket
 import numpy as np
 import pytest
 import tensorflow as tf
+from mypy import api as mypy
 
 import tfswitch as tsw
 from tests.conftest import running_cluster
+from tests.support import PACKAGE
 
 START = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
 
@@ -167,6 +169,33 @@ def test_bad_arguments_are_named(embedded, arguments, message):
     with pytest.raises(ValueError, match=message):
         tsw.EmbeddingTable(**({"name": "t", "dim": 2} | arguments))
     assert embedded.tables() == []
+
+
+def test_type_checkers_refuse_bad_arguments(tmp_path, monkeypatch):
+    arguments = {
+        "admission=None, optimizer=tsw.optimizers.Adam()": None,
+        "admission=3.5": '"float"; expected "Always | MinCount | Bloom',
+        "admission=tsw.admission.MinCont(3)": 'maybe "MinCount"',
+        "eviction=tsw.admission.MinCount(3)": 'expected "Ttl | ShowClick',
+        "optimizer=tsw.statistics.Usage()": 'expected "Optimizer | str',
+        'consistency="bps"': "Literal['bps']",
+    }
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import tfswitch as tsw\n"
+        + "".join(f"tsw.keras.DynamicEmbedding(8, {a})\n" for a in arguments)
+        + "".join(f'tsw.EmbeddingTable("a", 8, {a})\n' for a in arguments)
+    )
+    monkeypatch.chdir(PACKAGE.parent)
+    monkeypatch.setenv("MYPYPATH", str(PACKAGE.parent))
+
+    output, _, _ = mypy.run([str(program)])
+
+    found = {int(line.split(":")[1]): line for line in output.splitlines()[:-1]}
+    messages = dict(enumerate([*arguments.values()] * 2, start=2))
+    expected = {line: text for line, text in messages.items() if text}
+    assert found.keys() == expected.keys(), output
+    assert all(text in found[line] for line, text in expected.items()), output
 
 
 def test_an_unknown_table_is_named_with_those_there_are(cluster):

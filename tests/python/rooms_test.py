@@ -40,7 +40,7 @@ def imported(file: Path) -> Iterator[str]:
 
 def room_of(module: str) -> str:
     part = module.split(".")[1]
-    if part in ("_loader", "_installation"):  # They load the ops' libraries.
+    if part in ("_loader", "_installation", "_types"):  # The ops need them.
         return "ops"
     return part if part in ROOMS else ""
 

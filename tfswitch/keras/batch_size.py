@@ -5,10 +5,9 @@ its size in a variable on the host, where the optimizer finds it in eager mode
 and in any graph.
 """
 
-from typing import Any
-
 import tensorflow as tf
 
+from tfswitch._types import IdsLike
 from tfswitch.ops.resources import HostVariable
 
 _size: HostVariable | None = None
@@ -21,7 +20,7 @@ def start_recording() -> None:
         _size = HostVariable(0.0, tf.float64)
 
 
-def record(inputs: Any, training: Any) -> None:
+def record(inputs: IdsLike, training: bool | tf.Tensor | None) -> None:
     """Records the first dimension of a layer's `inputs`, if it is training."""
     if _size is None:
         return

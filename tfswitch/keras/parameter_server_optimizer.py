@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfswitch import consistency as consistency_lib
 from tfswitch import optimizers as optimizers_lib
 from tfswitch._settings._ranges import bad_argument, is_number
+from tfswitch._types import Config, Gradient, TensorLike, Variable
 from tfswitch.cluster import Cluster, default_cluster
 from tfswitch.consistency import Consistency
 from tfswitch.dense import DensePush, DenseTable, pull_many, push_many
@@ -102,14 +103,14 @@ class ParameterServerOptimizer(_backend.Optimizer):
 
     def __init__(
         self,
-        optimizer: Any,
+        optimizer: optimizers_lib.OptimizerLike,
         *,
-        consistency: Any = None,
+        consistency: consistency_lib.ConsistencyLike | None = None,
         table: str = "dense_variables",
         worker: Worker | None = None,
-        batch_weight: float | Callable[[], Any] | None = None,
+        batch_weight: float | Callable[[], TensorLike] | None = None,
         non_trainable: str | None = None,
-        non_trainable_variables: Iterable[Any] | None = None,
+        non_trainable_variables: Iterable[Variable] | None = None,
         cluster: Cluster | None = None,
         name: str = "parameter_server",
     ) -> None:
@@ -170,7 +171,7 @@ class ParameterServerOptimizer(_backend.Optimizer):
         """The dense variables on the servers; available once built."""
         return self._servers.once_built("table")
 
-    def build(self, variables: Sequence[Any]) -> None:
+    def build(self, variables: Sequence[Variable]) -> None:
         """Puts the variables on the servers, or takes the values there.
 
         An optimizer that was loaded with a model does so at its first step
@@ -342,8 +343,10 @@ class ParameterServerOptimizer(_backend.Optimizer):
             self._servers.shared.assign()
 
     def apply(
-        self, grads: Sequence[Any], trainable_variables: Any = None
-    ) -> Any:
+        self,
+        grads: Sequence[Gradient],
+        trainable_variables: Iterable[Variable] | None = None,
+    ) -> None:
         """Takes one step with all workers; Keras 3 calls it."""
         grads = list(grads)
         if not grads:
@@ -353,7 +356,10 @@ class ParameterServerOptimizer(_backend.Optimizer):
         self._step(grads, list(trainable_variables))
 
     def apply_gradients(
-        self, grads_and_vars: Any, *args: Any, **kwargs: Any
+        self,
+        grads_and_vars: Iterable[tuple[Gradient, Variable]],
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         """Takes one step with all workers.
 
@@ -437,16 +443,15 @@ class ParameterServerOptimizer(_backend.Optimizer):
 
     def _weight(self, has_layers: bool) -> tf.Tensor:
         if self._batch_weight is not None:
-            weight = self._batch_weight
-            if callable(weight):
-                weight = weight()
+            given = self._batch_weight
+            weight = given() if callable(given) else given
             return tf.cast(weight, tf.float64)
         if not has_layers:  # The recorded size is of another model.
             return tf.ones([], tf.float64)
         recorded = batch_size.read()
         return tf.where(recorded > 0.0, recorded, tf.ones_like(recorded))
 
-    def finalize_variable_values(self, var_list: Any) -> None:
+    def finalize_variable_values(self, var_list: Sequence[Variable]) -> None:
         """Pulls the last values and leaves the group; `fit` calls it.
 
         The next step joins again. In the loop over `WorkQueue.epochs` the
@@ -488,7 +493,7 @@ class ParameterServerOptimizer(_backend.Optimizer):
 
     @classmethod
     def from_config(
-        cls, config: Mapping[str, Any], custom_objects: Any = None
+        cls, config: Config, custom_objects: Config | None = None
     ) -> "ParameterServerOptimizer":
         """Makes an optimizer from the config that `get_config` returned."""
         config = dict(config)

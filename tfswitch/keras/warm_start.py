@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfswitch._connection._rows import Rows, assign_rows, find_not_finite
+from tfswitch._types import TensorLike
 from tfswitch._which_keras import IS_LEGACY, keras
 from tfswitch.keras import _backend
 from tfswitch.keras.layers import id_inputs
@@ -19,7 +20,10 @@ _MAX_ROWS_PER_ROW = 10
 
 
 def from_embedding(
-    layer: Any, *, ids: Any = None, **kwargs: Any
+    layer: keras.layers.Embedding,
+    *,
+    ids: TensorLike | None = None,
+    **kwargs: Any,
 ) -> DynamicEmbedding:
     """Makes a `DynamicEmbedding` with the rows of a `keras.layers.Embedding`.
 
@@ -103,7 +107,7 @@ def from_embedding(
 
 
 def to_embedding(
-    layer: DynamicEmbedding, *, ids: Any = None, **kwargs: Any
+    layer: DynamicEmbedding, *, ids: TensorLike | None = None, **kwargs: Any
 ) -> Any:
     """Makes a `keras.layers.Embedding` with the rows of a `DynamicEmbedding`.
 

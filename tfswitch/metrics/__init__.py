@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfswitch._settings import _ranges
+from tfswitch._types import TensorLike
 from tfswitch.keras import _backend
 
 __all__ = ["Calibration", "GroupAUC", "NormalizedEntropy"]
@@ -71,7 +72,7 @@ class Calibration(_SumMetric):
     def __init__(
         self,
         name: str = "calibration",
-        dtype: Any = None,
+        dtype: tf.DType | str | None = None,
         from_logits: bool = False,
     ) -> None:
         super().__init__(name, dtype, from_logits)
@@ -79,7 +80,10 @@ class Calibration(_SumMetric):
         self._predicted = self._add_sum("predicted")
 
     def update_state(
-        self, y_true: Any, y_pred: Any, sample_weight: Any = None
+        self,
+        y_true: TensorLike,
+        y_pred: TensorLike,
+        sample_weight: TensorLike | None = None,
     ) -> None:
         """Adds a batch.
 
@@ -127,7 +131,7 @@ class NormalizedEntropy(_SumMetric):
     def __init__(
         self,
         name: str = "normalized_entropy",
-        dtype: Any = None,
+        dtype: tf.DType | str | None = None,
         from_logits: bool = False,
     ) -> None:
         super().__init__(name, dtype, from_logits)
@@ -136,7 +140,10 @@ class NormalizedEntropy(_SumMetric):
         self._shows = self._add_sum("shows")
 
     def update_state(
-        self, y_true: Any, y_pred: Any, sample_weight: Any = None
+        self,
+        y_true: TensorLike,
+        y_pred: TensorLike,
+        sample_weight: TensorLike | None = None,
     ) -> None:
         """Adds a batch; the arguments are as for `Calibration`."""
         labels = self._flat(y_true)
@@ -217,7 +224,7 @@ class GroupAUC(_SumMetric):
         num_bins: int = 200,
         weighting: str = "samples",
         name: str = "group_auc",
-        dtype: Any = None,
+        dtype: tf.DType | str | None = None,
         from_logits: bool = False,
     ) -> None:
         _ranges.integers(1, 2**31 - 1).check("num_groups", num_groups)
@@ -236,10 +243,10 @@ class GroupAUC(_SumMetric):
 
     def update_state(
         self,
-        y_true: Any,
-        y_pred: Any,
-        sample_weight: Any = None,
-        groups: Any = None,
+        y_true: TensorLike,
+        y_pred: TensorLike,
+        sample_weight: TensorLike | None = None,
+        groups: TensorLike | None = None,
     ) -> None:
         """Adds a batch.
 

@@ -10,20 +10,21 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfswitch.nn.samplers import Sampler, check_num_sampled
+from tfswitch._types import TensorLike
+from tfswitch.nn.samplers import SampledValues, Sampler, check_num_sampled
 from tfswitch.ops.id_tensors import to_id_tensor
 from tfswitch.table import EmbeddingTable, tie_to_weight
 
 
 def sampled_softmax_loss(
-    weights: Any,
-    biases: Any,
-    labels: Any,
-    inputs: Any,
+    weights: EmbeddingTable | Callable[..., tf.Tensor],
+    biases: EmbeddingTable | Callable[..., tf.Tensor] | None,
+    labels: TensorLike,
+    inputs: TensorLike,
     num_sampled: int,
     sampler: Sampler | None = None,
     *,
-    sampled_values: Any = None,
+    sampled_values: SampledValues | tuple[TensorLike, ...] | None = None,
     remove_accidental_hits: bool = True,
     training: bool = True,
     seed: int | None = None,
@@ -96,14 +97,14 @@ def sampled_softmax_loss(
 
 
 def nce_loss(
-    weights: Any,
-    biases: Any,
-    labels: Any,
-    inputs: Any,
+    weights: EmbeddingTable | Callable[..., tf.Tensor],
+    biases: EmbeddingTable | Callable[..., tf.Tensor] | None,
+    labels: TensorLike,
+    inputs: TensorLike,
     num_sampled: int,
     sampler: Sampler | None = None,
     *,
-    sampled_values: Any = None,
+    sampled_values: SampledValues | tuple[TensorLike, ...] | None = None,
     remove_accidental_hits: bool = False,
     training: bool = True,
     seed: int | None = None,
@@ -139,10 +140,10 @@ def nce_loss(
 
 def _sampled_loss(
     loss: Callable[..., tf.Tensor],
-    weights: Any,
-    biases: Any,
-    labels: Any,
-    inputs: Any,
+    weights: EmbeddingTable | Callable[..., tf.Tensor],
+    biases: EmbeddingTable | Callable[..., tf.Tensor] | None,
+    labels: TensorLike,
+    inputs: TensorLike,
     num_sampled: int,
     sampler: Sampler | None,
     *,

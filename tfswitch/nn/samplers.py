@@ -7,7 +7,7 @@ list of the ids of all classes.
 
 import abc
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from tfswitch._settings._ranges import bad_argument, is_number
+from tfswitch._types import Config, TensorLike
 from tfswitch.ops.id_tensors import to_id_array, to_id_tensor
 from tfswitch.ops.resources import HOST, in_plain_graph
 
@@ -51,7 +52,7 @@ class Sampler(abc.ABC):
             classes are the ids.
     """
 
-    def __init__(self, range_max: int, ids: Any = None) -> None:
+    def __init__(self, range_max: int, ids: TensorLike | None = None) -> None:
         owner = type(self).__name__
         _check_positive("range_max", range_max, owner)
         self._range_max = int(range_max)
@@ -73,7 +74,7 @@ class Sampler(abc.ABC):
 
     def sample(
         self,
-        labels: Any,
+        labels: TensorLike,
         num_sampled: int,
         *,
         unique: bool = True,
@@ -128,7 +129,7 @@ class Sampler(abc.ABC):
         """Returns the arguments as JSON values."""
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> "Sampler":
+    def from_config(cls, config: Config) -> "Sampler":
         """Makes a sampler from the config that `get_config` returned."""
         return cls(**config)
 
@@ -243,7 +244,11 @@ class UnigramSampler(Sampler):
             `distortion` is not finite.
     """
 
-    def __init__(self, counts: Any, distortion: float = 0.75) -> None:
+    def __init__(
+        self,
+        counts: TensorLike | tuple[TensorLike, TensorLike],
+        distortion: float = 0.75,
+    ) -> None:
         ids = None
         if (
             isinstance(counts, tuple)
@@ -284,7 +289,7 @@ class UnigramSampler(Sampler):
         }
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> "UnigramSampler":
+    def from_config(cls, config: Config) -> "UnigramSampler":
         """Makes a sampler from the config that `get_config` returned."""
         arguments = dict(config)
         if (ids := arguments.pop("ids")) is not None:
@@ -357,7 +362,7 @@ def to_config(sampler: Sampler) -> dict[str, Any]:
     }
 
 
-def from_config(config: Mapping[str, Any]) -> Sampler:
+def from_config(config: Config) -> Sampler:
     """Makes a sampler from its config."""
     cls = _CLASSES.get(config["class_name"])
     if cls is None:
@@ -368,7 +373,7 @@ def from_config(config: Mapping[str, Any]) -> Sampler:
     return cls.from_config(config["config"])
 
 
-def check_num_sampled(num_sampled: Any, owner: str) -> None:
+def check_num_sampled(num_sampled: int, owner: str) -> None:
     """Raises ValueError unless `num_sampled` is a positive integer."""
     _check_positive("num_sampled", num_sampled, owner)
 

@@ -280,7 +280,7 @@ for _name in (
 
 # The gradients of other variables never have slices in a shape of 0 rows. So
 # 0 rows mark the gradient of a weight that represents the rows of a table.
-def is_of_rows(gradient: Any) -> bool:
+def is_of_rows(gradient: object) -> bool:
     """Whether this is the gradient of a weight that represents table rows."""
     if not isinstance(gradient, tf.IndexedSlices):
         return False

@@ -6,10 +6,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfswitch._types import IdsLike, TensorLike
 from tfswitch.ops.string_ops import hash_strings
 
 
-def map_values(function: Callable[[Any], tf.Tensor], value: Any) -> Any:
+def map_values(
+    function: Callable[[tf.Tensor], tf.Tensor], value: IdsLike
+) -> Any:
     """Applies a function to the values of a dense, ragged or sparse tensor."""
     if isinstance(value, tf.RaggedTensor):
         return value.with_flat_values(function(value.flat_values))
@@ -22,7 +25,7 @@ def map_values(function: Callable[[Any], tf.Tensor], value: Any) -> Any:
     return function(value)
 
 
-def values_of(value: Any) -> Any:
+def values_of(value: IdsLike) -> Any:
     """Returns the values of a ragged or sparse tensor, or `value` itself."""
     if isinstance(value, tf.RaggedTensor):
         return value.flat_values
@@ -40,7 +43,7 @@ def check_id_dtype(dtype: tf.DType, owner: str) -> None:
         )
 
 
-def to_id_tensor(ids: Any, owner: str) -> tf.Tensor:
+def to_id_tensor(ids: IdsLike, owner: str) -> tf.Tensor:
     """Converts ids to a tensor of int64; strings are hashed.
 
     Args:
@@ -66,13 +69,14 @@ def to_id_tensor(ids: Any, owner: str) -> tf.Tensor:
     return tf.cast(ids, tf.int64)
 
 
-def to_id_array(ids: Any, owner: str) -> np.ndarray:
+def to_id_array(ids: TensorLike, owner: str) -> np.ndarray:
     """Converts ids to integers of their own width; strings are hashed.
 
     Raises:
         ValueError: If `ids` are symbolic, or neither integers nor strings.
     """
-    if tf.is_tensor(ids) and ids.dtype == tf.string and hasattr(ids, "numpy"):
+    is_string = getattr(ids, "dtype", None) == tf.string
+    if tf.is_tensor(ids) and is_string and hasattr(ids, "numpy"):
         # NumPy would cut zeros at the end of a scalar string.
         return np.asarray(hash_strings(ids))
     array = to_array(ids, owner, "ids")
@@ -109,7 +113,7 @@ def to_string_tensor(array: np.ndarray, owner: str) -> tf.Tensor:
     return tf.convert_to_tensor(array, tf.string)
 
 
-def to_array(value: Any, owner: str, what: str) -> np.ndarray:
+def to_array(value: TensorLike, owner: str, what: str) -> np.ndarray:
     """Converts an eager tensor, list or number to a NumPy array.
 
     Raises:

@@ -8,9 +8,10 @@ variable, and Keras would count it as a weight of its layer.
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
+
+from tfswitch._types import TensorLike
 
 # With this name TensorFlow makes a new resource that nobody else can look up.
 _ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
@@ -40,7 +41,7 @@ def in_plain_graph() -> bool:
     return not tf.executing_eagerly() and not tf.inside_function()
 
 
-def destroy_with(owner: Any, handle: tf.Tensor) -> weakref.finalize | None:
+def destroy_with(owner: object, handle: tf.Tensor) -> weakref.finalize | None:
     """Frees a resource when `owner` is collected.
 
     `owner` may be the eager tensor `handle` itself. A function that captured
@@ -79,7 +80,7 @@ class HostVariable:
     """
 
     def __init__(
-        self, value: Any, dtype: tf.DType, shape: Sequence[int] = ()
+        self, value: TensorLike, dtype: tf.DType, shape: Sequence[int] = ()
     ) -> None:
         self._dtype = dtype
         device = _FIRST_PS if has_remote_workers() else HOST
@@ -97,7 +98,7 @@ class HostVariable:
                 resource=self._handle, dtype=self._dtype
             )
 
-    def assign(self, value: Any) -> None:
+    def assign(self, value: TensorLike) -> None:
         """Sets the value at once, even while a graph is being traced."""
         with tf.init_scope(), tf.device(None):
             self.set(tf.constant(value, self._dtype))

@@ -32,6 +32,7 @@ from tfswitch.optimizers import _rules
 from tfswitch.optimizers._base import Optimizer, check_learning_rate
 from tfswitch.optimizers._conversion import (
     KerasRate,
+    OptimizerLike,
     from_keras,
     from_table_config,
     get,
@@ -46,6 +47,7 @@ __all__ = [
     "CowClip",
     "KerasRate",
     "Optimizer",
+    "OptimizerLike",
     "Segments",
     "check_learning_rate",
     "from_keras",

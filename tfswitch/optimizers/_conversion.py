@@ -6,8 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from tfswitch._types import Config, KerasOptimizer
 from tfswitch.optimizers._base import CLASSES, Optimizer, Rule
 from tfswitch.optimizers._rules import Adam, AdamW, AMSGrad
+
+OptimizerLike = Optimizer | str | KerasOptimizer | Config
 
 # Settings of Keras's optimizers that a table does not support.
 _UNSUPPORTED = (
@@ -68,8 +71,8 @@ def _rules_of(config: Mapping[str, Any]) -> list[tuple[int, str]]:
 class KerasRate:
     """The learning rate of a Keras optimizer at the time of the call."""
 
-    def __init__(self, optimizer: Any) -> None:
-        self._optimizer = optimizer
+    def __init__(self, optimizer: KerasOptimizer) -> None:
+        self._optimizer: Any = optimizer
 
     def __call__(self) -> Any:
         # tf_keras keeps a schedule's rate in a variable, which a step updates.
@@ -92,7 +95,7 @@ class KerasRate:
         return f"the learning rate of {self._optimizer!r}"
 
 
-def get(identifier: Any) -> Optimizer:
+def get(identifier: OptimizerLike | None) -> Optimizer:
     """Returns the optimizer that a user's value means.
 
     Args:
@@ -142,7 +145,9 @@ def from_table_config(config: Mapping[str, Any]) -> Optimizer | None:
     return None
 
 
-def from_keras(optimizer: Any, *, ignore: Sequence[str] = ()) -> Optimizer:
+def from_keras(
+    optimizer: KerasOptimizer, *, ignore: Sequence[str] = ()
+) -> Optimizer:
     """Returns the optimizer that corresponds to a Keras optimizer.
 
     Here, `clipnorm` bounds the gradient of each row, and `weight_decay` changes

@@ -8,6 +8,7 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from tfswitch._types import KerasModel
 from tfswitch.cluster import Cluster, default_cluster
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ _WEIGHTS = "dense.weights.h5"
 
 def save_checkpoint(
     path: str | os.PathLike[str],
-    model: Any = None,
+    model: KerasModel | None = None,
     *,
     cluster: Cluster | None = None,
     **options: Any,
@@ -69,7 +70,7 @@ def save_checkpoint(
 
 def restore_checkpoint(
     checkpoint: "Checkpoint",
-    model: Any = None,
+    model: KerasModel | None = None,
     *,
     cluster: Cluster | None = None,
     **options: Any,

@@ -32,6 +32,8 @@ _OWNED_FLAGS = {
 }
 _PLACEMENTS = ("spread", "strict_spread", "pack", "strict_pack")
 
+_Flag = str | float | os.PathLike[str] | None
+
 
 class Servers:
     """The servers of a cluster. Made by `start_servers` and `get_servers`.
@@ -140,7 +142,7 @@ def start_servers(
     insecure: bool = False,
     host: str | None = None,
     placement: str = "spread",
-    server_flags: Mapping[str, Any] | None = None,
+    server_flags: Mapping[str, _Flag | Sequence[_Flag]] | None = None,
     max_restarts: int = 10,
     detached: bool = False,
     runtime_env: Mapping[str, Any] | None = None,
@@ -400,7 +402,7 @@ def _remove(actors: Sequence[Any], group: PlacementGroup) -> None:
     remove_placement_group(group)
 
 
-def _flags(values: Mapping[str, Any]) -> list[str]:
+def _flags(values: Mapping[str, _Flag | Sequence[_Flag]]) -> list[str]:
     flags = []
     for name, value in values.items():
         for each in value if isinstance(value, list | tuple) else [value]:

@@ -7,22 +7,24 @@ divided by the sum of the weights, which is 0 when all data has been used.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from tfswitch._settings._ranges import bad_argument
+from tfswitch._types import Gradient, TensorLike
 from tfswitch.ops import is_of_rows
 from tfswitch.train._checks import check_choice
 from tfswitch.train._exchange import exchange_of, merge
 from tfswitch.train.worker import Worker, present_workers
 
+_Batch = TypeVar("_Batch")
 SumOverWorkers = Callable[[list[Any]], Sequence[Any]]
 
 
 def all_reduce(
-    arrays: Sequence[Any],
+    arrays: Sequence[TensorLike],
     op: str = "sum",
     *,
     worker: Worker | None = None,
@@ -91,8 +93,8 @@ def all_reduce(
 
 
 def uneven_batches(
-    batches: Iterable[Any], *, like: Any = None
-) -> Iterator[Any]:
+    batches: Iterable[_Batch], *, like: Any = None
+) -> Iterator[_Batch]:
     """Yields the batches, then batches of no rows without end.
 
     Args:
@@ -157,8 +159,8 @@ def _without_rows(value: Any) -> Any:
 
 
 def weighted_all_reduce(
-    gradients: Sequence[Any],
-    weight: Any,
+    gradients: Sequence[Gradient],
+    weight: TensorLike,
     *,
     backend: str | SumOverWorkers = "mwms",
 ) -> tuple[list[Any], tf.Tensor]:

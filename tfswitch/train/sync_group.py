@@ -2,21 +2,22 @@
 
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfswitch._settings._ranges import bad_argument
+from tfswitch._types import Gradient, TensorLike, Variable
 from tfswitch.dense import DenseTable, push_many
 from tfswitch.ops.id_tensors import to_id_tensor
+from tfswitch.optimizers import OptimizerLike
 from tfswitch.table import EmbeddingTable
 from tfswitch.train._shared_variables import SharedVariables
 from tfswitch.train.barrier import END_OF_EPOCH, EPOCH_SECS
 from tfswitch.train.worker import Worker, to_weight
 
 # A table, ids, and the gradients of their rows.
-TableGradients = tuple[EmbeddingTable, Any, Any]
+TableGradients = tuple[EmbeddingTable, TensorLike, TensorLike]
 
 
 class SyncGroup:
@@ -64,12 +65,12 @@ class SyncGroup:
 
     def __init__(
         self,
-        variables: Iterable[Any] = (),
-        optimizer: Any = "sgd",
+        variables: Iterable[Variable] = (),
+        optimizer: OptimizerLike = "sgd",
         *,
         worker: Worker | None = None,
         table: str = "dense_variables",
-        non_trainable: Iterable[Any] = (),
+        non_trainable: Iterable[Variable] = (),
     ) -> None:
         if worker is None:
             worker = Worker(consistency="bsp")
@@ -182,11 +183,11 @@ class Epoch:
 
     def step(
         self,
-        gradients: Sequence[Any] = (),
+        gradients: Sequence[Gradient] = (),
         table_gradients: Iterable[TableGradients] = (),
         *,
         weight: float,
-        learning_rate: Any = None,
+        learning_rate: TensorLike | None = None,
     ) -> None:
         """Takes one step with all workers.
 
@@ -277,7 +278,9 @@ class Epoch:
             raise
 
 
-def _checked(table: EmbeddingTable, ids: Any, gradients: Any) -> TableGradients:
+def _checked(
+    table: EmbeddingTable, ids: TensorLike, gradients: TensorLike
+) -> TableGradients:
     owner = f"table '{table.name}'"
     ids = to_id_tensor(ids, owner)
     gradients = table._to_gradients(gradients)

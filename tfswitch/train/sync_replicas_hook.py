@@ -105,7 +105,9 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
         """Completes the graph."""
         self._engine.complete_graph()
 
-    def after_create_session(self, session: Any, coord: Any) -> None:
+    def after_create_session(
+        self, session: tf.compat.v1.Session, coord: tf.train.Coordinator
+    ) -> None:
         """Joins the workers, and gets their values."""
         del coord
         try:
@@ -121,7 +123,11 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
         self.start_epoch()
         self._watch(session)
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:
+    def after_run(
+        self,
+        run_context: tf.compat.v1.train.SessionRunContext,
+        run_values: tf.compat.v1.train.SessionRunValues,
+    ) -> None:
         """Ends the epoch if the loop was asked to stop."""
         del run_values
         if self._raises_on_evict:
@@ -129,7 +135,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
         if run_context.stop_requested and self._is_in_epoch:
             self._end_epoch()
 
-    def end(self, session: Any) -> None:
+    def end(self, session: tf.compat.v1.Session) -> None:
         """Ends the epoch, if it has not ended, and leaves."""
         del session
         if self._is_in_epoch:
@@ -221,9 +227,9 @@ def MonitoredTrainingSession(  # noqa: N802 - As TensorFlow's.
     master: str = "",
     is_chief: bool = True,
     checkpoint_dir: str | None = None,
-    scaffold: Any = None,
-    hooks: Sequence[Any] | None = None,
-    chief_only_hooks: Sequence[Any] | None = None,
+    scaffold: tf.compat.v1.train.Scaffold | None = None,
+    hooks: Sequence[tf.compat.v1.train.SessionRunHook] | None = None,
+    chief_only_hooks: Sequence[tf.compat.v1.train.SessionRunHook] | None = None,
     *args: Any,
     **kwargs: Any,
 ) -> Any:

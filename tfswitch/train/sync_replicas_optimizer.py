@@ -1,12 +1,13 @@
 """SyncReplicasOptimizer for TensorFlow 1 graphs, without its faults."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfswitch._connection import _tf_config
 from tfswitch._settings._ranges import bad_argument
+from tfswitch._types import Gradient, TensorLike
 from tfswitch.cluster import Cluster
 from tfswitch.consistency import Consistency
 from tfswitch.train._checks import (
@@ -23,6 +24,9 @@ from tfswitch.train._table_engine import (
 from tfswitch.train._variable_engine import VariableEngine
 from tfswitch.train.sync_replicas_hook import SyncReplicasHook
 from tfswitch.train.worker import default_worker_id
+
+# A gradient and its variable.
+_Pair = tuple[Gradient, tf.Variable]
 
 
 class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
@@ -110,22 +114,22 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
 
     def __init__(
         self,
-        opt: Any,
+        opt: tf.compat.v1.train.Optimizer,
         replicas_to_aggregate: int,
         total_num_replicas: int | None = None,
-        variable_averages: Any = None,
-        variables_to_average: Any = None,
+        variable_averages: tf.train.ExponentialMovingAverage | None = None,
+        variables_to_average: Sequence[tf.Variable] | None = None,
         use_locking: bool = False,
         name: str = "sync_replicas",
         *,
-        batch_weight: Any = None,
+        batch_weight: TensorLike | None = None,
         normalize: str = "step",
         sparse_average: str = "batch",
         late: str = "drop",
         lease_secs: float = 30.0,
         join_secs: float = 600.0,
         on_evict: str = "continue",
-        post_aggregate: Any = None,
+        post_aggregate: Callable[[list[_Pair]], Iterable[_Pair]] | None = None,
         task_index: int | None = None,
         wait_secs: float = 3600.0,
         cluster: Cluster | None = None,
@@ -212,14 +216,14 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
 
     def minimize(
         self,
-        loss: Any,
-        global_step: Any = None,
-        var_list: Any = None,
+        loss: tf.Tensor,
+        global_step: tf.Variable | None = None,
+        var_list: Sequence[tf.Variable] | None = None,
         gate_gradients: int = tf.compat.v1.train.Optimizer.GATE_OP,
-        aggregation_method: Any = None,
+        aggregation_method: int | None = None,
         colocate_gradients_with_ops: bool = False,
         name: str | None = None,
-        grad_loss: Any = None,
+        grad_loss: tf.Tensor | None = None,
         *,
         table_lookups: Iterable[TableTensor] = (),
     ) -> Any:
@@ -266,8 +270,8 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
 
     def apply_gradients(
         self,
-        grads_and_vars: Any,
-        global_step: Any = None,
+        grads_and_vars: Sequence[_Pair],
+        global_step: tf.Variable | None = None,
         name: str | None = None,
         *,
         table_gradients: Iterable[TableTensor] = (),

@@ -116,7 +116,7 @@ class Worker:
         worker_id: int | None = None,
         num_workers: int | None = None,
         *,
-        consistency: Any = None,
+        consistency: consistency_lib.ConsistencyLike | None = None,
         group: str = "train",
         cluster: Cluster | None = None,
         lease_secs: float = 30.0,
@@ -125,7 +125,7 @@ class Worker:
         replicas_to_aggregate: int | None = None,
         late: str = "drop",
         on_lost_worker: str = "continue",
-        on_event: Callable[[str, str], Any] | None = None,
+        on_event: Callable[[str, str], object] | None = None,
         job: str | None = None,
         first_step: int | None = None,
     ) -> None:
@@ -511,7 +511,7 @@ def lost_workers(response: Mapping[str, Any]) -> dict[int, int]:
 def _tell_events(
     worker: "weakref.ref[Worker]",
     native: Any,
-    on_event: Callable[[str, str], Any],
+    on_event: Callable[[str, str], object],
 ) -> None:
     number = 0
     # It ends if the cluster is closed or has another worker.
@@ -562,7 +562,7 @@ def _part_at_exit(worker: Worker) -> None:
     atexit.register(part)
 
 
-def to_weight(weight: Any) -> float:
+def to_weight(weight: float) -> float:
     """Returns a step's weight; ValueError if it is not valid."""
     value = math.nan
     if np.ndim(weight) == 0:

@@ -13,6 +13,7 @@ from absl import logging
 
 from tfswitch._connection import _tf_config
 from tfswitch._settings._ranges import bad_argument, is_number
+from tfswitch._types import Logs
 from tfswitch.cluster import cluster_of
 from tfswitch.keras import _backend
 from tfswitch.keras._resuming import leave_out, optimizer_of
@@ -138,7 +139,7 @@ class BackupAndRestore(_backend.Callback):
         self._writer: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         self._wait_for_writer()
         self._num_batches = self._num_skipped = 0
         # The last `fit` may have ended while it left out batches.
@@ -158,12 +159,12 @@ class BackupAndRestore(_backend.Callback):
             self._resume_together()
         self._has_ended = False
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         _backend.begin_fit_at(self.model, None)
         self._epoch = epoch
         self._last_batch = -1
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         # The batches of one execution end together.
         batch = _backend.last_batch(self.model, batch)
         count = batch - self._last_batch
@@ -174,13 +175,13 @@ class BackupAndRestore(_backend.Callback):
         if self._every != "epoch" and self._num_batches >= self._every:
             self._save(self._epoch, batch + 1)
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         self._num_skipped = 0
         is_last = epoch + 1 == self.params.get("epochs")
         if self._every == "epoch" or is_last or self.model.stop_training:
             self._save(epoch + 1, 0)
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs | None = None) -> None:
         _backend.begin_fit_at(self.model, None)
         self._has_ended = True
         self._wait_for_writer()

@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Literal
 
 from tfswitch._settings._ranges import bad_argument, check_seconds, is_number
+from tfswitch._types import Logs, TableOrName
 from tfswitch.cluster import Cluster
 from tfswitch.export import (
     ExportReport,
@@ -68,7 +69,7 @@ class ExportTables(_backend.Callback):
         every_secs: float | None = None,
         every_batches: int | None = None,
         base_every_secs: float | None = None,
-        tables: Iterable[Any] | None = None,
+        tables: Iterable[TableOrName] | None = None,
         row_format: str | None = None,
         rule: ScoreRule | Literal["all"] | None = None,
         keep_bases: int | None = None,
@@ -105,16 +106,16 @@ class ExportTables(_backend.Callback):
         self._num_batches = 0  # Since the last export.
         self._num_batches_of_epoch = 0
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         self._num_batches = 0
         if self._every_secs is not None:
             self._schedule.stop()  # The last `fit` may have ended by an error.
             self._schedule.start(self._every_secs)
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         self._num_batches_of_epoch = 0
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         if self._every_batches is None:
             return
         # The batches of one execution end together.
@@ -125,7 +126,7 @@ class ExportTables(_backend.Callback):
             self._num_batches = 0
             self._schedule.try_export()
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs | None = None) -> None:
         self._schedule.stop()
         self._schedule.try_export()
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from tfswitch._types import Logs
 from tfswitch.keras import _backend
 from tfswitch.keras.callbacks.sync_epochs import close_step, server_optimizer
 from tfswitch.train._exchange import Exchange, merge
@@ -62,24 +63,25 @@ class GlobalMetrics(_backend.Callback):
         self._is_in_epoch = False
         self._trained: list[np.ndarray] | None = None
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         server_optimizer(self)
         # Workers that left an earlier `fit` do not count.
         self._exchange = None
         self._states()
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         self._is_in_epoch = True
         self._trained = None
 
-    def on_test_begin(self, logs: Any = None) -> None:
+    def on_test_begin(self, logs: Logs | None = None) -> None:
         # Validation begins with metrics of 0, so the training states are taken
         # first.
         if self._is_in_epoch and self._trained is None:
             self._trained = self._states()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         self._is_in_epoch = False
+        logs = {} if logs is None else logs
         present = self._states()
         mine = {_TRAINING: present}
         if self._trained is not None:

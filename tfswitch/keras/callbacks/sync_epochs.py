@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from tfswitch._types import Logs
 from tfswitch.keras import _backend
 from tfswitch.keras._resuming import optimizer_of
 from tfswitch.keras.parameter_server_optimizer import ParameterServerOptimizer
@@ -9,7 +10,7 @@ from tfswitch.train.barrier import END_OF_EPOCH, EPOCH_SECS
 from tfswitch.train.worker import Worker
 
 
-def server_optimizer(callback: Any) -> Any:
+def server_optimizer(callback: Any) -> ParameterServerOptimizer:
     """Returns the optimizer of a callback's model.
 
     Raises:
@@ -68,10 +69,10 @@ class SyncEpochs(_backend.Callback):
         self._iterations = 0  # The value when the epoch began.
         self._first_clock: int | None = None  # When the epoch or a step did.
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         server_optimizer(self)
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         self._is_open = True
         self._iterations = int(self._optimizer.iterations.numpy())
         self._first_clock = None
@@ -87,19 +88,19 @@ class SyncEpochs(_backend.Callback):
         if servers.table is None:
             self._iterations = max(self._iterations, present["clock"])
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         if self._first_clock is None:
             clock = self._optimizer.worker.stats()["clock"]
             self._first_clock = clock - self._num_steps()
 
-    def on_test_begin(self, logs: Any = None) -> None:
+    def on_test_begin(self, logs: Logs | None = None) -> None:
         self._end_epoch()  # Validation needs complete weights.
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         self._end_epoch()
 
     @property
-    def _optimizer(self) -> Any:
+    def _optimizer(self) -> ParameterServerOptimizer:
         return server_optimizer(self)
 
     def _end_epoch(self) -> None:

@@ -4,7 +4,13 @@ import dataclasses
 import re
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import (
+    Callable,
+    Iterable,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from typing import Any
 
 import numpy as np
@@ -15,8 +21,20 @@ from tfswitch import _native
 from tfswitch import optimizers as optimizers_lib
 from tfswitch._settings._ranges import bad_argument
 from tfswitch._settings._table_spec import DEFAULTS, TableSpec
+from tfswitch._types import (
+    Config,
+    IdsLike,
+    KerasFunction,
+    Placeholder,
+    Shape,
+    TensorLike,
+)
 from tfswitch._warn_once import warn_once
+from tfswitch.admission import Admission
 from tfswitch.cluster import Cluster, default_cluster
+from tfswitch.consistency import ConsistencyLike
+from tfswitch.eviction import Eviction
+from tfswitch.initializers import InitializerLike
 from tfswitch.keras import (
     _backend,
     _model_optimizer,
@@ -28,6 +46,8 @@ from tfswitch.keras import (
     batch_size,
 )
 from tfswitch.keras.layers import _embedding_arguments, id_inputs
+from tfswitch.statistics import Statistics
+from tfswitch.storage_dtype import StorageDtypeLike
 from tfswitch.table import (
     EmbeddingTable,
     TablePush,
@@ -68,7 +88,7 @@ class _Count(int):
 _AUTOMATIC_NAME = re.compile(r"dynamic_embedding(s(_\d+)?_.*|(_\d+)?$)")
 
 
-def is_training(training: Any) -> bool | tf.Tensor:
+def is_training(training: bool | tf.Tensor) -> bool | tf.Tensor:
     """`training` as a bool, or as a tensor if it is not known yet."""
     if not tf.is_tensor(training):
         return bool(training)
@@ -76,7 +96,7 @@ def is_training(training: Any) -> bool | tf.Tensor:
     return tf.cast(training, tf.bool) if known is None else bool(known)
 
 
-def train_or_read(layer: Any, training: Any, batches: Any) -> Any:
+def train_or_read(layer: Any, training: bool | tf.Tensor, batches: Any) -> Any:
     """Embeddings of the batches, where `training` is True or a tensor."""
     if training is True:
         return layer._train(batches)
@@ -234,22 +254,22 @@ class DynamicEmbedding(_backend.Layer):
         input_dim: int | None = None,
         table: EmbeddingTable | str | None = None,
         name: str | None = None,
-        embeddings_initializer: Any = None,
-        embeddings_regularizer: Any = None,
-        embeddings_constraint: Any = None,
-        optimizer: Any = "auto",
+        embeddings_initializer: InitializerLike | None = None,
+        embeddings_regularizer: KerasFunction | Config | str | None = None,
+        embeddings_constraint: KerasFunction | Config | str | None = None,
+        optimizer: optimizers_lib.OptimizerLike | None = "auto",
         combiner: str | None = None,
         mask_zero: bool = False,
-        admission: Any = None,
-        eviction: Any = None,
-        statistics: Any = None,
+        admission: Admission | Config | None = None,
+        eviction: Eviction | Config | None = None,
+        statistics: Statistics | Config | None = None,
         update: str = "auto",
-        storage_dtype: Any = None,
+        storage_dtype: StorageDtypeLike | None = None,
         seed: int | None = None,
-        consistency: Any = None,
+        consistency: ConsistencyLike | None = None,
         cluster: Cluster | None = None,
-        weights: Any = None,
-        initializer: Any = None,
+        weights: TensorLike | Sequence[TensorLike] | None = None,
+        initializer: InitializerLike | None = None,
         **kwargs: Any,
     ) -> None:
         _backend.check_backend()
@@ -501,7 +521,9 @@ class DynamicEmbedding(_backend.Layer):
             learning_rate=learning_rate, rule=number
         )
 
-    def apply_gradients(self, gradient: Any) -> tf.Tensor:
+    def apply_gradients(
+        self, gradient: tf.IndexedSlices | Sequence[tf.IndexedSlices]
+    ) -> tf.Tensor:
         """Takes a step of the rows, for loops without a Keras optimizer.
 
         The layer's own optimizer and learning rate are used. With "auto" the
@@ -538,7 +560,7 @@ class DynamicEmbedding(_backend.Layer):
             [_row_weights.row_gradient(self._rows_weight, gradient)]
         )[0]
 
-    def build(self, input_shape: Any = None) -> None:
+    def build(self, input_shape: Shape | None = None) -> None:
         if self.built:
             return
         # Reports errors of the table now, before the first step.
@@ -553,11 +575,11 @@ class DynamicEmbedding(_backend.Layer):
 
     def call(
         self,
-        inputs: Any,
-        weights: Any = None,
-        training: Any = None,
-        shows: Any = None,
-        clicks: Any = None,
+        inputs: IdsLike,
+        weights: IdsLike | None = None,
+        training: bool | tf.Tensor | None = None,
+        shows: IdsLike | None = None,
+        clicks: IdsLike | None = None,
     ) -> Any:
         batch_size.record(inputs, training if self.trainable else False)
         batch = id_inputs.to_batch(self, inputs, weights, shows, clicks)
@@ -619,7 +641,9 @@ class DynamicEmbedding(_backend.Layer):
     def _train(self, batch: id_inputs.IdBatch) -> tf.Tensor:
         return _row_weights.look_up([(self, batch)])[0]
 
-    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+    def compute_mask(
+        self, inputs: IdsLike, mask: tf.Tensor | None = None
+    ) -> Any:
         if (
             not self.mask_zero
             or self.combiner is not None
@@ -629,7 +653,7 @@ class DynamicEmbedding(_backend.Layer):
             return None
         return _backend.not_equal(inputs, id_inputs.padding_of(inputs))
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
+    def compute_output_shape(self, input_shape: Shape) -> Any:
         outer = tuple(input_shape)
         if self.combiner is not None:
             owner = f"layer '{self.name}'"
@@ -639,11 +663,11 @@ class DynamicEmbedding(_backend.Layer):
 
     def compute_output_spec(
         self,
-        inputs: Any,
-        weights: Any = None,
-        training: Any = None,
-        shows: Any = None,
-        clicks: Any = None,
+        inputs: Placeholder,
+        weights: Placeholder | None = None,
+        training: bool | tf.Tensor | None = None,
+        shows: Placeholder | None = None,
+        clicks: Placeholder | None = None,
     ) -> Any:
         """Replaces `call` for the placeholders of a Keras 3 model."""
         owner = f"layer '{self.name}'"
@@ -717,7 +741,7 @@ class DynamicEmbedding(_backend.Layer):
         )
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> "DynamicEmbedding":
+    def from_config(cls, config: Config) -> "DynamicEmbedding":
         config = dict(config)
         for name in ("embeddings_regularizer", "embeddings_constraint"):
             if isinstance(config.get(name), Mapping):
@@ -728,11 +752,13 @@ class DynamicEmbedding(_backend.Layer):
         layer._is_loaded = True
         return layer
 
-    def save_own_variables(self, store: Any) -> None:
+    def save_own_variables(
+        self, store: MutableMapping[str, np.ndarray]
+    ) -> None:
         """Stores the rows of a table in this process."""
         _saved_rows.save(self, store)
 
-    def load_own_variables(self, store: Any) -> None:
+    def load_own_variables(self, store: Mapping[str, np.ndarray]) -> None:
         """Replaces all rows by those that `save_own_variables` stored."""
         _saved_rows.load(self, store)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfswitch._types import Config, IdsLike, Placeholder, Shape
 from tfswitch.cluster import Cluster
 from tfswitch.keras import _backend, _row_weights, batch_size
 from tfswitch.keras.layers.dynamic_embedding import (
@@ -90,7 +91,7 @@ class DynamicEmbeddings(_backend.Layer):
 
     def __init__(
         self,
-        features: Mapping[str, DynamicEmbedding | Mapping[str, Any]],
+        features: Mapping[str, DynamicEmbedding | Config],
         *,
         name: str | None = None,
         cluster: Cluster | None = None,
@@ -140,7 +141,7 @@ class DynamicEmbeddings(_backend.Layer):
             }
         )
 
-    def build(self, input_shape: Any = None) -> None:
+    def build(self, input_shape: Mapping[str, Shape] | None = None) -> None:
         if self.built:
             return
         if not any(layer._is_auto for layer in self.features.values()):
@@ -200,11 +201,11 @@ class DynamicEmbeddings(_backend.Layer):
 
     def call(
         self,
-        inputs: Any,
-        weights: Any = None,
-        training: Any = None,
-        shows: Any = None,
-        clicks: Any = None,
+        inputs: Mapping[str, IdsLike],
+        weights: Mapping[str, IdsLike] | None = None,
+        training: bool | tf.Tensor | None = None,
+        shows: Mapping[str, IdsLike] | None = None,
+        clicks: Mapping[str, IdsLike] | None = None,
     ) -> dict[str, Any]:
         self._check_names("inputs", inputs, all_needed=True)
         extras = {"weights": weights, "shows": shows, "clicks": clicks}
@@ -279,7 +280,9 @@ class DynamicEmbeddings(_backend.Layer):
         )
         return dict(zip(batches, rows, strict=True))
 
-    def apply_gradients(self, gradients: Sequence[Any]) -> list[tf.Tensor]:
+    def apply_gradients(
+        self, gradients: Sequence[tf.IndexedSlices | None]
+    ) -> list[tf.Tensor]:
         """Takes a step of the rows, for loops without a Keras optimizer.
 
         Args:
@@ -325,13 +328,17 @@ class DynamicEmbeddings(_backend.Layer):
                 f"expected {names}"
             )
 
-    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+    def compute_mask(
+        self,
+        inputs: Mapping[str, IdsLike],
+        mask: Mapping[str, tf.Tensor] | None = None,
+    ) -> Any:
         return {
             name: layer.compute_mask(inputs[name])
             for name, layer in self.features.items()
         }
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
+    def compute_output_shape(self, input_shape: Mapping[str, Shape]) -> Any:
         return {
             name: layer.compute_output_shape(input_shape[name])
             for name, layer in self.features.items()
@@ -339,11 +346,11 @@ class DynamicEmbeddings(_backend.Layer):
 
     def compute_output_spec(
         self,
-        inputs: Any,
-        weights: Any = None,
-        training: Any = None,
-        shows: Any = None,
-        clicks: Any = None,
+        inputs: Mapping[str, Placeholder],
+        weights: Mapping[str, Placeholder] | None = None,
+        training: bool | tf.Tensor | None = None,
+        shows: Mapping[str, Placeholder] | None = None,
+        clicks: Mapping[str, Placeholder] | None = None,
     ) -> Any:
         """Replaces `call` for the placeholders of a Keras 3 model."""
         self._check_names("inputs", inputs, all_needed=True)
@@ -371,7 +378,7 @@ class DynamicEmbeddings(_backend.Layer):
         return config
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> "DynamicEmbeddings":
+    def from_config(cls, config: Config) -> "DynamicEmbeddings":
         config = dict(config)
         config["features"] = {
             # This layer builds its features itself, after it has shared their

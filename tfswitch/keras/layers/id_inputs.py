@@ -1,10 +1,11 @@
 """Turns a layer's inputs into ids, and the rows of ids into its output."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
+from tfswitch._types import IdsLike, Placeholder
 from tfswitch.ops.id_tensors import (
     check_id_dtype,
     map_values,
@@ -12,6 +13,9 @@ from tfswitch.ops.id_tensors import (
     values_of,
 )
 from tfswitch.ops.string_ops import hash_strings
+
+if TYPE_CHECKING:
+    from tfswitch.keras.layers.dynamic_embedding import DynamicEmbedding
 
 COMBINERS = ("sum", "mean", "sqrtn")
 
@@ -24,7 +28,7 @@ _EXACT_UP_TO = {
 }
 
 
-def to_integers(inputs: Any, *, padding: bool, owner: str) -> Any:
+def to_integers(inputs: IdsLike, *, padding: bool, owner: str) -> Any:
     """Hashes strings, and casts floats that hold integers.
 
     Ids may be floats because a `keras.Input` without `dtype`, and the input of
@@ -79,14 +83,14 @@ def _from_floats(numbers: Any, owner: str) -> tf.Tensor:
         return tf.cast(numbers, tf.int64)
 
 
-def check_dtype(dtype: Any, owner: str) -> None:
+def check_dtype(dtype: tf.DType | str, owner: str) -> None:
     """Raises ValueError if values of `dtype` cannot be ids of `owner`."""
     dtype = tf.as_dtype(dtype)
     if dtype not in _EXACT_UP_TO:
         check_id_dtype(dtype, owner)
 
 
-def padding_of(inputs: Any) -> Any:
+def padding_of(inputs: IdsLike | Placeholder) -> Any:
     """The value that means padding in `inputs`: 0 or the empty string."""
     dtype = getattr(inputs, "dtype", None)
     is_string = dtype is not None and tf.as_dtype(dtype) == tf.string
@@ -131,7 +135,7 @@ class IdBatch(NamedTuple):
     given: Any
     weights: tf.Tensor | None
     places: tf.Tensor | None
-    layer: Any
+    layer: "DynamicEmbedding"
 
     def finish(self, rows: tf.Tensor) -> Any:
         """Returns the layer's output for float32 rows, `[num_ids, dim]`."""
@@ -198,7 +202,11 @@ class IdBatch(NamedTuple):
 
 
 def to_batch(
-    layer: Any, inputs: Any, weights: Any, shows: Any, clicks: Any
+    layer: "DynamicEmbedding",
+    inputs: IdsLike,
+    weights: IdsLike | None,
+    shows: IdsLike | None,
+    clicks: IdsLike | None,
 ) -> IdBatch:
     """Makes a batch from the arguments of a call of a `DynamicEmbedding`.
 

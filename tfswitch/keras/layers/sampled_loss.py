@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfswitch._types import Config, Placeholder, Shape, TensorLike
 from tfswitch.keras import _backend
 from tfswitch.keras.layers.dynamic_embedding import DynamicEmbedding
 from tfswitch.nn import sampled_losses, samplers
@@ -57,7 +58,11 @@ class _SampledLoss(_backend.Layer):
         self.seed = seed
         self.supports_jit = False
 
-    def build(self, inputs_shape: Any = None, labels_shape: Any = None) -> None:
+    def build(
+        self,
+        inputs_shape: Shape | None = None,
+        labels_shape: Shape | None = None,
+    ) -> None:
         if self.built:
             return
         self.embedding.build()
@@ -67,10 +72,10 @@ class _SampledLoss(_backend.Layer):
 
     def call(
         self,
-        inputs: Any,
-        labels: Any,
-        training: Any = None,
-        sample_weight: Any = None,
+        inputs: TensorLike,
+        labels: TensorLike,
+        training: bool | tf.Tensor | None = None,
+        sample_weight: TensorLike | None = None,
     ) -> Any:
         losses = type(self)._loss(
             self.embedding,
@@ -109,7 +114,7 @@ class _SampledLoss(_backend.Layer):
         tf.debugging.assert_equal(tf.shape(weights), tf.shape(losses), message)
         return weights
 
-    def score(self, inputs: Any, ids: Any) -> tf.Tensor:
+    def score(self, inputs: TensorLike, ids: TensorLike) -> tf.Tensor:
         """Computes the exact logits of candidates, without sampling.
 
         No row is created, and an id without a row scores 0.
@@ -129,16 +134,16 @@ class _SampledLoss(_backend.Layer):
         return scores + self.biases.table.lookup(ids)[:, 0]
 
     def compute_output_shape(
-        self, inputs_shape: Any, labels_shape: Any = None
+        self, inputs_shape: Shape, labels_shape: Shape | None = None
     ) -> Any:
         return (inputs_shape[0],)
 
     def compute_output_spec(
         self,
-        inputs: Any,
-        labels: Any,
-        training: Any = None,
-        sample_weight: Any = None,
+        inputs: Placeholder,
+        labels: Placeholder,
+        training: bool | tf.Tensor | None = None,
+        sample_weight: Placeholder | None = None,
     ) -> Any:
         """Replaces `call` for the placeholders of a Keras 3 model."""
         return _backend.spec((inputs.shape[0],), dtype="float32", ragged=False)
@@ -155,7 +160,7 @@ class _SampledLoss(_backend.Layer):
         }
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> "_SampledLoss":
+    def from_config(cls, config: Config) -> "_SampledLoss":
         config = dict(config)
         for name in ("embedding", "biases"):
             if isinstance(config[name], Mapping):
