@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
+import numpy as np
 import pytest
 from tensorflow_serving.apis import prediction_service_pb2_grpc
 
@@ -29,6 +30,8 @@ from tests.support import NotServingError, ServerProcess
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
 PAUSE_SECS = 2
+# What a server may take beyond what it has when it comes into a memory cgroup.
+LITTLE_BYTES = 64 << 20
 
 
 def stop(process: subprocess.Popen[str]) -> None:
@@ -61,6 +64,37 @@ def nobody_reads_stderr(server: Server, _data: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def memory_group(max_bytes: int) -> Iterator[Path]:
+    """A memory cgroup; yields the file that takes its processes."""
+    root = Path("/sys/fs/cgroup")
+    limit = "memory.max"
+    if (root / "memory").is_dir():  # cgroup v1.
+        root, limit = root / "memory", "memory.limit_in_bytes"
+    group = root / f"tfswitch_test_{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / limit).write_text(str(max_bytes))
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        pytest.skip(f"no memory cgroup can be made here: {error}")
+    try:
+        yield group / "cgroup.procs"
+    finally:
+        processes = (group / "cgroup.procs").read_text().split()
+        for process in processes:
+            (root / "cgroup.procs").write_text(process)
+        group.rmdir()
+
+
+@contextlib.contextmanager
+def little_memory(server: Server, _data: Path) -> Iterator[None]:
+    with memory_group(LITTLE_BYTES) as processes:
+        processes.write_text(str(server.process.pid))
+        yield
+
+
+@contextlib.contextmanager
 def lock_removed(_server: Server, data: Path) -> Iterator[None]:
     (data / ".lock").unlink()
     with pytest.raises(NotServingError):
@@ -68,7 +102,13 @@ def lock_removed(_server: Server, data: Path) -> Iterator[None]:
     yield
 
 
-TROUBLES = [stopped, no_more_files, nobody_reads_stderr, lock_removed]
+TROUBLES = [
+    stopped,
+    no_more_files,
+    little_memory,
+    nobody_reads_stderr,
+    lock_removed,
+]
 
 
 class Job:
@@ -119,7 +159,39 @@ def test_a_server_goes_on_and_keeps_what_it_has_acknowledged(
         assert count_of_all(count_table(cluster)) == job.pushes.acknowledged
 
 
-@pytest.mark.parametrize("trouble", ["stopped", "few_files"])
+def test_a_server_that_is_killed_for_its_memory_loses_no_acknowledged_write(
+    tmp_path: Path,
+) -> None:
+    flags = (f"--data_dir={tmp_path}/data", "--push_log")
+    rows = np.ones((1 << 16, 16), np.float32)
+
+    def make_table(cluster: tsw.Cluster) -> tsw.EmbeddingTable:
+        return tsw.EmbeddingTable("big", rows.shape[1], cluster=cluster)
+
+    with (
+        running("tfswitch-server", *flags) as server,
+        memory_group(LITTLE_BYTES) as processes,
+    ):
+        processes.write_text(str(server.process.pid))
+        table = make_table(tsw.Cluster(f"grpc://{server.address}", timeout=5.0))
+        num_assigned = 0
+        with pytest.raises(ConnectionError):
+            for first in range(0, 1 << 24, len(rows)):
+                table.assign(np.arange(first, first + len(rows)), rows)
+                num_assigned += len(rows)
+        assert server.process.wait(10) == -signal.SIGKILL
+        assert num_assigned > 0
+
+    with ServerProcess(flags=flags) as again_started:
+        table = make_table(
+            tsw.Cluster(f"grpc://{again_started.address}", timeout=20.0)
+        )
+        np.testing.assert_array_equal(
+            table.lookup(np.arange(num_assigned)), np.float32(1)
+        )
+
+
+@pytest.mark.parametrize("trouble", ["stopped", "few_files", "little_memory"])
 def test_a_recovery_ends_in_all_rows_or_is_refused(
     trouble: str, tmp_path: Path
 ) -> None:
@@ -131,6 +203,21 @@ def test_a_recovery_ends_in_all_rows_or_is_refused(
     if trouble == "stopped":
         with running("tfswitch-server", *flags, meanwhile=stop) as server:
             assert count_of_all(Job(server, tmp_path).table) == 20
+    elif trouble == "little_memory":
+        # From "it is killed at its start" to "enough".
+        for mebibytes in (8, 16, 24, 32, 64):
+            with (
+                memory_group(mebibytes << 20) as processes,
+                contextlib.suppress(AssertionError),
+                running(
+                    "tfswitch-server",
+                    *flags,
+                    before=lambda processes=processes: processes.write_text(
+                        str(os.getpid())
+                    ),
+                ),
+            ):
+                pass
     else:
         # From "none can be opened" to "enough".
         for files in range(4, 40, 4):
@@ -151,7 +238,7 @@ def test_a_recovery_ends_in_all_rows_or_is_refused(
 
 
 @pytest.mark.parametrize(
-    "trouble", [stopped, no_more_files, nobody_reads_stderr]
+    "trouble", [stopped, no_more_files, little_memory, nobody_reads_stderr]
 )
 def test_predictions_go_on(
     trouble: Callable[..., contextlib.AbstractContextManager[None]],
