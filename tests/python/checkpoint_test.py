@@ -17,6 +17,7 @@ from tests.python.worker_threads import Call, join_workers, running_clients
 from tests.support import ServerProcess
 from tfswitch._which_keras import IS_LEGACY, keras
 from tfswitch.keras.callbacks.backup_and_restore import _meets_all
+from tfswitch.train.barrier import END_OF_EPOCH
 
 COLUMNS = 3
 BATCHES = 4
@@ -476,17 +477,23 @@ def test_bad_arguments_are_named(arguments):
         )
 
 
-def test_a_worker_that_comes_back_alone_joins_the_others():
+@pytest.mark.parametrize("has_ended_epoch", [False, True])
+def test_a_worker_that_comes_back_alone_joins_the_others(has_ended_epoch):
     """To restore would take from them what they have trained."""
     with running_clients(0) as client:
-        worker, peer = join_workers(client, 2)
+        former, peer = join_workers(client, 2, consistency="asp")
+        meeting = Call(_meets_all, peer)
+        assert _meets_all(former) and meeting.result()
         done = threading.Event()
 
         def train():
+            if has_ended_epoch:
+                peer.wait_at_barrier(END_OF_EPOCH)
             while not done.wait(0.01):
                 peer.end_step()
 
         others = Call(train)
+        worker = tsw.train.Worker(0, 2, consistency="asp", cluster=client(2))
         assert not _meets_all(worker)
         done.set()
         others.result()
