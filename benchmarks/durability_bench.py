@@ -46,7 +46,7 @@ class Server:
     def __init__(self, *arguments: str) -> None:
         self._arguments = arguments
         self.start("127.0.0.1:0")
-        self.cluster = tsw.Cluster(f"grpc://{self.address}", timeout=600.0)
+        self.cluster = tsw.Cluster(f"grpc://{self.address}", timeout_secs=600.0)
         self.table = tsw.EmbeddingTable(
             "table",
             DIM,

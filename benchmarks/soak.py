@@ -63,7 +63,7 @@ def train(worker: int, address: str, path: str) -> None:
         target=lambda: (sys.stdin.read(), over.set()), daemon=True
     ).start()
     states = np.memmap(path, np.uint8, "r+")
-    with tsw.Cluster(address, timeout=60.0) as cluster:
+    with tsw.Cluster(address, timeout_secs=60.0) as cluster:
         table = count_table(cluster)
         gradients = -np.ones((SHARED.size + 1, 1), np.float32)
         number = int(np.count_nonzero(states))
@@ -153,7 +153,7 @@ class Soak:
             for shard, address in enumerate(self.servers.addresses)
         ]
         self.cluster = self._stack.enter_context(
-            tsw.Cluster(self.servers.address, timeout=60.0)
+            tsw.Cluster(self.servers.address, timeout_secs=60.0)
         )
         self.table = count_table(self.cluster)
         self._workers = [self._start(i) for i in range(_WORKERS.value)]

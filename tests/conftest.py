@@ -32,7 +32,7 @@ def running_cluster(num_servers: int) -> Iterator[tsw.Cluster]:
     """Connects to new servers in this process; 0: to an embedded cluster."""
     with (
         running_servers(num_servers) as address,
-        tsw.connect(address, timeout=20.0) as cluster,
+        tsw.connect(address, timeout_secs=20.0) as cluster,
     ):
         yield cluster
 

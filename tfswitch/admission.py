@@ -23,6 +23,15 @@ from tfswitch._settings._ranges import (
 )
 from tfswitch._types import Config
 
+__all__ = [
+    "Always",
+    "BloomMinCount",
+    "MinCount",
+    "Probability",
+    "ShowClick",
+    "get",
+]
+
 
 @dataclasses.dataclass(frozen=True)
 class _Admission(Policy):

@@ -64,14 +64,14 @@ class Cluster:
 
     Attributes:
         address: The address as it was given to `connect`.
-        timeout: Longest wait of one call for a server, in seconds.
+        timeout_secs: Longest wait of one call for a server, in seconds.
     """
 
     def __init__(
         self,
         address: str,
         *,
-        timeout: float | None = None,
+        timeout_secs: float | None = None,
         on_lost_tables: str = "fail",
         tls: _tls.Tls | None = None,
         token: str | os.PathLike[str] | None = None,
@@ -84,28 +84,30 @@ class Cluster:
         # Without spaces, so that the addresses of clusters can be compared.
         address = re.sub(r"\s*,\s*", ",", address.strip())
         may_move = address.startswith("ray://")
-        if timeout is None:
-            timeout = _timeout_of_environment(300.0 if may_move else 30.0)
-        if not (is_number(timeout, int, float) and 0 < timeout < math.inf):
+        if timeout_secs is None:
+            timeout_secs = _timeout_of_environment(300.0 if may_move else 30.0)
+        if not (
+            is_number(timeout_secs, int, float) and 0 < timeout_secs < math.inf
+        ):
             raise bad_argument(
-                "timeout", timeout, "a positive number of seconds"
+                "timeout_secs", timeout_secs, "a positive number of seconds"
             )
         if on_lost_tables not in ("fail", "recreate"):
             raise bad_argument(
                 "on_lost_tables", on_lost_tables, '"fail" or "recreate"'
             )
         self.address = address
-        self.timeout = float(timeout)
+        self.timeout_secs = float(timeout_secs)
         if may_move:
             # Only this form of address needs Ray.
             from tfswitch._connection import _ray_addresses
 
-            _ray_addresses.follow(address, self.timeout)
+            _ray_addresses.follow(address, self.timeout_secs)
         # Texts are checked here, because pybind11's error for a wrong argument
         # would print all arguments, and the token is one.
         self._native = _native.Cluster(
             checked_text("address", address),
-            self.timeout,
+            self.timeout_secs,
             _tls.texts(tls),
             *_tokens.texts(token),
         )
@@ -295,7 +297,7 @@ class Cluster:
         # Only URLs need fsspec.
         from tfswitch.remote.store_checkpoints import RemoteCheckpoint
 
-        return RemoteCheckpoint(path, self.timeout)
+        return RemoteCheckpoint(path, self.timeout_secs)
 
     def restore(
         self,
@@ -516,7 +518,7 @@ class Cluster:
 def connect(
     address: str = "local://",
     *,
-    timeout: float | None = None,
+    timeout_secs: float | None = None,
     on_lost_tables: str = "fail",
     tls: _tls.Tls | None = None,
     token: str | os.PathLike[str] | None = None,
@@ -525,8 +527,8 @@ def connect(
 
     Without a call of `connect`, tables live in this process. If the environment
     variable TF_CONFIG has an entry "ps", they live on the servers that it
-    names. The timeout is then TFSWITCH_TIMEOUT, and TLS is used if one of the
-    variables TFSWITCH_TLS_CA, TFSWITCH_TLS_CERT, TFSWITCH_TLS_KEY and
+    names. The timeout is then TFSWITCH_TIMEOUT_SECS, and TLS is used if one of
+    the variables TFSWITCH_TLS_CA, TFSWITCH_TLS_CERT, TFSWITCH_TLS_KEY and
     TFSWITCH_TLS_SERVER_NAME is set.
 
     Args:
@@ -538,10 +540,10 @@ def connect(
             "grpc+unix:///path": one server on this machine;
             "ray://NAME": the servers of `tfswitch.ray.start_servers`. If Ray
             restarts a server elsewhere, connections follow.
-        timeout: Longest wait of a call for a server, in seconds. None means the
-            value of the environment variable TFSWITCH_TIMEOUT. Without this
-            variable it means 30, and for "ray://" 300, because Ray may need
-            that long to restart a server.
+        timeout_secs: Longest wait of a call for a server, in seconds. None
+            means the value of the environment variable TFSWITCH_TIMEOUT_SECS.
+            Without this variable it means 30, and for "ray://" 300, because Ray
+            may need that long to restart a server.
         on_lost_tables: The reaction to a server that was restarted and has lost
             its part of a table. "fail": calls for the table fail, with
             `OSError`, or `tf.errors.DataLossError` in graphs, until a
@@ -585,7 +587,7 @@ def connect(
     global _default
     cluster = Cluster(
         address,
-        timeout=timeout,
+        timeout_secs=timeout_secs,
         on_lost_tables=on_lost_tables,
         tls=tls,
         token=token,
@@ -671,16 +673,16 @@ def names_of(argument: str, tables: Iterable[TableOrName]) -> list[str]:
 
 
 def _timeout_of_environment(default: float) -> float:
-    text = os.environ.get("TFSWITCH_TIMEOUT", "")
+    text = os.environ.get("TFSWITCH_TIMEOUT_SECS", "")
     try:
-        timeout = float(text or default)
+        timeout_secs = float(text or default)
     except ValueError:
-        timeout = math.nan
-    if 0.0 < timeout < math.inf:
-        return timeout
+        timeout_secs = math.nan
+    if 0.0 < timeout_secs < math.inf:
+        return timeout_secs
     raise ValueError(
-        "the environment variable TFSWITCH_TIMEOUT must be a positive number "
-        f"of seconds. Received: TFSWITCH_TIMEOUT={text!r}"
+        "the environment variable TFSWITCH_TIMEOUT_SECS must be a positive "
+        f"number of seconds. Received: TFSWITCH_TIMEOUT_SECS={text!r}"
     )
 
 

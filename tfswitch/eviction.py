@@ -19,6 +19,8 @@ from tfswitch._settings._ranges import (
 )
 from tfswitch._types import Config
 
+__all__ = ["AnyOf", "L2Norm", "MaxRows", "ShowClickScore", "Ttl", "get"]
+
 _SECS = Range(
     "0, or from 0.001 to 1e9 seconds",
     lambda v: v == 0.0 or 0.001 <= v <= 1e9,

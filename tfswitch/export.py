@@ -23,11 +23,13 @@ from tfswitch._settings._ranges import bad_argument, check_seconds, is_number
 from tfswitch._types import TableOrName, Variable
 from tfswitch.cluster import Cluster, cluster_of, default_cluster, names_of
 
-# Paths inside a SavedModel.
-MODEL_FILE = "assets/tfswitch_model.json"
-MODEL_ROWS = "assets.extra/tfswitch"
+__all__ = ["ExportReport", "Schedule", "ScoreRule", "base", "delta"]
 
-ROW_FORMATS = ("float32", "float16", "int8")
+# Paths inside a SavedModel.
+_MODEL_FILE = "assets/tfswitch_model.json"
+_MODEL_ROWS = "assets.extra/tfswitch"
+
+_ROW_FORMATS = ("float32", "float16", "int8")
 
 # Errors that are expected, and that the next export may not have.
 _FAILURES = (KeyError, OSError, RuntimeError, ValueError)
@@ -439,13 +441,13 @@ def _log(result: ExportReport | Exception) -> None:
         logging.warning(
             "tfswitch: an export has failed, and is tried again the next "
             "time: %s",
-            describe(result),
+            _describe(result),
         )
     else:
         logging.info("tfswitch: %s", result)
 
 
-def describe(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     """The text of an export's error, without the quotes of a KeyError."""
     if isinstance(error, KeyError) and error.args:
         return str(error.args[0])
@@ -478,10 +480,9 @@ def _options_of(
     keep_name: str = "keep",
 ) -> dict[str, Any]:
     """Checks and returns the options of a base that need no cluster."""
-    if row_format is not None and row_format not in ROW_FORMATS:
-        raise bad_argument(
-            "row_format", row_format, f"None or one of {', '.join(ROW_FORMATS)}"
-        )
+    if row_format is not None and row_format not in _ROW_FORMATS:
+        expected = f"None or one of {', '.join(_ROW_FORMATS)}"
+        raise bad_argument("row_format", row_format, expected)
     if keep is not None and not (is_number(keep, int) and keep >= 1):
         raise bad_argument(keep_name, keep, "None or at least 1")
     options: dict[str, Any] = {"delta": False, "keep_bases": keep or 0}
@@ -508,7 +509,7 @@ def _folder_of(path: str | os.PathLike[str]) -> _Folder:
     """Finds the exports of a path, and the tables if it is a SavedModel."""
     folder = os.path.abspath(os.fspath(path))
     try:
-        with open(os.path.join(folder, MODEL_FILE), encoding="utf-8") as file:
+        with open(os.path.join(folder, _MODEL_FILE), encoding="utf-8") as file:
             model = json.load(file)
     except (FileNotFoundError, NotADirectoryError):
         versions = _versions_in(folder)
@@ -533,7 +534,7 @@ def _folder_of(path: str | os.PathLike[str]) -> _Folder:
             "folder."
         )
     rows = os.path.join(
-        folder, os.path.dirname(MODEL_FILE), model["embedded"]["rows"]
+        folder, os.path.dirname(_MODEL_FILE), model["embedded"]["rows"]
     )
     return _Folder(folder, os.path.normpath(rows), sorted(model["tables"]))
 
@@ -545,7 +546,7 @@ def _versions_in(folder: str) -> list[int]:
             int(name)
             for name in os.listdir(folder)
             if re.fullmatch("[1-9][0-9]*", name)
-            and os.path.exists(os.path.join(folder, name, MODEL_FILE))
+            and os.path.exists(os.path.join(folder, name, _MODEL_FILE))
         )
     return []
 
@@ -577,7 +578,7 @@ def _checked_tables(tables: Iterable[TableOrName]) -> list[TableOrName]:
     return list(given)
 
 
-def note_step(cluster: str, table: str, variables: Iterable[Variable]) -> None:
+def _note_step(cluster: str, table: str, variables: Iterable[Variable]) -> None:
     """Notes which dense variables are stepped together with a table.
 
     Args:

@@ -32,6 +32,8 @@ from tfswitch.ops.id_tensors import (
     values_of,
 )
 
+__all__ = ["HashCollisions", "hash_strings", "pack", "unpack"]
+
 _SLOT_BITS = integers(1, 32)
 
 # Salt of the fingerprint that distinguishes inputs with the same id: the first

@@ -15,6 +15,18 @@ from tfswitch._settings._policy import Policy
 from tfswitch._settings._ranges import bad_argument, is_number
 from tfswitch._types import Config, KerasFunction
 
+__all__ = [
+    "Constant",
+    "GlorotUniform",
+    "Initializer",
+    "Ones",
+    "RandomNormal",
+    "RandomUniform",
+    "TruncatedNormal",
+    "Zeros",
+    "get",
+]
+
 
 @dataclasses.dataclass(frozen=True)
 class Initializer(Policy):
@@ -122,7 +134,7 @@ _NAMES: dict[str, type[Initializer]] = {
 _CLASSES = {cls.__name__: cls for cls in _NAMES.values()}
 
 
-def is_known(name: str) -> bool:
+def _is_known(name: str) -> bool:
     """Whether `get` takes the name."""
     return name in _NAMES or name in _CLASSES
 

@@ -16,6 +16,8 @@ from tfswitch._types import Config
 
 _Numbers = TypeVar("_Numbers", float, np.ndarray)
 
+__all__ = ["ShowClick", "Usage", "get"]
+
 
 @dataclasses.dataclass(frozen=True)
 class Usage(Policy):
@@ -88,7 +90,7 @@ def get(identifier: Statistics | Config | None) -> Statistics | None:
     return _registry.get(identifier)
 
 
-def width(statistics: Statistics | None) -> int:
+def _width(statistics: Statistics | None) -> int:
     """Returns how many floats the counts take at the end of a row."""
     if statistics is None:
         return 0

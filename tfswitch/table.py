@@ -40,6 +40,7 @@ from tfswitch.ops.resources import (
     has_remote_workers,
     in_plain_graph,
 )
+from tfswitch.optimizers._conversion import have_equal_state
 
 MAX_DIM = 4096
 
@@ -432,7 +433,7 @@ class EmbeddingTable(TrackedTable):
                 self._cluster.address,
                 self._config,
                 cluster_id=self._cluster._native.id,
-                timeout_s=self._cluster.timeout,
+                timeout_secs=self._cluster.timeout_secs,
                 shared_name=(
                     f"tfswitch/{self._cluster.address}/{self._name}/"
                     f"{digest[:16]}{suffix}"
@@ -837,7 +838,7 @@ class EmbeddingTable(TrackedTable):
             keeps_state = is_first or restores != self._known_restores
             self._known_restores = restores
             has_changed = self._follow(settings(), keeps_state=keeps_state)
-            has_state = self._slot_floats > statistics_lib.width(
+            has_state = self._slot_floats > statistics_lib._width(
                 self.statistics
             )
             if has_state and not (
@@ -921,13 +922,13 @@ class EmbeddingTable(TrackedTable):
             keeps_state = (
                 keeps_state
                 and native.slot_floats == slots.shape[1]
-                and optimizers_lib.have_equal_state(
+                and have_equal_state(
                     present.optimizer.to_table_config(),
                     spec.optimizer.to_table_config(),
                 )
             )
             native.assign(ids, values, slots if keeps_state else None)
-            width = statistics_lib.width(self.statistics)
+            width = statistics_lib._width(self.statistics)
             if width and not keeps_state:
                 # Statistics are the last numbers of a row's state. The numbers
                 # before them stay as in a new row.

@@ -289,7 +289,7 @@ std::vector<Flag> Settings::Flags() {
        "how often to look for versions; 0: only at the start"},
       {"watch_rows_secs", &watch_rows_secs,
        "how often to look for newer rows in the model's folder; 0: as "
-       "TFSWITCH_SERVING_WATCH_SECONDS says, else never"},
+       "TFSWITCH_SERVING_WATCH_SECS says, else never"},
       {"verify_rows_first", &verify_rows_first,
        "check all rows of a version before it serves, and not each block when "
        "it is first used; what comes later is always checked before"},

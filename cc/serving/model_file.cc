@@ -20,11 +20,11 @@ constexpr uint64_t kMaxCacheRows = uint64_t{1} << 32;
 constexpr double kMaxSeconds = 1e9;
 
 constexpr char kVerifyFirst[] = "TFSWITCH_SERVING_VERIFY_FIRST";
-constexpr char kWatchSeconds[] = "TFSWITCH_SERVING_WATCH_SECONDS";
+constexpr char kWatchSecs[] = "TFSWITCH_SERVING_WATCH_SECS";
 constexpr char kAddresses[] = "TFSWITCH_SERVING_ADDRESSES";
-constexpr char kDeadlineSeconds[] = "TFSWITCH_SERVING_DEADLINE_SECONDS";
+constexpr char kDeadlineSecs[] = "TFSWITCH_SERVING_DEADLINE_SECS";
 constexpr char kCacheRows[] = "TFSWITCH_SERVING_CACHE_ROWS";
-constexpr char kCacheSeconds[] = "TFSWITCH_SERVING_CACHE_SECONDS";
+constexpr char kCacheSecs[] = "TFSWITCH_SERVING_CACHE_SECS";
 
 absl::Status BadVariable(absl::string_view name, absl::string_view expected,
                          absl::string_view value) {
@@ -74,14 +74,14 @@ absl::StatusOr<ServingEnvironment> ReadServingEnvironment(
       !absl::SimpleAtob(verify, &environment.verify_first)) {
     return BadVariable(kVerifyFirst, "0 or 1", verify);
   }
-  TFSWITCH_RETURN_IF_ERROR(ReadVariable(kWatchSeconds,
+  TFSWITCH_RETURN_IF_ERROR(ReadVariable(kWatchSecs,
                                         "a number of seconds, or 0 for never",
                                         0.0, &environment.watch_interval));
   const char* const addresses = std::getenv(kAddresses);
   if (addresses != nullptr && *addresses != '\0') remote->addresses = addresses;
-  TFSWITCH_RETURN_IF_ERROR(ReadVariable(kDeadlineSeconds, kPositive,
-                                        kLeastSeconds, &remote->deadline));
-  TFSWITCH_RETURN_IF_ERROR(ReadVariable(kCacheSeconds, kPositive, kLeastSeconds,
+  TFSWITCH_RETURN_IF_ERROR(
+      ReadVariable(kDeadlineSecs, kPositive, kLeastSeconds, &remote->deadline));
+  TFSWITCH_RETURN_IF_ERROR(ReadVariable(kCacheSecs, kPositive, kLeastSeconds,
                                         &remote->cache_lifetime));
   const char* const rows = std::getenv(kCacheRows);
   if (rows != nullptr && (!absl::SimpleAtoi(rows, &remote->cache_rows) ||

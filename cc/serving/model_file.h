@@ -37,11 +37,11 @@ absl::StatusOr<v1::ModelFile> ReadModelFile(const std::string& file);
 // The settings of a served model in environment variables.
 struct ServingEnvironment {
   bool verify_first = false;      // TFSWITCH_SERVING_VERIFY_FIRST
-  absl::Duration watch_interval;  // TFSWITCH_SERVING_WATCH_SECONDS
+  absl::Duration watch_interval;  // TFSWITCH_SERVING_WATCH_SECS
 };
 
-// Reads the environment. TFSWITCH_SERVING_ADDRESSES, _DEADLINE_SECONDS,
-// _CACHE_ROWS and _CACHE_SECONDS replace a model file's settings in `remote`.
+// Reads the environment. TFSWITCH_SERVING_ADDRESSES, _DEADLINE_SECS,
+// _CACHE_ROWS and _CACHE_SECS replace a model file's settings in `remote`.
 // InvalidArgument, naming the variable, for an invalid value. As thread-safe as
 // getenv.
 absl::StatusOr<ServingEnvironment> ReadServingEnvironment(

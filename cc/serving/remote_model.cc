@@ -135,7 +135,7 @@ absl::Status RemoteRows::Explain(const absl::Status& status) const {
       return with(
           absl::StrCat(" The model looks up at ", options_.addresses,
                        "; TFSWITCH_SERVING_ADDRESSES can name other servers, "
-                       "and TFSWITCH_SERVING_DEADLINE_SECONDS another time "
+                       "and TFSWITCH_SERVING_DEADLINE_SECS another time "
                        "than ",
                        absl::FormatDuration(options_.deadline), "."));
     case absl::StatusCode::kNotFound:

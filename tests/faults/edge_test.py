@@ -101,7 +101,7 @@ def parameter_server(
             if address.startswith("unix:")
             else f"{scheme}://{address}",
             tls=tsw.Tls(ca=tls.ca) if has_tls else None,
-            timeout=20.0,
+            timeout_secs=20.0,
         ) as cluster:
             table = tsw.EmbeddingTable("honest", 2, cluster=cluster)
             yield Target(

@@ -47,7 +47,7 @@ def start(data: Path, disk: FailingDisk) -> ServerProcess:
 
 
 def connect(server: ServerProcess, timeout: float = 30.0) -> tsw.Cluster:
-    return tsw.Cluster(f"grpc://{server.address}", timeout=timeout)
+    return tsw.Cluster(f"grpc://{server.address}", timeout_secs=timeout)
 
 
 def count_of_all(table: tsw.EmbeddingTable) -> int:
@@ -147,7 +147,7 @@ def scenario(server: ServerProcess) -> Pushes:
     """Writes each kind of file; returns the results of the pushes."""
     pushes = Pushes()
     with (
-        connect(server, timeout=0.5) as cluster,
+        connect(server, timeout_secs=0.5) as cluster,
         # A torn write has ended the server.
         contextlib.suppress(ConnectionError, TimeoutError),
         # The table was not made.

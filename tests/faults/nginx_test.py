@@ -57,7 +57,9 @@ def address(tmp_path: Path) -> Iterator[str]:
 
 def connect(address: str, tmp_path: Path) -> tsw.Cluster:
     return tsw.connect(
-        f"grpcs://{address}", tls=tsw.Tls(ca=tmp_path / "ca.pem"), timeout=20.0
+        f"grpcs://{address}",
+        tls=tsw.Tls(ca=tmp_path / "ca.pem"),
+        timeout_secs=20.0,
     )
 
 

@@ -47,7 +47,7 @@ def start(
 
 
 def connect(server: ServerProcess) -> tsw.Cluster:
-    return tsw.Cluster(f"grpc://{server.address}", timeout=30.0)
+    return tsw.Cluster(f"grpc://{server.address}", timeout_secs=30.0)
 
 
 def gone_table(cluster: tsw.Cluster) -> tsw.EmbeddingTable:

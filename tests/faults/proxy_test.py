@@ -50,7 +50,7 @@ def test_asp_writes_count_once_and_reads_are_right(tmp_path: Path) -> None:
             address,
             proxies,
         ),
-        tsw.connect(address, timeout=60.0) as cluster,
+        tsw.connect(address, timeout_secs=60.0) as cluster,
     ):
         counts = count_table(cluster)
         ids = np.arange(100)
@@ -105,7 +105,7 @@ def test_a_push_that_fails_counts_at_most_once() -> None:
         address,
         proxies,
     ):
-        with tsw.Cluster(address, timeout=0.15) as hasty:
+        with tsw.Cluster(address, timeout_secs=0.15) as hasty:
             counts = count_table(hasty)
             for shard, proxy in enumerate(proxies):
                 proxy.plan = pushes_only(random_plan(seed + shard, share=0.6))

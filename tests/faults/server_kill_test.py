@@ -60,7 +60,7 @@ def test_each_acknowledged_push_counts_once(tmp_path: Path) -> None:
     counts = [0, 0]
     with (
         Servers(tmp_path, 2) as cluster,
-        tsw.Cluster(cluster.address, timeout=60.0) as client,
+        tsw.Cluster(cluster.address, timeout_secs=60.0) as client,
     ):
         table = count_table(client)
         ones = -np.ones((IDS.size, 1), np.float32)
@@ -114,7 +114,9 @@ def test_each_item_of_a_work_queue_counts_once(tmp_path: Path) -> None:
         def work(number: int) -> None:
             with (
                 # With another timeout it is another client.
-                tsw.Cluster(servers.address, timeout=60.0 + number) as cluster,
+                tsw.Cluster(
+                    servers.address, timeout_secs=60.0 + number
+                ) as cluster,
                 tsw.train.Worker(
                     number, 2, cluster=cluster, consistency=SUM
                 ) as worker,
@@ -154,7 +156,7 @@ def test_a_restore_that_has_ended_outlasts_kills(tmp_path: Path) -> None:
     root.mkdir()
     with (
         Servers(tmp_path, 2, (f"--checkpoint_root={root}",)) as servers,
-        tsw.Cluster(servers.address, timeout=60.0) as client,
+        tsw.Cluster(servers.address, timeout_secs=60.0) as client,
     ):
         table = count_table(client)
         ones = -np.ones((IDS.size, 1), np.float32)

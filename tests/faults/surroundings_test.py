@@ -115,7 +115,9 @@ class Job:
     """The calls of a client, also while there is trouble."""
 
     def __init__(self, server: Server, folder: Path) -> None:
-        self.cluster = tsw.Cluster(f"grpc://{server.address}", timeout=20.0)
+        self.cluster = tsw.Cluster(
+            f"grpc://{server.address}", timeout_secs=20.0
+        )
         self.table = count_table(self.cluster)
         self.pushes = Pushes()
         self._folder = folder
@@ -155,7 +157,9 @@ def test_a_server_goes_on_and_keeps_what_it_has_acknowledged(
         assert job.pushes.unsure == 0
 
     with ServerProcess(flags=flags) as again_started:
-        cluster = tsw.Cluster(f"grpc://{again_started.address}", timeout=20.0)
+        cluster = tsw.Cluster(
+            f"grpc://{again_started.address}", timeout_secs=20.0
+        )
         assert count_of_all(count_table(cluster)) == job.pushes.acknowledged
 
 
@@ -233,7 +237,9 @@ def test_a_recovery_ends_in_all_rows_or_is_refused(
             ):
                 pass
     with ServerProcess(flags=flags) as again_started:
-        cluster = tsw.Cluster(f"grpc://{again_started.address}", timeout=20.0)
+        cluster = tsw.Cluster(
+            f"grpc://{again_started.address}", timeout_secs=20.0
+        )
         assert count_of_all(count_table(cluster)) == 20
 
 

@@ -91,7 +91,7 @@ def start_bsp(address: str, num_steps: int, pause: float = 0.0) -> list[Call]:
     def work(number: int) -> None:
         with (
             # With another timeout it is another client.
-            tsw.Cluster(address, timeout=60.0 + number) as cluster,
+            tsw.Cluster(address, timeout_secs=60.0 + number) as cluster,
             tsw.train.Worker(
                 number, 2, cluster=cluster, consistency=BSP
             ) as worker,

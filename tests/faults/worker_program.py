@@ -21,7 +21,7 @@ def main(address: str, number: str, num_steps: str, folder: str) -> None:
     if int(number) == 1:
         first_step = int(note.read_text()) if note.exists() else 0
     with (
-        tsw.Cluster(address, timeout=60.0) as cluster,
+        tsw.Cluster(address, timeout_secs=60.0) as cluster,
         tsw.train.Worker(
             int(number),
             2,

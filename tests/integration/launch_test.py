@@ -213,7 +213,11 @@ def test_tasks_know_their_place_and_arguments_are_theirs(launch, write):
 
 def test_a_command_knows_the_servers(launch):
     job = launch(
-        *("sh", "-c", "echo $TFSWITCH_SERVERS $TFSWITCH_TIMEOUT $TF_CONFIG")
+        *(
+            "sh",
+            "-c",
+            "echo $TFSWITCH_SERVERS $TFSWITCH_TIMEOUT_SECS $TF_CONFIG",
+        )
     )
 
     servers, config = job.wait_for(r"\[worker 0\] (\S+) 300 (\{.*)").groups()

@@ -151,7 +151,7 @@ class ServedRows:
         return tsw.export.delta(self.models / str(version))
 
     def exports(self, version: int = 1) -> Path:
-        return self.models / str(version) / tsw.export.MODEL_ROWS
+        return self.models / str(version) / tsw.export._MODEL_ROWS
 
 
 @pytest.fixture
@@ -1626,7 +1626,7 @@ def test_rows_that_are_checked_first_refuse_a_version_until_they_are_whole(
     with start(rows.models, "--verify_rows_first") as server:
         damage(
             rows.save(2).rename(tmp_path / "2")
-            / tsw.export.MODEL_ROWS
+            / tsw.export._MODEL_ROWS
             / "base-00000001"
         )
         (tmp_path / "2").rename(rows.models / "2")

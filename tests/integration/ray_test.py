@@ -93,7 +93,7 @@ def start(name: str, num_servers: int, **options: Any) -> tsw.ray.Servers:
     defaults = {
         "resources_per_server": {"head": 1},
         "host": "127.0.0.1",
-        "timeout": 60.0,
+        "timeout_secs": 60.0,
     }
     return tsw.ray.start_servers(
         num_servers, name=name, **{**defaults, **options}
@@ -187,7 +187,7 @@ def test_workers_finish_without_one_that_lost_its_node(
     machines: Machines, tmp_path: Path
 ) -> None:
     # Ray would start it again, and has no room for it.
-    options = {"resources_per_worker": {"worker": 1}, "timeout": 15.0}
+    options = {"resources_per_worker": {"worker": 1}, "timeout_secs": 15.0}
     first = machines.add(worker=1)
     machines.add(worker=2)
     with (
@@ -244,7 +244,7 @@ def test_workers_that_ray_has_no_room_for_are_an_error_that_says_why(
             2,
             servers=servers,
             resources_per_worker={"gold": 1},
-            timeout=7.0,
+            timeout_secs=7.0,
         )
         message = r"within 7 s worker\(s\) 0, 1, each with {'gold': 1}"
         with pytest.raises(TimeoutError, match=message):
@@ -449,7 +449,7 @@ def test_trials_of_ray_tune_have_servers_of_their_own(
         ),
         ({"server_flags": {"tls_cert": "a"}}, ValueError, "as 'tls_cert'"),
         (
-            {"resources_per_server": {"gold": 1}, "timeout": 2.0},
+            {"resources_per_server": {"gold": 1}, "timeout_secs": 2.0},
             TimeoutError,
             r"1 times {'gold': 1} .* within 2 s. It has in all",
         ),
@@ -521,7 +521,7 @@ cluster = Cluster(
 ray.init(address=cluster.address)
 with tsw.ray.start_servers(1, name="head", host="127.0.0.1") as servers:
     workers = tsw.ray.start_workers(
-        ray_programs.fail_or_wait, 1, servers=servers, timeout=60.0
+        ray_programs.fail_or_wait, 1, servers=servers, timeout_secs=60.0
     )
     cluster.head_node.kill_gcs_server(check_alive=False)
     workers.wait()

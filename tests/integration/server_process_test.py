@@ -54,7 +54,7 @@ def test_a_dead_server_is_named_and_a_new_one_is_taken():
         ServerProcess(shard_index=0, num_shards=2) as zero,
         ServerProcess(shard_index=1, num_shards=2) as one,
         tsw.connect(
-            f"grpc://{zero.address},{one.address}", timeout=2.0
+            f"grpc://{zero.address},{one.address}", timeout_secs=2.0
         ) as cluster,
     ):
         table = make_table()
@@ -97,7 +97,9 @@ def test_a_server_killed_in_mid_call_fails_calls_within_the_deadline():
     with (
         ServerProcess() as server,
         tsw.connect(
-            f"grpc://{server.address}", timeout=2.0, on_lost_tables="recreate"
+            f"grpc://{server.address}",
+            timeout_secs=2.0,
+            on_lost_tables="recreate",
         ),
     ):
         table = make_table()
@@ -124,7 +126,7 @@ def test_a_server_killed_in_mid_call_fails_calls_within_the_deadline():
 def test_a_server_that_hangs_times_out():
     with (
         ServerProcess() as server,
-        tsw.connect(f"grpc://{server.address}", timeout=2.0),
+        tsw.connect(f"grpc://{server.address}", timeout_secs=2.0),
     ):
         table = make_table()
         table.assign([1], [[3.0, 4.0]])
@@ -145,7 +147,9 @@ def test_a_model_trains_on_after_its_server_came_back():
     with (
         ServerProcess() as server,
         tsw.connect(
-            f"grpc://{server.address}", timeout=2.0, on_lost_tables="recreate"
+            f"grpc://{server.address}",
+            timeout_secs=2.0,
+            on_lost_tables="recreate",
         ),
     ):
         model = keras.Sequential(

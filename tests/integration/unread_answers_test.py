@@ -86,7 +86,7 @@ def test_the_oldest_of_too_many_unread_answers_end_and_others_are_served():
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(ServerProcess(flags=("--num_threads=1",)))
         cluster = stack.enter_context(
-            tsw.Cluster(f"grpc://{server.address}", timeout=20.0)
+            tsw.Cluster(f"grpc://{server.address}", timeout_secs=20.0)
         )
         table = tsw.EmbeddingTable("t", 4, cluster=cluster)
         rows = table.lookup_or_create(np.arange(10))

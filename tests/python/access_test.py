@@ -716,7 +716,9 @@ def test_who_trains_waits_for_a_queue_that_an_administrator_makes(
 
     def work(number: int, token: str) -> None:
         with (
-            tsw.Cluster(address, timeout=30 + number, token=token) as cluster,
+            tsw.Cluster(
+                address, timeout_secs=30 + number, token=token
+            ) as cluster,
             tsw.train.Worker(number, 2, cluster=cluster) as worker,
         ):
             queue = tsw.data.WorkQueue(list("abcd"), worker=worker)

@@ -252,7 +252,7 @@ def test_garbage_bytes_on_the_port_leave_the_server_serving():
 
 def test_a_server_that_is_not_there_is_named(unused_address):
     with pytest.raises((ConnectionError, TimeoutError), match=unused_address):
-        tsw.connect(f"grpc://{unused_address}", timeout=0.5)
+        tsw.connect(f"grpc://{unused_address}", timeout_secs=0.5)
 
 
 def test_a_port_that_speaks_no_grpc_is_named():
@@ -260,7 +260,7 @@ def test_a_port_that_speaks_no_grpc_is_named():
         address = f"127.0.0.1:{listener.getsockname()[1]}"
 
         with pytest.raises((ConnectionError, TimeoutError), match=address):
-            tsw.connect(f"grpc://{address}", timeout=0.5)
+            tsw.connect(f"grpc://{address}", timeout_secs=0.5)
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def test_a_bad_server_address_is_named(address):
 @pytest.mark.parametrize("timeout", [0, -1.0, float("inf"), "5", True])
 def test_a_bad_timeout_is_named(timeout):
     with pytest.raises(ValueError, match="Received: timeout="):
-        tsw.connect("local://", timeout=timeout)
+        tsw.connect("local://", timeout_secs=timeout)
 
 
 def test_a_bad_answer_to_lost_tables_is_named():
@@ -55,14 +55,14 @@ def test_a_bad_answer_to_lost_tables_is_named():
 
 
 def test_the_environment_has_a_timeout(monkeypatch):
-    monkeypatch.setenv("TFSWITCH_TIMEOUT", "2.5")
+    monkeypatch.setenv("TFSWITCH_TIMEOUT_SECS", "2.5")
     with tsw.Cluster("local://timeout") as cluster:
-        assert cluster.timeout == 2.5
-    with tsw.Cluster("local://timeout", timeout=1.0) as cluster:
-        assert cluster.timeout == 1.0
+        assert cluster.timeout_secs == 2.5
+    with tsw.Cluster("local://timeout", timeout_secs=1.0) as cluster:
+        assert cluster.timeout_secs == 1.0
     for bad in ("0", "-1", "inf", "soon"):
-        monkeypatch.setenv("TFSWITCH_TIMEOUT", bad)
-        with pytest.raises(ValueError, match=f"TFSWITCH_TIMEOUT='{bad}'"):
+        monkeypatch.setenv("TFSWITCH_TIMEOUT_SECS", bad)
+        with pytest.raises(ValueError, match=f"TFSWITCH_TIMEOUT_SECS='{bad}'"):
             tsw.Cluster("local://timeout")
 
 

@@ -433,7 +433,7 @@ def test_a_checkpoint_of_another_layout_is_refused(tmp_path):
 def test_a_server_that_is_gone_is_named():
     server = tsw.Server().start()
     address = server.address
-    with tsw.Cluster(f"grpc://{address}", timeout=1.0) as cluster:
+    with tsw.Cluster(f"grpc://{address}", timeout_secs=1.0) as cluster:
         table = make_table(cluster=cluster)
         table.initialize(ONES)
         server.stop()

@@ -13,6 +13,7 @@ import tensorflow as tf
 import tfswitch as tsw
 from tests.conftest import running_cluster
 from tfswitch.keras._backend import IS_LEGACY, VERSION, keras
+from tfswitch.optimizers import _conversion
 
 DynamicEmbedding = tsw.keras.DynamicEmbedding
 SGD = tsw.optimizers.SGD
@@ -687,7 +688,7 @@ def test_keras_optimizers_and_initializers_are_taken():
     )
 
     assert layer.table.initializer == tsw.initializers.Constant(3.0)
-    rate = tsw.optimizers.KerasRate(optimizer)
+    rate = _conversion.KerasRate(optimizer)
     assert layer.table.optimizer == SGD(rate, momentum=0.25)
     assert layer.table.learning_rate == 0.5
     optimizer.learning_rate = 0.125

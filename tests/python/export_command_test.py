@@ -55,7 +55,7 @@ def test_once_writes_what_is_due(servers, tmp_path):
 def test_what_does_not_get_better_is_not_tried_again(servers, tmp_path):
     model = tmp_path / "model"
     (model / "assets").mkdir(parents=True)
-    (model / export.MODEL_FILE).write_text('{"version": 2, "tables": {}}')
+    (model / export._MODEL_FILE).write_text('{"version": 2, "tables": {}}')
     flag_values = {"--cluster": servers, "--path": tmp_path}
 
     for others, message in [

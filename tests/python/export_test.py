@@ -144,7 +144,7 @@ def test_a_restarted_server_leads_to_a_base(tmp_path, told):
     with tsw.Server(address), tsw.connect(f"grpc://{address}"):
         push(make_table(), [1, 2])
         # As in a program of its own.
-        cluster = tsw.Cluster(f"grpc://{address}", timeout=1.0)
+        cluster = tsw.Cluster(f"grpc://{address}", timeout_secs=1.0)
         schedule = export.Schedule(
             tmp_path, tables=["t"], cluster=cluster, log_fn=told.put
         )

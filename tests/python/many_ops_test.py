@@ -240,7 +240,7 @@ def test_an_optimizer_that_came_before_another_pushes_no_more(mode):
 def test_a_server_that_is_away_is_named():
     server = tsw.Server()
     address = server.start().address
-    with tsw.connect(f"grpc://{address}", timeout=1.0):
+    with tsw.connect(f"grpc://{address}", timeout_secs=1.0):
         table = make_table("t", 2)
         ops.push_many([push_of(table, [1])] * 2)
         server.stop()

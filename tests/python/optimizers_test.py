@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import tfswitch as tsw
 from tfswitch import optimizers
+from tfswitch.optimizers import _conversion
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,7 @@ def test_settings_of_a_later_keras_that_are_off_do_not_matter():
     optimizer = SGD(0.5)
     optimizer.warp = None
     assert optimizers.from_keras(optimizer) == optimizers.SGD(0.5)
-    shared = optimizers.KerasRate(optimizer)
+    shared = _conversion.KerasRate(optimizer)
     assert optimizers.get(optimizer) == optimizers.SGD(shared)
 
     optimizer.warp = 9

@@ -58,7 +58,7 @@ def servers():
 
 @pytest.fixture
 def connected(servers):
-    with tsw.connect(servers.address, timeout=10.0) as cluster:
+    with tsw.connect(servers.address, timeout_secs=10.0) as cluster:
         yield cluster
 
 
@@ -411,7 +411,7 @@ def test_arguments_are_named(tmp_path, arguments, message):
 )
 def test_addresses_that_can_be_connected_to_are_taken(table, tmp_path, address):
     path = save(table, tmp_path / "1", addresses=address)
-    contents = json.loads((path / tsw.export.MODEL_FILE).read_text())
+    contents = json.loads((path / tsw.export._MODEL_FILE).read_text())
     assert contents["remote"]["addresses"] == address
 
 
@@ -419,7 +419,7 @@ def test_the_file_says_where_the_rows_are(table, tmp_path):
     path = save(
         table, tmp_path / "1", cache_rows=7, cache_secs=2, addresses=None
     )
-    contents = json.loads((path / tsw.export.MODEL_FILE).read_text())
+    contents = json.loads((path / tsw.export._MODEL_FILE).read_text())
     assert len(contents.pop("id")) == 16
     assert contents == {
         "format": "tfswitch-model",
@@ -460,7 +460,7 @@ def test_cpp_serves_the_same_bits(table, tmp_path):
         table.lookup(IDS).numpy(),
     )
 
-    env = {**os.environ, "TFSWITCH_SERVING_DEADLINE_SECONDS": "0.5"}
+    env = {**os.environ, "TFSWITCH_SERVING_DEADLINE_SECS": "0.5"}
     refused = subprocess.run(
         command, timeout=HANG_SECS, capture_output=True, text=True, env=env
     )

@@ -43,7 +43,7 @@ DEEP = "[" * 200_000 + "]" * 200_000
 
 def test_a_model_file_that_cannot_be_read_is_named(path):
     """Each field by itself is for the tests of C++."""
-    file = path / tsw.export.MODEL_FILE
+    file = path / tsw.export._MODEL_FILE
     contents = file.read_text()
     fields = json.loads(contents)
     damaged = tf.errors.DataLossError

@@ -656,10 +656,10 @@ class TestBadInput:
 
     def test_the_environment_is_checked(self, save, monkeypatch):
         path = save()
-        monkeypatch.setenv("TFSWITCH_SERVING_WATCH_SECONDS", "often")
-        with pytest.raises(Exception, match=r"WATCH_SECONDS.*'often'"):
+        monkeypatch.setenv("TFSWITCH_SERVING_WATCH_SECS", "often")
+        with pytest.raises(Exception, match=r"WATCH_SECS.*'often'"):
             tf.saved_model.load(path)
-        monkeypatch.setenv("TFSWITCH_SERVING_WATCH_SECONDS", "0.5")
+        monkeypatch.setenv("TFSWITCH_SERVING_WATCH_SECS", "0.5")
         monkeypatch.setenv("TFSWITCH_SERVING_VERIFY_FIRST", "1")
         tf.saved_model.load(path)
 

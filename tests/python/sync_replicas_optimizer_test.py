@@ -520,7 +520,7 @@ def test_variables_that_nobody_trains_are_those_of_the_chief(servers, name):
 def test_a_lost_server_ends_the_script_and_repeats_nothing(name):
     with (
         tsw.Server() as server,
-        tsw.Cluster(f"grpc://{server.address}", timeout=1.0) as cluster,
+        tsw.Cluster(f"grpc://{server.address}", timeout_secs=1.0) as cluster,
     ):
         script = Script(TableServers(lambda _: cluster), name, 0, 1)
         with (
@@ -1136,7 +1136,7 @@ def test_two_workers_with_one_task_index_are_told(client, name):
     call = Call(run)
     assert joined.wait(HANG_SECS)
     # A client of its own, by its timeout.
-    with tsw.Cluster(client(0).address, timeout=33.0) as other:
+    with tsw.Cluster(client(0).address, timeout_secs=33.0) as other:
         worker = tsw.train.Worker(
             0,
             2,

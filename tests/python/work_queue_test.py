@@ -240,7 +240,7 @@ def test_a_queue_of_a_worker_that_is_over_says_so(local):
 def test_a_server_that_was_started_again_knows_no_queue():
     with (
         tsw.Server() as server,
-        tsw.Cluster(f"grpc://{server.address}", timeout=20.0) as cluster,
+        tsw.Cluster(f"grpc://{server.address}", timeout_secs=20.0) as cluster,
     ):
         address = server.address
         queue = make_queue(Worker(0, 1, cluster=cluster))

@@ -470,7 +470,7 @@ def test_a_context_leaves_at_its_end_and_with_an_error(client):
 
 def test_an_error_of_leaving_does_not_hide_what_went_wrong():
     server = tsw.Server().start()
-    cluster = tsw.Cluster(f"grpc://{server.address}", timeout=1.0)
+    cluster = tsw.Cluster(f"grpc://{server.address}", timeout_secs=1.0)
 
     with pytest.raises(ZeroDivisionError), Worker(cluster=cluster):
         server.stop()
@@ -494,7 +494,7 @@ def test_closing_a_cluster_leaves_the_group(num_servers):
 
 def test_closing_a_cluster_leaves_a_worker_of_another_one_alone(local):
     cluster = local(0)
-    same = tsw.Cluster(cluster.address, timeout=cluster.timeout)
+    same = tsw.Cluster(cluster.address, timeout_secs=cluster.timeout_secs)
     worker = Worker(0, 1, cluster=cluster)
 
     same.close()
@@ -504,7 +504,7 @@ def test_closing_a_cluster_leaves_a_worker_of_another_one_alone(local):
 
 def test_closing_a_cluster_whose_server_has_gone_is_no_error():
     server = tsw.Server().start()
-    cluster = tsw.Cluster(f"grpc://{server.address}", timeout=600.0)
+    cluster = tsw.Cluster(f"grpc://{server.address}", timeout_secs=600.0)
     worker = Worker(0, 1, consistency="bsp", cluster=cluster, lease_secs=6)
     table = make_table(cluster)
     server.stop()
@@ -530,7 +530,7 @@ def test_a_worker_of_a_closed_cluster_is_refused(local):
 
 def test_a_server_that_is_gone_is_named():
     server = tsw.Server().start()
-    cluster = tsw.Cluster(f"grpc://{server.address}", timeout=1.0)
+    cluster = tsw.Cluster(f"grpc://{server.address}", timeout_secs=1.0)
     address = server.address
     worker = Worker(0, 1, consistency="bsp", cluster=cluster)
     worker.end_step()
@@ -552,7 +552,9 @@ def test_a_server_that_stops_answering_ends_a_wait():
     """`wait_secs` is for other workers; the server has its own deadline."""
     with ServerProcess() as server:
         address = f"grpc://{server.address}"
-        clusters = [tsw.Cluster(address, timeout=1.0 + i) for i in range(2)]
+        clusters = [
+            tsw.Cluster(address, timeout_secs=1.0 + i) for i in range(2)
+        ]
         one, two = (
             Worker(i, 2, consistency="bsp", cluster=clusters[i], wait_secs=600)
             for i in range(2)
@@ -572,7 +574,9 @@ def test_a_server_that_stops_answering_ends_a_wait():
 def test_a_server_that_stood_still_for_longer_than_a_lease_expels_nobody():
     with ServerProcess() as server:
         address = f"grpc://{server.address}"
-        clusters = [tsw.Cluster(address, timeout=20.0 + i) for i in range(2)]
+        clusters = [
+            tsw.Cluster(address, timeout_secs=20.0 + i) for i in range(2)
+        ]
         one, two = (
             Worker(i, 2, consistency="bsp", cluster=clusters[i], lease_secs=1)
             for i in range(2)
@@ -594,7 +598,7 @@ def test_a_server_that_was_started_again_is_joined_again(capfd):
     server = tsw.Server().start()
     address = server.address
     cluster = tsw.Cluster(
-        f"grpc://{address}", timeout=20.0, on_lost_tables="recreate"
+        f"grpc://{address}", timeout_secs=20.0, on_lost_tables="recreate"
     )
     worker = Worker(0, 1, consistency="bsp", cluster=cluster)
     table = make_table(cluster)
@@ -617,7 +621,7 @@ def test_a_server_that_was_started_again_is_joined_again(capfd):
 def test_a_server_that_was_started_again_is_left_and_joined():
     server = tsw.Server().start()
     address = server.address
-    with tsw.Cluster(f"grpc://{address}", timeout=20.0) as cluster:
+    with tsw.Cluster(f"grpc://{address}", timeout_secs=20.0) as cluster:
         worker = Worker(0, 1, consistency="bsp", cluster=cluster)
         server.stop()
 

@@ -96,7 +96,7 @@ def running_clients(
         def client(number: int) -> tsw.Cluster:
             if number not in clients:
                 clients[number] = stack.enter_context(
-                    tsw.Cluster(address, timeout=timeout + number)
+                    tsw.Cluster(address, timeout_secs=timeout + number)
                 )
                 # While the servers are there to hear it.
                 stack.callback(_leave, clients[number])

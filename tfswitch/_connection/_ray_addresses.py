@@ -41,12 +41,12 @@ def actor_name(name: str, index: int) -> str:
     return f"{name}/{index}"
 
 
-def follow(address: str, timeout: float) -> None:
+def follow(address: str, timeout_secs: float) -> None:
     """Tells the core where the servers are, now and whenever they move.
 
     Args:
         address: "ray://NAME".
-        timeout: Longest wait for actors that are being started, in seconds.
+        timeout_secs: Longest wait for actors that are being started.
 
     Raises:
         RuntimeError: If this process is not connected to Ray.
@@ -63,13 +63,13 @@ def follow(address: str, timeout: float) -> None:
     with _lock:
         making = _making.setdefault(name, threading.Lock())
     with making:
-        first = ask(name, 0, timeout)
+        first = ask(name, 0, timeout_secs)
         num_servers = first["num_servers"]
         with _lock:
             former = _followers.get(name)
             if former is not None and former.follows(num_servers):
                 return
-        others = [ask(name, i, timeout) for i in range(1, num_servers)]
+        others = [ask(name, i, timeout_secs) for i in range(1, num_servers)]
         follower = _Follower(name, [first, *others])
         forget(name)
         with _lock:
@@ -190,14 +190,14 @@ class _Follower(threading.Thread):
             )
 
 
-def ask(name: str, index: int, timeout: float) -> dict[str, Any]:
+def ask(name: str, index: int, timeout_secs: float) -> dict[str, Any]:
     """Returns the address of a server and other facts about it.
 
     Raises:
         ConnectionError: If Ray has no such server, or it has failed.
         TimeoutError: If the server does not run in time.
     """
-    give_up = time.monotonic() + timeout
+    give_up = time.monotonic() + timeout_secs
     reference: Any = None
     failure: RayError | None = None
     has_said = False
@@ -228,7 +228,7 @@ def ask(name: str, index: int, timeout: float) -> dict[str, Any]:
         if time.monotonic() > give_up:
             raise TimeoutError(
                 f"server {index} of '{SCHEME}{name}' did not start within "
-                f"{timeout:g} s"
+                f"{timeout_secs:g} s"
                 + (f": {reason(failure)}" if failure is not None else "")
                 + ". Ray may have no node with its resources: look at "
                 "`ray status`"
@@ -237,7 +237,7 @@ def ask(name: str, index: int, timeout: float) -> dict[str, Any]:
             has_said = True
             print(
                 f"tfswitch: waiting for server {index} of '{SCHEME}{name}', "
-                f"for up to {timeout:g} s",
+                f"for up to {timeout_secs:g} s",
                 file=sys.stderr,
                 flush=True,
             )

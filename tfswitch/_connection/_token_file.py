@@ -37,7 +37,7 @@ def add(
     role: str,
     *,
     tables: Sequence[str] = ("*",),
-    seconds: float | None = None,
+    valid_secs: float | None = None,
     note: str | None = None,
     limits: Mapping[str, int] | None = None,
 ) -> str:
@@ -47,7 +47,7 @@ def add(
         path: The file; it is made if it is not there.
         role: "read", "train" or "admin".
         tables: Patterns of the names of tables.
-        seconds: How long the token is valid; None: without end.
+        valid_secs: How long the token is valid; None: without end.
         note: A text for people.
         limits: Values for some of LIMITS.
 
@@ -86,8 +86,8 @@ def add(
         "created": _text(now),
         **(limits or {}),
     }
-    if seconds is not None:
-        record["expires"] = _text(now + datetime.timedelta(seconds=seconds))
+    if valid_secs is not None:
+        record["expires"] = _text(now + datetime.timedelta(seconds=valid_secs))
     if note is not None:
         record["note"] = note
     path = path.resolve()

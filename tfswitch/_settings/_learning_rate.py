@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfswitch.ops.resources import HostVariable, in_plain_graph
-from tfswitch.optimizers import check_learning_rate
+from tfswitch.optimizers._base import check_learning_rate
 
 
 class _Source(NamedTuple):

@@ -12,6 +12,7 @@ from tfswitch import optimizers as optimizers_lib
 from tfswitch import statistics as statistics_lib
 from tfswitch import storage_dtype as storage_dtype_lib
 from tfswitch._settings._ranges import Range, bad_argument
+from tfswitch.optimizers._conversion import from_table_config
 
 # The policies that need shows and clicks.
 _NEED_SHOW_CLICK = (admission_lib.ShowClick, eviction_lib.ShowClickScore)
@@ -106,7 +107,7 @@ class TableSpec:
 
     def with_optimizer(self, config: Mapping[str, Any]) -> "TableSpec":
         """Returns this spec with a config's optimizer, if Python has it."""
-        optimizer = optimizers_lib.from_table_config(config)
+        optimizer = from_table_config(config)
         if optimizer is None:
             return self
         return dataclasses.replace(

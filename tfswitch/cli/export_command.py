@@ -99,7 +99,7 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--row_format",
-        choices=export.ROW_FORMATS,
+        choices=export._ROW_FORMATS,
         help="how rows are kept. Default: as in the export before, or float32.",
     )
     parser.add_argument(
@@ -175,7 +175,7 @@ def _rule(options: Namespace) -> export.ScoreRule | Literal["all"] | None:
 def _tell(result: export.ExportReport | Exception) -> None:
     if isinstance(result, Exception):
         print(
-            f"tfswitch export: failed: {export.describe(result)}",
+            f"tfswitch export: failed: {export._describe(result)}",
             file=sys.stderr,
             flush=True,
         )

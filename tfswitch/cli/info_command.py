@@ -29,7 +29,7 @@ def run(words: Sequence[str]) -> int:
     options = parser.parse_args(words)
     address = options.address
     try:
-        cluster = Cluster(_with_scheme(address), timeout=options.timeout)
+        cluster = Cluster(_with_scheme(address), timeout_secs=options.timeout)
         if not cluster.is_remote:
             raise app.UsageError(
                 f"ADDRESS must be of servers. Received: {address!r}"

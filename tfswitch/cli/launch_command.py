@@ -81,6 +81,36 @@ def run(words: Sequence[str]) -> int:
         remove()
 
 
+# Flags that are numbers: name, least value, default, and help.
+_COUNTS = (
+    ("servers", 1, 1, "how many servers to start."),
+    ("workers", 1, 1, "how many workers to start."),
+    (
+        "tf_ps",
+        0,
+        0,
+        "how many parameter servers of TensorFlow's own to start, and a "
+        "chief that coordinates, as tf.distribute.ParameterServerStrategy "
+        "needs them. They are the ps of TF_CONFIG then, and the "
+        "environment variable TFSWITCH_SERVERS names the servers of "
+        "tfswitch.",
+    ),
+    (
+        "max_restarts",
+        0,
+        3,
+        "how often each server is started again that has died.",
+    ),
+    (
+        "max_worker_restarts",
+        0,
+        0,
+        "how often each worker is started again that has failed. Under "
+        "`fit` it goes on where its job is.",
+    ),
+)
+
+
 def _parser() -> Parser:
     parser = Parser("launch", "Runs a job of servers and workers here.")
     parser.add_argument(
@@ -88,33 +118,7 @@ def _parser() -> Parser:
         nargs=argparse.PARSER,
         help="what each worker runs, and its arguments.",
     )
-    for name, least, default, about in (
-        ("servers", 1, 1, "how many servers to start."),
-        ("workers", 1, 1, "how many workers to start."),
-        (
-            "tf_ps",
-            0,
-            0,
-            "how many parameter servers of TensorFlow's own to start, and a "
-            "chief that coordinates, as tf.distribute.ParameterServerStrategy "
-            "needs them. They are the ps of TF_CONFIG then, and the "
-            "environment variable TFSWITCH_SERVERS names the servers of "
-            "tfswitch.",
-        ),
-        (
-            "max_restarts",
-            0,
-            3,
-            "how often each server is started again that has died.",
-        ),
-        (
-            "max_worker_restarts",
-            0,
-            0,
-            "how often each worker is started again that has failed. Under "
-            "`fit` it goes on where its job is.",
-        ),
-    ):
+    for name, least, default, about in _COUNTS:
         parser.add_argument(
             f"--{name}",
             type=at_least(least),
@@ -288,7 +292,8 @@ class _Launch:
             # The name by which a restarted worker finds its job.
             "TFSWITCH_JOB": os.environ.get("TFSWITCH_JOB")
             or f"launch-{uuid.uuid4()}",
-            "TFSWITCH_TIMEOUT": os.environ.get("TFSWITCH_TIMEOUT") or "300",
+            "TFSWITCH_TIMEOUT_SECS": os.environ.get("TFSWITCH_TIMEOUT_SECS")
+            or "300",
             "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
         }
         for i, address in enumerate(servers):
@@ -453,7 +458,7 @@ class _Steps:
         with contextlib.suppress(Exception):
             if not self._latest:
                 return []
-            cluster = Cluster(address, timeout=_REPORT_SECS)
+            cluster = Cluster(address, timeout_secs=_REPORT_SECS)
             stats = cluster._group_stats(group)
             for worker, loss in sorted(
                 stats["losses"].items(), key=lambda item: int(item[0])
@@ -488,7 +493,7 @@ class _Steps:
             # or a server is away.
             with contextlib.suppress(Exception):
                 if cluster is None:
-                    cluster = Cluster(address, timeout=5.0)
+                    cluster = Cluster(address, timeout_secs=5.0)
                 latest = {}
                 stats = cluster._group_stats(group)
                 for number, count in stats["num_steps"].items():

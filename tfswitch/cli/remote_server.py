@@ -28,7 +28,7 @@ def run(
     make_companion: Callable[[], Companion],
     *,
     hears_requests: bool,
-    timeout: float,
+    timeout_secs: float,
 ) -> int:
     """Runs a server with a companion, from the fetch to the last upload.
 
@@ -36,8 +36,8 @@ def run(
         command: The program and its flags.
         make_companion: Makes the companion; this function raises its errors.
         hears_requests: Whether clients may ask the companion.
-        timeout: Longest time for the store before the server starts, and for
-            the upload after its end, in seconds.
+        timeout_secs: Longest time for the store before the server starts, and
+            for the upload after its end.
 
     Returns:
         The server's exit code, or 128 and the number of the signal that ended
@@ -52,7 +52,7 @@ def run(
 
     def prepare() -> None:
         try:
-            companion.prepare(timeout)
+            companion.prepare(timeout_secs)
         except (OSError, ValueError, RuntimeError) as error:
             errors.append(error)
 
@@ -80,11 +80,11 @@ def run(
         if number in STOP_SIGNALS:
             server.send_signal(number)
     companion.stop()
-    _wait(uploading, timeout)
+    _wait(uploading, timeout_secs)
     return _processes.exit_code(server.returncode)
 
 
-def _wait(uploading: threading.Thread, timeout: float) -> None:
+def _wait(uploading: threading.Thread, timeout_secs: float) -> None:
     begin = time.monotonic()
     has_said = False
     while uploading.is_alive():
@@ -94,13 +94,13 @@ def _wait(uploading: threading.Thread, timeout: float) -> None:
             has_said = True
             _say(
                 "the server has ended; uploading its last save, for at most "
-                f"{timeout:g} s"
+                f"{timeout_secs:g} s"
             )
-        if taken is not None or waited > timeout:
+        if taken is not None or waited > timeout_secs:
             why = (
                 f"signal {taken.si_signo} came"
                 if taken is not None
-                else f"{timeout:g} s are over"
+                else f"{timeout_secs:g} s are over"
             )
             _say(
                 f"warning: {why}: the last save was not uploaded. It is in the "

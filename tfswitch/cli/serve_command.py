@@ -135,7 +135,9 @@ def _place_from_environment(given: Sequence[str]) -> list[str]:
     return [f"{k}={v}" for k, v in place.items() if k not in names]
 
 
-def _serve_with_remote(url: str, timeout: float, arguments: list[str]) -> int:
+def _serve_with_remote(
+    url: str, timeout_secs: float, arguments: list[str]
+) -> int:
     from tfswitch.cli import remote_server
     from tfswitch.remote.companion import Companion
 
@@ -174,7 +176,7 @@ def _serve_with_remote(url: str, timeout: float, arguments: list[str]) -> int:
             command,
             make_companion,
             hears_requests=options.shard_index == 0,
-            timeout=timeout,
+            timeout_secs=timeout_secs,
         )
     except (ValueError, ImportError) as error:
         raise app.UsageError(f"--remote: {error}") from error

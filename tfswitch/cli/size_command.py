@@ -46,6 +46,26 @@ def run(words: Sequence[str]) -> None:
     print(json.dumps(plan, indent=2) if options.json else _as_text(plan))
 
 
+# Flags of the server: name, least value, default, and help.
+_SERVER_BOUNDS = (
+    (
+        "max_buffer_bytes",
+        2 * _MIB,
+        "512Mi",
+        "bound for requests that arrive, and for answers that are not read "
+        "yet. Two of the longest messages must fit.",
+    ),
+    (
+        "max_bloom_bytes",
+        0,
+        "0",
+        "bound for the Bloom filters of all tables, such as 256Mi. They are "
+        "what BloomMinCount needs.",
+    ),
+    ("push_log_max_bytes", 1, "8Gi", "longest log."),
+)
+
+
 def _parser() -> Parser:
     parser = Parser("size", "Prints the memory and the disk that rows need.")
     parser.add_argument(
@@ -85,27 +105,13 @@ def _parser() -> Parser:
         choices=("usage", "show_click"),
         help="what is counted for each row. Default: nothing.",
     )
-    parser.add_argument(
-        "--max_buffer_bytes",
-        type=quantity(2 * _MIB),
-        default="512Mi",
-        help="the server's bound for requests that arrive, and for answers "
-        "that are not read yet. Two of the longest messages must fit. Default: "
-        "%(default)s.",
-    )
-    parser.add_argument(
-        "--max_bloom_bytes",
-        type=quantity(0),
-        default="0",
-        help="the server's bound for the Bloom filters of all tables, such as "
-        "256Mi. They are what BloomMinCount needs. Default: %(default)s.",
-    )
-    parser.add_argument(
-        "--push_log_max_bytes",
-        type=quantity(1),
-        default="8Gi",
-        help="the server's longest log. Default: %(default)s.",
-    )
+    for name, least, default, about in _SERVER_BOUNDS:
+        parser.add_argument(
+            f"--{name}",
+            type=quantity(least),
+            default=default,
+            help=f"the server's {about} Default: {default}.",
+        )
     parser.add_argument("--json", action="store_true", help="writes JSON.")
     return parser
 

@@ -100,7 +100,7 @@ def _create(path: Path, options: Namespace) -> None:
         path,
         options.role,
         tables=options.tables or ["*"],
-        seconds=options.expires_in,
+        valid_secs=options.expires_in,
         note=options.note,
         limits={
             name: limit

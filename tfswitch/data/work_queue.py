@@ -279,6 +279,30 @@ class Epoch:
         )
 
 
+def _checked_items(items: Any, owner: str) -> list[str]:
+    if isinstance(items, str) or not isinstance(items, Iterable):
+        raise bad_argument("items", items, "a list of strings", owner)
+    given = list(items)
+    if not given:
+        raise ValueError(
+            f"{owner}`items` must not be empty. Received: items=[]"
+        )
+    for index, item in enumerate(given):
+        if not isinstance(item, str):
+            raise ValueError(
+                f"{owner}`items` must be strings. "
+                f"Received: items[{index}]={item!r}"
+            )
+        try:
+            item.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"{owner}`items` must be of valid Unicode. "
+                f"Received: items[{index}]={item!r}"
+            ) from error
+    return given
+
+
 class WorkQueue:
     """Hands out a list of items, such as files, to the workers of a group.
 
@@ -342,26 +366,7 @@ class WorkQueue:
         if not isinstance(name, str) or not name:
             raise bad_argument("name", name, "a non-empty string")
         owner = f"work queue {name!r}: "
-        if isinstance(items, str) or not isinstance(items, Iterable):
-            raise bad_argument("items", items, "a list of strings", owner)
-        items = list(items)
-        if not items:
-            raise ValueError(
-                f"{owner}`items` must not be empty. Received: items=[]"
-            )
-        for index, item in enumerate(items):
-            if not isinstance(item, str):
-                raise ValueError(
-                    f"{owner}`items` must be strings. "
-                    f"Received: items[{index}]={item!r}"
-                )
-            try:
-                item.encode()
-            except UnicodeEncodeError as error:
-                raise ValueError(
-                    f"{owner}`items` must be of valid Unicode. "
-                    f"Received: items[{index}]={item!r}"
-                ) from error
+        checked_items = _checked_items(items, owner)
         check_count("epochs", epochs, 1)
         if not isinstance(worker, Worker):
             expected = "a tfswitch.train.Worker, such as that of a SyncGroup"
@@ -379,7 +384,7 @@ class WorkQueue:
         worker._check_is_present()
         self._create(
             {
-                "items": items,
+                "items": checked_items,
                 "num_epochs": int(epochs),
                 "shuffle": bool(shuffle),
                 "seed": seed,

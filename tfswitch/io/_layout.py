@@ -6,9 +6,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from tfswitch import optimizers as optimizers_lib
 from tfswitch._connection._rows import Rows, assign_rows, find_not_finite
 from tfswitch._settings._ranges import bad_argument
+from tfswitch.optimizers._conversion import have_equal_state
 from tfswitch.table import EmbeddingTable
 
 SLOTS = "slots"
@@ -219,7 +219,7 @@ class Source:
             if saved["version"] != _VERSION:
                 raise ValueError(f"they are of version {saved['version']!r}")
             optimizer, statistics = saved["optimizer"], saved["statistics"]
-            fits = optimizers_lib.have_equal_state(
+            fits = have_equal_state(
                 optimizer, table.optimizer.to_table_config()
             )
             fits = fits and _kind_of(statistics) == _kind_of(

@@ -71,22 +71,14 @@ def write_parquet(
         "column", table, slots=slots, ids=id_column, values=embedding_column
     )
     if compression not in _COMPRESSIONS:
-        raise bad_argument(
-            "compression", compression, f"one of {_COMPRESSIONS}"
-        )
+        expected = f"one of {_COMPRESSIONS}"
+        raise bad_argument("compression", compression, expected)
     if rows_per_group is None:
         floats = sum(layout.widths.values())
         rows_per_group = max(1, _GROUP_BYTES // (8 + 4 * floats))
     else:
         _GROUP_ROWS.check("rows_per_group", rows_per_group)
-    schema = pa.schema(
-        [(id_column, pa.int64())]
-        + [
-            (layout.names[what], pa.list_(pa.float32(), width))
-            for what, width in layout.widths.items()
-        ],
-        metadata={_METADATA_KEY: layout.metadata()},
-    )
+    schema = _schema_of(pa, layout)
     with (
         published(path) as temporary,
         pq.ParquetWriter(
@@ -190,6 +182,17 @@ def _import_pyarrow() -> tuple[ModuleType, ModuleType]:
             "Install it: pip install 'pyarrow>=16.1'"
         ) from error
     return pyarrow, pyarrow.parquet
+
+
+def _schema_of(pa: ModuleType, layout: Layout) -> Any:
+    floats = [
+        (layout.names[what], pa.list_(pa.float32(), width))
+        for what, width in layout.widths.items()
+    ]
+    return pa.schema(
+        [(layout.names["ids"], pa.int64()), *floats],
+        metadata={_METADATA_KEY: layout.metadata()},
+    )
 
 
 def _open(pa: ModuleType, pq: ModuleType, file: str) -> Any:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfswitch import optimizers as optimizers_lib
 from tfswitch._warn_once import warn_once
 from tfswitch.keras import _backend
+from tfswitch.optimizers._conversion import KerasRate
 
 # Settings that change the gradient before it is applied.
 _OF_THE_GRADIENT = (
@@ -72,9 +73,7 @@ def rule_of(layer: Any, optimizer: Any) -> optimizers_lib.Optimizer:
             "layer an `optimizer` of its own, such as "
             "tfswitch.optimizers.Adam(0.001)."
         ) from error
-    return dataclasses.replace(
-        rule, learning_rate=optimizers_lib.KerasRate(inner)
-    )
+    return dataclasses.replace(rule, learning_rate=KerasRate(inner))
 
 
 def update_of(layer: Any, rule: Any) -> str:

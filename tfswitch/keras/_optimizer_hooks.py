@@ -17,10 +17,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfswitch import optimizers as optimizers_lib
 from tfswitch.keras import _backend, _row_weights
 from tfswitch.keras._row_weights import RowGradient, is_rows
 from tfswitch.ops import is_of_rows
+from tfswitch.optimizers._conversion import KerasRate
 
 # The ids of the gradients that an optimizer is applying, by variable.
 _ids: contextvars.ContextVar[dict[int, tf.Tensor]] = contextvars.ContextVar(
@@ -282,6 +282,6 @@ def _distributed_apply(
                 for g, v in rows
             ],
             self,
-            optimizers_lib.KerasRate(self)(),
+            KerasRate(self)(),
         )
     return original(self, distribution, rest, *args, **kwargs)

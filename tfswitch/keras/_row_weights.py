@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
-from tfswitch.export import note_step
+from tfswitch.export import _note_step
 from tfswitch.keras import _backend
 from tfswitch.ops import is_of_rows
 from tfswitch.table import (
@@ -191,7 +191,7 @@ def _push(
         by_table.setdefault(key, []).append((step, gradient))
     together = getattr(optimizer, "_trainable_variables", None) or ()
     for key in by_table:
-        note_step(*key, (v for v in together if not is_rows(v)))
+        _note_step(*key, (v for v in together if not is_rows(v)))
     pushes = [
         steps[0][0]._replace(
             ids=_joined([tf.cast(each.ids, tf.int64) for _, each in steps]),

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from tfswitch import optimizers as optimizers_lib
 from tfswitch import statistics as statistics_lib
 from tfswitch._warn_once import warn_once
 from tfswitch.keras import _backend, _weights
+from tfswitch.optimizers._conversion import have_equal_state
 from tfswitch.table import EmbeddingTable
 
 _without_rows: contextvars.ContextVar[bool] = contextvars.ContextVar(
@@ -123,22 +123,8 @@ def load(layer: Any, store: Any) -> None:
             f"first, with `tfswitch.connect({table.cluster.address!r}).drop("
             f"{table.name!r})`."
         )
-    statistics = (
-        _from_bytes(store["statistics"]) if "statistics" in names else {}
-    )
-    # The optimizer's part of the slots comes first, and the statistics' last.
-    all_slots = np.asarray(store["slots"])
-    place = all_slots.shape[1] - statistics_lib.width(
-        statistics_lib.get(statistics or None)
-    )
-    state, usage = all_slots[:, :place], all_slots[:, place:]
-    width = table._slot_floats - statistics_lib.width(table.statistics)
-    slots: np.ndarray | None = None
-    if state.shape[1] == width and optimizers_lib.have_equal_state(
-        saved, table._optimizer_of(table._spec)
-    ):
-        slots = np.concatenate([state, _fit_usage(table, usage)], axis=1)
-    else:
+    slots = _slots_for(table, store, saved)
+    if slots is None:
         warn_once(
             _backend.file_of(store),
             "state of another optimizer",
@@ -152,9 +138,33 @@ def load(layer: Any, store: Any) -> None:
     )
 
 
+def _slots_for(
+    table: EmbeddingTable, store: Any, saved: Mapping[str, Any]
+) -> np.ndarray | None:
+    """Returns the slots for a table, or None if they are of another optimizer.
+
+    Args:
+        table: The table.
+        store: The store that `save` has filled.
+        saved: The optimizer of the stored slots.
+    """
+    statistics = _from_bytes(store["statistics"])
+    # The optimizer's part of the slots comes first, and the statistics' last.
+    slots = np.asarray(store["slots"])
+    place = slots.shape[1] - statistics_lib._width(
+        statistics_lib.get(statistics or None)
+    )
+    width = table._slot_floats - statistics_lib._width(table.statistics)
+    present = table._optimizer_of(table._spec)
+    if place != width or not have_equal_state(saved, present):
+        return None
+    usage = _fit_usage(table, slots[:, place:])
+    return np.concatenate([slots[:, :place], usage], axis=1)
+
+
 def _fit_usage(table: EmbeddingTable, usage: np.ndarray) -> np.ndarray:
     """Converts saved statistics to those of this table."""
-    width = statistics_lib.width(table.statistics)
+    width = statistics_lib._width(table.statistics)
     fitted = np.zeros((len(usage), width), np.float32)
     common = min(width, usage.shape[1])
     fitted[:, :common] = usage[:, :common]

@@ -19,6 +19,7 @@ from tfswitch.keras import _backend, _row_weights, batch_size
 from tfswitch.keras._row_weights import is_rows
 from tfswitch.ops import embedding_ops
 from tfswitch.ops.resources import has_remote_workers
+from tfswitch.optimizers._conversion import KerasRate
 from tfswitch.train._checks import check_choice
 from tfswitch.train._shared_variables import SharedVariables
 from tfswitch.train.worker import Worker, default_job
@@ -387,19 +388,7 @@ class ParameterServerOptimizer(_backend.Optimizer):
                 self.build(variables)
                 self.built = True
                 self.join_servers()
-        by_id = {
-            id(variable): gradient
-            for variable, gradient in zip(variables, grads, strict=True)
-            if not is_rows(variable)
-        }
-        gradients = [by_id.pop(id(v), None) for v in self._servers.variables]
-        for variable in variables:
-            if id(variable) in by_id:
-                raise ValueError(
-                    "the optimizer was built for other variables than "
-                    f"'{_backend.variable_path(variable)}'; make a new one for "
-                    "each model"
-                )
+        gradients = self._in_order(grads, variables)
         # Layers with rows have recorded the size of the batch.
         has_layers = any(map(is_rows, variables))
         rows = [
@@ -416,7 +405,7 @@ class ParameterServerOptimizer(_backend.Optimizer):
             )
         ]
         table = self.table
-        rate = tf.convert_to_tensor(optimizers_lib.KerasRate(self)())
+        rate = tf.convert_to_tensor(KerasRate(self)())
         step = tf.cast(tf.convert_to_tensor(self.iterations), tf.int64) + 1
         shared = self._servers.shared
         written = [] if shared is None else shared.written()
@@ -435,6 +424,23 @@ class ParameterServerOptimizer(_backend.Optimizer):
                 shared.take(written, values[1])
             # The call that finds the end of the data does not count.
             self.iterations.assign_add(1)
+
+    def _in_order(self, grads: list[Any], variables: list[Any]) -> list[Any]:
+        """Returns the gradient of each variable on the servers, or None."""
+        by_id = {
+            id(variable): gradient
+            for variable, gradient in zip(variables, grads, strict=True)
+            if not is_rows(variable)
+        }
+        gradients = [by_id.pop(id(v), None) for v in self._servers.variables]
+        for variable in variables:
+            if id(variable) in by_id:
+                raise ValueError(
+                    "the optimizer was built for other variables than "
+                    f"'{_backend.variable_path(variable)}'; make a new one for "
+                    "each model"
+                )
+        return gradients
 
     def _clip(self, gradients: list[Any]) -> list[Any]:
         present = [g for g in gradients if g is not None]

@@ -168,13 +168,7 @@ def _sampled_loss(
                 labels, num_sampled, unique=True, seed=seed
             )
         sampled, true_count, sampled_count = sampled_values
-        sampled = to_id_tensor(sampled, name)
-        if not sampled.shape.is_compatible_with([num_sampled]):
-            raise ValueError(
-                f"{name}: `num_sampled` must be the number of sampled ids. "
-                f"Received: num_sampled={num_sampled}, and sampled ids of "
-                f"shape {sampled.shape}"
-            )
+        sampled = _checked_sampled(sampled, num_sampled, name)
         flat_labels = tf.reshape(labels, [-1])
         ids, places = tf.unique(
             tf.concat([flat_labels, sampled], axis=0), out_idx=tf.int64
@@ -201,6 +195,18 @@ def _sampled_loss(
             sampled_values=(places[num_labels:], true_count, sampled_count),
             remove_accidental_hits=remove_accidental_hits,
         )
+
+
+def _checked_sampled(sampled: Any, num_sampled: int, name: str) -> tf.Tensor:
+    """Returns int64 `[num_sampled]`."""
+    sampled = to_id_tensor(sampled, name)
+    if not sampled.shape.is_compatible_with([num_sampled]):
+        raise ValueError(
+            f"{name}: `num_sampled` must be the number of sampled ids. "
+            f"Received: num_sampled={num_sampled}, and sampled ids of "
+            f"shape {sampled.shape}"
+        )
+    return sampled
 
 
 def _checked_labels(labels: Any, name: str) -> tf.Tensor:

@@ -53,7 +53,7 @@ def table_handle(
     config: str,
     *,
     cluster_id: int,
-    timeout_s: float,
+    timeout_secs: float,
     shared_name: str,
 ) -> tf.Tensor:
     """Opens a table and returns its resource.
@@ -65,7 +65,7 @@ def table_handle(
             the address. If no open cluster has this id, as when the graph comes
             from another process, the op takes the cluster with the credentials
             that were given last.
-        timeout_s: Longest wait for a server, in seconds.
+        timeout_secs: Longest wait for a server, in seconds.
         shared_name: The name of the resource in TensorFlow's manager.
 
     Returns:
@@ -75,7 +75,7 @@ def table_handle(
         cluster=cluster,
         config=config,
         cluster_id=cluster_id,
-        timeout_s=timeout_s,
+        timeout_s=timeout_secs,
         shared_name=shared_name,
     )
 

@@ -29,15 +29,8 @@ this order around the rule's own step:
 """
 
 from tfswitch.optimizers import _rules
-from tfswitch.optimizers._base import Optimizer, check_learning_rate
-from tfswitch.optimizers._conversion import (
-    KerasRate,
-    OptimizerLike,
-    from_keras,
-    from_table_config,
-    get,
-    have_equal_state,
-)
+from tfswitch.optimizers._base import Optimizer
+from tfswitch.optimizers._conversion import OptimizerLike, from_keras, get
 from tfswitch.optimizers._cowclip import BatchScaling, CowClip, scale_for_batch
 from tfswitch.optimizers._rules import *  # noqa: F403
 from tfswitch.optimizers._segments import Segments
@@ -45,15 +38,11 @@ from tfswitch.optimizers._segments import Segments
 __all__ = [
     "BatchScaling",
     "CowClip",
-    "KerasRate",
     "Optimizer",
     "OptimizerLike",
     "Segments",
-    "check_learning_rate",
     "from_keras",
-    "from_table_config",
     "get",
-    "have_equal_state",
     "scale_for_batch",
 ]
 __all__ += _rules.__all__

@@ -8,6 +8,7 @@ memory, and a node of servers need not have it installed.
 import asyncio
 import collections
 import contextlib
+import dataclasses
 import os
 import subprocess
 import sys
@@ -27,31 +28,42 @@ _KEPT_LINES = 20
 _RETRY_SECS = 5.0
 
 
+@dataclasses.dataclass(frozen=True)
+class ServerOptions:
+    """How the servers of a cluster are started; see `start_servers`.
+
+    Attributes:
+        flags: Further flags of each server.
+        has_tls: Whether clients need TLS.
+        namespace: The namespace of the actors.
+        group: Their placement group.
+    """
+
+    name: str
+    num_servers: int
+    host: str | None
+    data_dir: str | None
+    flags: list[str]
+    has_tls: bool
+    namespace: str
+    group: Any
+    metrics_secs: float
+
+
+def is_url(data_dir: str) -> bool:
+    """Whether it names an object store, and no folder."""
+    return "://" in data_dir
+
+
 class ServerActor:
     """One server, which lives no longer than the actor.
 
     If the server ends by itself, so does the actor, and Ray starts both again.
     """
 
-    def __init__(
-        self,
-        name: str,
-        index: int,
-        num_servers: int,
-        host: str | None,
-        data_dir: str | None,
-        flags: list[str],
-        has_tls: bool,
-        namespace: str,
-        group: Any,
-        metrics_secs: float,
-    ) -> None:
-        self._name = name
-        self._namespace = namespace
-        self._metrics_secs = metrics_secs
+    def __init__(self, options: ServerOptions, index: int) -> None:
+        self._options = options
         self._index = index
-        self._num_servers = num_servers
-        self._has_tls = has_tls
         self._address = ""
         self._lines: collections.deque[str] = collections.deque(
             maxlen=_KEPT_LINES
@@ -60,42 +72,44 @@ class ServerActor:
         self._stops = threading.Event()
         self._error = ""
         self._process: subprocess.Popen[str] | None = None
-        self._group = group
         self._is_again = (
             ray.get_runtime_context().was_current_actor_reconstructed
         )
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        command = ["serve"]
-        if data_dir is not None and "://" in data_dir:
-            # Rows that are not uploaded yet are lost with this process.
-            self._folder = tempfile.TemporaryDirectory(prefix="tfswitch-")
-            command += [f"--data_dir={self._folder.name}/data"]
-            command += [f"--remote={data_dir}", f"--cluster_name={name}"]
-        elif data_dir is not None:
-            # The servers share this folder, because a save contains all of
-            # them.
-            checkpoints = os.path.join(data_dir, "checkpoints")
-            command += [f"--data_dir={os.path.join(data_dir, str(index))}"]
-            command += [f"--checkpoint_root={checkpoints}"]
-            command += [f"--cluster_name={name}"]
-            # The server reports the error more clearly.
-            with contextlib.suppress(OSError):
-                os.makedirs(checkpoints, exist_ok=True)
-        host = host or ray.util.get_node_ip_address()
+        host = options.host or ray.util.get_node_ip_address()
         self._command = [
             sys.executable,
             "-c",
             "import tfswitch_command; tfswitch_command.main()",
-            *command,
+            "serve",
+            *self._data_flags(),
             f"--address={host}:0",
             f"--shard_index={index}",
-            f"--num_shards={num_servers}",
-            *flags,
+            f"--num_shards={options.num_servers}",
+            *options.flags,
         ]
         # A child of this thread, which lives as long as the process.
         threading.Thread(target=self._run, daemon=True).start()
         self._is_ready.wait()
         self._loop: asyncio.AbstractEventLoop | None = None
+
+    def _data_flags(self) -> list[str]:
+        data_dir = self._options.data_dir
+        if data_dir is None:
+            return []
+        flags = [f"--cluster_name={self._options.name}"]
+        if is_url(data_dir):
+            # Rows that are not uploaded yet are lost with this process.
+            self._folder = tempfile.TemporaryDirectory(prefix="tfswitch-")
+            flags += [f"--data_dir={self._folder.name}/data"]
+            return [*flags, f"--remote={data_dir}"]
+        # The servers share this folder, because a save contains all of them.
+        checkpoints = os.path.join(data_dir, "checkpoints")
+        # The server reports the error more clearly.
+        with contextlib.suppress(OSError):
+            os.makedirs(checkpoints, exist_ok=True)
+        flags += [f"--data_dir={os.path.join(data_dir, str(self._index))}"]
+        return [*flags, f"--checkpoint_root={checkpoints}"]
 
     async def info(self) -> dict[str, Any]:
         """Returns the address of the server, and how to talk to it.
@@ -105,17 +119,17 @@ class ServerActor:
         """
         if self._error:
             raise RuntimeError(
-                f"server {self._index} of '{self._name}' did not start:\n"
-                f"{self._error}"
+                f"server {self._index} of '{self._options.name}' did not "
+                f"start:\n{self._error}"
             )
         if self._index == 0 and self._loop is None:
             self._loop = asyncio.get_running_loop()
             threading.Thread(target=self._measure, daemon=True).start()
         return {
             "address": self._address,
-            "num_servers": self._num_servers,
-            "has_tls": self._has_tls,
-            "group": self._group,
+            "num_servers": self._options.num_servers,
+            "has_tls": self._options.has_tls,
+            "group": self._options.group,
         }
 
     async def wait_for_end(self, address: str) -> None:
@@ -201,11 +215,11 @@ class ServerActor:
 
     async def _cluster_address(self) -> str:
         actors = [
-            ray.get_actor(f"{self._name}/{i}", self._namespace)
-            for i in range(self._num_servers)
+            ray.get_actor(f"{self._options.name}/{i}", self._options.namespace)
+            for i in range(self._options.num_servers)
         ]
         infos: Any = await asyncio.gather(*(a.info.remote() for a in actors))
-        scheme = "grpcs" if self._has_tls else "grpc"
+        scheme = "grpcs" if self._options.has_tls else "grpc"
         return f"{scheme}://{','.join(info['address'] for info in infos)}"
 
     def _measure(self) -> None:
@@ -215,11 +229,12 @@ class ServerActor:
         from tfswitch._connection._reports import TableStats
         from tfswitch.cluster import Cluster
 
-        if self._has_tls and not any(
-            os.environ.get(f"TFSWITCH_TLS_{name}") for name in ("CA", "CERT")
+        name = self._options.name
+        if self._options.has_tls and not any(
+            os.environ.get(f"TFSWITCH_TLS_{kind}") for kind in ("CA", "CERT")
         ):
             print(
-                f"no metrics of '{self._name}': set TFSWITCH_TLS_CA, and "
+                f"no metrics of '{name}': set TFSWITCH_TLS_CA, and "
                 "TFSWITCH_TOKEN_FILE, in the env_vars of `runtime_env`",
                 flush=True,
             )
@@ -232,12 +247,12 @@ class ServerActor:
         )
         former: dict[str, tuple[float, int]] = {}
         error = ""
-        while not self._stops.wait(self._metrics_secs):
+        while not self._stops.wait(self._options.metrics_secs):
             try:
                 address = asyncio.run_coroutine_threadsafe(
                     self._cluster_address(), self._loop
                 ).result()
-                with Cluster(address, timeout=5.0) as cluster:
+                with Cluster(address, timeout_secs=5.0) as cluster:
                     infos = cluster._list()
             except (
                 *(OSError, RuntimeError, ValueError),
@@ -245,14 +260,14 @@ class ServerActor:
             ) as present:
                 if str(present) != error:
                     error = str(present)
-                    print(f"no metrics of '{self._name}': {error}", flush=True)
+                    print(f"no metrics of '{name}': {error}", flush=True)
                 if isinstance(present, PermissionError):
                     return
                 continue  # A server that is away comes back.
             now = time.monotonic()
             for info in infos:
                 table, stats = info["config"]["name"], TableStats(info)
-                tags = {"cluster": self._name, "table": table}
+                tags = {"cluster": name, "table": table}
                 rows.set(stats["num_rows"], tags)
                 memory.set(stats.memory_bytes, tags)
                 made = stats["inserted_rows"]

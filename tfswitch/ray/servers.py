@@ -72,11 +72,11 @@ class Servers:
             ) from error
         return [info["address"] for info in infos]
 
-    def stop(self, timeout: float = 60.0) -> None:
+    def stop(self, timeout_secs: float = 60.0) -> None:
         """Ends the servers, which save their rows first. Idempotent.
 
         Args:
-            timeout: How long they may take, in seconds; then they are killed.
+            timeout_secs: How long they may take; then they are killed.
 
         Raises:
             RuntimeError: If a server could not save its rows, or had no time
@@ -86,7 +86,7 @@ class Servers:
             return
         _ray_addresses.forget(self.name)
         actors, self._actors = self._actors, []
-        give_up = time.monotonic() + timeout
+        give_up = time.monotonic() + timeout_secs
         failures = []
         try:
             stopping = [actor.stop.remote() for actor in actors]
@@ -96,7 +96,7 @@ class Servers:
                     code = ray.get(reference, timeout=left)
                     failure = f"exit code {code}" if code else ""
                 except GetTimeoutError:
-                    failure = f"it took longer than {timeout:g} s"
+                    failure = f"it took longer than {timeout_secs:g} s"
                 except RayError as error:
                     failure = _ray_addresses.reason(error)
                 if failure:
@@ -147,7 +147,7 @@ def start_servers(
     detached: bool = False,
     runtime_env: Mapping[str, Any] | None = None,
     metrics_secs: float = 10.0,
-    timeout: float = 300.0,
+    timeout_secs: float = 300.0,
 ) -> Servers:
     """Starts parameter servers as actors of a placement group.
 
@@ -187,7 +187,7 @@ def start_servers(
         metrics_secs: How often the tables' rows, new rows per second and bytes
             go to Ray's metrics, in seconds. If servers ask for tokens, the
             actors take one from the environment (`runtime_env`), as clients do.
-        timeout: Longest time for their start, in seconds.
+        timeout_secs: Longest time for their start, in seconds.
 
     Raises:
         ValueError: If an argument is not allowed, or servers of that name run.
@@ -203,118 +203,153 @@ def start_servers(
     ... ) as servers:
     ...     tsw.ray.run_workers(train, 3, servers=servers)
     """
+    _check_arguments(num_servers, name, placement, metrics_secs)
+    folder = _checked_folder(data_dir)
+    flags = _flags_of_data(folder, push_log) | _flags_of_tls(tls)
+    flags |= {"insecure": insecure, "token_file": token_file}
+    flags |= _checked_flags(server_flags or {})
+    _check_is_free(name)
+    resources = dict(resources_per_server or {"CPU": 1})
+    actor_options = {
+        "lifetime": "detached" if detached else None,
+        "max_restarts": max_restarts,
+        "runtime_env": dict(runtime_env or {}),
+        **_options_of_resources(resources),
+    }
+    give_up = time.monotonic() + timeout_secs
+    group = placement_group(
+        [resources] * num_servers,
+        strategy=placement.upper(),
+        lifetime=actor_options["lifetime"],
+    )
+    options = _server_actor.ServerOptions(
+        name=name,
+        num_servers=num_servers,
+        host=host,
+        data_dir=folder,
+        flags=_as_arguments(flags),
+        has_tls=tls is not None,
+        namespace=_ray_addresses.NAMESPACE,
+        group=group,
+        metrics_secs=metrics_secs,
+    )
+    servers = Servers(name, [], group)
+    try:
+        _wait_for_resources(group, resources, num_servers, name, timeout_secs)
+        for index in range(num_servers):
+            servers._actors.append(_start_actor(options, index, actor_options))
+        _wait_for_start(servers, give_up, timeout_secs)
+    except BaseException:
+        _remove(servers._actors, group)
+        raise
+    return servers
+
+
+def _check_arguments(
+    num_servers: int, name: str, placement: str, metrics_secs: float
+) -> None:
     if not (is_number(num_servers, int) and num_servers >= 1):
         raise bad_argument("num_servers", num_servers, "an integer from 1")
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
         raise bad_argument("name", name, "letters, digits, '_', '-' and '.'")
     if placement not in _PLACEMENTS:
         raise bad_argument("placement", placement, " or ".join(_PLACEMENTS))
-    if tls is not None and (tls.cert is None or tls.server_name):
+    if not is_number(metrics_secs, int, float) or metrics_secs <= 0:
+        raise bad_argument("metrics_secs", metrics_secs, "seconds above 0")
+
+
+def _checked_folder(data_dir: str | os.PathLike[str] | None) -> str | None:
+    folder = None if data_dir is None else os.fspath(data_dir)
+    if folder is None or _server_actor.is_url(folder) or os.path.isabs(folder):
+        return folder
+    raise bad_argument(
+        "data_dir", data_dir, "an absolute path, as nodes have no other"
+    )
+
+
+def _flags_of_data(folder: str | None, push_log: bool | None) -> dict[str, Any]:
+    if push_log and folder is None:
+        raise bad_argument("push_log", push_log, "False without a `data_dir`")
+    if push_log is None:
+        push_log = folder is not None and not _server_actor.is_url(folder)
+    return {"push_log": push_log}
+
+
+def _flags_of_tls(tls: _tls.Tls | None) -> dict[str, Any]:
+    if tls is None:
+        return {}
+    if tls.cert is None or tls.server_name:
         raise bad_argument(
             "tls", tls, "one with `cert` and `key`, without `server_name`"
         )
-    folder = None if data_dir is None else os.fspath(data_dir)
-    is_url = folder is not None and "://" in folder
-    if folder is not None and not is_url and not os.path.isabs(folder):
-        raise bad_argument(
-            "data_dir", data_dir, "an absolute path, as nodes have no other"
-        )
-    if push_log is None:
-        push_log = folder is not None and not is_url
-    if push_log and folder is None:
-        raise bad_argument("push_log", push_log, "False without a `data_dir`")
-    owned = {name for name in server_flags or {} if name in _OWNED_FLAGS}
+    return {f"tls_{name}": getattr(tls, name) for name in ("ca", "cert", "key")}
+
+
+def _checked_flags(server_flags: Mapping[str, Any]) -> Mapping[str, Any]:
+    owned = _OWNED_FLAGS.intersection(server_flags)
     if owned:
         raise bad_argument(
             "server_flags",
             server_flags,
             f"flags that are not arguments of start_servers, as {min(owned)!r}",
         )
-    if not is_number(metrics_secs, int, float) or metrics_secs <= 0:
-        raise bad_argument("metrics_secs", metrics_secs, "seconds above 0")
+    return server_flags
+
+
+def _check_is_free(name: str) -> None:
+    """Raises an error unless this Ray cluster has no servers of that name."""
     if not ray.is_initialized():
         raise RuntimeError(
             "this process is not connected to Ray; call ray.init() first"
         )
-    if _is_in_use(name):
-        raise ValueError(
-            f"servers named {name!r} run in this Ray cluster already; connect "
-            f"to '{_ray_addresses.SCHEME}{name}', or give these another `name`"
+    try:
+        ray.get_actor(
+            _ray_addresses.actor_name(name, 0), _ray_addresses.NAMESPACE
         )
-    flags = {
-        "push_log": push_log,
-        "insecure": insecure,
-        "token_file": token_file,
-        **(
-            {f"tls_{n}": getattr(tls, n) for n in ("ca", "cert", "key")}
-            if tls is not None
-            else {}
-        ),
-        **(server_flags or {}),
+    except ValueError:
+        return
+    raise ValueError(
+        f"servers named {name!r} run in this Ray cluster already; connect "
+        f"to '{_ray_addresses.SCHEME}{name}', or give these another `name`"
+    )
+
+
+def _options_of_resources(resources: Mapping[str, float]) -> dict[str, Any]:
+    """Returns Ray's options of an actor that takes these resources."""
+    others = dict(resources)
+    return {
+        "num_cpus": others.pop("CPU", 0),
+        "num_gpus": others.pop("GPU", 0),
+        "memory": others.pop("memory", None),
+        "resources": others,
     }
-    resources = dict(resources_per_server or {"CPU": 1})
+
+
+def _start_actor(
+    options: _server_actor.ServerOptions,
+    index: int,
+    actor_options: Mapping[str, Any],
+) -> Any:
     # Sent by value, so that the actors do not import TensorFlow.
     ray.cloudpickle.register_pickle_by_value(_server_actor)
     actor_type: Any = ray.remote(_server_actor.ServerActor)
-    lifetime = "detached" if detached else None
-    give_up = time.monotonic() + timeout
-    group = placement_group(
-        [resources] * num_servers,
-        strategy=placement.upper(),
-        lifetime=lifetime,
-    )
-    actors: list[Any] = []
-    is_started = False
-    try:
-        _wait_for_resources(group, resources, num_servers, name, timeout)
-        for index in range(num_servers):
-            actors.append(
-                actor_type.options(
-                    name=_ray_addresses.actor_name(name, index),
-                    namespace=_ray_addresses.NAMESPACE,
-                    lifetime=lifetime,
-                    max_restarts=max_restarts,
-                    max_concurrency=_MAX_CALLS,
-                    num_cpus=resources.get("CPU", 0),
-                    num_gpus=resources.get("GPU", 0),
-                    memory=resources.get("memory"),
-                    resources={
-                        k: v
-                        for k, v in resources.items()
-                        if k not in ("CPU", "GPU", "memory")
-                    },
-                    scheduling_strategy=PlacementGroupSchedulingStrategy(
-                        group, placement_group_bundle_index=index
-                    ),
-                    runtime_env=dict(runtime_env or {}),
-                ).remote(
-                    name=name,
-                    index=index,
-                    num_servers=num_servers,
-                    host=host,
-                    data_dir=folder,
-                    flags=_flags(flags),
-                    has_tls=tls is not None,
-                    namespace=_ray_addresses.NAMESPACE,
-                    group=group,
-                    metrics_secs=metrics_secs,
-                )
-            )
-        servers = Servers(name, actors, group)
-        _wait_for_start(servers, give_up, timeout)
-        is_started = True
-    finally:
-        if not is_started:
-            _remove(actors, group)
-    return servers
+    return actor_type.options(
+        name=_ray_addresses.actor_name(options.name, index),
+        namespace=options.namespace,
+        max_concurrency=_MAX_CALLS,
+        scheduling_strategy=PlacementGroupSchedulingStrategy(
+            options.group, placement_group_bundle_index=index
+        ),
+        **actor_options,
+    ).remote(options, index)
 
 
-def get_servers(name: str = "tfswitch", timeout: float = 30.0) -> Servers:
+def get_servers(name: str = "tfswitch", timeout_secs: float = 30.0) -> Servers:
     """Returns running servers, such as detached ones of another program.
 
     Args:
         name: The name that `start_servers` got.
-        timeout: Longest wait for them, in seconds.
+        timeout_secs: Longest wait for them, in seconds.
 
     Raises:
         ConnectionError: If Ray has none of that name.
@@ -324,7 +359,7 @@ def get_servers(name: str = "tfswitch", timeout: float = 30.0) -> Servers:
 
     >>> tsw.ray.get_servers("nightly").stop()
     """
-    info = _ray_addresses.ask(name, 0, timeout)
+    info = _ray_addresses.ask(name, 0, timeout_secs)
     actors = [
         ray.get_actor(
             _ray_addresses.actor_name(name, i), _ray_addresses.NAMESPACE
@@ -334,43 +369,35 @@ def get_servers(name: str = "tfswitch", timeout: float = 30.0) -> Servers:
     return Servers(name, actors, info["group"])
 
 
-def _is_in_use(name: str) -> bool:
-    try:
-        ray.get_actor(
-            _ray_addresses.actor_name(name, 0), _ray_addresses.NAMESPACE
-        )
-    except ValueError:
-        return False
-    return True
-
-
 def _wait_for_resources(
     group: PlacementGroup,
     resources: Mapping[str, float],
     num_servers: int,
     name: str,
-    timeout: float,
+    timeout_secs: float,
 ) -> None:
     if group.wait(1.0):
         return
     print(
         f"tfswitch: waiting for {num_servers} times {dict(resources)} of Ray, "
-        f"for the servers of '{name}', for up to {timeout:g} s",
+        f"for the servers of '{name}', for up to {timeout_secs:g} s",
         file=sys.stderr,
         flush=True,
     )
-    give_up = time.monotonic() + timeout
+    give_up = time.monotonic() + timeout_secs
     while not group.wait(1.0):
         if time.monotonic() > give_up:
             raise TimeoutError(
                 f"Ray has not had {num_servers} times {dict(resources)} for "
-                f"the servers of '{name}' within {timeout:g} s. It has in all "
-                f"{ray.cluster_resources()}, and free are "
+                f"the servers of '{name}' within {timeout_secs:g} s. It has in "
+                f"all {ray.cluster_resources()}, and free are "
                 f"{ray.available_resources()}"
             )
 
 
-def _wait_for_start(servers: Servers, give_up: float, timeout: float) -> None:
+def _wait_for_start(
+    servers: Servers, give_up: float, timeout_secs: float
+) -> None:
     for index, actor in enumerate(servers._actors):
         left = max(0.01, give_up - time.monotonic())
         try:
@@ -378,8 +405,8 @@ def _wait_for_start(servers: Servers, give_up: float, timeout: float) -> None:
         except GetTimeoutError as error:
             raise TimeoutError(
                 f"server {index} of '{servers.name}' did not start within "
-                f"{timeout:g} s. It may still be recovering its rows: see the "
-                "logs of its actor"
+                f"{timeout_secs:g} s. It may still be recovering its rows: see "
+                "the logs of its actor"
             ) from error
         except RayError as error:
             why = _ray_addresses.reason(error)
@@ -402,14 +429,14 @@ def _remove(actors: Sequence[Any], group: PlacementGroup) -> None:
     remove_placement_group(group)
 
 
-def _flags(values: Mapping[str, _Flag | Sequence[_Flag]]) -> list[str]:
-    flags = []
+def _as_arguments(values: Mapping[str, _Flag | Sequence[_Flag]]) -> list[str]:
+    arguments = []
     for name, value in values.items():
         for each in value if isinstance(value, list | tuple) else [value]:
             if isinstance(each, os.PathLike):
                 each = os.path.abspath(each)
             if each is True:
-                flags.append(f"--{name}")
+                arguments.append(f"--{name}")
             elif each is not None and each is not False:
-                flags.append(f"--{name}={each}")
-    return flags
+                arguments.append(f"--{name}={each}")
+    return arguments

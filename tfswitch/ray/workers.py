@@ -342,7 +342,7 @@ class Workers:
             f"worker(s) {', '.join(map(str, absent))}, each with {needs}; Ray "
             f"has free {free}"
         )
-        limit = self._connection["timeout"]
+        limit = self._connection["timeout_secs"]
         for number in absent:
             if now - running[number].heard < limit:
                 continue
@@ -399,7 +399,7 @@ def start_workers(
     resources_per_worker: Mapping[str, float] | None = None,
     max_restarts: int = 3,
     max_lost: int = 0,
-    timeout: float = 300.0,
+    timeout_secs: float = 300.0,
     tls: _tls.Tls | None = None,
     token: os.PathLike[str] | None = None,
     runtime_env: Mapping[str, Any] | None = None,
@@ -415,8 +415,12 @@ def start_workers(
     ):
         if not (is_number(value, int) and value >= least):
             raise bad_argument(name, value, f"an integer from {least}")
-    if not (is_number(timeout, int, float) and 0 < timeout < math.inf):
-        raise bad_argument("timeout", timeout, "a positive number of seconds")
+    if not (
+        is_number(timeout_secs, int, float) and 0 < timeout_secs < math.inf
+    ):
+        raise bad_argument(
+            "timeout_secs", timeout_secs, "a positive number of seconds"
+        )
     if isinstance(args, str):
         raise bad_argument("args", args, "a list of arguments")
     if token is not None and not isinstance(token, os.PathLike):
@@ -432,7 +436,7 @@ def start_workers(
         num_workers,
         address,
         args=list(args),
-        connection={"timeout": timeout, "tls": tls, "token": token},
+        connection={"timeout_secs": timeout_secs, "tls": tls, "token": token},
         options={
             "num_cpus": resources.pop("CPU", 0),
             "num_gpus": resources.pop("GPU", 0),
@@ -466,11 +470,11 @@ def run_workers(
         args: The arguments of the function.
         resources_per_worker: Ray's resources. None: `{"CPU": 1}`.
         max_restarts: How often Ray restarts a worker whose process or node has
-            died; -1: always. If Ray has no room for it within `timeout`, the
+            died; -1: always. If Ray has no room for it in `timeout_secs`, the
             worker is lost.
         max_lost: How many workers may be lost without an error: the others
             continue.
-        timeout: The longest wait of a call for a server, in seconds, and so the
+        timeout_secs: The longest wait of a call for a server, and so the
             longest time that Ray may need to restart a server; and the longest
             wait for the workers to start.
         tls, token: As for `tfswitch.connect`, in the workers; the token as the

@@ -125,13 +125,13 @@ class Companion:
 
     # --- Before the server ---------------------------------------------------
 
-    def prepare(self, timeout: float) -> None:
+    def prepare(self, timeout_secs: float) -> None:
         """Fetches the server's newest save, if its data folder is new.
 
         Args:
-            timeout: How long to try if the store fails, in seconds. With rows
-                on the disk it is tried once, for 10 s, because the server can
-                start without it.
+            timeout_secs: How long to try if the store fails. With rows on the
+                disk it is tried once, for 10 s, because the server can start
+                without it.
 
         Raises:
             ValueError: If the URL is of another cluster.
@@ -143,7 +143,7 @@ class Companion:
             self._check_in_time()
             return
         backoff = _Backoff()
-        end = time.monotonic() + timeout
+        end = time.monotonic() + timeout_secs
         while True:
             try:
                 with _transfer.locked(self._data):
@@ -156,7 +156,7 @@ class Companion:
                 if backoff.until > end:
                     raise OSError(
                         f"cannot fetch the state of the server from "
-                        f"'{self._store.url}', tried for {timeout:g} s: "
+                        f"'{self._store.url}', tried for {timeout_secs:g} s: "
                         f"{_describe(error)}"
                     ) from error
                 _say(

@@ -20,7 +20,7 @@ class RemoteCheckpoint:
 
     Args:
         url: The URL of the checkpoint.
-        timeout: How long the servers' side may be silent, in seconds.
+        timeout_secs: How long the servers' side may be silent, in seconds.
 
     Attributes:
         path: The path of the checkpoint on the servers.
@@ -31,9 +31,9 @@ class RemoteCheckpoint:
         OSError: If the store cannot be read; some stores raise other errors.
     """
 
-    def __init__(self, url: str, timeout: float) -> None:
+    def __init__(self, url: str, timeout_secs: float) -> None:
         self._url = url.rstrip("/")
-        self._timeout = timeout
+        self._timeout_secs = timeout_secs
         protocol, path = self._url.split("://", 1)
         parts = path.split("/")
         for count in range(len(parts) - 1, 0, -1):
@@ -64,7 +64,7 @@ class RemoteCheckpoint:
 
         Raises:
             OSError: If it is damaged.
-            TimeoutError: If the servers' side was silent for `timeout`.
+            TimeoutError: If the servers' side was silent for `timeout_secs`.
         """
         manifest = join(self.path, _saves.NEWEST)
         if self._store.read(manifest, _saves.MAX_MANIFEST_BYTES) is None:
@@ -79,7 +79,7 @@ class RemoteCheckpoint:
 
         Raises:
             OSError: If it cannot be uploaded.
-            TimeoutError: If the servers' side was silent for `timeout`.
+            TimeoutError: If the servers' side was silent for `timeout_secs`.
         """
         self._ask("upload", save, f"for save {save} to be in '{self._url}'")
 
@@ -110,13 +110,13 @@ class RemoteCheckpoint:
                     return int(answer["save"])
                 if answer.get("state") == "failed":
                     raise OSError(f"waiting {what} failed: {answer['error']}")
-            if now - heard >= self._timeout:
+            if now - heard >= self._timeout_secs:
                 raise TimeoutError(self._silence(what, last))
             if not has_said and now - begin >= _SAY_AFTER_SECS:
                 has_said = True
                 print(f"tfswitch: waiting {what}", file=sys.stderr, flush=True)
             # Wakes in time for both the line and the error.
-            due = heard + self._timeout
+            due = heard + self._timeout_secs
             if not has_said:
                 due = min(due, begin + _SAY_AFTER_SECS)
             time.sleep(min(poll, max(due - now, 0.0)))
@@ -125,13 +125,13 @@ class RemoteCheckpoint:
     def _silence(self, what: str, last: dict[str, Any] | None) -> str:
         if last is None:
             return (
-                f"waited {self._timeout:g} s {what}, and nobody answered. Is "
-                "server 0 running, with `tfswitch serve --remote="
+                f"waited {self._timeout_secs:g} s {what}, and nobody answered. "
+                "Is server 0 running, with `tfswitch serve --remote="
                 f"{self._store.url}`?"
             )
         note = last.get("note")
         return (
-            f"waited {what}, and nothing has moved for {self._timeout:g} s"
+            f"waited {what}, and nothing has moved for {self._timeout_secs:g} s"
             + (f"; the last error was: {note}" if note else "")
             + ". The servers' side goes on with it"
         )

@@ -84,27 +84,29 @@ def refresh(path: str | os.PathLike[str]) -> ServedState:
     return _steer(path, refresh=True)
 
 
-def watch(path: str | os.PathLike[str], interval: float) -> ServedState:
+def watch(path: str | os.PathLike[str], interval_secs: float) -> ServedState:
     """Looks for newer exports at intervals from now on.
 
     If an export cannot be served, `state` and the log tell the error.
 
     Args:
         path: The folder of the SavedModel.
-        interval: Seconds between two checks. 0 ends the checks.
+        interval_secs: Seconds between two checks. 0 ends the checks.
 
     Raises:
         KeyError: As `state`.
-        ValueError: If `interval` is no number of at least 0.
+        ValueError: If `interval_secs` is no number of at least 0.
         RuntimeError: If the model looks up on servers.
 
     Example:
 
     >>> tsw.saved_model.watch("models/ctr/1", 5.0)
     """
-    if not (is_number(interval, int, float) and 0 <= interval < 1e9):
-        raise bad_argument("interval", interval, "a number of at least 0")
-    return _steer(path, watch_secs=float(interval))
+    if not (is_number(interval_secs, int, float) and 0 <= interval_secs < 1e9):
+        raise bad_argument(
+            "interval_secs", interval_secs, "a number of at least 0"
+        )
+    return _steer(path, watch_secs=float(interval_secs))
 
 
 def roll_back(path: str | os.PathLike[str], number: int) -> ServedState:

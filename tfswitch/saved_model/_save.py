@@ -1,5 +1,6 @@
 """Writes a SavedModel whose lookups need no trainer."""
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -16,7 +17,7 @@ from tfswitch import _loader, export
 from tfswitch._connection import _addresses
 from tfswitch._settings._ranges import bad_argument, check_seconds, is_number
 from tfswitch._which_keras import keras
-from tfswitch.cluster import cluster_of
+from tfswitch.cluster import Cluster, cluster_of
 from tfswitch.ops import serving_ops
 from tfswitch.ops.resources import HOST
 
@@ -110,22 +111,12 @@ def save(
     """
     if mode not in ("embedded", "remote"):
         raise bad_argument("mode", mode, '"embedded" or "remote"')
-    if row_format not in export.ROW_FORMATS:
+    if row_format not in export._ROW_FORMATS:
         raise bad_argument(
-            "row_format", row_format, f"one of {', '.join(export.ROW_FORMATS)}"
+            "row_format", row_format, f"one of {', '.join(export._ROW_FORMATS)}"
         )
     remote = _Remote(addresses, deadline_secs, cache_rows, cache_secs)
-    if mode == "embedded" and remote != _Remote():
-        raise ValueError(
-            "`addresses`, `deadline_secs`, `cache_rows` and `cache_secs` "
-            'are of models with `mode="remote"`. '
-            f"Received: mode={mode!r}, {remote}"
-        )
-    if mode == "remote" and row_format != "float32":
-        raise ValueError(
-            "`row_format` is of row files, which a model with "
-            f'`mode="remote"` has none of. Received: row_format={row_format!r}'
-        )
+    _check_is_of_mode(mode, row_format, remote)
     target = os.path.abspath(os.fspath(path))
     # Also a link to nothing, because the rename would replace it.
     if os.path.lexists(target):
@@ -134,12 +125,7 @@ def save(
             "model to a folder of its own."
         )
     call, structure = _call_of(model, inputs)
-    os.makedirs(os.path.dirname(target), exist_ok=True)
-    # In the same folder, for the rename; servers of versions skip the name.
-    unfinished = tempfile.mkdtemp(
-        prefix=f".{os.path.basename(target)}.", dir=os.path.dirname(target)
-    )
-    try:
+    with _published(target) as unfinished:
         _write(
             model,
             call,
@@ -148,12 +134,23 @@ def save(
             row_format,
             remote if mode == "remote" else None,
         )
+
+
+@contextlib.contextmanager
+def _published(target: str) -> Iterator[str]:
+    """Yields a new folder, which becomes `target` unless an error occurs."""
+    parent, name = os.path.split(target)
+    os.makedirs(parent, exist_ok=True)
+    # In the same folder, for the rename; servers of versions skip the name.
+    unfinished = tempfile.mkdtemp(prefix=f".{name}.", dir=parent)
+    try:
+        yield unfinished
         # mkdtemp gives access to its owner only.
         os.chmod(unfinished, 0o755)
         # A folder with the final name is whole, also after a power failure.
         _flush(unfinished)
         os.rename(unfinished, target)
-        _flush_one(os.path.dirname(target))
+        _flush_one(parent)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
@@ -183,6 +180,41 @@ class _Remote:
             raise bad_argument(
                 "cache_rows", rows, "a number of rows, or 0 for no cache"
             )
+
+    def on(self, cluster: Cluster) -> "_Remote":
+        """Returns this with the addresses of the training by default."""
+        if self.addresses is not None:
+            return self
+        if not cluster.is_remote:
+            raise ValueError(
+                f"the tables of the model are in {cluster.address!r}, in "
+                "this process, where no other can look them up. Train on "
+                'servers, as with tfswitch.connect("grpc://host:port"), '
+                "say in `addresses` which servers the tables will be on, "
+                'or save with `mode="embedded"`.'
+            )
+        if cluster.address.startswith("ray://"):
+            raise ValueError(
+                f"the tables of the model are in {cluster.address!r}, "
+                "which only processes of that Ray cluster find. Say in "
+                "`addresses` which servers they will be on, or save with "
+                '`mode="embedded"`.'
+            )
+        return dataclasses.replace(self, addresses=cluster.address)
+
+
+def _check_is_of_mode(mode: str, row_format: str, remote: _Remote) -> None:
+    if mode == "embedded" and remote != _Remote():
+        raise ValueError(
+            "`addresses`, `deadline_secs`, `cache_rows` and `cache_secs` "
+            'are of models with `mode="remote"`. '
+            f"Received: mode={mode!r}, {remote}"
+        )
+    if mode == "remote" and row_format != "float32":
+        raise ValueError(
+            "`row_format` is of row files, which a model with "
+            f'`mode="remote"` has none of. Received: row_format={row_format!r}'
+        )
 
 
 def _flush(folder: str) -> None:
@@ -231,19 +263,72 @@ def _write(
 ) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         # Its name is that of the asset.
-        file = os.path.join(scratch, os.path.basename(export.MODEL_FILE))
-        module = tf.Module()
+        file = os.path.join(scratch, os.path.basename(export._MODEL_FILE))
+        traced = _Traced(model, call, structure, file)
+        cluster = cluster_of(traced.tables.values())
+        if remote is not None:
+            remote = remote.on(cluster)
+        with open(file, "w", encoding="utf-8") as model_file:
+            json.dump(_model_file(traced.tables, remote), model_file)
+        traced.save(folder)
+    if remote is None:
+        export.base(
+            folder, tables=traced.tables, row_format=row_format, cluster=cluster
+        )
+
+
+def _model_file(
+    tables: Mapping[str, Any], remote: _Remote | None
+) -> dict[str, Any]:
+    """Returns `ModelFile` of protos/tfswitch/v1/export.proto."""
+    if remote is None:
+        rows = os.path.relpath(
+            export._MODEL_ROWS, os.path.dirname(export._MODEL_FILE)
+        )
+        place: dict[str, Any] = {"embedded": {"rows": rows}}
+    else:
+        place = {"remote": dataclasses.asdict(remote)}
+    return {
+        "format": "tfswitch-model",
+        "version": 2,
+        # Tells it from another model that is saved to the same path.
+        "id": secrets.token_hex(8),
+        "tables": {n: t.dim for n, t in sorted(tables.items())},
+        **place,
+    }
+
+
+class _Traced:
+    """The graph of a model that looks up in a `_ServedModel`.
+
+    Args:
+        model: The model.
+        call: Calls it.
+        structure: The structure of the specs of its inputs.
+        file: The model file, which need not be there yet.
+
+    Attributes:
+        tables: The tables in which the model looks up, by name.
+
+    Raises:
+        ValueError: If the graph cannot be served.
+    """
+
+    def __init__(
+        self, model: Any, call: Callable[[Any], Any], structure: Any, file: str
+    ) -> None:
+        self.tables: dict[str, Any] = {}
+        self._module = module = tf.Module()
         module.model_file = tf.saved_model.Asset(file)
         module.served_model = _ServedModel(module.model_file)
         # Made now, not in the first graph that asks for it.
         handle = module.served_model.resource_handle
         module.parts = list(_parts_of(model))
-        tables: dict[str, Any] = {}
 
         def run(given: Any) -> Any:
             with serving_ops.serving(handle) as rows:
                 outputs = call(given)
-            tables.update(rows.tables)
+            self.tables.update(rows.tables)
             return outputs
 
         specs = tf.nest.flatten(structure)
@@ -254,64 +339,25 @@ def _write(
         )
 
         def serve_by_name(**given: tf.Tensor) -> dict[str, tf.Tensor]:
-            return _named_outputs(
-                model,
-                run(
-                    tf.nest.pack_sequence_as(
-                        structure, [given[spec.name] for spec in specs]
-                    )
-                ),
-            )
+            inputs = [given[spec.name] for spec in specs]
+            outputs = run(tf.nest.pack_sequence_as(structure, inputs))
+            return _named_outputs(model, outputs)
 
-        signature = tf.function(
+        self._signature = tf.function(
             serve_by_name, autograph=False
         ).get_concrete_function(**{spec.name: spec for spec in specs})
-        _check_graph(signature)
-        module.parts.extend(_captured_besides(signature, module))
-        if not tables:
+        _check_graph(self._signature)
+        module.parts.extend(_captured_besides(self._signature, module))
+        if not self.tables:
             raise ValueError("the model has no lookup at all in a table")
-        cluster = cluster_of(tables.values())
-        # `ModelFile` of protos/tfswitch/v1/export.proto.
-        content: dict[str, Any] = {
-            "format": "tfswitch-model",
-            "version": 2,
-            # Tells it from another model that is saved to the same path.
-            "id": secrets.token_hex(8),
-            "tables": {n: t.dim for n, t in sorted(tables.items())},
-        }
-        if remote is None:
-            rows = os.path.relpath(
-                export.MODEL_ROWS, os.path.dirname(export.MODEL_FILE)
-            )
-            content["embedded"] = {"rows": rows}
-        else:
-            content["remote"] = dataclasses.asdict(remote)
-        if remote is not None and remote.addresses is None:
-            if not cluster.is_remote:
-                raise ValueError(
-                    f"the tables of the model are in {cluster.address!r}, in "
-                    "this process, where no other can look them up. Train on "
-                    'servers, as with tfswitch.connect("grpc://host:port"), '
-                    "say in `addresses` which servers the tables will be on, "
-                    'or save with `mode="embedded"`.'
-                )
-            if cluster.address.startswith("ray://"):
-                raise ValueError(
-                    f"the tables of the model are in {cluster.address!r}, "
-                    "which only processes of that Ray cluster find. Say in "
-                    "`addresses` which servers they will be on, or save with "
-                    '`mode="embedded"`.'
-                )
-            content["remote"]["addresses"] = cluster.address
-        with open(file, "w", encoding="utf-8") as model_file:
-            json.dump(content, model_file)
+
+    def save(self, folder: str) -> None:
+        signatures = {"serving_default": self._signature}
         try:
-            tf.saved_model.save(
-                module, folder, signatures={"serving_default": signature}
-            )
+            tf.saved_model.save(self._module, folder, signatures=signatures)
         except AssertionError as error:
             # The graph reads objects that the module does not have.
-            lost = _captured(signature, _handles_in(module))
+            lost = _captured(self._signature, _handles_in(self._module))
             if not lost:
                 raise
             raise ValueError(
@@ -320,10 +366,6 @@ def _write(
                 f"{', '.join(map(str, lost))}. "
                 "Keep it in a tf.Module or a Keras model."
             ) from error
-    if remote is None:
-        export.base(
-            folder, tables=tables, row_format=row_format, cluster=cluster
-        )
 
 
 def _call_of(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfswitch._settings import _ranges
+from tfswitch.cluster import Cluster
 
 _MAX_WORKERS = 1_000_000
 
@@ -24,6 +25,30 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
     if value not in choices:
         expected = f"one of {', '.join(map(repr, choices))}"
         raise _ranges.bad_argument(name, value, expected)
+
+
+def check_replicas(replicas: Any, name: str, num_workers: Any) -> None:
+    """Checks `replicas_to_aggregate`, and the number of workers of that name.
+
+    Raises:
+        ValueError: If one is no integer from 1, or the first is the larger one.
+    """
+    check_count("replicas_to_aggregate", replicas, 1)
+    check_count(name, num_workers, 1)
+    if replicas > num_workers:
+        raise ValueError(
+            f"`replicas_to_aggregate` must be at most `{name}`: a worker has "
+            "one gradient in each step. Received: "
+            f"replicas_to_aggregate={replicas}, {name}={num_workers}"
+        )
+
+
+def check_cluster(cluster: Any) -> None:
+    """Raises ValueError unless it is a cluster, or None."""
+    if not isinstance(cluster, Cluster | None):
+        raise _ranges.bad_argument(
+            "cluster", cluster, "what tfswitch.connect returned"
+        )
 
 
 def group_options(

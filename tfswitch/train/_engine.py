@@ -34,6 +34,15 @@ class ReplicaOptions:
     variables_to_average: Any
     cluster: Cluster | None
 
+    def __post_init__(self) -> None:
+        averages, variables = self.variable_averages, self.variables_to_average
+        if (averages is None) != (variables is None):
+            raise ValueError(
+                "`variable_averages` and `variables_to_average` belong "
+                f"together. Received: variable_averages={averages!r}, "
+                f"variables_to_average={variables!r}"
+            )
+
     def weight(self) -> tf.Tensor:
         """Returns the number of samples of a batch, a float64 scalar.
 
@@ -160,6 +169,11 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def stats(self) -> dict[str, Any]:
         """Returns "workers" of `tfswitch.train.Worker.stats`."""
+
+    def _load(self, variable: Any, value: Any) -> None:
+        """Sets a local variable of the session."""
+        initializer = variable.initializer
+        self._session_run(initializer, {initializer.inputs[1]: value})
 
     def _session_run(self, *args: Any) -> Any:
         assert self._run is not None  # There is a session.

@@ -95,10 +95,10 @@ class ServerWatch:
         except ConnectionError:
             logging.warning("The session is left behind: %s", self.failure)
 
-    def try_for(self, seconds: float, function: Callable[[], Any]) -> None:
+    def try_for(self, timeout_secs: float, function: Callable[[], Any]) -> None:
         """Runs a function for at most so many seconds; ignores its errors."""
         try:
-            _call_within(function, seconds)
+            _call_within(function, timeout_secs)
         except (tf.errors.OpError, RuntimeError, TimeoutError) as error:
             logging.vlog(1, "Not heard of any more: %s", error)
 
@@ -145,7 +145,7 @@ class ServerWatch:
 
 def _call_within(
     function: Callable[[], Any],
-    seconds: float | None = None,
+    timeout_secs: float | None = None,
     watch: ServerWatch | None = None,
 ) -> Any:
     """Returns a function's result, unless it takes too long.
@@ -166,13 +166,15 @@ def _call_within(
         finally:
             done.set()
 
-    give_up = math.inf if seconds is None else time.monotonic() + seconds
+    give_up = (
+        math.inf if timeout_secs is None else time.monotonic() + timeout_secs
+    )
     _start_thread(run)
     while not done.wait(min(_WATCH_SECS, max(0.0, give_up - time.monotonic()))):
         if watch is not None and watch.failure is not None:
             raise ConnectionError(watch.failure)
         if time.monotonic() >= give_up:
-            raise TimeoutError(f"not done within {seconds:g} s")
+            raise TimeoutError(f"not done within {timeout_secs:g} s")
     if errors:
         raise errors[0]
     return results[0]

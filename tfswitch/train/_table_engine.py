@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfswitch import optimizers
-from tfswitch.cluster import cluster_of
+from tfswitch.cluster import Cluster, cluster_of
 from tfswitch.consistency import Consistency
 from tfswitch.dense import DenseTable
 from tfswitch.ops import embedding_ops
@@ -68,38 +68,14 @@ class TableEngine(Engine):
     ) -> None:
         to_tables = list(table_gradients)
         cluster = cluster_of((t for t, _, _ in to_tables), options.cluster)
-        if options.num_workers > 1 and not cluster.is_remote:
-            raise ValueError(
-                f"{options.num_workers} workers need servers that all of them "
-                "reach. Call tfswitch.connect first, or pass `cluster`; or "
-                "put the variables on TensorFlow's parameter servers"
-            )
-        if options.sparse_average == "rows":
-            raise ValueError(
-                "the servers average gradients of rows as all others: use "
-                'sparse_average="batch". With it, rare rows learn as they '
-                'would in one process. Received: sparse_average="rows"'
-            )
-        if options.post_aggregate is not None:
-            raise ValueError(
-                "the servers sum the gradients and take the step, so nothing "
-                "of this graph can come in between; leave `post_aggregate` out"
-            )
+        _check_options(options, cluster)
         server_optimizer, rate = to_server_optimizer(opt)
-        if getattr(server_optimizer, "momentum", 0.0) > 0.0:
-            for gradient, variable in pairs:
+        for gradient, variable in pairs:
+            if getattr(server_optimizer, "momentum", 0.0) > 0.0:
                 _check_is_dense(gradient, variable)
-        for _, variable in pairs:
             _check_variable(variable)
-        gradients = [gradient for gradient, _ in pairs]
         consistency = consistency_of(options.normalize)
-        for table, _, _ in to_tables:
-            if table.consistency != consistency:
-                raise ValueError(
-                    f"table '{table.name}' has consistency "
-                    f"{table.consistency}; to be trained in the same steps it "
-                    f"needs that of the optimizer, {consistency}"
-                )
+        _check_tables((table for table, _, _ in to_tables), consistency)
         self.servers: Sequence[str] = ()
         self.join_secs = options.join_secs
         self._options = options
@@ -126,24 +102,8 @@ class TableEngine(Engine):
         self._follow_others: Any = None
         with tf.compat.v1.name_scope(name, "sync_replicas"):
             weight = options.weight()
-            if options.normalize == "initial":
-                factor = options.share_of_step(weight)
-                gradients = [
-                    scaled(tf.convert_to_tensor(g), factor) for g in gradients
-                ]
-                to_tables = [
-                    (table, ids, scaled(tf.convert_to_tensor(gradient), factor))
-                    for table, ids, gradient in to_tables
-                ]
-            rate = rate() if callable(rate) else rate
-            pushed = [
-                self._dense.push(
-                    gradients, learning_rate=tf.cast(rate, tf.float32)
-                )
-            ]
-            pushed.extend(
-                table.push(ids, gradient) for table, ids, gradient in to_tables
-            )
+            gradients = [gradient for gradient, _ in pairs]
+            pushed = self._push(weight, gradients, rate, to_tables)
             with tf.control_dependencies(pushed):
                 rounds = embedding_ops.end_step(
                     self._dense._find_handle(), options.counted_weight(weight)
@@ -151,16 +111,32 @@ class TableEngine(Engine):
             self.trains = StepFinder(rounds.op).trains
             self._rounds = tf.compat.v1.placeholder(tf.int64, [], "rounds")
             self._first_step = local_variable(0, tf.int64, "first_step")
-            self._new_first_step = tf.compat.v1.placeholder(
-                tf.int64, [], "start"
-            )
-            self._start = self._first_step.assign(
-                self._new_first_step, read_value=False
-            )
             self._take_values = self._follow(self._rounds)
             with tf.control_dependencies([rounds]):
                 followed = self._follow(rounds)
             self.train_op = options.average(followed)
+
+    def _push(
+        self,
+        weight: tf.Tensor,
+        gradients: Sequence[Any],
+        rate: Any,
+        to_tables: Iterable[TableTensor],
+    ) -> list[Any]:
+        if self._options.normalize == "initial":
+            factor = self._options.share_of_step(weight)
+            gradients = [
+                scaled(tf.convert_to_tensor(g), factor) for g in gradients
+            ]
+            to_tables = [
+                (table, ids, scaled(tf.convert_to_tensor(gradient), factor))
+                for table, ids, gradient in to_tables
+            ]
+        rate = tf.cast(rate() if callable(rate) else rate, tf.float32)
+        return [
+            self._dense.push(gradients, learning_rate=rate),
+            *(table.push(ids, gradient) for table, ids, gradient in to_tables),
+        ]
 
     def complete_graph(self) -> None:
         """Finds variables that are not trained, which must be equal, too."""
@@ -287,9 +263,7 @@ class TableEngine(Engine):
     def _catch_up(self) -> None:
         """Sets a session's values to those on the servers."""
         rounds = self._present_worker().stats()["round"]
-        self._session_run(
-            self._start, {self._new_first_step: self._global_step_before_all()}
-        )
+        self._load(self._first_step, self._global_step_before_all())
         self._session_run(self._take_values, {self._rounds: rounds})
 
     def _global_step_before_all(self) -> int:
@@ -319,6 +293,39 @@ def _check_is_dense(gradient: Any, variable: Any) -> None:
             "a dense table does not. Keep the rows in a "
             "tfswitch.EmbeddingTable, or use an optimizer without momentum"
         )
+
+
+def _check_options(options: ReplicaOptions, cluster: Cluster) -> None:
+    """Raises ValueError for options that servers cannot follow."""
+    if options.num_workers > 1 and not cluster.is_remote:
+        raise ValueError(
+            f"{options.num_workers} workers need servers that all of them "
+            "reach. Call tfswitch.connect first, or pass `cluster`; or "
+            "put the variables on TensorFlow's parameter servers"
+        )
+    if options.sparse_average == "rows":
+        raise ValueError(
+            "the servers average gradients of rows as all others: use "
+            'sparse_average="batch". With it, rare rows learn as they '
+            'would in one process. Received: sparse_average="rows"'
+        )
+    if options.post_aggregate is not None:
+        raise ValueError(
+            "the servers sum the gradients and take the step, so nothing "
+            "of this graph can come in between; leave `post_aggregate` out"
+        )
+
+
+def _check_tables(
+    tables: Iterable[EmbeddingTable], consistency: Consistency
+) -> None:
+    for table in tables:
+        if table.consistency != consistency:
+            raise ValueError(
+                f"table '{table.name}' has consistency "
+                f"{table.consistency}; to be trained in the same steps it "
+                f"needs that of the optimizer, {consistency}"
+            )
 
 
 def _check_variable(variable: Any) -> None:

@@ -73,30 +73,16 @@ class VariableEngine(Engine):
         global_step: Any,
         name: str | None,
     ) -> None:
-        if options.cluster is not None:
-            raise ValueError(
-                "the variables are on TensorFlow's parameter servers, and "
-                "`cluster` is one of tfswitch's. Leave it out; or, to train "
-                "with the cluster, build the model without "
-                "tf.compat.v1.train.replica_device_setter"
-            )
-        for _, variable in pairs:
-            if variable.dtype.base_dtype not in _TRAINABLE:
-                raise ValueError(
-                    f"variable '{variable.name}' is of "
-                    f"{variable.dtype.base_dtype.name}, and gradients of "
-                    "float16, bfloat16, float32 and float64 can be summed"
-                )
         self._options = options
         self._pings: dict[str, tf.Operation] = {}  # One for each server.
         self._watch: ServerWatch | None = None
         self._heartbeat_session: Any = None  # A session.
         self._variables = [variable for _, variable in pairs]
+        self._check_support()
         self._applier = 0  # 0: this worker does not apply the steps.
         self._incarnation = 0
-        self._barrier_generation = (
-            0  # How often this incarnation was at barriers.
-        )
+        # How often this incarnation was at barriers.
+        self._barrier_generation = 0
         self._applying: threading.Thread | None = None
         self._is_over = threading.Event()
         self.servers: Sequence[str] = sorted(
@@ -106,10 +92,6 @@ class VariableEngine(Engine):
         self._first_server = _first_task(self.servers[0])
         with tf.compat.v1.name_scope(name, "sync_replicas"):
             self._place = local_variable([0, 0, 0], tf.int64, "place")
-            self._new_place = tf.compat.v1.placeholder(tf.int64, [3], "at")
-            self._set_place = self._place.assign(
-                self._new_place, read_value=False
-            )
             self._request = tf.compat.v1.placeholder(tf.string, [], "request")
             self._response = _run_on(
                 self._first_server,
@@ -140,6 +122,22 @@ class VariableEngine(Engine):
             self.trains = StepFinder(ended.op).trains
             self.train_op = self._place.assign(ended, read_value=False)
             self._apply_round = self._step_of_all(opt, pairs, global_step)
+
+    def _check_support(self) -> None:
+        if self._options.cluster is not None:
+            raise ValueError(
+                "the variables are on TensorFlow's parameter servers, and "
+                "`cluster` is one of tfswitch's. Leave it out; or, to train "
+                "with the cluster, build the model without "
+                "tf.compat.v1.train.replica_device_setter"
+            )
+        for variable in self._variables:
+            if variable.dtype.base_dtype not in _TRAINABLE:
+                raise ValueError(
+                    f"variable '{variable.name}' is of "
+                    f"{variable.dtype.base_dtype.name}, and gradients of "
+                    "float16, bfloat16, float32 and float64 can be summed"
+                )
 
     def _end_step(self, pairs: Sequence[tuple[Any, Any]]) -> tf.Tensor:
         """Stages gradients, and returns the worker's next place."""
@@ -494,8 +492,7 @@ class VariableEngine(Engine):
 
     def _set(self, place: Mapping[str, Any]) -> None:
         names = ("incarnation", "clock", "round")
-        values = list(integers(place, names).values())
-        self._session_run(self._set_place, {self._new_place: values})
+        self._load(self._place, list(integers(place, names).values()))
 
     def _apply_rounds(
         self, take_step: Any, applier: int, is_over: threading.Event

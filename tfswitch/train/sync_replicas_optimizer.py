@@ -6,13 +6,14 @@ from typing import Any
 import tensorflow as tf
 
 from tfswitch._connection import _tf_config
-from tfswitch._settings._ranges import bad_argument
 from tfswitch._types import Gradient, TensorLike
 from tfswitch.cluster import Cluster
 from tfswitch.consistency import Consistency
 from tfswitch.train._checks import (
     check_choice,
+    check_cluster,
     check_count,
+    check_replicas,
     check_seconds,
 )
 from tfswitch.train._engine import Engine, ReplicaOptions
@@ -138,15 +139,9 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
         if total_num_replicas is None:
             total_num_replicas = replicas_to_aggregate
             _check_known_workers(replicas_to_aggregate)
-        check_count("replicas_to_aggregate", replicas_to_aggregate, 1)
-        check_count("total_num_replicas", total_num_replicas, 1)
-        if replicas_to_aggregate > total_num_replicas:
-            raise ValueError(
-                "`replicas_to_aggregate` must be at most `total_num_replicas`: "
-                "a worker has one gradient in each step. Received: "
-                f"replicas_to_aggregate={replicas_to_aggregate}, "
-                f"total_num_replicas={total_num_replicas}"
-            )
+        check_replicas(
+            replicas_to_aggregate, "total_num_replicas", total_num_replicas
+        )
         check_choice("normalize", normalize, ("step", "replicas", "initial"))
         check_choice("sparse_average", sparse_average, ("batch", "rows"))
         check_choice("late", late, ("drop", "carry"))
@@ -154,26 +149,10 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
         check_seconds(
             lease_secs=lease_secs, join_secs=join_secs, wait_secs=wait_secs
         )
-        if (variable_averages is None) != (variables_to_average is None):
-            raise ValueError(
-                "`variable_averages` and `variables_to_average` belong "
-                "together. Received: "
-                f"variable_averages={variable_averages!r}, "
-                f"variables_to_average={variables_to_average!r}"
-            )
+        check_cluster(cluster)
         if task_index is None:
             task_index = _task_index(total_num_replicas)
-        check_count("task_index", task_index, 0)
-        if task_index >= total_num_replicas:
-            raise ValueError(
-                "`task_index` must be below `total_num_replicas`. Received: "
-                f"task_index={task_index}, "
-                f"total_num_replicas={total_num_replicas}"
-            )
-        if cluster is not None and not isinstance(cluster, Cluster):
-            raise bad_argument(
-                "cluster", cluster, "what tfswitch.connect returned"
-            )
+        _check_task_index(task_index, total_num_replicas)
         self._opt = opt
         self._options = ReplicaOptions(
             name=name,
@@ -409,6 +388,15 @@ def _check_known_workers(num_workers: Any) -> None:
             f"TF_CONFIG has {known} workers, and {num_workers} gradients would "
             "be waited for. Received: "
             f"replicas_to_aggregate={num_workers}, total_num_replicas=None"
+        )
+
+
+def _check_task_index(task_index: Any, total_num_replicas: int) -> None:
+    check_count("task_index", task_index, 0)
+    if task_index >= total_num_replicas:
+        raise ValueError(
+            "`task_index` must be below `total_num_replicas`. Received: "
+            f"task_index={task_index}, total_num_replicas={total_num_replicas}"
         )
 
 

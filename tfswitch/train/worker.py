@@ -23,7 +23,9 @@ from tfswitch.cluster import Cluster, default_cluster
 from tfswitch.consistency import Consistency
 from tfswitch.train._checks import (
     check_choice,
+    check_cluster,
     check_count,
+    check_replicas,
     check_seconds,
     group_options,
 )
@@ -111,6 +113,12 @@ class Worker:
     ...         worker.end_step(weight=len(ids))
     """
 
+    _mark = 0
+    # The number of loops over the epochs of work queues.
+    _num_loops = 0
+    # Whether a `fit` has ended meanwhile, so that the worker leaves after them.
+    _leaves_after_loops = False
+
     def __init__(
         self,
         worker_id: int | None = None,
@@ -140,25 +148,14 @@ class Worker:
         check_seconds(
             lease_secs=lease_secs, join_secs=join_secs, wait_secs=wait_secs
         )
-        if cluster is not None and not isinstance(cluster, Cluster):
-            raise bad_argument(
-                "cluster", cluster, "what tfswitch.connect returned"
-            )
+        check_cluster(cluster)
         if replicas_to_aggregate is not None:
-            check_count("replicas_to_aggregate", replicas_to_aggregate, 1)
-            if replicas_to_aggregate > num_workers:
-                raise ValueError(
-                    "`replicas_to_aggregate` must be at most `num_workers`. "
-                    f"Received: replicas_to_aggregate={replicas_to_aggregate}, "
-                    f"num_workers={num_workers}"
-                )
+            check_replicas(replicas_to_aggregate, "num_workers", num_workers)
         check_choice("late", late, ("drop", "carry"))
         check_choice("on_lost_worker", on_lost_worker, ("continue", "fail"))
         if on_event is not None and not callable(on_event):
             raise bad_argument("on_event", on_event, "a function, or None")
-        if job is None:
-            job = default_job()
-        elif not isinstance(job, str) or not job:
+        if job is not None and (not isinstance(job, str) or not job):
             raise bad_argument("job", job, "a name, or None")
         if first_step is not None:
             check_count("first_step", first_step, 0)
@@ -166,48 +163,56 @@ class Worker:
         self._num_workers = int(num_workers)
         self._consistency = consistency_lib.get(consistency)
         self._group = group
-        self._job = job
-        self._mark = 0
-        # The number of loops over the epochs of work queues.
-        self._num_loops = 0
+        self._job = default_job() if job is None else job
         self._wait_secs = float(wait_secs)
         self._cluster = cluster if cluster is not None else default_cluster()
         self._native = self._cluster._native
+        options = group_options(
+            num_workers=self._num_workers,
+            lease_secs=lease_secs,
+            join_secs=join_secs,
+            contributions_per_round=int(replicas_to_aggregate or 0),
+            late=late,
+        )
+        # The loops that train more after a `fit`.
+        self._loops: set[object] = set()
+        self._join(options, first_step, on_lost_worker == "fail")
+        if on_event is not None:
+            self._tell_events(on_event)
+
+    def _join(
+        self,
+        options: Mapping[str, Any],
+        first_step: int | None,
+        fails_on_loss: bool,
+    ) -> None:
+        """Joins the group, and makes this the process's worker."""
         call(
             self._native,
             "JoinGroup",
-            group=group,
+            group=self._group,
             worker=self._worker_id,
-            options=group_options(
-                num_workers=self._num_workers,
-                lease_secs=lease_secs,
-                join_secs=join_secs,
-                contributions_per_round=int(replicas_to_aggregate or 0),
-                late=late,
-            ),
+            options=options,
             consistency=self._consistency.to_table_config(),
-            wait_timeout_secs=float(wait_secs),
+            wait_timeout_secs=self._wait_secs,
             first_step=None if first_step is None else int(first_step),
-            job=job,
-            fail_on_loss=on_lost_worker == "fail",
+            job=self._job,
+            fail_on_loss=fails_on_loss,
         )
-        # The loops that train more after a `fit`, and whether one has ended
-        # meanwhile.
-        self._loops: set[object] = set()
-        self._leaves_after_loops = False
         self._process = os.getpid()
         _present[self._native.id] = self
         # A process that ends by itself leaves, so that its lease need not run
         # out.
         self._cluster._before_close = weakref.WeakMethod(self._part)
         _part_at_exit(self)
-        if on_event is not None:
-            threading.Thread(
-                target=_tell_events,
-                args=(weakref.ref(self), self._native, on_event),
-                name="tfswitch_events",
-                daemon=True,
-            ).start()
+
+    def _tell_events(self, on_event: Callable[[str, str], Any]) -> None:
+        threading.Thread(
+            target=_tell_events,
+            args=(weakref.ref(self), self._native, on_event),
+            name="tfswitch_events",
+            daemon=True,
+        ).start()
 
     @property
     def worker_id(self) -> int:

@@ -527,7 +527,7 @@ absl::Status UnaryCall::ExplainWrite(const absl::Status& error,
     absl::StrAppend(&text, ". Repeat it only if applying it twice does no harm",
                     kind_ == CallKind::kBulk
                         ? ""
-                        : ", or raise `timeout` in tfswitch.connect");
+                        : ", or raise `timeout_secs` in tfswitch.connect");
   }
   return absl::Status(error.code(), text);
 }

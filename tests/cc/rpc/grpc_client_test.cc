@@ -639,7 +639,8 @@ TEST(GrpcClientTest, AWriteWithoutAnAnswerSaysThatItMayHaveBeenApplied) {
                   "? The ", write,
                   " may have been applied on shard 0. Repeat it only if "
                   "applying it twice does no harm",
-                  is_bulk ? "" : ", or raise `timeout` in tfswitch.connect"))));
+                  is_bulk ? ""
+                          : ", or raise `timeout_secs` in tfswitch.connect"))));
   };
   expect_unclear("push to table 't'", false,
                  PushOnes(*client, "t", 2, {1}, {9, 1}).status());

@@ -233,9 +233,9 @@ TEST_F(ServedModelTest, WhatCouldNotBeOpenedIsTriedAgain) {
 TEST_F(ServedModelTest, TheEnvironmentGoesBeforeTheFile) {
   Write(absl::StrReplaceAll(kRemote, {{"ID", "a"}}));
   const Variable addresses("TFSWITCH_SERVING_ADDRESSES", "grpc://c:3");
-  const Variable deadline("TFSWITCH_SERVING_DEADLINE_SECONDS", "0.25");
+  const Variable deadline("TFSWITCH_SERVING_DEADLINE_SECS", "0.25");
   const Variable rows("TFSWITCH_SERVING_CACHE_ROWS", "0");
-  const Variable seconds("TFSWITCH_SERVING_CACHE_SECONDS", "7");
+  const Variable seconds("TFSWITCH_SERVING_CACHE_SECS", "7");
   RemoteRowsOptions options = OptionsOf(ReadModelFile(file()).value().remote());
   EXPECT_EQ(options.cache_rows, 100);
   EXPECT_EQ(options.cache_lifetime, absl::Seconds(0.5));
@@ -246,8 +246,8 @@ TEST_F(ServedModelTest, TheEnvironmentGoesBeforeTheFile) {
   EXPECT_EQ(options.cache_lifetime, absl::Seconds(7));
 
   for (const char* name :
-       {"TFSWITCH_SERVING_DEADLINE_SECONDS", "TFSWITCH_SERVING_CACHE_ROWS",
-        "TFSWITCH_SERVING_CACHE_SECONDS", "TFSWITCH_SERVING_WATCH_SECONDS",
+       {"TFSWITCH_SERVING_DEADLINE_SECS", "TFSWITCH_SERVING_CACHE_ROWS",
+        "TFSWITCH_SERVING_CACHE_SECS", "TFSWITCH_SERVING_WATCH_SECS",
         "TFSWITCH_SERVING_VERIFY_FIRST"}) {
     for (const char* value : {"soon", "-1", "", "nan"}) {
       const Variable variable(name, value);

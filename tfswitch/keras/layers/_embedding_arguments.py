@@ -13,6 +13,7 @@ from tfswitch import initializers as initializers_lib
 from tfswitch import optimizers as optimizers_lib
 from tfswitch._settings._ranges import POSITIVE_INT
 from tfswitch.keras._backend import keras
+from tfswitch.table import check_dim
 
 _INPUT_DIM = POSITIVE_INT._replace(
     text="None or a positive integer, of any size"
@@ -34,6 +35,49 @@ class Translated(NamedTuple):
     initializer: initializers_lib.Initializer
     rows: np.ndarray
     options: dict[str, float]
+
+
+class Matrix(NamedTuple):
+    """The arguments of a `keras.layers.Embedding` about its matrix."""
+
+    embeddings_initializer: Any = None
+    embeddings_regularizer: Any = None
+    embeddings_constraint: Any = None
+    weights: Any = None
+
+    def translate(self, input_dim: int | None, output_dim: int) -> Translated:
+        """Returns the table settings that follow.
+
+        Raises:
+            ValueError: If an argument has no meaning for a table.
+        """
+        initializer, regularizer, constraint, weights = self
+        initializer = "uniform" if initializer is None else initializer
+        rows = np.zeros((0, output_dim), np.float32)
+        if isinstance(initializer, Mapping) and "module" in initializer:
+            # A Constant that Keras has serialised.
+            with contextlib.suppress(ValueError, TypeError):
+                initializer = keras.initializers.get(initializer)
+        if weights is not None:
+            many = isinstance(weights, (list, tuple))
+            (rows,) = weights if many else (weights,)
+        elif type(initializer).__name__ == "Constant":
+            value = np.asarray(getattr(initializer, "value", 0.0))
+            if value.ndim == 2:  # Vectors that were trained elsewhere.
+                rows, initializer = value, "uniform"
+        rows = np.asarray(rows, np.float32)
+        if rows.ndim != 2 or rows.shape[1] != output_dim:
+            raise ValueError(
+                "`weights` must be one matrix with a row of length "
+                f"{output_dim} for each id from 0. Received: shape {rows.shape}"
+            )
+        initializer = _scaled(initializer, input_dim, output_dim)
+        return Translated(
+            initializers_lib.get(initializer, "embeddings_initializer"),
+            rows,
+            _options_of(keras.regularizers.get(regularizer))
+            | _bounds_of(keras.constraints.get(constraint)),
+        )
 
 
 def dims(
@@ -61,60 +105,22 @@ def dims(
         given[name] = value
     if given["output_dim"] is None:
         raise TypeError("DynamicEmbedding needs `output_dim`")
+    check_dim("output_dim", given["output_dim"])
     input_dim = given["input_dim"]
     if input_dim is not None:
         _INPUT_DIM.check("input_dim", input_dim)
     return given["output_dim"], input_dim
 
 
-def one_of(**arguments: Any) -> Any:
-    """Returns the value that is given under one of two names, or None."""
-    given = {k: v for k, v in arguments.items() if v is not None}
-    if len(given) > 1:
-        raise TypeError(
-            f"{' and '.join(f'`{name}`' for name in given)} are the same. "
-            f"Leave one out. Received: {given!r}"
-        )
-    return next(iter(given.values()), None)
-
-
-def translate(
-    initializer: Any,
-    regularizer: Any,
-    constraint: Any,
-    weights: Any,
-    input_dim: int | None,
-    output_dim: int,
-) -> Translated:
-    """Returns the table settings for arguments of an `Embedding`.
-
-    Raises:
-        ValueError: If an argument has no meaning for a table.
-    """
-    initializer = "uniform" if initializer is None else initializer
-    rows = np.zeros((0, output_dim), np.float32)
-    if isinstance(initializer, Mapping) and "module" in initializer:
-        # A Constant that Keras has serialised.
-        with contextlib.suppress(ValueError, TypeError):
-            initializer = keras.initializers.get(initializer)
-    if weights is not None:
-        (rows,) = weights if isinstance(weights, (list, tuple)) else (weights,)
-    elif type(initializer).__name__ == "Constant":
-        value = np.asarray(getattr(initializer, "value", 0.0))
-        if value.ndim == 2:  # Vectors that were trained elsewhere.
-            rows, initializer = value, "uniform"
-    rows = np.asarray(rows, np.float32)
-    if rows.ndim != 2 or rows.shape[1] != output_dim:
-        raise ValueError(
-            "`weights` must be one matrix with a row of length "
-            f"{output_dim} for each id from 0. Received: shape {rows.shape}"
-        )
-    initializer = _scaled(initializer, input_dim, output_dim)
-    return Translated(
-        initializers_lib.get(initializer, "embeddings_initializer"),
-        rows,
-        _options_of(keras.regularizers.get(regularizer))
-        | _bounds_of(keras.constraints.get(constraint)),
+def one_of(embeddings_initializer: Any, initializer: Any) -> Any:
+    """Returns the initializer, which is given under one of two names."""
+    if embeddings_initializer is None:
+        return initializer
+    if initializer is None:
+        return embeddings_initializer
+    raise TypeError(
+        "`embeddings_initializer` and `initializer` are the same. Leave one "
+        f"out. Received: {embeddings_initializer!r}, {initializer!r}"
     )
 
 
@@ -176,7 +182,7 @@ def _scaled(initializer: Any, input_dim: int | None, output_dim: int) -> Any:
     # and later layers would get other seeds.
     if (
         rule in ("glorot_uniform", "GlorotUniform")
-        or (isinstance(rule, str) and not initializers_lib.is_known(rule))
+        or (isinstance(rule, str) and not initializers_lib._is_known(rule))
         # An initializer that Keras has serialised.
         or (isinstance(rule, Mapping) and "module" in rule)
     ):

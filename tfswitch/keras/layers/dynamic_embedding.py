@@ -51,7 +51,6 @@ from tfswitch.storage_dtype import StorageDtypeLike
 from tfswitch.table import (
     EmbeddingTable,
     TablePush,
-    check_dim,
     default_seed,
     look_up_many,
 )
@@ -81,6 +80,19 @@ class _Count(int):
 
     def __str__(self) -> str:
         return int.__repr__(self) + self.note
+
+
+def _check_choices(combiner: Any, table: Any, update: Any) -> None:
+    if combiner is not None and combiner not in id_inputs.COMBINERS:
+        raise bad_argument(
+            "combiner", combiner, 'None, "sum", "mean" or "sqrtn"'
+        )
+    if not isinstance(table, (EmbeddingTable, str, type(None))):
+        raise bad_argument(
+            "table", table, "an EmbeddingTable or the name of one"
+        )
+    if update not in ("auto", "sparse", "dense"):
+        raise bad_argument("update", update, '"auto", "sparse" or "dense"')
 
 
 # Names that Keras gives to unnamed layers, and names of features of an unnamed
@@ -246,6 +258,14 @@ class DynamicEmbedding(_backend.Layer):
     """
 
     built: bool
+    _table: EmbeddingTable | None = None
+    # Set by from_config. `_found_rows` counts rows that the table of a loaded
+    # layer has before its file is read.
+    _is_loaded = False
+    _found_rows = 0
+    _has_warned = False
+    # Set by a DynamicEmbeddings, whose features share one table object.
+    _share: Callable[[], Any] = staticmethod(lambda: None)
 
     def __init__(
         self,
@@ -273,107 +293,82 @@ class DynamicEmbedding(_backend.Layer):
         **kwargs: Any,
     ) -> None:
         _backend.check_backend()
-        embeddings_initializer = _embedding_arguments.one_of(
-            embeddings_initializer=embeddings_initializer,
-            initializer=initializer,
-        )
         output_dim, input_dim = _embedding_arguments.dims(
             dims, output_dim, input_dim
         )
-        check_dim("output_dim", output_dim)
         _embedding_arguments.drop_unused(kwargs)
-        translated = _embedding_arguments.translate(
-            embeddings_initializer,
+        matrix = _embedding_arguments.Matrix(
+            _embedding_arguments.one_of(embeddings_initializer, initializer),
             embeddings_regularizer,
             embeddings_constraint,
             weights,
-            input_dim,
-            output_dim,
         )
-        if combiner is not None and combiner not in id_inputs.COMBINERS:
-            raise bad_argument(
-                "combiner", combiner, 'None, "sum", "mean" or "sqrtn"'
-            )
-        if not isinstance(table, (EmbeddingTable, str, type(None))):
-            raise bad_argument(
-                "table", table, "an EmbeddingTable or the name of one"
-            )
+        _check_choices(combiner, table, update)
         # Float ids are an error of `call` that names their dtype, so Keras must
         # not cast them before.
         kwargs.setdefault("autocast", False)
         super().__init__(name=name, **kwargs)
         self.output_dim = int(output_dim)
         self.input_dim = input_dim
-        self._regularizer = embeddings_regularizer
-        self._constraint = embeddings_constraint
-        # The first rows of the table, set when the table is made.
-        self._first_rows = _weights.Rows(
-            np.arange(int(mask_zero), max(len(translated.rows), mask_zero)),
-            translated.rows[int(mask_zero) :],
-        )
-        # An initializer with a matrix, stored in the config.
-        self._constant = (
-            embeddings_initializer
-            if weights is None and len(translated.rows)
-            else None
-        )
-        self._options = translated.options
         self.combiner = combiner
-        self.mask_zero = bool(mask_zero)
-        self.supports_masking = self.mask_zero
+        self.mask_zero = self.supports_masking = bool(mask_zero)
         self.supports_jit = False
         self._table_lock = threading.Lock()
         self._cluster = cluster
-        self._table: EmbeddingTable | None = None
-        # Set by from_config. `_found_rows` counts rows that the table of a
-        # loaded layer has before its file is read.
-        self._is_loaded = False
-        self._has_warned = False
-        self._found_rows = 0
-        # Set by a DynamicEmbeddings, whose features share one table object.
-        self._share: Callable[[], Any] = lambda: None
-        self._is_auto = optimizer is None or (
-            isinstance(optimizer, str) and optimizer == "auto"
+        self._choose_table(
+            table,
+            matrix,
+            optimizer=optimizer,
+            seed=seed,
+            consistency=consistency,
+            admission=admission,
+            eviction=eviction,
+            statistics=statistics,
+            update=update,
+            storage_dtype=storage_dtype,
         )
-        if update not in ("auto", "sparse", "dense"):
-            raise bad_argument("update", update, '"auto", "sparse" or "dense"')
-        self._update = update
-        settings: dict[str, Any] = {
-            "optimizer": None if self._is_auto else optimizer,
-            "seed": seed,
-            "consistency": consistency,
-            "admission": admission,
-            "eviction": eviction,
-            "statistics": statistics,
-            "update": "sparse" if update == "auto" else update,
-            "storage_dtype": storage_dtype,
-        }
+
+    def _choose_table(
+        self,
+        table: EmbeddingTable | str | None,
+        matrix: _embedding_arguments.Matrix,
+        **settings: Any,
+    ) -> None:
+        """Takes the table, or describes the one to make when it is needed."""
+        initializer, rows, self._options = matrix.translate(
+            self.input_dim, self.output_dim
+        )
+        self._regularizer = matrix.embeddings_regularizer
+        self._constraint = matrix.embeddings_constraint
+        first = int(self.mask_zero)
+        # The first rows of the table, set when the table is made.
+        self._first_rows = _weights.Rows(
+            np.arange(first, max(len(rows), first)), rows[first:]
+        )
+        # An initializer with a matrix, stored in the config.
+        self._constant = (
+            matrix.embeddings_initializer
+            if matrix.weights is None and len(rows)
+            else None
+        )
+        self._update = settings["update"]
+        if self._update == "auto":
+            settings["update"] = "sparse"
+        self._is_auto = settings["optimizer"] in (None, "auto")
+        if self._is_auto:
+            # Open until the table is needed.
+            settings["optimizer"] = None
         if isinstance(table, EmbeddingTable):
-            is_uniform = embeddings_initializer in (None, "uniform")
-            self._adopt(
-                table,
-                {
-                    "embeddings_initializer": None
-                    if is_uniform
-                    else embeddings_initializer,
-                    "embeddings_regularizer": embeddings_regularizer,
-                    "embeddings_constraint": embeddings_constraint,
-                    "weights": weights,
-                    **settings,
-                    "cluster": cluster,
-                },
-            )
+            own = {**matrix._asdict(), **settings, "cluster": self._cluster}
+            self._adopt(table, own)
             return
         self._table_name = table
         if not self._is_auto:
             settings["optimizer"] = _embedding_arguments.with_options(
-                optimizers_lib.get(optimizer), self._options
+                optimizers_lib.get(settings["optimizer"]), self._options
             )
-        # With "auto" the optimizer is open until the table is needed.
         self._spec = TableSpec(
-            initializer=translated.initializer,
-            is_open=self._is_auto,
-            **settings,
+            initializer=initializer, is_open=self._is_auto, **settings
         )
 
     def _adopt(self, table: EmbeddingTable, arguments: dict[str, Any]) -> None:
@@ -384,6 +379,8 @@ class DynamicEmbedding(_backend.Layer):
                 f"output_dim={self.output_dim}, but table '{table.name}' has "
                 f"dim {table.dim}"
             )
+        if arguments["embeddings_initializer"] == "uniform":
+            del arguments["embeddings_initializer"]
         for argument, value in arguments.items():
             default = DEFAULTS.get(argument)
             if value is not default and (default is None or value != default):

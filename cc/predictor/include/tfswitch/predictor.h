@@ -42,7 +42,7 @@ struct PredictorOptions {
   // Pin.
   Seconds poll_interval{1};
   // How often newer exported rows are looked for, if the model has its own
-  // rows; see WatchRows. Zero: as TFSWITCH_SERVING_WATCH_SECONDS says; if it is
+  // rows; see WatchRows. Zero: as TFSWITCH_SERVING_WATCH_SECS says; if it is
   // not set, never.
   Seconds watch_rows_interval{1};
   // Install a SIGBUS handler for the process. If somebody shortens a row file,
