@@ -17,8 +17,9 @@ class CMakeBuild(build_ext):
     """Puts core, ops, pybind11 module and server program into the package.
 
     In place (`pip install -e .`, `setup.py build_ext --inplace`) the build is
-    incremental in `build/` and the files go to `tfswitch/` of the checkout;
-    else both are temporary and the files go into the wheel.
+    incremental in `build/`, and the built files are installed in `tfswitch/` of
+    the checkout. Otherwise the build folder is temporary, and the files are
+    installed in the wheel.
 
     CMAKE_ARGS in the environment is passed on to CMake.
     """
@@ -46,7 +47,7 @@ class CMakeBuild(build_ext):
         self.spawn(
             ["cmake", "--build", str(build), "--target", "tfswitch_package"]
         )
-        # Files of an earlier build, for another TensorFlow or another Python.
+        # Removes files of an earlier build, for another TensorFlow or Python.
         patterns = ["libtfswitch_ops*.so"]
         if not self.inplace:
             patterns.append("_native.*.so")
@@ -57,7 +58,7 @@ class CMakeBuild(build_ext):
         install += ["--component", "tfswitch_package"]
         if not self.inplace:
             install.append("--strip")
-        # Lists each file; worth reading only if it fails.
+        # This command lists each file, so its output is shown only if it fails.
         result = subprocess.run(install, capture_output=True, text=True)
         if result.returncode != 0:
             sys.exit(f"{shlex.join(install)}\n{result.stdout}{result.stderr}")

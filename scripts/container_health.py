@@ -2,10 +2,11 @@
 
     python container_health.py PORT
 
-gRPC's health check, without a package for gRPC, which the parameter server does
-not need. Nothing secret is sent, and the server is this container's, so its
-certificate is not checked. A server with --tls_ca wants one of its clients:
-with its key, it is in the file CERTIFICATE.
+This is gRPC's health check without a package for gRPC, which the image of the
+parameter server does not have. The server's certificate is not checked: the
+server is in this container, and nothing secret is sent. A server with --tls_ca
+asks its clients for a certificate; the file CERTIFICATE has one for this
+program, with its key.
 """
 
 import os
@@ -27,7 +28,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def field(name: bytes, value: bytes) -> bytes:
-    """A header that is written in full."""
+    """Returns the bytes of a header, without compression."""
     return bytes([0, len(name)]) + name + bytes([len(value)]) + value
 
 
@@ -44,7 +45,7 @@ def request() -> bytes:
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
         + frame(SETTINGS, 0, 0, b"")
         + frame(HEADERS, END_HEADERS, 1, headers)
-        # A message of no bytes: the health of all services.
+        # An empty message asks for the health of all services.
         + frame(DATA, END_STREAM, 1, bytes(5))
     )
 
@@ -77,7 +78,7 @@ def is_serving(port: int, tls: bool) -> bool:
 
 
 def main(port: int) -> None:
-    """Tries TLS first: a server with it writes down who comes without."""
+    """Tries TLS first: a server with TLS would log a connection without."""
     try:
         try:
             serving = is_serving(port, tls=True)

@@ -10,8 +10,9 @@ from typing import Any
 
 from tfswitch._installation import build_info
 
-# `python -m tfswitch` imports this package before its __main__.py, and argv[0]
-# is "-m" meanwhile. The command line imports the modules that it needs.
+# `python -m tfswitch` imports this package before its __main__.py; argv[0] is
+# "-m" then. In this case nothing is imported here, because a command imports
+# the modules that it needs.
 _behind_m = sys.orig_argv[-len(sys.argv) :][:1]
 if sys.argv[:1] != ["-m"] or _behind_m != ["tfswitch"]:
     from tfswitch import (

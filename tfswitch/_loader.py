@@ -1,4 +1,4 @@
-"""Loads the op library, and names the TensorFlow that it needs if it fails.
+"""Loads the op library; an error names the TensorFlow that it needs.
 
 `tfswitch` imports this module before all others that import TensorFlow.
 """

@@ -39,7 +39,7 @@ class _Admission(Policy):
     _NAMES: ClassVar[tuple[str, ...]] = ("zeros", "shared")
 
     _: dataclasses.KW_ONLY
-    # The value that an id without a row reads as.
+    # The value that lookups return for an id without a row.
     not_admitted: str | float = "zeros"
 
     def __post_init__(self) -> None:
@@ -159,9 +159,10 @@ class ShowClick(_Admission):
     """Admits an id when its score of shows and clicks reaches a threshold.
 
     The score is that of `tfswitch.statistics.ShowClick`, and decays from day to
-    day. If the table has no `statistics`, it counts these by itself. With
-    `not_admitted="weight"` this is the two-stage growth of Paddle's CTR
-    accessor: a weight first, the whole embedding once the score is high enough.
+    day. A table without the argument `statistics` counts shows and clicks by
+    itself. With `not_admitted="weight"` this is the two-stage growth of
+    Paddle's CTR accessor: a weight first, the whole embedding once the score is
+    high enough.
 
     Args:
         embedx_threshold: At least 0.

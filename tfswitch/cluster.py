@@ -51,8 +51,8 @@ _DAY = Range(
     f"None or a number from 0 to {_MAX_DAY:g}", lambda v: 0.0 <= v <= _MAX_DAY
 )
 
-# The number of restores by address: after a restore, a new Keras optimizer
-# keeps the state of the rows.
+# How many restores this process has made, by address. After a restore, a new
+# Keras optimizer keeps the state of the rows.
 num_restores: collections.Counter[str] = collections.Counter()
 
 
@@ -118,7 +118,7 @@ class Cluster:
         )
         self._closed = False
         self._previous: Cluster | None = None
-        # Called by close(), to end the process's role in the cluster.
+        # Called by close(), to make the process's worker leave its group.
         self._before_close: weakref.WeakMethod[Callable[[], None]] | None = None
 
     @property
@@ -339,8 +339,8 @@ class Cluster:
         Raises:
             ValueError: If an argument has a value that is not allowed, or two
                 tables would get one name.
-            KeyError: If the checkpoint, the save or one of the tables is not
-                there.
+            KeyError: If the checkpoint, the save or one of the tables does not
+                exist.
             OSError: If the checkpoint is damaged, or the path is not below a
                 server's folder (`PermissionError`); nothing has changed then.
             RuntimeError: If a present table or work queue has settings that do
@@ -404,8 +404,8 @@ class Cluster:
 
         A restarted server may have lost its part of a table. Calls for the
         table then fail with an error that names the table and the server, until
-        a checkpoint is restored or this method is called. It makes the lost
-        part again, without rows; the rows on other servers stay. Other
+        a checkpoint is restored or this method is called. This method makes the
+        lost part again, without rows; the rows on other servers stay. Other
         processes that use the table get the same error, and must call this
         method, too.
 
@@ -534,7 +534,8 @@ def connect(
     Args:
         address: One of
             "local://": tables live in this process;
-            "local://NAME": the same, apart from those of other names;
+            "local://NAME": also in this process, but apart from tables of other
+                names;
             "grpc://host:port,host:port": servers, in shard order;
             "grpcs://host:port,host:port": the same over TLS;
             "grpc+unix:///path": one server on this machine;

@@ -1,4 +1,4 @@
-"""When the gradients of several workers are applied."""
+"""Decides when the gradients of several workers are applied."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,9 +15,9 @@ _REDUCTIONS = ("mean", "sum")
 class Consistency:
     """How much workers that train one model wait for each other. Immutable.
 
-    Made by `asp`, `ssp` and `bsp`. Tables and workers each have a consistency.
-    That of a worker must be at least as strict as that of each table to which
-    it pushes.
+    The class methods `asp`, `ssp` and `bsp` make objects. Tables and workers
+    each have a consistency. That of a worker must be at least as strict as that
+    of each table to which it pushes.
 
     Sources: BSP is Valiant's bulk-synchronous model (1990); SSP is Ho et al.,
     "More Effective Distributed ML via a Stale Synchronous Parallel Parameter

@@ -353,8 +353,8 @@ class DenseTable:
 
         Raises:
             RuntimeError: If the table has not been initialised, or a server was
-                started again and has lost its values. From inside a graph:
-                `tf.errors.FailedPreconditionError`.
+                started again and has lost its values. A graph raises
+                `tf.errors.FailedPreconditionError` instead.
             ConnectionError, TimeoutError: If a server does not answer.
         """
         return pull_many([(self, None)])[0]

@@ -51,8 +51,8 @@ class Ttl(_Eviction):
     """Evicts rows that were not seen for more than so many days.
 
     Args:
-        delete_after_unseen_days: At least 0; fractions are allowed, with a
-            precision of three minutes.
+        delete_after_unseen_days: Days, at least 0; fractions are allowed, with
+            a precision of three minutes.
         every_secs: How often the server evicts by itself; 0: only `shrink`.
     """
 

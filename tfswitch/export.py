@@ -31,7 +31,7 @@ _MODEL_ROWS = "assets.extra/tfswitch"
 
 _ROW_FORMATS = ("float32", "float16", "int8")
 
-# Errors that are expected, and that the next export may not have.
+# The expected errors of an export; the next one may succeed.
 _FAILURES = (KeyError, OSError, RuntimeError, ValueError)
 
 # How long `stop`, and the end of the program, wait for an export that runs in a
@@ -178,9 +178,9 @@ def delta(
     have lost their rows are always in the delta. Without changes nothing is
     published.
 
-    The processes that keep the tables remember which rows have changed. They
-    forget this with a restart, a restore or `load_model`. The next delta then
-    compares all rows with the exported files, which takes no longer than a
+    The processes that keep the tables remember which rows have changed. A
+    restart, a restore or `load_model` makes them forget this. The next delta
+    then compares all rows with the exported files, which takes no longer than a
     base. If there is a rule, this delta has all rows that a base would have.
 
     A delta has no dense weights. If this process has trained dense weights of a
@@ -306,7 +306,8 @@ class Schedule:
         Args:
             every_secs: Seconds from the start of one export to the start of
                 the next. If an export takes longer, the next starts at once.
-            wait: Called with the seconds to wait. Returns True to end.
+            wait: A function that is called with the seconds to wait, and
+                returns True to end `run`.
         """
         check_seconds("every_secs", every_secs)
         due = time.monotonic()
@@ -448,7 +449,7 @@ def _log(result: ExportReport | Exception) -> None:
 
 
 def _describe(error: Exception) -> str:
-    """The text of an export's error, without the quotes of a KeyError."""
+    """Returns the text of an error, without the quotes of a KeyError."""
     if isinstance(error, KeyError) and error.args:
         return str(error.args[0])
     return str(error)
@@ -540,7 +541,7 @@ def _folder_of(path: str | os.PathLike[str]) -> _Folder:
 
 
 def _versions_in(folder: str) -> list[int]:
-    """The sorted version numbers of a folder's SavedModels with rows."""
+    """Returns the version numbers of a folder's SavedModels with rows."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return sorted(
             int(name)
@@ -554,7 +555,7 @@ def _versions_in(folder: str) -> list[int]:
 def _names_of(
     tables: list[TableOrName] | None, folder: _Folder
 ) -> dict[str, Any]:
-    """The fields of the request that choose the tables."""
+    """Returns the fields of the request that choose the tables."""
     if tables is None:
         if folder.model_tables is None:
             return {"all_tables": True}
@@ -591,7 +592,7 @@ def _note_step(cluster: str, table: str, variables: Iterable[Variable]) -> None:
 
 
 def _moved(model: str, variables: Iterable[Any]) -> list[str]:
-    """The names of variables whose values differ from a SavedModel's.
+    """Returns the names of variables whose values a SavedModel lacks.
 
     Variables have other names in the SavedModel, so each variable is compared
     with all saved tensors of its shape.

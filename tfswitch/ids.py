@@ -1,4 +1,4 @@
-"""Ids from strings, one id space for several features, and collisions.
+"""Makes ids of strings, separates ids of features, and counts collisions.
 
 Tables use only 64-bit integers. `hash_strings` makes such ids from strings,
 `pack` adds the number of a feature, and `HashCollisions` counts how often two

@@ -30,7 +30,7 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True)
 class Initializer(Policy):
-    """Base of all initializers. Immutable; equal if all arguments are."""
+    """Base of all initializers. Immutable; equal if all arguments are equal."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -120,8 +120,8 @@ class Server:
 
         Raises:
             ValueError: If the address is malformed, if other machines can reach
-                it and `insecure` would be needed, if `limits` has an unknown
-                name, or if a file cannot be used.
+                it and TLS or authentication is missing, if `limits` has an
+                unknown name, or if a file cannot be used.
             ConnectionError: If the address cannot be bound.
         """
         if self._native is None:

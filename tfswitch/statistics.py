@@ -21,7 +21,7 @@ __all__ = ["ShowClick", "Usage", "get"]
 
 @dataclasses.dataclass(frozen=True)
 class Usage(Policy):
-    """Counts the occurrences of ids, and keeps the last day: 8 bytes a row.
+    """Counts how often an id occurred, and stores the last day: 8 bytes a row.
 
     `count` is the number of occurrences of the id in batches, exact up to 2^24;
     `last_seen_day` is in days since 1970, with a precision of three minutes.

@@ -262,7 +262,8 @@ class EmbeddingTable(TrackedTable):
             taken = set(cluster.tables())
             names = (f"{name}_{i}" if i else name for i in itertools.count())
             free = next(n for n in names if n not in taken)
-            # Forget a freed table of that name, so that it is not reported.
+            # Drops a freed table of that name, so that no warning names its
+            # rows.
             with contextlib.suppress(KeyError):
                 cluster.drop(free)
             return cls._of(free, dim, spec, cluster)
@@ -960,7 +961,7 @@ class EmbeddingTable(TrackedTable):
     def _replace_rows(
         self, ids: np.ndarray, values: np.ndarray, slots: np.ndarray | None
     ) -> None:
-        """Replaces all rows; without `slots` optimizer state starts afresh."""
+        """Replaces all rows; without `slots` their state is the initial one."""
         self._poison.assign(0.0)
         self._num_loads += 1
         keys = self._to_keys(ids)
@@ -1115,7 +1116,7 @@ def tie_to_weight(
     shows: tf.Tensor | None = None,
     clicks: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """Passes embeddings of a training lookup on; see `tfswitch.ops`."""
+    """Returns the embeddings; their gradient becomes that of `weight`."""
     return embedding_ops.tie_to_weight(
         table._find_handle(),
         ids,

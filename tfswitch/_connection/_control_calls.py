@@ -23,7 +23,7 @@ def call(caller: Caller, method: str, **request: Any) -> dict[str, Any]:
         caller: A `_native.Cluster`, a `_native.Table` for the cluster that it
             keeps open, or `_native` for methods that need no cluster.
         method: Name of the method.
-        request: The fields of its request; those that are None are left out.
+        request: The fields of the request; fields that are None are left out.
     """
     message = {k: v for k, v in request.items() if v is not None}
     try:

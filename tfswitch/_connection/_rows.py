@@ -25,7 +25,7 @@ class Rows(NamedTuple):
 
 
 def rows_per_call(floats_per_row: int) -> int:
-    """Returns how many rows of that length one call should take."""
+    """Returns how many rows of so many floats one call should take."""
     return max(1, _CALL_BYTES // (8 + 4 * floats_per_row))
 
 
@@ -49,7 +49,7 @@ def assign_rows(table: EmbeddingTable, rows: Rows) -> None:
 
 
 def find_not_finite(values: np.ndarray) -> tuple[int, int] | None:
-    """Returns the row and the place of the first NaN or Inf, or None."""
+    """Returns the row and the column of the first NaN or Inf, or None."""
     finite = np.isfinite(values)
     if finite.all():
         return None

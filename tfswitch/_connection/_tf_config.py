@@ -3,8 +3,8 @@
     {"cluster": {"ps": ["host:port"], "chief": [...], "worker": [...]},
      "task": {"type": "worker", "index": 1}}
 
-Its "ps" entries are tfswitch servers, in shard order. The chief, if there is
-one, is worker 0.
+The "ps" entries of the variable are tfswitch servers, in shard order. The
+chief, if there is one, is worker 0.
 """
 
 import contextlib

@@ -28,6 +28,7 @@ class Tls:
     Raises:
         ValueError: If only one of `cert` and `key` is given, or a value is
             empty or of another type.
+
     Example:
 
     >>> tsw.connect("grpcs://ps0:7077", tls=tsw.Tls(ca="ca.pem"))

@@ -44,7 +44,7 @@ def add(
     """Adds the record of a new token, and returns the token.
 
     Args:
-        path: The file; it is made if it is not there.
+        path: The file; it is made if it does not exist.
         role: "read", "train" or "admin".
         tables: Patterns of the names of tables.
         valid_secs: How long the token is valid; None: without end.

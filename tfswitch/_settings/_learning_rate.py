@@ -76,7 +76,7 @@ class LearningRate:
     def number(self) -> tf.Tensor:
         """Returns the number of the present step, from 1, an int64 scalar.
 
-        0 in a `tf.compat.v1.Graph`, which counts no steps.
+        The number is 0 in a `tf.compat.v1.Graph`, where steps are not counted.
         """
         if in_plain_graph():
             return tf.constant(0, tf.int64)

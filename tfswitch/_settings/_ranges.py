@@ -1,7 +1,7 @@
-"""The range of an argument, written once: in the type of its field.
+"""Defines the range of an argument once, in the type of its field.
 
-For readers and type checkers a field `beta_1: Decay = 0.9` is a float.
-`check_fields` refuses values outside [0, 1). The names are those of
+For type checkers a field `beta_1: Decay = 0.9` is a float; `check_fields`
+raises an error for values outside [0, 1). The names are those of
 `cc/base/config_fields.h`.
 """
 
@@ -108,7 +108,7 @@ def check_seconds(
 def bad_argument(
     name: str, value: Any, expected: str, owner: str = ""
 ) -> ValueError:
-    """Returns the error of an argument that is not what it must be."""
+    """Returns the error for an argument that has a wrong value."""
     return ValueError(
         f"{owner}`{name}` must be {expected}. Received: {name}={value!r}"
     )

@@ -2,5 +2,6 @@
 
 from tfswitch import _installation
 
-# The other package's command imports `tfswitch.cli`, too, and must fail here.
+# The command of the Terraform tool `tfswitch` imports `tfswitch.cli`, too, and
+# must fail here.
 _installation.check_files()

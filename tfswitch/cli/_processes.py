@@ -1,9 +1,9 @@
 """Child processes that end together, with all processes that they started.
 
-`run_guarded` calls the function that starts them in a child of its own; this
-process, the guard, waits for that child. Linux hands orphans among all
-descendants to these two (`PR_SET_CHILD_SUBREAPER`). So each can end what the
-other one has left, also after `kill -9` of one of them.
+`run_guarded` forks a child, which calls the function that starts the processes.
+The calling process, the guard, waits for this child. Linux makes these two the
+parents of orphans among their descendants (`PR_SET_CHILD_SUBREAPER`). So each
+can end the processes that the other one has left, even after a `kill -9`.
 """
 
 import collections
@@ -27,22 +27,22 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-# Loaded before any fork, when another thread might hold the loader's lock.
+# Loaded before any fork: in a child, the lock of the loader may stay locked.
 _prctl = ctypes.CDLL(None).prctl
 
 # The time from SIGTERM to SIGKILL.
 _GRACE_SECS = 5.0
 
-# No pipe holds more.
+# No pipe has more bytes.
 _PIPE_BYTES = 1 << 20
 # A longer line is printed in parts.
 _LONGEST_LINE = 1 << 16
 _NUM_LAST_LINES = 20
 # If so many texts are not written yet, no more lines are read.
 _MOST_TEXTS = 64
-# How soon their number is checked again.
+# How soon the number of waiting texts is checked again.
 _POLL_SECS = 0.02
-# Progress bars return to the beginning of their line.
+# Progress bars print these characters to overwrite their line.
 _BACK = re.compile(r"[\r\b]+")
 
 
@@ -53,7 +53,7 @@ def ending_with_parent(
 
     Args:
         mask: The signals that the child blocks.
-        number: The signal that it gets when the calling thread ends.
+        number: The signal that the child gets when the calling thread ends.
     """
     parent = os.getpid()
 
@@ -69,11 +69,13 @@ def ending_with_parent(
 def run_guarded(work: Callable[[], int]) -> int:
     """Calls `work` in a child, and leaves no process behind in any case.
 
-    The child is in a session of its own, so only this process gets Ctrl-C. It
-    passes the first stop signal on, and kills everything at a second one. If
-    this process is killed, the child gets SIGTERM.
+    The child is in a session of its own, so only this process gets Ctrl-C. This
+    process passes the first stop signal on to the child, and kills all
+    processes at a second one. If this process is killed, the child gets
+    SIGTERM.
 
-    Stop signals stay blocked, because the process must end with the result.
+    Stop signals stay blocked, because this process must end with the child's
+    exit code.
 
     Args:
         work: Makes a `Job`, and returns the exit code.
@@ -152,13 +154,14 @@ def _reap() -> dict[int, int]:
 class Console:
     """Prints lines, with a few below them that are redrawn at a terminal.
 
-    Until it is closed, nothing else of this process prints to stderr, where the
-    core reports servers that are away. A thread writes, so that the caller
-    never waits for a reader. Not thread-safe.
+    Until the console is closed, other code of this process cannot print to
+    stderr; the core would report there that servers are away. A thread writes
+    the lines, so that the caller never waits for a reader. Not thread-safe.
 
     Attributes:
         is_terminal: Whether stderr, which has the redrawn lines, is a terminal.
-        has_reader: False after its reader has gone; then nothing is printed.
+        has_reader: False after the reader of the output has gone; then nothing
+            is printed.
     """
 
     def __init__(self) -> None:
@@ -179,7 +182,7 @@ class Console:
 
     @property
     def is_behind(self) -> bool:
-        """Whether its reader is too slow for more lines."""
+        """Whether the reader of the output is too slow for more lines."""
         return self._texts.unfinished_tasks > _MOST_TEXTS
 
     def close(self) -> None:
@@ -290,7 +293,7 @@ class Process:
         return lines if data or lines else None
 
     def set_ended(self, status: int) -> list[str]:
-        """Sets the status; returns lines from before the end."""
+        """Sets the status; returns the last lines that the process printed."""
         self.status = self._popen.returncode = status
         lines = [] if self.output.closed else self.read_lines() or []
         if self._rest:
@@ -321,7 +324,7 @@ class Process:
 class Job:
     """The processes of one job; prints their lines as they arrive.
 
-    Make it once, in the function of `run_guarded`; one thread uses it.
+    Make one such object, in the function of `run_guarded`. Not thread-safe.
     """
 
     def __init__(self, console: Console) -> None:
@@ -334,7 +337,7 @@ class Job:
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         signals = {*STOP_SIGNALS, signal.SIGCHLD}
         for number in signals:
-            signal.signal(number, lambda *_: None)  # It is in the pipe.
+            signal.signal(number, lambda *_: None)  # The pipe gets its number.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
         for selector in (self._selector, self._signal_selector):
             selector.register(self._signals, selectors.EVENT_READ)
@@ -349,7 +352,9 @@ class Job:
         return process
 
     def wait(self, until: float) -> tuple[list[int], list[Process]]:
-        """Waits for a signal or an end, or `until` of time.monotonic().
+        """Waits for a signal or the end of a process, at most until a time.
+
+        `until` is a time of time.monotonic().
 
         Returns:
             Stop signals that have come, and processes that have ended.
@@ -403,5 +408,5 @@ class Job:
                 any(p.status is None for p in running)
                 and time.monotonic() < until
             ):
-                # Others of a group may not end with its leader.
+                # Other processes of a group may end later than its leader.
                 self.wait(min(until, time.monotonic() + 1.0))

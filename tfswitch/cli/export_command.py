@@ -1,4 +1,4 @@
-"""`tfswitch export`: bases and deltas of tables on servers, at intervals."""
+"""`tfswitch export` writes bases and deltas of tables at intervals."""
 
 import contextlib
 import functools
@@ -42,7 +42,7 @@ def run(words: Sequence[str]) -> int:
         if not isinstance(result, Exception):
             has_exported = True
         elif isinstance(result, ValueError) and not has_exported:
-            # A wrong flag, which would fail again.
+            # A flag is wrong, so each export would fail.
             is_hopeless = True
             is_over.set()
 
@@ -135,7 +135,7 @@ def _schedule(
         _addresses.check_has_no_token("--cluster", address)
     except ValueError as error:
         raise app.UsageError(str(error)) from error
-    # A connection is made only later.
+    # Checked here, because a connection is made only later.
     why = _addresses.why_no_servers(address)
     if why is not None:
         raise app.UsageError(
@@ -189,8 +189,8 @@ def _run_until_signals(
     """Calls `work` in a thread, because handlers run in the main thread.
 
     Args:
-        work: Returns the exit code. A second signal does not wait for it, which
-            leaves no half export.
+        work: Returns the exit code. At a second signal the program ends without
+            waiting for this; an export that was interrupted is never published.
         is_over: Set by the first signal.
     """
     results: queue.SimpleQueue[int] = queue.SimpleQueue()

@@ -1,4 +1,4 @@
-"""`tfswitch launch`: a job of servers and workers here (docs/launch.md)."""
+"""`tfswitch launch` runs servers and workers here (docs/launch.md)."""
 
 import argparse
 import collections
@@ -28,13 +28,14 @@ from tfswitch.cluster import Cluster
 _USAGE = 2
 # The exit code of `timeout` of coreutils.
 _TIMED_OUT = 124
-# How long the reader may take for the last lines, after a signal or timeout.
+# How long the reader of the output may take for the last lines, after a signal
+# or timeout.
 _FLUSH_SECS = 2.0
 _REDRAW_SECS = 1.0
 _POLL_SECS = 1.0
 # Rates are computed over the steps of this time.
 _RATE_SECS = 10.0
-# Longest wait for the servers' answer to the last question.
+# Longest wait for the servers' answer about the end of the training.
 _REPORT_SECS = 2.0
 
 
@@ -61,8 +62,8 @@ def run(words: Sequence[str]) -> int:
             shutil.rmtree(data_dir, ignore_errors=True)
 
     def work() -> int:
-        # The servers have no TLS and no tokens. An empty variable counts as not
-        # set.
+        # The servers have no TLS and no tokens. An empty variable has the
+        # effect of none.
         names = ["TLS_CA", "TLS_CERT", "TLS_KEY", "TLS_SERVER_NAME"]
         given = {each.split("=")[0].lstrip("-") for each in options.server_arg}
         if "token_file" not in given:
@@ -77,7 +78,7 @@ def run(words: Sequence[str]) -> int:
     try:
         return _processes.run_guarded(work)
     finally:
-        # The other process may have been killed.
+        # The child may have been killed before it has removed the folder.
         remove()
 
 
@@ -179,10 +180,11 @@ def _command(words: Sequence[str]) -> list[str]:
 
 
 def free_addresses(count: int) -> list[str]:
-    """Returns addresses at which nobody listens.
+    """Returns addresses at which no process listens.
 
-    All processes must know them before anybody listens. Their ports are below
-    those that the system gives to clients, so no connection takes one.
+    All processes of the job must know the addresses before they listen. The
+    ports are below those that the system gives to outgoing connections, so no
+    connection takes one.
     """
     ports = random.sample(range(20_000, 32_000), 12_000)
     found: list[str] = []
@@ -202,7 +204,7 @@ def free_addresses(count: int) -> list[str]:
 
 
 class _End(NamedTuple):
-    """The exit code of the job, and its reason; empty if all went well."""
+    """The exit code of the job, and the reason if it has failed."""
 
     code: int
     reason: str = ""
@@ -217,7 +219,7 @@ class _Launch:
         command: The command of a worker.
         server: The server program, with flags for all servers.
         addresses: Free addresses.
-        data_dir: The folder for those of the servers.
+        data_dir: The folder that has the data folders of the servers.
     """
 
     def __init__(
@@ -239,7 +241,7 @@ class _Launch:
         self._restarts: collections.Counter[str] = collections.Counter()
         # The tasks that run `command`, by name.
         self._tasks: dict[str, _processes.Process] = {}
-        # For each task.
+        # The environment variables of each task.
         self._environments: dict[str, dict[str, str]] = {}
         self._deciding: list[str] = []
         self._steps = _Steps()
@@ -254,7 +256,8 @@ class _Launch:
             self._console.draw([])
             if end.reason:
                 self._say(f"{end.reason}; ending the job")
-            # A worker may save on the servers when it is told to end.
+            # Servers end later: a worker may save on them when it is told to
+            # end.
             self._job.end(self._tasks.values())
             for line in self._steps.report():
                 self._say(line)
@@ -329,7 +332,7 @@ class _Launch:
 
     def _start_server(self, name: str) -> None:
         index = list(self._servers).index(name)
-        # Relative paths of checkpoints are those of the workers.
+        # Servers look for relative paths of checkpoints where workers would.
         root = "" if os.getcwd() == "/" else os.getcwd()
         place = [
             f"--address={self._servers[name]}",
@@ -340,7 +343,8 @@ class _Launch:
             f"--checkpoint_root={root}",
         ]
         program, *others = self._server
-        # After the command's own flags, so that they may replace them.
+        # The given flags come last, so that they may replace those of this
+        # command.
         self._job.start(name, [program, *place, *others], {})
 
     def _watch(self) -> _End:
@@ -377,13 +381,13 @@ class _Launch:
                     self._show_progress(now)
 
     def _end_after(self, process: _processes.Process) -> _End | None:
-        """Restarts a dead server; returns None if the job continues."""
+        """Restarts a server or worker; returns None if the job continues."""
         name, status = process.name, process.status
         assert status is not None
         how = process.describe_end()
         is_server = name in self._servers
         most = self._options.max_worker_restarts
-        # A server that has failed by itself would fail again.
+        # A server that has ended with an exit code would fail again.
         may_restart = status != 0 and name.startswith("worker ")
         if is_server:
             most, may_restart = self._options.max_restarts, status <= 0
@@ -405,7 +409,8 @@ class _Launch:
         printed = [f"  {line}" for line in process.last_lines]
         lines = [f"{how}; " + ("its last lines:" if printed else "no output")]
         lines += printed
-        # Also if the task should not have ended.
+        # A task that has ended with 0 should not have ended: this is an error,
+        # too.
         return _End(_processes.exit_code(status) or 1, how, lines)
 
     def _show_progress(self, now: float) -> None:
@@ -451,10 +456,10 @@ class _Steps:
         ).start()
 
     def report(self) -> list[str]:
-        """Returns what the training lacks, once workers have ended."""
+        """Returns lines about lost workers, lost steps and items not done."""
         lines = []
         address, group = self._where
-        # Servers may have gone, and programs may have no group.
+        # Servers may have gone, and the workers may have made no group.
         with contextlib.suppress(Exception):
             if not self._latest:
                 return []
@@ -489,8 +494,8 @@ class _Steps:
         samples = collections.defaultdict(collections.deque)
         while True:
             time.sleep(_POLL_SECS)
-            # The job continues without the steps. Often there is no group yet,
-            # or a server is away.
+            # After an error the job continues without this display. Often there
+            # is no group yet, or a server is away.
             with contextlib.suppress(Exception):
                 if cluster is None:
                     cluster = Cluster(address, timeout_secs=5.0)

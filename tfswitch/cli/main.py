@@ -139,7 +139,8 @@ def main() -> None:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        # The reader, such as `head`, has gone. Python flushes again at its end.
+        # The reader, such as `head`, has gone. Python would flush to it at
+        # exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 128 + signal.SIGPIPE
     except (app.UsageError, TfConfigError) as error:

@@ -25,7 +25,7 @@ def execute_server(arguments: Sequence[str]) -> None:
 def execute_serving(arguments: Sequence[str]) -> None:
     """Replaces this process by the prediction server, `tfswitch-serving`.
 
-    It uses the TensorFlow of this Python.
+    The program uses the TensorFlow of this Python.
 
     Raises:
         FileNotFoundError: If this installation has no such program.

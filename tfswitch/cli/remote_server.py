@@ -4,7 +4,7 @@ The companion is the parent, because it must outlive the server: in a container
 everything ends with the first process.
 
 Stop signals are blocked in all threads, and one thread takes them. So no signal
-is lost, comes twice, or interrupts code that it must not.
+is lost, is handled twice, or interrupts other code.
 """
 
 import signal
@@ -43,7 +43,7 @@ def run(
         The server's exit code, or 128 and the number of the signal that ended
         it or came before it; 1 if it was not started.
     """
-    # The packages of stores log much.
+    # The packages of object stores log many lines.
     logging.set_verbosity(logging.WARNING)
     signals = {*STOP_SIGNALS, signal.SIGCHLD}
     former = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
@@ -60,7 +60,7 @@ def run(
     while preparing.is_alive():
         taken = signal.sigtimedwait(STOP_SIGNALS, _POLL_SECS)
         if taken is not None:
-            # The next fetch continues from here.
+            # The next start continues this fetch.
             return 128 + taken.si_signo
     if errors:
         _say(f"{errors[0]}")

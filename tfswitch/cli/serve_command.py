@@ -1,7 +1,8 @@
-"""`tfswitch serve` and `tfswitch repair`, which become the server program.
+"""`tfswitch serve` and `tfswitch repair`, which start the server program.
 
 The server reads its own flags, and its help lists them. This file has only the
-flags of the companion, which uploads saves, and the place in TF_CONFIG.
+flags of the companion, which uploads saves, and takes address and shard from
+TF_CONFIG.
 """
 
 import functools
@@ -92,7 +93,7 @@ def repair(words: Sequence[str]) -> None:
 def _split(parser: Parser, words: Sequence[str]) -> tuple[Namespace, list[str]]:
     """Returns the parser's own flags, and the words for the server.
 
-    Refuses a token among them, which the server would print.
+    A token among the words is an error, because the server would print it.
     """
     if any(map(has_token, words)):
         raise app.UsageError(
@@ -107,7 +108,7 @@ def _asks_for_help(words: Sequence[str]) -> bool:
 
 
 def _place_from_environment(given: Sequence[str]) -> list[str]:
-    """Returns the flags of TF_CONFIG's ps task, without the given ones."""
+    """Returns the flags that TF_CONFIG sets and `given` does not."""
     task = _tf_config.task()
     servers = _tf_config.ps_addresses()
     if task is None or task.type != "ps" or not servers:
@@ -117,7 +118,7 @@ def _place_from_environment(given: Sequence[str]) -> list[str]:
             f"TF_CONFIG names {len(servers)} ps addresses, and this is ps "
             f"number {task.number}"
         )
-    # Only others may be able to resolve the name in the cluster.
+    # This host may be unable to resolve its own name in the cluster.
     host, _, port = servers[task.number].rpartition(":")
     if not port.isdigit():
         raise app.UsageError(
@@ -142,7 +143,7 @@ def _serve_with_remote(
     from tfswitch.remote.companion import Companion
 
     command = programs.server_command(arguments)
-    # Before anything is fetched.
+    # Checks the flags before anything is fetched.
     checked = subprocess.run([*command, "--check_flags"])
     if checked.returncode != 0:
         return checked.returncode

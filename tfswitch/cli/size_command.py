@@ -1,9 +1,10 @@
 """`tfswitch size` prints how much memory and disk the rows of a table take.
 
-It makes a table with these settings in this process, gives it rows up to
-_SAMPLE_BYTES, and reads the table's own figures. More rows cost as much each:
-strides are equal, and the 16 stripes of an index grow out of step, so its bytes
-per row are the same at any size (cc/table/embedding_table.cc).
+The command makes a table with the given settings in this process, gives it rows
+up to _SAMPLE_BYTES, and reads the table's own figures. Each further row needs
+as much memory: all rows have the same stride. The 16 stripes of an index grow
+at different times, so the index has the same bytes per row at any size
+(cc/table/embedding_table.cc).
 """
 
 import json
@@ -29,13 +30,14 @@ _SAMPLE_STEP = 1 << 17
 _STAMP_BYTES = 4
 # An idle server has 20 MiB; its allocator keeps some freed memory.
 _PROCESS_BYTES = 64 * _MIB
-# Copies of rows that change during a save: a share of the rows.
+# The share of the rows for copies of rows that change during a save.
 _SAVE_SHARE = 8
 _MIN_SAVE_BYTES = 64 * _MIB
-# A save adds the changes to the files of the last one, unless these are already
-# half as long again as the rows: up to twice the rows, where each save has half
-# of them. While all rows are written, the last files and those before them are
-# still there: 2 + 2 + 1 (docs/durability.md).
+# A save adds changed rows to the files of the last save, until these files have
+# more than 1.5 times the bytes of all rows. If each save has half of the rows,
+# the files grow to twice these bytes. The next save then writes all rows to new
+# files, while the old files and those before them still exist: 2 + 2 + 1
+# (docs/durability.md).
 _SAVES = 5
 
 
@@ -149,7 +151,7 @@ def _plan(options: Namespace, config: dict[str, Any]) -> dict[str, Any]:
         table = cluster.open_table(json.dumps(config))
     except ValueError as error:  # The dimension is too large.
         raise app.UsageError(f"--dim={config['dim']}: {error}") from error
-    # Each server has a range of the virtual shards; one may have one more.
+    # Each server has a range of virtual shards; some have one more than others.
     (info,) = call(cluster, "ListTables")["tables"]
     shards = info["config"]["num_virtual_shards"]
     on_server = math.ceil(options.rows * math.ceil(shards / servers) / shards)
@@ -164,7 +166,8 @@ def _plan(options: Namespace, config: dict[str, Any]) -> dict[str, Any]:
         "bloom": options.max_bloom_bytes,
         "process": _PROCESS_BYTES,
     }
-    # A key, and float32 for any storage dtype (docs/checkpoint_format.md).
+    # A saved row has a key, and float32 for any storage dtype
+    # (docs/checkpoint_format.md).
     saved_bytes = on_server * (8 + 4 * (config["dim"] + slot_floats))
     log_bytes = options.push_log_max_bytes
     disk = {"saves": _SAVES * saved_bytes, "push_log": log_bytes}
@@ -195,7 +198,7 @@ def _plan(options: Namespace, config: dict[str, Any]) -> dict[str, Any]:
 def _measure(
     cluster: _native.Cluster, table: _native.Table, rows: int
 ) -> tuple[dict[str, int], int]:
-    """The bytes of a table of so many rows, and floats per row for state."""
+    """Returns a table's bytes for so many rows, and a row's state floats."""
     made = 0
     while True:
         (info,) = call(cluster, "ListTables")["tables"]

@@ -111,7 +111,7 @@ def _create(path: Path, options: Namespace) -> None:
     try:
         print(token, flush=True)
     except OSError:
-        # Nobody would know the secret.
+        # Nobody has seen the token, so it is of no use.
         _token_file.remove(path, token)
         raise
 

@@ -68,7 +68,7 @@ class WorkItem:
 
     @property
     def offset(self) -> int:
-        """How many samples of the item have been trained, to continue there."""
+        """How many samples of the item have been trained already."""
         return self._offset
 
     @property
@@ -80,7 +80,8 @@ class WorkItem:
     def is_lost(self) -> bool:
         """Whether this worker must stop training the item; see `WorkItemLost`.
 
-        Becomes true at the end of the step in which the worker learns that.
+        This becomes true at the end of a step, in which the worker learns of
+        it.
         """
         return not self._is_finished and (
             self._is_replaced or self._state() == _native.work_item_lost
@@ -508,7 +509,7 @@ class WorkQueue:
     def finish_epoch(self) -> bool:
         """Waits until all workers have called this, or an item can be taken.
 
-        Call this when `take` has returned None. It does not wait for workers
+        Call this when `take` has returned None. This does not wait for workers
         that have died: their items are handed out again.
 
         Returns:

@@ -13,7 +13,7 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 @contextlib.contextmanager
 def published(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yields a temporary path, and renames its file to `path` without an error.
+    """Yields a temporary path; without an error, renames its file to `path`.
 
     Raises:
         FileNotFoundError: If the folder of `path` does not exist.
@@ -40,7 +40,7 @@ def published(path: str | os.PathLike[str]) -> Iterator[Path]:
             os.fsync(file.fileno())
         os.replace(temporary, target)
     except OSError as error:
-        # The error of a full disk names no file, or the temporary one.
+        # The error of a full disk names no file, or only the temporary one.
         if type(error) is not OSError or f"'{target}'" in str(error):
             raise
         raise OSError(
@@ -52,7 +52,7 @@ def published(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def find_files(path: Paths, suffix: str | None = None) -> list[str]:
-    """Returns the files that a path, a pattern, or a list of these names.
+    """Returns the files of a path, of a pattern, or of a list of both.
 
     Args:
         path: The value that the user gave.
@@ -93,5 +93,5 @@ def _find(path: str, suffix: str | None) -> list[str]:
 
 
 def _is_hidden(file: Path) -> bool:
-    # Spark and other programs begin the names of unfinished files so.
+    # Spark and other programs mark unfinished files with these characters.
     return any(part.startswith((".", "_")) for part in file.parts)

@@ -1,4 +1,4 @@
-"""The names of a table's ids and floats in a file, and checks of a file."""
+"""Names the parts of a table in a file, and checks files that are read."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -20,13 +20,13 @@ class Layout:
     """The names in a file of the ids, values and slots of a table.
 
     Attributes:
-        kind: What the names are names of: "array", "column" or "feature".
+        kind: The kind of names in the file's format: "array", "column" or
+            "feature".
         table: The table.
         slots: Whether slots are wanted.
         names: The name in the file of each field of `Rows`. The field of slots
             is left out if slots are not wanted, or the table has none.
-        widths: The number of floats of a row in each field of `names` except
-            the ids.
+        widths: How many floats a row has in each field of floats.
     """
 
     def __init__(
@@ -275,7 +275,7 @@ class Source:
         return rows
 
     def where(self, row: int) -> str:
-        """Names the row of the file, for a row of the batch."""
+        """Returns the place in the file of a row of the batch, for messages."""
         return f"in row {self._num_rows + row}"
 
     def _to_float32(

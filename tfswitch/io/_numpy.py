@@ -71,7 +71,7 @@ def write_numpy(
                 part.write(rows[what].data)
 
         num_rows = layout.visit(write)
-        # Like np.savez, which needs all of an array at once.
+        # Writes the same as np.savez, which would need whole arrays in memory.
         archive = stack.enter_context(zipfile.ZipFile(temporary, "w"))
         with archive.open("metadata.npy", "w", force_zip64=True) as member:
             np.lib.format.write_array(member, np.array(layout.metadata()))
@@ -98,12 +98,13 @@ def read_numpy(
     """Sets the rows of an `.npz` file, all or none.
 
     Reads the file twice, a batch at a time, to check all of it before the first
-    row is set. An array in Fortran order is held in memory.
+    row is set. A whole array in Fortran order is kept in memory.
 
     Args:
         table: The table.
-        path: A file of `write_numpy`, or any with the arrays `ids`, integers of
-            shape `[num_rows]`, and `values`, floats of shape `[num_rows, dim]`.
+        path: A file of `write_numpy`, or another `.npz` file with the arrays
+            `ids`, integers of shape `[num_rows]`, and `values`, floats of shape
+            `[num_rows, dim]`.
         slots: Whether to set optimizer state and statistics too. Otherwise
             present rows keep their state, and new rows get the initial state.
 
@@ -178,7 +179,7 @@ class _Array:
                 raise ValueError("it ends early")
 
     def text(self) -> str:
-        """Returns the whole array, which holds a text."""
+        """Returns the whole array, which contains a text."""
         with self._readable():
             if self.num_bytes > _MAX_METADATA_BYTES:
                 raise ValueError(
@@ -224,8 +225,8 @@ class _Array:
 
 # The compressions that NumPy writes.
 _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-# The header versions that NumPy writes for numbers; the third is for names of
-# fields.
+# The header versions that NumPy writes for numbers; the third version is for
+# names of fields.
 _READ_HEADER = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,

@@ -47,7 +47,7 @@ def write_parquet(
         id_column: Name of the column of ids.
         embedding_column: Name of the column of embeddings.
         compression: "snappy", "gzip", "zstd", "lz4", "brotli" or None.
-        rows_per_group: Rows in a row group; None for 16 MiB of them.
+        rows_per_group: Rows in a row group; None means as many as have 16 MiB.
 
     Returns:
         The number of rows written.
@@ -199,8 +199,8 @@ def _open(pa: ModuleType, pq: ModuleType, file: str) -> Any:
     with _readable(pa, file):
         return pq.ParquetFile(
             file,
-            # Else pyarrow reads a whole row group, which may be the whole file,
-            # at once.
+            # Otherwise pyarrow reads a whole row group, which may be the whole
+            # file, at once.
             buffer_size=_BUFFER_BYTES,
             pre_buffer=False,
             page_checksum_verification=True,
@@ -279,7 +279,7 @@ def _values_of(
         source.refuse_null(what, _first_null(lists), ids)
     lengths = lists.value_lengths().to_numpy()
     source.check_lengths(what, lengths, ids)
-    # Not `values`, which also has floats outside of a slice.
+    # `lists.values` would also have floats outside of a slice.
     floats = lists.flatten()
     if floats.null_count:
         row = _first_null(floats) // int(lengths[0])

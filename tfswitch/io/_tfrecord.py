@@ -184,8 +184,8 @@ def _check_lengths(file: str, compression_type: str) -> None:
                         f"a record has {length} bytes, and at most "
                         f"{_MAX_RECORD_BYTES} are read"
                     )
-                # The length, the record, and a checksum of 4 bytes for each of
-                # both.
+                # A length, its checksum of 4 bytes, the record, and its
+                # checksum of 4 bytes.
                 place += 16 + length
     except (EOFError, OSError, zlib.error):
         return
@@ -256,7 +256,7 @@ def _refuse(
 ) -> None:
     """Raises ValueError for the first record whose features have other types.
 
-    TensorFlow's own message does not say which record it is.
+    TensorFlow's own message does not name the record.
     """
     for row, record in enumerate(records.numpy()):
         try:

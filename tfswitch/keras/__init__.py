@@ -1,7 +1,7 @@
 """The Keras layers, optimizer and callbacks, for Keras 3 and for tf_keras.
 
-With TF_USE_LEGACY_KERAS=1 in the environment, which also selects `tf.keras`,
-they are classes of tf_keras, else of Keras 3.
+With TF_USE_LEGACY_KERAS=1 in the environment, they are based on the classes of
+tf_keras, otherwise on those of Keras 3. The variable also selects `tf.keras`.
 """
 
 from tfswitch.keras import _resuming, callbacks, layers

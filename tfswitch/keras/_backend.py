@@ -25,7 +25,8 @@ def optimizer_config(
     config = optimizer.to_config()
     rate = config["config"]["learning_rate"]
     if not isinstance(rate, float):
-        # A schedule can be described; of other rates the file has the value.
+        # A file can describe a schedule; of any other rate it has the present
+        # value.
         config["config"]["learning_rate"] = (
             serialize(rate) if hasattr(rate, "get_config") else present_rate()
         )
@@ -33,7 +34,7 @@ def optimizer_config(
 
 
 def load_rate(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Makes the schedule of a config of `optimizer_config` again."""
+    """Restores the schedule in a config that `optimizer_config` returned."""
     arguments = dict(config["config"])
     rate = arguments.get("learning_rate")
     if isinstance(rate, Mapping):
@@ -60,7 +61,7 @@ def is_building() -> bool:
 
 
 def is_called_by(*modules: str) -> bool:
-    """Whether code of a module is running; each ends with a dot, as `keras.`"""
+    """Whether code of these modules is running; names end with a dot."""
     return any(
         f"{frame.f_globals.get('__name__')}.".startswith(modules)
         for frame, _ in traceback.walk_stack(None)
@@ -68,9 +69,8 @@ def is_called_by(*modules: str) -> bool:
 
 
 def spec(shape: Any, dtype: str, ragged: bool) -> Any:
-    """Returns the output's stand-in in a Keras 3 model."""
-    # The argument came with Keras 3.9; models of earlier ones have no ragged
-    # tensors.
+    """Returns the symbolic tensor of an output in a Keras 3 model."""
+    # Keras 3.9 added this argument; earlier models have no ragged tensors.
     options = {"ragged": True} if ragged else {}
     return keras.KerasTensor(shape, dtype=dtype, **options)
 
@@ -82,7 +82,7 @@ NO_AUTOCAST: dict[str, Any] = (
 
 
 def variable_path(variable: Any) -> str:
-    """The variable's name, with those of the layers that it is in."""
+    """The variable's name, after the names of the layers that contain it."""
     path = getattr(variable, "path", None)
     return path if path is not None else variable.name.split(":")[0]
 
@@ -90,8 +90,8 @@ def variable_path(variable: Any) -> str:
 def has_value(variable: Any) -> bool:
     """Whether a variable has its first value.
 
-    One that is made while `tf.function` traces gets it after the trace. The
-    function is then traced again.
+    A variable that is made while `tf.function` traces gets its value after the
+    trace. The function is then traced again.
     """
     inner = tf_variable(variable)
     with tf.init_scope():
@@ -104,7 +104,7 @@ def tf_variable(variable: Any) -> tf.Variable:
 
 
 def trainer() -> Any:
-    """The class whose `compile` all models have."""
+    """The class that defines `compile` for all models."""
     if IS_LEGACY:
         return Model
     from keras.src.trainers.trainer import Trainer
@@ -115,7 +115,7 @@ def trainer() -> Any:
 def init_optimizer(
     optimizer: Any, init: Any, *, learning_rate: Any, name: str, **clips: Any
 ) -> None:
-    """Runs the constructor of the Keras optimizer that `optimizer` is."""
+    """Calls `init`, the constructor of Keras's base class of `optimizer`."""
     if not IS_LEGACY:
         init(learning_rate=learning_rate, name=name, **clips)
         return
@@ -124,14 +124,14 @@ def init_optimizer(
 
 
 def not_equal(x: Any, y: Any) -> Any:
-    """`x != y` for tensors and placeholders of both Keras."""
+    """Returns `x != y` for tensors and placeholders of Keras 3 and tf_keras."""
     if IS_LEGACY:
         return tf.not_equal(x, y)
     return keras.ops.not_equal(x, y)
 
 
 class _FirstEpoch:
-    """Stands for the state of a `BackupAndRestore`, which tf_keras asks."""
+    """Tells tf_keras the first epoch, as the state of its BackupAndRestore."""
 
     def __init__(self, epoch: int) -> None:
         self._epoch = epoch
@@ -143,9 +143,10 @@ class _FirstEpoch:
 
 
 def begin_fit_at(model: Any, epoch: int | None) -> None:
-    """Has the `fit` that is beginning start with an epoch; None: with its own.
+    """Sets the first epoch of the `fit` that begins; None removes the setting.
 
-    As `BackupAndRestore` does it, to be called in `on_train_begin`.
+    Keras's `BackupAndRestore` uses the same attributes. Call this in
+    `on_train_begin`.
     """
     if IS_LEGACY:
         model._training_state = None if epoch is None else _FirstEpoch(epoch)
@@ -154,7 +155,7 @@ def begin_fit_at(model: Any, epoch: int | None) -> None:
 
 
 def file_of(store: Any) -> Any:
-    """A value that is equal for stores of one file under way, or None.
+    """Returns a value that is equal for all stores of one file, or None.
 
     Args:
         store: The argument of `save_own_variables`.
@@ -165,18 +166,19 @@ def file_of(store: Any) -> Any:
         store = getattr(store, "h5_file", store)
     try:
         return weakref.ref(store)
-    except TypeError:  # A dict, for one; nothing is known of others.
+    except TypeError:  # A dict, for example, names no file.
         return None
 
 
 def metric_variables(model: Any, batch: Any = None) -> list[Any]:
     """The variables of the model's metrics.
 
-    They are made by the first batch; before, and for tf_keras, there are none.
+    The first batch makes these variables. Before it, and for tf_keras, the list
+    is empty.
 
     Args:
         model: The model.
-        batch: Makes them if they are not there yet.
+        batch: A batch to make the variables with, if there are none yet.
     """
     if IS_LEGACY:
         return []
@@ -193,7 +195,7 @@ def steps_per_execution(model: Any) -> int:
 
 
 def last_batch(model: Any, batch: int) -> int:
-    """The last batch of the execution that `on_train_batch_end` is told of."""
-    if not IS_LEGACY and VERSION < (3, 11):  # They tell the first one.
+    """Returns the last batch of the execution that has just ended."""
+    if not IS_LEGACY and VERSION < (3, 11):  # These pass the first batch.
         return batch + steps_per_execution(model) - 1
     return batch

@@ -36,29 +36,28 @@ def is_exporting() -> bool:
 
 
 def _callers() -> Iterator[Any]:
-    """The objects whose methods are running, the innermost first."""
+    """Yields the objects whose methods are running, the innermost first."""
     frame = sys._getframe(2)
     while frame is not None:
-        # A function without `self` is not asked for its variables.
+        # Reads the variables only of functions with `self`.
         if frame.f_code.co_varnames[:1] == ("self",):
             yield frame.f_locals.get("self")
         frame = frame.f_back  # type: ignore[assignment]
 
 
 def rule_of(layer: Any, optimizer: Any) -> optimizers_lib.Optimizer:
-    """Returns the rule by which rows learn as a Keras optimizer's variables.
+    """Returns the rule that steps rows as a Keras optimizer steps variables.
 
-    Each read of its learning rate reads that of the Keras optimizer.
+    The rule's learning rate is always the present rate of the Keras optimizer.
 
     Args:
-        layer: The layer whose weight the optimizer has; named in messages.
+        layer: The layer whose weight the optimizer trains; messages name it.
         optimizer: The optimizer that applies the layer's gradients.
 
     Raises:
-        ValueError: If tables cannot do it as Keras does. The message names the
-            remedy.
+        ValueError: If tables have no such rule. The message names the remedy.
     """
-    # A float16 model's optimizer wraps the one that steps.
+    # In a float16 model another optimizer wraps the one that takes steps.
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     # A ParameterServerOptimizer has this attribute.
     on_servers = getattr(inner, "_server_optimizer", None)
@@ -77,7 +76,7 @@ def rule_of(layer: Any, optimizer: Any) -> optimizers_lib.Optimizer:
 
 
 def update_of(layer: Any, rule: Any) -> str:
-    """Returns which rows a push moves: "dense", as Keras, wherever possible.
+    """Returns which rows a push moves: if possible, those that Keras moves.
 
     If `update` is "auto", and the rule moves rows that are not in a batch, and
     tables cannot do that, a warning says so.
@@ -96,7 +95,8 @@ def update_of(layer: Any, rule: Any) -> str:
         rule.weight_decay
         or has_momentum
         or kind not in _LEAVE_OTHER_ROWS
-        # FTRL computes weights from its state and the present rate.
+        # FTRL computes weights from the present rate, so a new rate moves all
+        # rows.
         or (kind == "Ftrl" and _has_schedule(rule))
     ):
         if (kind in _HAVE_DENSE_UPDATES) and not (

@@ -1,9 +1,9 @@
 """Makes Keras's optimizers handle the weight of a layer's rows.
 
-A gradient of rows passes through an optimizer (loss scale, check for NaN,
-clipping, accumulation) as a tensor of one row for each id, with the ids kept
-beside it. In place of stepping the variable, the gradients of all tables are
-pushed. Optimizers without such a weight work as before.
+An optimizer scales, checks, clips and accumulates the gradient of rows as a
+tensor with one row for each id; this module keeps the ids. Where the optimizer
+would step the variable, the gradients of all tables are pushed instead.
+Optimizers without such a weight work as before.
 
 The wrapped methods are those of Keras 3.5 to 3.15, and of tf_keras 2.18 to
 2.21. `install` fails if one is missing.
@@ -79,7 +79,7 @@ def _wrap(cls: Any, name: str, wrapper: Callable[..., Any]) -> None:
 
 
 def _compile(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Tells an optimizer the model that it is compiled with, if it asks."""
+    """Tells a ParameterServerOptimizer the model that it is compiled with."""
     result = original(self, *args, **kwargs)
     optimizer = self.optimizer
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
@@ -95,7 +95,7 @@ def _compile(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 def _apply(
     original: Any, self: Any, grads: Any, trainable_variables: Any = None
 ) -> Any:
-    """Passes the values on to Keras, and keeps the ids."""
+    """Gives Keras the values of the gradients of rows, and keeps the ids."""
     grads = list(grads)
     variables = (
         getattr(self, "_trainable_variables", [])
@@ -173,7 +173,7 @@ def _accumulate(optimizer: Any, gradient: RowGradient) -> RowGradient:
     before_ids, before = kept[id(variable)]
     ids = tf.concat([before_ids, gradient.ids], axis=0)
     values = tf.concat([before, gradient.values], axis=0)
-    # `iterations` is the number of updates.
+    # `_iterations` counts all steps, and `iterations` only the updates.
     count = tf.convert_to_tensor(optimizer._iterations) + 1
     is_update = tf.equal(count % optimizer.gradient_accumulation_steps, 0)
     left = tf.where(is_update, 0, tf.size(ids))
@@ -181,9 +181,10 @@ def _accumulate(optimizer: Any, gradient: RowGradient) -> RowGradient:
     before.assign(values[:left])
     place = optimizer._get_variable_index(variable)
     optimizer._accumulated_gradients[place] = _Nothing()
-    # Keras's sum has one row for each id, and clips by it. Here the sum is at
-    # the first place of the id. So the ids keep their order, by which shows and
-    # clicks are found.
+    # Keras clips by the norm of sums, with one row for each id. So the sum of
+    # an id is put at its first place, and zeros at its other places. All ids
+    # keep their places, because shows and clicks are found by the order of the
+    # ids.
     distinct = tf.unique(ids)
     first = tf.math.unsorted_segment_min(
         tf.range(tf.size(ids)), distinct.idx, tf.size(distinct.y)
@@ -249,7 +250,10 @@ def _deduplicate(original: Any, self: Any, grads: Sequence[Any]) -> Any:
 
 
 def _aggregate(original: Any, self: Any, grads_and_vars: Any) -> Any:
-    """Sums over replicas, not over processes that push by themselves."""
+    """Sums over replicas, except gradients of rows.
+
+    Each process pushes the gradients of its own rows.
+    """
     pairs = list(grads_and_vars)
     strategy = tf.distribute.get_strategy()
     if not strategy.extended._in_multi_worker_mode():

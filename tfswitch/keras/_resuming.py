@@ -1,4 +1,4 @@
-"""Makes `fit` continue where the job is, in a worker that was restarted.
+"""Makes `fit` of a restarted worker continue where its job is.
 
 A process counts its calls of `fit`. With its steps it sends the group a mark:
 this number and the epoch (`mark` in `protos/tfswitch/v1/coordination.proto`).
@@ -38,7 +38,7 @@ def install() -> None:
         worker = None
         if isinstance(optimizer, ParameterServerOptimizer):
             worker = optimizer.worker_of_job()
-        # The group keeps the epochs of a work queue.
+        # In a loop over a work queue, the server keeps the epoch.
         if worker is None or worker._num_loops:
             return original(self, *args, **kwargs)
         bound = signature.bind(self, *args, **kwargs)
@@ -81,7 +81,7 @@ def _fit(
     optimizer._servers.has_restored = False
     epochs = int(bound.arguments.get("epochs", 1))
     goes_on = _GoOn(worker, number, epochs, key in _behind)
-    goes_on.set_model(model)  # A CallbackList has called it already.
+    goes_on.set_model(model)  # A given CallbackList does not call it any more.
     _behind.discard(key)
     callbacks: Any = bound.arguments.get("callbacks")
     if hasattr(callbacks, "append") and hasattr(callbacks, "on_train_begin"):
@@ -102,7 +102,10 @@ def _say(worker: Worker, text: str) -> None:
 
 
 class _GoOn(_backend.Callback):
-    """Comes after others: `BackupAndRestore` decides if it restores."""
+    """Continues where the job is, unless a `BackupAndRestore` has restored.
+
+    This callback runs after all others, so it knows whether one has restored.
+    """
 
     def __init__(
         self, worker: Worker, number: int, epochs: int, is_behind: bool
@@ -117,7 +120,7 @@ class _GoOn(_backend.Callback):
         optimizer = optimizer_of(self.model)
         if not self._is_behind or optimizer._servers.has_restored:
             return
-        if self._worker.stats()["left"]:  # BackupAndRestore has met the others.
+        if self._worker.stats()["left"]:  # BackupAndRestore may have left.
             self._worker._set_mark(0, join_again=True)
         mark, num_steps = self._worker._position()
         if mark >> _EPOCH_BITS != self._number:
@@ -133,7 +136,7 @@ class _GoOn(_backend.Callback):
             )
         _backend.begin_fit_at(self.model, epoch)
         leave_out(self.model, num_steps, [])
-        # So schedules continue from the step of the others.
+        # Learning-rate schedules continue from the step of the other workers.
         clock = self._worker.stats()["clock"]
         if clock > int(optimizer.iterations.numpy()):
             optimizer.iterations.assign(clock)
@@ -154,7 +157,7 @@ def leave_out(model: Any, num_batches: int, metrics: list[np.ndarray]) -> None:
 
     Args:
         model: A model whose `fit` has begun.
-        num_batches: How many batches; 0: no more.
+        num_batches: How many batches. 0 means that all batches are trained.
         metrics: The values of the metrics after these batches.
     """
     train = getattr(model.train_function, "train", model.train_function)
@@ -173,7 +176,7 @@ def leave_out(model: Any, num_batches: int, metrics: list[np.ndarray]) -> None:
         left -= per_call
         for _ in range(per_call):
             batch = next(iterator)
-        if is_first:  # After Keras has reset them.
+        if is_first:  # After Keras has reset the metrics.
             present = _backend.metric_variables(model, batch)
             if list(map(np.shape, metrics)) == [v.shape for v in present]:
                 for variable, value in zip(present, metrics, strict=True):

@@ -1,4 +1,4 @@
-"""The weight that stands for the rows of a layer, and its update.
+"""The weight that represents the rows of a layer, and its update.
 
 Keras sees one trainable weight of shape [0, dim]. A training lookup gives it a
 gradient of ids and values, a `tf.IndexedSlices`, which a program may clip,
@@ -34,7 +34,7 @@ MAX_TABLES = 256
 def add(layer: "DynamicEmbedding") -> Any:
     """Adds the weight to a layer.
 
-    It is float32 under any policy, as the rows are.
+    The weight is float32 under any dtype policy, as the rows are.
     """
     weight = layer.add_weight(
         name="rows",
@@ -46,19 +46,19 @@ def add(layer: "DynamicEmbedding") -> Any:
     )
     reference = weakref.ref(layer)
     weight._tfswitch_owner = reference
-    # Some programs pass the value in place of the weight.
+    # Some programs pass the TensorFlow variable in place of the Keras one.
     if not _backend.IS_LEGACY:
         weight.value._tfswitch_owner = reference
     return weight
 
 
 def is_rows(variable: Any) -> bool:
-    """Whether a variable stands for the rows of a layer or table."""
+    """Whether a variable represents the rows of a layer or table."""
     return hasattr(variable, "_tfswitch_owner")
 
 
 class RowGradient(NamedTuple):
-    """The gradient of a weight that stands for rows.
+    """The gradient of a weight that represents rows.
 
     Attributes:
         variable: The weight.
@@ -75,7 +75,7 @@ def row_gradient(variable: Any, gradient: Any) -> RowGradient:
     """Returns the ids and values of a gradient.
 
     Raises:
-        ValueError: If it has no ids.
+        ValueError: If the gradient has no ids.
     """
     if isinstance(gradient, tf.IndexedSlices):
         return RowGradient(variable, gradient.indices, gradient.values)
@@ -97,8 +97,8 @@ def look_up(
     Ids of layers that share a table are looked up together.
 
     Returns:
-        For each layer the float32 rows. They give the layer's weight a
-        gradient.
+        For each layer the float32 rows. Their gradient becomes that of the
+        layer's weight.
     """
     by_table: dict[EmbeddingTable, list[int]] = {}
     for place, (layer, _) in enumerate(batches):
@@ -134,16 +134,17 @@ def push(
     Replicas of a `tf.distribute` strategy take one step together.
 
     Args:
-        gradients: Layers that share a table take one step with their sum.
-        optimizer: The Keras optimizer that applies them, or None. Layers with
-            `optimizer="auto"` learn by it.
+        gradients: The gradients. If layers share a table, it takes one step
+            with their sum.
+        optimizer: The Keras optimizer that applies the gradients, or None. The
+            rows of layers with `optimizer="auto"` learn as its variables.
         learning_rate: The learning rate of the optimizer.
 
     Returns:
         For each table the number of rows that took a step, an int64 scalar.
 
     Raises:
-        ValueError: If a table cannot learn as the optimizer.
+        ValueError: If a table cannot step rows as the optimizer would.
     """
     strategy = tf.distribute.get_strategy()
     if (

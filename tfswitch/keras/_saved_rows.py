@@ -23,12 +23,12 @@ _without_rows: contextvars.ContextVar[bool] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def load_without_rows() -> Iterator[None]:
-    """Loads models without their rows, if the servers with them are away.
+    """Allows models to load without rows, if the servers are not connected.
 
-    A file of Keras does not contain rows of tables on servers. Loading it
+    A file of Keras does not contain the rows of tables on servers. To load it
     without a connection to these servers is an error, because the model would
-    predict without its rows. In this context it is no error, and the tables are
-    empty.
+    predict without its rows. In this context there is no error, and the tables
+    are empty.
 
     Example:
 
@@ -50,7 +50,7 @@ def save(layer: Any, store: Any) -> None:
     store["0"] = np.zeros((), np.float32)
     table = layer._table
     if table is None:
-        # The rows that the table will have when it is made.
+        # The table is not made yet; these will be its first rows.
         store["ids"], store["values"] = layer._first_rows
         return
     if table.cluster.is_remote:
@@ -83,8 +83,8 @@ def load(layer: Any, store: Any) -> None:
     """Replaces the rows of the layer's table by those that `save` stored.
 
     Raises:
-        ValueError: If the file has nothing for the layer, or others use its
-            table; nothing has changed then.
+        ValueError: If the file has nothing for the layer, or other code uses
+            its table. Nothing has changed then.
         RuntimeError: If the rows are on servers that are not connected.
     """
     names = set(store.keys())
@@ -175,14 +175,14 @@ def _fit_usage(table: EmbeddingTable, usage: np.ndarray) -> np.ndarray:
     return fitted
 
 
-# The layer and the file that stored the rows of each table.
+# For each table the last file with its rows, and the layer that stored them.
 _stored_by: weakref.WeakKeyDictionary[
     EmbeddingTable, tuple[Any, weakref.ref[Any]]
 ] = weakref.WeakKeyDictionary()
 
 
 def _stores_rows(layer: Any, table: EmbeddingTable, store: Any) -> bool:
-    """Whether `layer` stores the rows, of the layers that share its table."""
+    """Whether `layer`, of all layers of its table, is to store the rows."""
     file = _backend.file_of(store)
     if file is None:
         return True

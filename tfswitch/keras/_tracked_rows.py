@@ -12,9 +12,9 @@ from tfswitch.keras import _backend
 class TrackedRows(tf.__internal__.tracking.Trackable):
     """Adds a layer's table to a `tf.train.Checkpoint`.
 
-    The layer cannot do it, because its table is made when it is first needed,
-    at the latest by a restore. This class also refuses a SavedModel without the
-    rows, whose functions would look for them where it is loaded.
+    A layer makes its table when the table is first needed, at the latest in a
+    restore. So TensorFlow asks this object for the table. It also raises an
+    error for a plain SavedModel, which would not contain the rows.
     """
 
     def __init__(self, layer: Any) -> None:

@@ -38,7 +38,7 @@ def no_rows(dim: int) -> Rows:
 
 
 class _Value(np.ndarray):
-    """A matrix of shape [0, dim] with rows, which computed results lack."""
+    """A matrix of shape [0, dim] that carries rows; results of it do not."""
 
     rows: Rows | None
 
@@ -100,8 +100,8 @@ def attach(variable: Any, layer: Any) -> None:
 def refuse_hdf5() -> None:
     """Makes Keras refuse `.h5` files, which have no place for rows.
 
-    Keras raises before it opens the file, so an older file stays. Call this
-    once.
+    The error comes before Keras opens the file, so an existing file stays. Call
+    this once.
     """
     if _backend.IS_LEGACY:
         from tf_keras.src.saving.legacy import hdf5_format, save
@@ -136,8 +136,8 @@ def _refuse_rows(module: Any, name: str) -> None:
 def warn_of_projector(cls: type[Any]) -> None:
     """Makes the callback `TensorBoard` warn of layers that it leaves out.
 
-    Its projector shows only Keras's own embeddings, and gives no warning. Call
-    this once.
+    The projector of TensorBoard shows only Keras's own embeddings, and gives no
+    warning about others. Call this once.
 
     Args:
         cls: The class of the layers.
@@ -183,7 +183,7 @@ def _check_size(layer: Any) -> None:
 
 
 def _rows_of(layer: Any, value: np.ndarray) -> Rows:
-    """The rows of a value, of which tf_keras may have made a plain view."""
+    """Returns a value's rows; tf_keras may have made a plain view of it."""
     found: Any = value
     while found is not None:
         rows = getattr(found, "rows", None)

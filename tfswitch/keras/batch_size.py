@@ -25,8 +25,7 @@ def record(inputs: IdsLike, training: bool | tf.Tensor | None) -> None:
     if _size is None:
         return
     if tf.is_tensor(training):
-        # If this is not known while the graph is made, the call is a batch
-        # anyway.
+        # If `training` is not known while the graph is made, it counts as true.
         known = tf.get_static_value(training)
         training = known is None or bool(known)
     if not training:

@@ -33,12 +33,12 @@ class ParameterServerOptimizer(_backend.Optimizer):
     """Trains one model in many processes, with plain `fit`.
 
     The model's dense variables become a `tfswitch.DenseTable` on the servers.
-    The first worker's values initialise it, and the others take them over. Each
-    step pushes the gradients, ends the step of this process's
-    `tfswitch.train.Worker`, and pulls the new values; the servers take the step
-    of the optimizer. `fit` leaves the group when it ends, so nobody waits for a
-    worker whose data is used up. In a loop over the epochs of a
-    `tfswitch.data.WorkQueue` only the last `fit` leaves.
+    The values of the first worker initialise the table, and the other workers
+    start with these values. In each step a worker pushes its gradients, ends
+    the step of its `tfswitch.train.Worker`, and pulls the new values; the
+    servers take the step of the optimizer. When `fit` ends, the worker leaves
+    its group, so that no other worker waits for it. In a loop over the epochs
+    of a `tfswitch.data.WorkQueue` the worker leaves only after the last `fit`.
 
     Each step also pushes the gradients of `DynamicEmbedding` layers to their
     tables. To train them synchronously as well, give them the same
@@ -48,15 +48,17 @@ class ParameterServerOptimizer(_backend.Optimizer):
     their batches, if losses are means over the batch. Batches are weighted by
     their numbers of samples: the first dimension of the ids of the model's
     `DynamicEmbedding` layers. If the model has no such layer, or its ids have
-    another first dimension, pass `batch_weight`, or all batches weigh the same.
+    another first dimension, pass `batch_weight`; otherwise all batches have the
+    same weight.
 
     With `non_trainable="mean"`, the default under `bsp`, workers also share
     float variables without a gradient, such as the moving averages of batch
     normalization.
 
     Metrics, integers, seeds and the step counter that learning-rate schedules
-    read stay on the worker. So does clipping of gradients, which is refused
-    under `bsp`, because it would need the gradient of all workers.
+    read stay on the worker. Gradients are also clipped on the worker. Clipping
+    is refused under `bsp`, because it would need the sum of all workers'
+    gradients.
 
     Args:
         optimizer: A name ("sgd", "adagrad", "adam", ...), an elementwise object
@@ -65,8 +67,8 @@ class ParameterServerOptimizer(_backend.Optimizer):
             servers, the clipping of a Keras optimizer on the worker.
         consistency: A `tfswitch.train.Consistency`, "asp" or "bsp"; None means
             `asp`.
-        table: Name of the dense table. Models that share servers need
-            different ones.
+        table: Name of the dense table. Models that share servers need different
+            names.
         worker: The `tfswitch.train.Worker` of this process. By default one is
             made from TF_CONFIG when the optimizer is built.
         batch_weight: Number of samples of each batch, or a function without
@@ -76,12 +78,12 @@ class ParameterServerOptimizer(_backend.Optimizer):
             "_non_trainable". The first worker's values initialise them. Under
             `bsp` the changes of a step are averaged by samples; under `asp` and
             `ssp` each change is multiplied by 1 / `num_workers` and applied
-            when it arrives. "local": each worker has its own. None: "mean"
-            under `bsp`, else "local".
-        non_trainable_variables: These variables, for a loop of your own; each
-            step sends all of them. By default those of the model that is
-            compiled with this optimizer; a step then sends those that it
-            writes. Metrics should not be among them.
+            when it arrives. "local": each worker has values of its own. None
+            means "mean" under `bsp`, else "local".
+        non_trainable_variables: The float variables without a gradient, for a
+            training loop of your own; each step sends all of them. By default
+            they are those of the model that is compiled with this optimizer,
+            and a step sends those that it writes. Leave metrics out.
         cluster: The cluster to use; by default that of `tfswitch.connect`.
         name: Name of the optimizer.
 
@@ -173,7 +175,7 @@ class ParameterServerOptimizer(_backend.Optimizer):
         return self._servers.once_built("table")
 
     def build(self, variables: Sequence[Variable]) -> None:
-        """Puts the variables on the servers, or takes the values there.
+        """Puts the variables on the servers, or takes the servers' values.
 
         An optimizer that was loaded with a model does so at its first step
         only: a process that only predicts must not become a worker.
@@ -249,11 +251,11 @@ class ParameterServerOptimizer(_backend.Optimizer):
             servers.table = table
             self.pull()
         except BaseException:
-            # Else the others would wait for this worker.
+            # Otherwise the other workers would wait for this one.
             servers.table = None
             servers.worker.leave()
             raise
-        # So schedules continue from the step of the others.
+        # Learning-rate schedules continue from the step of the other workers.
         clock = servers.worker.stats()["clock"]
         if clock > int(self.iterations.numpy()):
             self.iterations.assign(clock)
@@ -310,7 +312,7 @@ class ParameterServerOptimizer(_backend.Optimizer):
         self._servers.model = weakref.ref(model)
 
     def worker_of_job(self) -> Worker | None:
-        """This process's worker, made now if need be; None without a job."""
+        """Returns this process's worker, or None if it belongs to no job."""
         servers = self._servers
         if servers.worker is None and default_job() is not None:
             servers.worker = Worker(
@@ -460,8 +462,8 @@ class ParameterServerOptimizer(_backend.Optimizer):
     def finalize_variable_values(self, var_list: Sequence[Variable]) -> None:
         """Pulls the last values and leaves the group; `fit` calls it.
 
-        The next step joins again. In the loop over `WorkQueue.epochs` the
-        worker leaves after the last one only.
+        The next step joins again. In a loop over `WorkQueue.epochs` the worker
+        leaves only after the last epoch.
         """
         if self._servers.table is None:
             return
@@ -481,7 +483,7 @@ class ParameterServerOptimizer(_backend.Optimizer):
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments, except objects of the process.
 
-        These are `worker`, `cluster` and `non_trainable_variables`.
+        The objects are `worker`, `cluster` and `non_trainable_variables`.
         """
         return {
             "name": self.name,
@@ -504,8 +506,8 @@ class ParameterServerOptimizer(_backend.Optimizer):
         """Makes an optimizer from the config that `get_config` returned."""
         config = dict(config)
         clips = {clip: config.pop(clip, None) for clip in _CLIPS}
-        # The worker's clipping, apart from the config of the servers'
-        # optimizer.
+        # The config of the servers' optimizer must not have the worker's
+        # clipping.
         config["optimizer"] = {
             **_backend.load_rate(config["optimizer"]),
             "worker_clips": clips,
@@ -547,16 +549,16 @@ def _check_worker(
 
 
 class _Servers:
-    """The optimizer's part on the servers. Keras must not track it."""
+    """The optimizer's objects for the servers, which Keras must not track."""
 
     def __init__(self, worker: Worker | None, cluster: Cluster | None) -> None:
         self.worker = worker
         self.cluster = cluster
         self.table: DenseTable | None = None
         self.variables: list[Any] = []
-        # Weak, because the model refers to the optimizer.
+        # A weak reference, because the model refers to the optimizer.
         self.model: Callable[[], Any] = lambda: None
-        # Set if the user names them.
+        # The variables that the user named, or None.
         self.non_trainable: list[Any] | None = None
         self.shared: SharedVariables | None = None
         # Whether to join the servers at the first step, not when built.
@@ -578,7 +580,7 @@ def _split(optimizer: Any) -> tuple[optimizers_lib.Optimizer, dict[str, Any]]:
     """Returns the servers' optimizer, and the worker's clipping."""
     if isinstance(optimizer, Mapping):
         config = dict(optimizer.get("config", {}))
-        # A Keras config has them among the others.
+        # A Keras config has the clipping among its other settings.
         found = optimizer.get("worker_clips")
         if found is None:
             found = {clip: config.pop(clip, None) for clip in _CLIPS}

@@ -13,9 +13,9 @@ from tfswitch.keras.layers import id_inputs
 from tfswitch.keras.layers.dynamic_embedding import DynamicEmbedding
 from tfswitch.ops.id_tensors import to_id_array, to_string_tensor
 
-# A matrix of up to so many rows is made, however few rows the table has.
+# `to_embedding` makes any matrix of up to this many rows.
 _FEW_ROWS = 1_000_000
-# A longer one is made if it has at most so many rows for each of the table.
+# A longer matrix may have at most this many rows for each row of the table.
 _MAX_ROWS_PER_ROW = 10
 
 
@@ -27,34 +27,33 @@ def from_embedding(
 ) -> DynamicEmbedding:
     """Makes a `DynamicEmbedding` with the rows of a `keras.layers.Embedding`.
 
-    It gives the same output as `layer`, bit for bit, and then also takes new
-    ids. It refuses floats as ids, which `layer` casts. Name, `mask_zero`,
-    `dtype` and `trainable` are those of `layer` unless they are in `kwargs`.
-    Regularizers and constraints are not copied (`tfswitch.optimizers` have L2
-    and bounds of their own).
+    The new layer gives the same output as `layer`, bit for bit, and also takes
+    new ids. Floats as ids must be exact integers, while `layer` truncates them.
+    Name, `mask_zero`, `dtype` and `trainable` are those of `layer` unless they
+    are in `kwargs`. Regularizers and constraints are not copied
+    (`tfswitch.optimizers` have L2 and bounds of their own).
 
-    With `mask_zero` padding has no row: it reads as zeros. `layer` returns its
-    row 0 there, to later layers that ignore the mask.
+    With `mask_zero` padding has no row and reads as zeros. `layer` returns its
+    row 0 for padding, which a later layer sees if it ignores the mask.
 
-    Rows are set by `EmbeddingTable.assign`. A present table, as
-    `kwargs["table"]` or by its name on servers, keeps the rows of other ids and
-    the optimizer state of all. With several workers let one call this, before
-    the others train.
+    If the table exists already, as `kwargs["table"]` or under its name on
+    servers, it keeps the rows of other ids, and the optimizer state of all
+    rows. With several workers, one of them calls this before the others train.
 
     Args:
         layer: A `keras.layers.Embedding` with weights, of the Keras that
             TF_USE_LEGACY_KERAS chooses.
         ids: The id of each row: integers or strings, `[input_dim]`, all
-            different. By default the row's number. With `mask_zero` the first
-            must be padding: 0, or the empty string.
+            different. By default the number of the row. With `mask_zero` the
+            first id must be padding: 0, or the empty string.
         **kwargs: Arguments of `DynamicEmbedding`, except `output_dim`.
 
     Returns:
         The layer, built.
 
     Raises:
-        ValueError: If `layer` has no weights or is another kind of layer, if
-            its weights are NaN, Inf or quantized, or if `ids` do not fit it.
+        ValueError: If `layer` has no weights or is no `keras.layers.Embedding`,
+            if its weights are NaN, Inf or quantized, or if `ids` do not fit it.
 
     Example:
 
@@ -121,8 +120,8 @@ def to_embedding(
         ids: The id of each row: integers or strings, `[input_dim]`. By default
             0 to the largest id of the table. Then the table must not have
             negative ids, and the matrix may have at most a million rows, or ten
-            for each row of the table. With `mask_zero` the first id must be
-            padding: 0, or the empty string.
+            for each row of the table if that is more. With `mask_zero` the
+            first id must be padding: 0, or the empty string.
         **kwargs: Arguments of `keras.layers.Embedding`, except `input_dim` and
             `output_dim`.
 
@@ -131,8 +130,8 @@ def to_embedding(
         TF_USE_LEGACY_KERAS chooses.
 
     Raises:
-        ValueError: If `layer` has a combiner or is another kind of layer, or if
-            the ids cannot be the rows of a matrix.
+        ValueError: If `layer` has a combiner or is no `DynamicEmbedding`, or if
+            the table's ids cannot be row numbers of a matrix.
         ConnectionError, TimeoutError: If a server does not answer.
 
     Example:
@@ -203,8 +202,8 @@ def _to_ids(ids: Any, owner: str, mask_zero: bool) -> np.ndarray:
     if not tf.is_tensor(ids):
         array = np.asarray(ids)
         if array.dtype.kind in "OSUT":
-            # The given object, because NumPy's strings lose zero bytes at their
-            # end.
+            # Uses the given object, because NumPy's strings lose zero bytes at
+            # the end.
             ids = to_string_tensor(np.asarray(ids, dtype=object), owner)
     ids = to_id_array(
         id_inputs.to_integers(ids, padding=mask_zero, owner=owner), owner

@@ -1,7 +1,7 @@
 """Metrics of click models, for Keras 3 and for tf_keras.
 
-Their states are sums. So `tfswitch.keras.callbacks.GlobalMetrics` can add the
-states of several workers.
+The states of these metrics are sums, so
+`tfswitch.keras.callbacks.GlobalMetrics` can add the states of several workers.
 """
 
 from typing import Any

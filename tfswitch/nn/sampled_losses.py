@@ -51,7 +51,8 @@ def sampled_softmax_loss(
     Args:
         weights: An `EmbeddingTable`, or a layer such as `DynamicEmbedding` that
             maps ids `[n]` to `[n, dim]`.
-        biases: The same with dim 1, or None for no biases.
+        biases: A table or layer with dim 1 for the biases, or None for no
+            biases.
         labels: Ids (integers or strings), `[batch_size]` or
             `[batch_size, num_true]`. If an example has several labels, each has
             the target probability 1 / num_true.
@@ -59,8 +60,8 @@ def sampled_softmax_loss(
         num_sampled: How many ids to draw for the batch.
         sampler: The sampler that draws them, without repetition.
         sampled_values: Ids that were drawn before, instead of a sampler: a
-            `SampledValues` or a tuple with its fields. `num_sampled` must
-            agree.
+            `SampledValues` or a tuple with its fields. `num_sampled` must be
+            the number of these ids.
         remove_accidental_hits: Whether the loss of an example leaves out a
             sampled id that is one of its labels.
         training: Whether to create missing rows, and to give rows a gradient.

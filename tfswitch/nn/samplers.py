@@ -29,8 +29,8 @@ class SampledValues(NamedTuple):
         sampled_candidates: int64, `[num_sampled]`: ids.
         true_expected_count: float32, `[batch_size, num_true]`: how often each
             label is expected in the sample.
-        sampled_expected_count: float32, `[num_sampled]`: the same for the drawn
-            ids.
+        sampled_expected_count: float32, `[num_sampled]`: how often each drawn
+            id is expected in the sample.
     """
 
     sampled_candidates: tf.Tensor
@@ -240,7 +240,7 @@ class UnigramSampler(Sampler):
             distribution.
 
     Raises:
-        ValueError: If counts are not positive, ids are not as many, or
+        ValueError: If counts are not positive, the number of ids differs, or
             `distortion` is not finite.
     """
 

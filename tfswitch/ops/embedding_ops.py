@@ -235,7 +235,7 @@ def push_many(
 def end_step(table: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
     """Ends a step of this process's worker; see `tfswitch.train.Worker`.
 
-    The step's pushes must come before, by control dependencies.
+    Control dependencies must make the step's pushes run before this op.
 
     Args:
         table: Resource of any table of the worker's cluster.

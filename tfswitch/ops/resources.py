@@ -53,7 +53,7 @@ def destroy_with(owner: object, handle: tf.Tensor) -> weakref.finalize | None:
     with tf.init_scope():
         same_resource = tf.identity(handle)
     finalizer = weakref.finalize(owner, _destroy, same_resource)
-    # At exit TensorFlow may be gone already, and the process frees everything.
+    # At exit TensorFlow may be unloaded already; the process frees everything.
     finalizer.atexit = False
     return finalizer
 

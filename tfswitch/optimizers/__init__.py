@@ -1,8 +1,8 @@
 """Optimizers of tables: one step per id and push, where the row is kept.
 
-Optimizers that Keras has, too, have the names, arguments and defaults of
-`keras.optimizers`, and compute the same step for the rows of a push. Other rows
-stay as they are, while in Keras's dense updates momentum moves these, too.
+An optimizer that is also in Keras has the name, arguments and defaults of
+`keras.optimizers`, and computes the same step for the rows of a push. Other
+rows stay as they are. In Keras's dense updates momentum moves them, too.
 
 In the formulas `w` is an embedding, `g` the sum of the id's gradients in the
 push, `lr` the learning rate of the push, and `D` the dimension.

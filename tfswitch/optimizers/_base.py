@@ -177,7 +177,7 @@ class Rule(Optimizer):
                 arguments[name] = value
             elif isinstance(value, CowClip):
                 options.update(cowclip_r=value.r, cowclip_zeta=value.zeta)
-            # 0 turns an option off, except the bounds of weights.
+            # 0 turns an option off, but `min_weight` and `max_weight` may be 0.
             elif value or (value == 0.0 and name.endswith("_weight")):
                 options[_WIRE_NAMES.get(name, name)] = value
         del arguments["learning_rate"]

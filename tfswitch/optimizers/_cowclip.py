@@ -126,7 +126,7 @@ def scale_for_batch(
         l2: The embeddings' L2; at least 0.
         dense_learning_rate: The dense variables' rate; at least 0.
         warmup_steps: Steps of the dense learning rate's warm-up; at least 0.
-        scale_l2: Whether L2 is multiplied by s, as in the paper. False where
+        scale_l2: Whether L2 is multiplied by s, as in the paper. Use False if
             most ids are rare and L2 matters.
 
     Raises:

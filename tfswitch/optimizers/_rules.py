@@ -243,7 +243,7 @@ class AdamW(Adam, kind="adamw", is_in_keras=True):
     >>> tsw.optimizers.AdamW(0.001, weight_decay=0.01)
     """
 
-    # The place in Keras's order of arguments: after the learning rate.
+    # Defined here so that it comes after the learning rate, as in Keras.
     weight_decay: NonNegative = 0.004
 
 

@@ -29,8 +29,8 @@ class Segments(Optimizer, kind="segments", mixes_coordinates=True):
     Args:
         parts: Pairs of a dimension and an optimizer, from the first float of
             the row on. The last dimension may be None, for the rest of the row;
-            else they must sum to the table's. An optimizer is any value that
-            `get` takes; its learning rate must be a number.
+            otherwise the dimensions must sum to the table's. An optimizer is
+            any value that `get` takes; its learning rate must be a number.
         learning_rate: A factor that multiplies the rates of all parts. It may
             be a schedule, as for other optimizers.
 

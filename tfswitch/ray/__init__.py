@@ -1,6 +1,7 @@
 """Servers and workers as actors of Ray (docs/ray.md).
 
-Ray places, supervises and restarts the processes. Needs `tfswitch-ps[ray]`.
+Ray places, supervises and restarts the processes. This package needs
+`tfswitch-ps[ray]`.
 """
 
 from tfswitch._connection import (

@@ -1,8 +1,8 @@
 """The actor that owns a server process.
 
-Ray sends this module to the actor's process by value. It imports no part of
-tfswitch that imports TensorFlow: a server needs neither its seconds nor its
-memory, and a node of servers need not have it installed.
+Ray sends this module to the actor's process by value. The module imports no
+part of tfswitch that imports TensorFlow. So an actor starts sooner and needs
+less memory, and nodes with servers need no TensorFlow.
 """
 
 import asyncio
@@ -112,10 +112,11 @@ class ServerActor:
         return [*flags, f"--checkpoint_root={checkpoints}"]
 
     async def info(self) -> dict[str, Any]:
-        """Returns the address of the server, and how to talk to it.
+        """Returns the server's address, and facts that clients need.
 
         Raises:
-            RuntimeError: If it did not start. The message has its lines.
+            RuntimeError: If the server did not start. The message has the last
+                lines of its output.
         """
         if self._error:
             raise RuntimeError(
@@ -135,7 +136,7 @@ class ServerActor:
     async def wait_for_end(self, address: str) -> None:
         """Returns when the server is not at the address any more.
 
-        The caller also notices if this process ends.
+        If this process ends, Ray raises an error in the caller.
         """
         if address == self._address:
             await asyncio.Event().wait()

@@ -35,7 +35,8 @@ def save_checkpoint(
         model: A Keras model whose dense weights go into the checkpoint.
         cluster: The cluster to use; by default that of `tfswitch.connect`.
         options: Options of `Cluster.save`. `keep` is how many saves stay: it
-            must be at least as many as Ray keeps checkpoints (`num_to_keep`).
+            must be at least the number of checkpoints that Ray keeps
+            (`num_to_keep`).
 
     Returns:
         A checkpoint for `ray.train.report(metrics, checkpoint=...)`. Its folder
@@ -79,7 +80,7 @@ def restore_checkpoint(
 
     Args:
         checkpoint: A checkpoint of `save_checkpoint`.
-        model: Gets the dense weights.
+        model: A Keras model that gets the dense weights.
         cluster: The cluster to use; by default that of `tfswitch.connect`.
         options: Options of `Cluster.restore`.
 
@@ -87,7 +88,8 @@ def restore_checkpoint(
         The result of `Cluster.restore`.
 
     Raises:
-        ValueError: If the checkpoint is another one, or has no dense weights.
+        ValueError: If `save_checkpoint` has not made the checkpoint, or it has
+            no dense weights.
         KeyError: If the save was removed: see `keep` of `save_checkpoint`.
         OSError: As `Cluster.restore`.
     """

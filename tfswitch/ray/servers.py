@@ -38,7 +38,7 @@ _Flag = str | float | os.PathLike[str] | None
 class Servers:
     """The servers of a cluster. Made by `start_servers` and `get_servers`.
 
-    Thread-safe. As a context manager it stops them at the end.
+    Thread-safe. As a context manager it stops the servers at the end.
 
     Attributes:
         name: The name of the cluster.
@@ -76,11 +76,11 @@ class Servers:
         """Ends the servers, which save their rows first. Idempotent.
 
         Args:
-            timeout_secs: How long they may take; then they are killed.
+            timeout_secs: How long the servers may take, in seconds; then they
+                are killed.
 
         Raises:
-            RuntimeError: If a server could not save its rows, or had no time
-                to.
+            RuntimeError: If a server could not save its rows, or not in time.
         """
         if not self._actors:
             return
@@ -158,42 +158,47 @@ def start_servers(
 
     Args:
         num_servers: How many servers to start.
-        name: The name of the cluster. Two in one Ray cluster need different
-            ones.
+        name: The name of this cluster of servers. Two of them in one Ray
+            cluster need different names.
         resources_per_server: The resources of each bundle of the placement
             group, as Ray names them. None: `{"CPU": 1}`.
-        data_dir: A folder of a volume that all nodes share; server i has the
-            folder `i` below it, and `Cluster.save` the folder `checkpoints`.
-            Or a URL of an object store, as for `tfswitch serve --remote`
-            (docs/object_stores.md): a restarted server has the rows of its last
-            uploaded save. None: a restarted server has no rows.
-        push_log: Whether no acknowledged write is lost with a process or a node
-            (docs/durability.md). None: if `data_dir` is a folder.
+        data_dir: A folder of a volume that all nodes share; server i uses the
+            folder `i` below it, and `Cluster.save` writes to the folder
+            `checkpoints`. Or a URL of an object store, as for
+            `tfswitch serve --remote` (docs/object_stores.md): a restarted
+            server has the rows of its last uploaded save. None: a restarted
+            server has no rows.
+        push_log: Whether servers log each write, so that no acknowledged write
+            is lost with a process or a node (docs/durability.md). None means
+            yes if `data_dir` is a folder.
         tls: `cert` and `key` of the servers; with `ca` they ask for client
             certificates. The files must be on all nodes.
         token_file: The tokens of clients (docs/access.md), on all nodes.
-        insecure: Serve other machines without TLS and tokens.
+        insecure: Whether to serve other machines without TLS and tokens.
         host: The address that a server binds and that clients get. None: the
-            node's address in Ray. "127.0.0.1" if all is on one machine.
+            node's address in Ray. Use "127.0.0.1" if all processes are on one
+            machine.
         placement: "spread", "strict_spread" (one server on each node), "pack"
             or "strict_pack".
         server_flags: Other flags of `tfswitch serve --help`, such as
-            `{"checkpoint_every": "5m"}`. A list repeats a flag.
+            `{"checkpoint_every": "5m"}`. A flag is repeated for each value of a
+            list.
         max_restarts: How often each server is restarted; -1: always.
-        detached: Whether the servers stay when this program ends, where
-            `get_servers` finds them. Otherwise Ray kills them; call `stop` to
-            save their rows.
+        detached: Whether the servers continue to run when this program ends;
+            `get_servers` then finds them. Otherwise Ray kills them at the end,
+            so call `stop` to save their rows.
         runtime_env: Ray's environment of the actors.
-        metrics_secs: How often the tables' rows, new rows per second and bytes
-            go to Ray's metrics, in seconds. If servers ask for tokens, the
-            actors take one from the environment (`runtime_env`), as clients do.
-        timeout_secs: Longest time for their start, in seconds.
+        metrics_secs: How often, in seconds, the actors report rows, new rows
+            per second and bytes of the tables to Ray's metrics. If servers
+            require tokens, the actors take one from the environment
+            (`runtime_env`), as clients do.
+        timeout_secs: Longest time for the start of the servers, in seconds.
 
     Raises:
         ValueError: If an argument is not allowed, or servers of that name run.
-        RuntimeError: If a server does not start; the message has its lines. If
+        RuntimeError: If a server does not start; the message has its output. If
             this process is not connected to Ray.
-        TimeoutError: If they have not started in time.
+        TimeoutError: If the servers have not started in time.
 
     Example:
 
@@ -349,11 +354,11 @@ def get_servers(name: str = "tfswitch", timeout_secs: float = 30.0) -> Servers:
 
     Args:
         name: The name that `start_servers` got.
-        timeout_secs: Longest wait for them, in seconds.
+        timeout_secs: Longest wait for the servers, in seconds.
 
     Raises:
-        ConnectionError: If Ray has none of that name.
-        TimeoutError: If they do not answer in time.
+        ConnectionError: If Ray has no servers of that name.
+        TimeoutError: If the servers do not answer in time.
 
     Example:
 
@@ -420,7 +425,7 @@ def _wait_for_start(
 
 
 def _remove(actors: Sequence[Any], group: PlacementGroup) -> None:
-    if not ray.is_initialized():  # Without Ray they are gone, or detached.
+    if not ray.is_initialized():  # Without Ray no actor of this program runs.
         return
     for actor in actors:
         # The actor may have ended by itself.

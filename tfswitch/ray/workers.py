@@ -28,7 +28,7 @@ _HEAD_SECS = 5.0  # The silence of the head after which it is reported.
 
 
 class WorkersLost(RuntimeError):  # noqa: N818
-    """Workers have ended before their function has, and were not replaced.
+    """Workers were lost before their function ended, and not replaced.
 
     Attributes:
         lost: The numbers of these workers.
@@ -47,7 +47,7 @@ class WorkersLost(RuntimeError):  # noqa: N818
 
 
 class _WorkerActor:
-    """One worker. One thread runs its function, another one ends it."""
+    """One worker. One thread runs its function, another thread can end it."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class _WorkerActor:
             return train_fn(*args)
 
     def leave(self) -> None:
-        """Leaves the group, so that nobody waits for this ending process."""
+        """Leaves the group, so that no other worker waits for this process."""
         for worker in present_workers():
             worker.leave()
 
@@ -97,7 +97,7 @@ class _WorkerActor:
 
 @dataclasses.dataclass
 class _Running:
-    """A worker: Ray answers its ping when its actor runs somewhere."""
+    """A worker. Ray answers the ping when the worker's actor runs."""
 
     actor: Any
     ping: Any
@@ -106,7 +106,7 @@ class _Running:
 
 
 class _Head:
-    """Reports a lost head of Ray; Ray itself is silent for a minute then."""
+    """Warns soon if Ray's head does not answer; Ray waits for a minute."""
 
     def __init__(self) -> None:
         self._heard = time.monotonic()
@@ -186,11 +186,11 @@ class Workers:
     def add(self, count: int = 1) -> list[int]:
         """Starts more workers, while the others train.
 
-        Each joins the group at the clock of the slowest worker, and takes items
-        of the work queue.
+        Each new worker joins the group at the clock of the slowest worker, and
+        takes items of the work queue.
 
         Returns:
-            Their numbers, which no worker of this job has had.
+            The numbers of the new workers, which no worker of this job has had.
         """
         if not (is_number(count, int) and count >= 1):
             raise bad_argument("count", count, "an integer from 1")
@@ -199,7 +199,7 @@ class Workers:
         with self._lock:
             for _ in range(count):
                 number = self._next
-                # The addresses matter to tf.distribute alone.
+                # Only tf.distribute would use these addresses.
                 config = {
                     "cluster": {
                         "worker": [
@@ -223,8 +223,8 @@ class Workers:
     def remove(self, number: int) -> None:
         """Ends a worker, while the others train.
 
-        The others do not wait for it any more, and continue with its item of
-        the work queue after its last step.
+        The other workers do not wait for this one any more, and continue with
+        its item of the work queue after its last step.
 
         Args:
             number: The number of a running worker.
@@ -293,7 +293,7 @@ class Workers:
         with self._lock:
             actors, self._actors = self._actors, {}
             self._pending = {}
-        if not ray.is_initialized():  # Without Ray they have ended.
+        if not ray.is_initialized():  # Without Ray the actors have ended.
             return
         for each in actors.values():
             ray.kill(each.actor)
@@ -325,7 +325,7 @@ class Workers:
             try:
                 ray.get(reference)
             except RayError:
-                continue  # Ray restarts it, or its `run` says why not.
+                continue  # Ray restarts it, or the error of `run` says why not.
             each.heard, each.has_started = now, True
         absent = [
             number
@@ -465,7 +465,7 @@ def run_workers(
 
     Args:
         train_fn: The function. It is pickled, with all that it refers to.
-        num_workers: How many; the group waits for so many at the start.
+        num_workers: How many workers; the group waits for so many at the start.
         servers: The result of `start_servers`, or an address.
         args: The arguments of the function.
         resources_per_worker: Ray's resources. None: `{"CPU": 1}`.
@@ -474,12 +474,13 @@ def run_workers(
             worker is lost.
         max_lost: How many workers may be lost without an error: the others
             continue.
-        timeout_secs: The longest wait of a call for a server, and so the
-            longest time that Ray may need to restart a server; and the longest
-            wait for the workers to start.
-        tls, token: As for `tfswitch.connect`, in the workers; the token as the
-            `pathlib.Path` of its file. Files must be on their nodes. None:
-            taken from the environment, such as that of `runtime_env`.
+        timeout_secs: The longest wait of a call for a server, in seconds. This
+            includes the time that Ray needs to restart a server. It is also the
+            longest wait for the start of the workers.
+        tls, token: As for `tfswitch.connect`, which each worker calls. `token`
+            must be the `pathlib.Path` of a file. All files must be on the nodes
+            of the workers. None means the values of the environment, such as
+            that of `runtime_env`.
         runtime_env: Ray's environment of the actors.
 
     Returns:

@@ -2,7 +2,7 @@
 
 A request is `requests/<id>.json`. The companion writes its answer,
 `answers/<id>.json`, again and again while it works, so that the client sees
-progress. The client removes both.
+progress. The client removes both objects.
 """
 
 import json
@@ -12,9 +12,9 @@ from typing import Any
 from tfswitch.remote._saves import DamagedError
 from tfswitch.remote._store import Store, join
 
-# Below the servers' URL; no checkpoint has this name.
+# The servers' own folder below their URL; no checkpoint may have this name.
 SERVERS = "tfswitch-servers"
-# Names the cluster that the URL belongs to.
+# This object names the cluster to which the URL belongs.
 MARKER = join(SERVERS, "remote.json")
 _REQUESTS = join(SERVERS, "requests")
 _ANSWERS = join(SERVERS, "answers")
@@ -33,7 +33,7 @@ def read_json(store: Store, path: str) -> dict[str, Any] | None:
     """Returns an object's JSON; None if it is not there.
 
     Raises:
-        DamagedError: If it is no JSON object.
+        DamagedError: If the object is no JSON object.
     """
     text = store.read(path, MAX_BYTES)
     if text is None:
@@ -53,10 +53,11 @@ def write_json(store: Store, path: str, value: dict[str, Any]) -> None:
 
 
 def check_marker(store: Store, cluster: str, num_shards: int) -> None:
-    """Marks a URL as a cluster's, unless it belongs to another one.
+    """Marks a URL as that of a cluster, unless it belongs to another one.
 
     Raises:
-        ValueError: If it belongs to another cluster, or has another version.
+        ValueError: If the URL belongs to another cluster, or has another
+            version.
     """
     marker = {
         "format": _FORMAT,
@@ -87,7 +88,7 @@ def checkpoint_path(path: str) -> str:
     """Returns the path of a checkpoint below the servers' folder.
 
     Raises:
-        ValueError: If it leads elsewhere.
+        ValueError: If the path leads elsewhere.
     """
     parts = [part for part in path.split("/") if part != ""]
     if (
@@ -124,5 +125,5 @@ def answer_name(request_id: str) -> str:
 
 
 def clear_answers(store: Store) -> None:
-    """Removes answers that clients have left."""
+    """Removes answers that clients have not removed."""
     store.remove(join(_ANSWERS, name) for name in store.sizes(_ANSWERS))

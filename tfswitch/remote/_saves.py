@@ -1,7 +1,7 @@
 """Manifests of checkpoints: the saves of a folder, and the files of each.
 
-docs/checkpoint_format.md describes them. A store may contain anything: names of
-files that lead out of the checkpoint are refused.
+docs/checkpoint_format.md describes manifests. A store may contain anything, so
+names of files that lead out of the checkpoint are refused.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ class Save:
     number: int
     save_id: str
     files: tuple[SavedFile, ...]
-    # For a server's own state.
+    # The count of writes, in a save of a server's own state.
     num_writes: int
 
     @property
@@ -72,8 +72,8 @@ def parse(text: bytes, where: str) -> Save:
     """Reads a manifest.
 
     Raises:
-        DamagedError: If it is no manifest, or names files that are not below
-            it. The message names `where`.
+        DamagedError: If the text is no manifest, or names files that are not
+            below the manifest's folder. The message names `where`.
     """
     try:
         manifest = json.loads(text)

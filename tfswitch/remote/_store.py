@@ -34,7 +34,7 @@ class Store:
         url: For example "s3://bucket/folder".
 
     Raises:
-        ValueError: If it is no URL of a kind that fsspec knows.
+        ValueError: If fsspec does not know this kind of URL.
         ImportError: If fsspec, or its package for this store, is missing. The
             message names what to install.
     """
@@ -81,7 +81,8 @@ class Store:
         """Returns the contents of an object; None if it is not there.
 
         Raises:
-            OSError: Also if it has more than `max_bytes`.
+            OSError: If the store fails, or the object has more than
+                `max_bytes`.
         """
         self._files.invalidate_cache()
         try:
@@ -111,9 +112,9 @@ class Store:
         num_bytes: int,
         write: Callable[[bytes], object],
     ) -> int:
-        """Hands an object's blocks to `write`; returns their zlib.crc32.
+        """Passes an object's blocks to `write`; returns their zlib.crc32.
 
-        Stops after `num_bytes`, so that a longer object has another sum.
+        Returns -1 if the object is longer or shorter than `num_bytes`.
         """
         crc = count = 0
         for block in self._blocks(path):
@@ -131,7 +132,7 @@ class Store:
         )
 
     def publish(self, path: str, data: bytes) -> None:
-        """Writes an object of which no reader sees a part."""
+        """Writes an object at once: no reader sees only a part of it."""
         name = join(self._root, path)
         if self._is_atomic:
             self._files.pipe_file(name, data)

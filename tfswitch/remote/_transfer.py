@@ -2,9 +2,10 @@
 
 A reader sees a save once a manifest names its files. So files are written
 before the manifest that names them, and older manifests before the newest; old
-manifests are removed before their files. At each moment of a transfer, also if
-it is killed, the saves are whole. A file name is never used twice, so a file
-with the right bytes and checksum need not be sent again.
+manifests are removed before their files. Thus a reader sees only complete
+saves, at each moment of a transfer, and even if it is killed. A file name is
+never used twice, so a file with the right bytes and checksum need not be sent
+again.
 """
 
 import contextlib
@@ -39,7 +40,7 @@ def upload(
     remember: Callable[[str], None],
     progress: Progress,
 ) -> tuple[Save, bool] | None:
-    """Makes a folder of a store have the saves of a folder on the disk.
+    """Uploads the saves of a folder, and removes all others in the store.
 
     Every file is read back, and its checksum compared with the manifest's.
 
@@ -50,8 +51,9 @@ def upload(
         path: The folder in the store.
         known_ids: The ids of saves that were uploaded from or fetched to this
             folder before.
-        remember: Called with the id of the newest save before others see it.
-        progress: Called now and then.
+        remember: Called with the id of the newest save before readers see this
+            save.
+        progress: Called again and again while the upload proceeds.
 
     Returns:
         The newest save, and whether it was new to the store; None if there is
@@ -93,7 +95,7 @@ def _upload(
     sizes = store.sizes(path)
     there, _ = in_store(store, path, sizes)
     check_is_own(there, folder, store, path, known_ids)
-    # Read back before their manifest was published.
+    # These files were read back before their manifest was published.
     good = {
         file
         for save in there
@@ -170,9 +172,9 @@ def check_is_own(
     path: str,
     known_ids: set[str],
 ) -> None:
-    """Raises `ForeignSaveError` if the newest of the saves is not the folder's.
+    """Raises `ForeignSaveError` if the store's newest save is not the folder's.
 
-    It would be overwritten by the folder's next save.
+    The next upload of the folder would overwrite that save.
     """
     if not there or there[0].save_id in known_ids | _saves.ids_of(folder):
         return
@@ -188,7 +190,7 @@ def check_is_own(
 def in_store(
     store: Store, path: str, sizes: dict[str, int] | None = None
 ) -> tuple[list[Save], list[DamagedError]]:
-    """Returns the saves of a folder of a store, and why others are none."""
+    """Returns the saves of a folder of a store, and errors of damaged ones."""
     saves, errors = [], []
     for name in store.sizes(path) if sizes is None else sizes:
         if not _saves.is_manifest(name):
@@ -200,7 +202,7 @@ def in_store(
         try:
             saves.append(_saves.parse(text, f"{store.url}/{where}"))
         except _saves.VersionError:
-            raise  # An upload would remove its files.
+            raise  # Otherwise an upload would remove its files.
         except DamagedError as error:
             errors.append(error)
     return _saves.sort(saves), errors
@@ -223,14 +225,14 @@ def fetch(
     Args:
         store: The source.
         path: The folder in the store.
-        folder: The target; it is made if it is not there.
+        folder: The target; it is made if it does not exist.
         all_saves: Whether to fetch all saves, or only the newest whole one.
         progress: Called with a save and how many bytes of it have arrived.
         tell: Called with a line about each damaged save.
 
     Returns:
-        The fetched saves, the newest first. None: there is no save.
-        The saves that came, the newest first. None: there is no save.
+        The fetched saves, the newest first. The list is empty if there is no
+        save.
 
     Raises:
         DamagedError: If there are saves, and none is whole. The message names
@@ -249,7 +251,8 @@ def fetch(
             if whole and not all_saves:
                 break
         if errors and in_store(store, path)[0] != there:
-            continue  # Its files were removed because a newer save came.
+            # A newer save came, and an older one's files were removed.
+            continue
         if errors and not whole:
             raise errors[0]
         for skipped in errors:
@@ -349,7 +352,7 @@ def locked(folder: Path) -> Iterator[None]:
     """Locks a folder, as `FolderLock` in cc/base/files.h.
 
     Raises:
-        TimeoutError: If another process has it for 30 s.
+        TimeoutError: If another process keeps the lock for 30 s.
     """
     folder.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + _LOCK_SECS

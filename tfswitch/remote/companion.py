@@ -1,8 +1,8 @@
 """The companion of a server: uploads its saves to a store, and fetches them.
 
 One thread (`run`) watches the folders of the server and uploads new saves. On
-server 0 a second one (`serve_requests`) reads requests of clients, hands them
-to the first and reports its progress.
+server 0 a second thread (`serve_requests`) reads requests of clients, passes
+them to the first thread, and reports its progress.
 """
 
 import dataclasses
@@ -29,9 +29,9 @@ _REQUEST_POLL_SECS = 0.1
 _LONGEST_REQUEST_POLL_SECS = 2.0
 
 _STATE = "state"
-# Folders in a data folder that are no checkpoints of clients.
+# Folders in a data folder that have no checkpoints of clients.
 _OWN = (_STATE, "log")
-# Hidden, so that the server treats the folder as a new one.
+# A hidden file, so that the server still treats the folder as a new one.
 _MEMORY = ".remote.json"
 # How many ids of saves are kept. One is not enough: a kill may come before or
 # after a save is published.
@@ -78,7 +78,7 @@ class _Backoff:
 
 
 class Companion:
-    """The saves of one server, in a folder of a store.
+    """Keeps the saves of one server in a folder of a store.
 
     Args:
         url: The URL of all servers of the cluster.
@@ -115,7 +115,8 @@ class Companion:
         self._wake = threading.Event()
         self._has_marker = False
         self._has_identity = False
-        # The stamps of folders, by path in the store.
+        # When each folder was uploaded: time, inode and size of its newest
+        # manifest, by its path in the store.
         self._stamps: dict[str, tuple[int, ...]] = {}
         self._uploaded: dict[str, int] = {}
         self._backoffs: dict[str, _Backoff] = {}
@@ -129,9 +130,9 @@ class Companion:
         """Fetches the server's newest save, if its data folder is new.
 
         Args:
-            timeout_secs: How long to try if the store fails. With rows on the
-                disk it is tried once, for 10 s, because the server can start
-                without it.
+            timeout_secs: How long to try if the store fails, in seconds. If the
+                data folder has rows, the store is tried once, for 10 s, because
+                the server can start without the store.
 
         Raises:
             ValueError: If the URL is of another cluster.
@@ -166,14 +167,15 @@ class Companion:
                 time.sleep(backoff.secs)
 
     def _is_new(self) -> bool:
-        """Whether the folder has nothing of a server, but a broken fetch."""
+        """Whether the data folder is empty, except of an interrupted fetch."""
         try:
             names = set(os.listdir(self._data))
         except FileNotFoundError:
             return True
         if "log" in names or _saves.ids_of(self._data / _STATE):
             return False
-        # With other files and without an identity, the server refuses it.
+        # A folder with other files and without an identity is refused by the
+        # server.
         return "identity.json" in names or all(
             name[0] == "." or name == "lost+found" for name in names
         )
@@ -245,7 +247,8 @@ class Companion:
         if identity is not None and not own.exists():
             # The server checks whether the identity is its own.
             _transfer.write_file(own, identity)
-        # The server's next saves overwrite all present ones.
+        # Remembers all saves in the store: the server's next saves may
+        # overwrite them.
         for save in reversed(there):
             self._remember(path, save.save_id)
         saves = _transfer.fetch(
@@ -260,8 +263,8 @@ class Companion:
             return
         counter = self._data / "writes"
         if not counter.exists():
-            # The counter may be behind, so the server says "at least". No boot
-            # has this id: see cc/recovery/data_folder.h.
+            # The counter may be too low, so the server says "at least". No boot
+            # of a machine has the id "fetched": see cc/recovery/data_folder.h.
             _transfer.write_file(
                 counter,
                 struct.pack("<Q40s24x", saves[0].num_writes, b"fetched"),
@@ -275,14 +278,14 @@ class Companion:
     # --- Beside the server ---------------------------------------------------
 
     def run(self) -> None:
-        """Uploads until `stop`, and then the remaining saves."""
+        """Uploads saves until `stop` is called, and then the remaining ones."""
         while True:
             is_last = self._is_over.is_set()
             try:
                 is_done = self._upload_all()
                 self._answer_all()
             except Exception as error:
-                # Nobody else would upload.
+                # Any error is caught, because no other thread uploads saves.
                 is_done = False
                 _say(f"warning: cannot look for saves: {_describe(error)}")
             if is_last and is_done:
@@ -405,7 +408,7 @@ class Companion:
         while not self._arrived.empty():
             request = self._arrived.get()
             self._requests.append(request)
-            # The client waits, so it is tried at once.
+            # The client waits, so its folder is tried at once.
             self._backoffs.pop(request.path, None)
             self._wake.set()
         for request in self._requests:
@@ -436,7 +439,8 @@ class Companion:
                 "they were started with. Several servers must share their "
                 "--checkpoint_root"
             )
-        # Otherwise the next check of the folders uploads it.
+        # If the save is not uploaded yet, the next check of the folders does
+        # it.
         uploaded = self._uploaded.get(request.path, -1)
         return _done(uploaded) if uploaded >= request.save else None
 
@@ -473,7 +477,7 @@ class Companion:
                     is_first = False
                 listed = set(_request_mailbox.request_ids(self._store))
                 for request_id in set(open_requests) - listed:
-                    # Its client has given up.
+                    # The client of this request has given up.
                     open_requests.pop(request_id).answer = {}
                     said.pop(request_id, None)
                     self._store.remove(
@@ -488,7 +492,7 @@ class Companion:
                             self._arrived.put(request)
                             self._wake.set()
                 for request in list(open_requests.values()):
-                    # The other thread may set it at any moment.
+                    # The other thread may set the answer at any moment.
                     final = request.answer
                     answer = final or {
                         "state": "running",

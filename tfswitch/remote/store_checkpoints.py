@@ -20,7 +20,8 @@ class RemoteCheckpoint:
 
     Args:
         url: The URL of the checkpoint.
-        timeout_secs: How long the servers' side may be silent, in seconds.
+        timeout_secs: How long the companion of the servers may be silent, in
+            seconds.
 
     Attributes:
         path: The path of the checkpoint on the servers.
@@ -60,7 +61,7 @@ class RemoteCheckpoint:
         """Waits until the servers have the checkpoint, if the store has one.
 
         Returns:
-            The number of its newest save, or 0 without a save.
+            The number of the checkpoint's newest save, or 0 without a save.
 
         Raises:
             OSError: If it is damaged.
@@ -75,10 +76,10 @@ class RemoteCheckpoint:
         """Waits until the store has a save that the servers have made.
 
         Args:
-            save: Its number.
+            save: The number of the save.
 
         Raises:
-            OSError: If it cannot be uploaded.
+            OSError: If the save cannot be uploaded.
             TimeoutError: If the servers' side was silent for `timeout_secs`.
         """
         self._ask("upload", save, f"for save {save} to be in '{self._url}'")
@@ -115,7 +116,7 @@ class RemoteCheckpoint:
             if not has_said and now - begin >= _SAY_AFTER_SECS:
                 has_said = True
                 print(f"tfswitch: waiting {what}", file=sys.stderr, flush=True)
-            # Wakes in time for both the line and the error.
+            # Wakes in time to print the line, and to raise the error.
             due = heard + self._timeout_secs
             if not has_said:
                 due = min(due, begin + _SAY_AFTER_SECS)

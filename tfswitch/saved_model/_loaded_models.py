@@ -24,7 +24,8 @@ class ServedState(NamedTuple):
         held: Whether `roll_back` prevents a change to newer exports.
         refused: How often a newer export could not be served. In a remote
             model, how many lookups have failed.
-        error: The reason, if the last try has failed; else None.
+        error: The reason of the last failure; None if the last try has
+            succeeded.
         mode: "embedded" or "remote".
         addresses: The addresses of the servers of a remote model; else None.
         cached_rows: The number of rows in the cache of a remote model.

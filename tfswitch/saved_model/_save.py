@@ -52,9 +52,9 @@ def save(
 
     With `mode="embedded"` lookups read row files below the model's folder. The
     files are mapped read-only: all processes that serve the model share their
-    memory, and open them in milliseconds at any size. They are the first of the
-    model's exports: `tfswitch.export.delta(path)` brings later changes to
-    running processes.
+    memory, and open them in milliseconds at any size. These files are the first
+    of the model's exports: `tfswitch.export.delta(path)` brings later changes
+    to running processes.
 
     With `mode="remote"` lookups ask the parameter servers, and read their
     present rows. A lookup repeats failed requests until its deadline. Then it
@@ -158,7 +158,7 @@ def _published(target: str) -> Iterator[str]:
 
 @dataclasses.dataclass(frozen=True)
 class _Remote:
-    """Where and how a remote model looks up."""
+    """The servers, the deadline and the cache of a remote model's lookups."""
 
     addresses: str | None = None
     deadline_secs: float = 5.0

@@ -94,8 +94,8 @@ class Engine(abc.ABC):
     # Takes a step with all workers.
     train_op: Any
 
-    # TensorFlow's devices with the variables. Empty: each worker has its own
-    # variables, and so its own session.
+    # The TensorFlow devices that have the variables. If empty, each worker has
+    # variables of its own, and so a session of its own.
     servers: Sequence[str]
 
     # Longest wait for workers at the start.
@@ -104,11 +104,11 @@ class Engine(abc.ABC):
     # Whether a run with these fetches ends a step.
     trains: Callable[[Any], bool]
 
-    # The session's `run`, unwatched.
+    # The session's `run`, before the hook wraps it.
     _run: Run | None = None
 
-    # Then the step's pushes must not count, and the worker's place may have
-    # changed.
+    # Whether the step has raised. Its pushes must not count then, and the
+    # worker's place may have changed.
     _has_step_failed: bool = False
 
     @abc.abstractmethod
@@ -121,7 +121,7 @@ class Engine(abc.ABC):
 
         Raises:
             ValueError: If the group exists with other settings.
-            TimeoutError: If the workers, or the chief, do not come.
+            TimeoutError: If the workers, or the chief, do not join in time.
             RuntimeError: If the chief has gone.
             ConnectionError: If a server does not answer.
         """
@@ -129,7 +129,7 @@ class Engine(abc.ABC):
     def call(
         self, function: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """Returns the result of a function of the session that was started.
+        """Calls a function of the started session, and returns its result.
 
         Raises:
             ConnectionError: If a server does not answer any more.
@@ -141,12 +141,12 @@ class Engine(abc.ABC):
         function()
 
     def fail_step(self) -> None:
-        """Marks the step, which has raised, as failed."""
+        """Marks the present step as failed, because it has raised."""
         self._has_step_failed = True
 
     @abc.abstractmethod
     def resume(self) -> None:
-        """Takes part again after a step that has raised; called before a step.
+        """Joins again after a step that has raised; called before each step.
 
         Raises:
             RuntimeError: If that is not possible.
@@ -156,7 +156,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def end_epoch(self) -> None:
-        """Waits until all have ended an epoch, and gets their values."""
+        """Waits until all workers have ended an epoch, and gets the values."""
 
     @abc.abstractmethod
     def leave(self) -> None:
@@ -182,7 +182,7 @@ class Engine(abc.ABC):
 
 def local_variable(value: Any, dtype: tf.DType, name: str) -> Any:
     """Returns a variable of this worker that is neither saved nor shared."""
-    # Graphs with parameter servers put variables on these by default.
+    # A graph with parameter servers would place the variable on one of these.
     graph = tf.compat.v1.get_default_graph()
     with graph.colocate_with(tf.no_op(name=f"{name}_place")):
         return tf.compat.v1.Variable(
@@ -199,7 +199,7 @@ class StepFinder:
     """Says whether a session's fetches end a step.
 
     Args:
-        ends_step: The operation that does.
+        ends_step: The operation that ends a step.
     """
 
     def __init__(self, ends_step: tf.Operation) -> None:

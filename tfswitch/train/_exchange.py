@@ -1,14 +1,14 @@
 """Exchanges values between the workers of a group.
 
 A worker writes its values to rows of a table, and reads those of the others.
-Three barriers separate one exchange from the next: after the first nobody reads
-the last exchange any more, after the second all have read how many exchanges
-there were, after the third all have written. So a restarted worker, or rows of
-an earlier job, cause no confusion.
+Three barriers separate one exchange from the next. After the first barrier no
+worker reads the last exchange any more, after the second all have read how many
+exchanges there were, after the third all have written their values. So a
+restarted worker, or rows of an earlier job, cause no confusion.
 
-Rows are floats, and values may be anything: each float holds 16 bits of them.
-All read the same bytes, in the order of the workers, so the results that they
-compute are the same to the last bit.
+Values of any dtype are stored in rows of floats: each float has 16 bits of
+them. All workers read the same bytes, in the order of the workers, so they
+compute the same results to the last bit.
 """
 
 import io
@@ -24,10 +24,11 @@ from tfswitch.table import EmbeddingTable
 from tfswitch.train.worker import Worker
 
 _DIM = 512
-# A worker's first row has the number of this exchange, that of the first one of
-# the run, and how many bytes follow.
+# A worker's first row has the number of this exchange, the number of the first
+# exchange of the run, and how many bytes follow.
 _HEADER = np.dtype([("time", "<i8"), ("run", "<i8"), ("size", "<i8")])
-# As large as the longest message of a server.
+# The most bytes of a worker's arrays: as many as a server's longest message
+# has.
 _MAX_BYTES = 1 << 30
 
 Arrays = dict[str, np.ndarray]
@@ -36,8 +37,8 @@ Arrays = dict[str, np.ndarray]
 class Exchange:
     """A place where all workers of a group exchange arrays.
 
-    The first worker that makes it begins a run, unless others that made it
-    before are still there.
+    The first exchange of a worker begins a run, unless other workers that are
+    still in the group have begun one; then it belongs to their run.
 
     Args:
         name: A name that is the same in all workers.
@@ -120,7 +121,7 @@ class Exchange:
         return {w: self._read(w, h) for w, h in sorted(told.items())}
 
     def _headers(self) -> dict[int, Any]:
-        """Returns the first rows by worker; zeros for one without a row."""
+        """Returns the header of each worker; zeros if it has written no row."""
         known = call(self._worker._native, "GetWorker")["workers"]["num_steps"]
         workers = sorted(
             {*range(self._worker.num_workers), *(int(w) for w in known)}
@@ -175,7 +176,7 @@ def exchange_of(worker: Worker, name: str) -> Exchange:
 
 
 def merge(told: Mapping[int, Arrays], op: str) -> Arrays:
-    """Reduces the arrays of all workers; those that have none are left out.
+    """Reduces the arrays of all workers that have arrays.
 
     Args:
         told: The result of `Exchange.tell`.

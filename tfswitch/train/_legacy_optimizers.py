@@ -30,8 +30,8 @@ def _momentum(opt: Any) -> tuple[Any, Any]:
 
 
 def _adagrad(opt: Any) -> tuple[Any, Any]:
-    # Its denominator has no epsilon; this one is below half a unit of the last
-    # place of any accumulator of at least 1e-12.
+    # TensorFlow's Adagrad has no epsilon. This one has no effect: it is below
+    # half a unit of the last place of any accumulator of at least 1e-12.
     server = optimizers.Adagrad(
         0.0,
         initial_accumulator_value=_number(opt, "initial_accumulator_value"),
@@ -59,14 +59,14 @@ _KINDS: dict[type, Callable[[Any], tuple[Any, Any]]] = {
 
 
 def to_server_optimizer(opt: Any) -> tuple[optimizers.Optimizer, Any]:
-    """Returns the servers' optimizer that does the same, and the learning rate.
+    """Returns the servers' optimizer for `opt`, and the learning rate.
 
     Args:
         opt: A `tf.compat.v1.train` GradientDescent-, Momentum-, Adagrad- or
             AdamOptimizer.
 
     Returns:
-        The optimizer, whose own learning rate does not count, and the rate: a
+        The optimizer, whose own learning rate is not used, and the rate: a
         number or a tensor, or a function that returns one.
 
     Raises:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from absl import logging
 
 # How often a worker checks whether the chief has initialised the variables.
-# With TensorFlow's 30 s the other workers would wait for it.
+# TensorFlow checks each 30 s, and the other workers would wait for this one.
 _POLL_SECS = 0.2
 
 
@@ -22,14 +22,14 @@ _WATCH_SECS = 0.25
 # server; a call that returned while Python ends would abort the process.
 _CLOSE_SECS = 20.0
 
-# How often one call may lose its answer.
+# How often the answer of one call may be lost.
 _MAX_LOST = 3
 
 _Result = TypeVar("_Result")
 
 
 class ServerWatch:
-    """Calls of a session that end even if a server does not answer any more.
+    """Makes calls of a session end if a server does not answer any more.
 
     TensorFlow waits for a server without limit, also if the call has a timeout
     and when the session is closed. So each call runs in a thread of its own,
@@ -122,12 +122,13 @@ class ServerWatch:
         before = time.monotonic()
         while not self._has_ended.wait(_WATCH_SECS):
             now = time.monotonic()
-            # If this process was stopped, no server was silent meanwhile.
+            # While this process was stopped, the servers were not silent.
             passed = min(now - before, 2 * _WATCH_SECS)
             before = now
             for server in self._heartbeats:
                 self._silent_secs[server] += passed
             if max(self._silent_secs.values()) > self._patience_secs:
+                # Servers that were silent for half the time are named, too:
                 # TensorFlow may wait for one server after the other.
                 silent = [
                     server
@@ -152,7 +153,7 @@ def _call_within(
 
     Raises:
         ConnectionError: If the watch has given a server up.
-        TimeoutError: If it has not returned in time.
+        TimeoutError: If the function has not returned in time.
     """
     done = threading.Event()
     results: list[Any] = []
@@ -188,8 +189,8 @@ def repeat_lost(call: Callable[[], _Result]) -> _Result:
     """Returns the result of a call that may be made more than once.
 
     TensorFlow repeats a request when the connection to a server ends. If the
-    server had it already, it refuses the second one, and the answer to the
-    first one is lost.
+    server had received the request before, it refuses the repetition, and the
+    answer to the first request is lost.
     """
     for _ in range(_MAX_LOST):
         try:
@@ -241,7 +242,7 @@ class WaitingSessionCreator(tf.compat.v1.train.SessionCreator):
             max_wait_secs=self._max_wait_secs,
         )
         try:
-            # Its `run` waits for a server without limit.
+            # The manager would wait for a server without limit.
             return _call_within(wait, self._max_wait_secs + _CLOSE_SECS)
         except (tf.errors.DeadlineExceededError, TimeoutError) as error:
             raise TimeoutError(
@@ -253,12 +254,12 @@ class WaitingSessionCreator(tf.compat.v1.train.SessionCreator):
 def check_servers_answer(
     master: str, config: Any, servers: Sequence[str], timeout_secs: float
 ) -> None:
-    """Waits for servers with a limit, which a session would not have.
+    """Waits until servers answer; a session would wait without a limit.
 
     Args:
         master: The session's.
         config: The session's.
-        servers: Their devices.
+        servers: The devices of the servers.
         timeout_secs: Longest wait.
 
     Raises:

@@ -1,14 +1,14 @@
 """Shares variables that steps change without a gradient.
 
-Such variables are the moving averages of batch normalization, for example. They
-are a dense table on the servers whose rule adds. A worker pushes the change
-that its step has made. Under `bsp` the servers average these changes by
-samples, as they average gradients, and in the same round. So if a step is
-dropped, repeated or withdrawn, its changes are, too.
+Such variables are the moving averages of batch normalization, for example. The
+servers keep them in a dense table whose optimizer adds changes. A worker pushes
+the changes that its step has made. Under `bsp` the servers average these
+changes by samples, as they average gradients, and in the same round. So if a
+step is dropped, repeated or withdrawn, its changes are, too.
 
 Many variables without a gradient never change: those of a frozen part of a
-model. The servers have them too, so that all workers begin with the same
-values, but a step sends and fetches only the variables that it writes. The
+model. The servers have these variables too, so that all workers begin with the
+same values, but a step sends and fetches only the variables that it writes. The
 graph shows which these are; in eager mode the values are compared.
 """
 
@@ -34,10 +34,11 @@ class SharedVariables:
 
     Args:
         table: Name of the dense table.
-        variables: `tf.Variable` or Keras variables of floats, by name. The
-            first worker's values count, and the others take them over.
-        worker: Under `bsp` changes are averaged by samples; else each change is
-            multiplied by 1 / `num_workers` when it arrives.
+        variables: `tf.Variable` or Keras variables of floats, by name. All
+            workers begin with the values of the first worker.
+        worker: This process's worker. Under `bsp` changes are averaged by
+            samples; else each change is multiplied by 1 / `num_workers` when it
+            arrives.
         finds_writes: Whether to send only the variables that the step writes,
             by its graph or, in eager mode, by comparison; else all are sent.
 
@@ -69,7 +70,8 @@ class SharedVariables:
         self._known: set[int] | None = None
         # The variables that eager steps have written so far.
         self._changed: set[int] = set()
-        # The last value that this worker got, on the host, by place.
+        # The last values that this worker got from the servers, by the indices
+        # of the variables.
         self._taken: dict[int, HostVariable] = {}
         self.table.initialize([v.numpy() for v in self._variables])
         self.pull()
@@ -78,8 +80,9 @@ class SharedVariables:
         """Sets the variables to their present values on the servers.
 
         Args:
-            after_step: Whether the servers have all changes; else changes since
-                the last step stay, and are sent with the next.
+            after_step: Whether the servers have all changes of this worker. If
+                not, changes since the last step are kept, and are sent with the
+                next step.
         """
         arrays = self._all() if self._known is None else sorted(self._known)
         if not arrays:
@@ -98,7 +101,7 @@ class SharedVariables:
             taken.set(tf.convert_to_tensor(self._variables[i]))
 
     def written(self) -> list[int]:
-        """Returns the places of the variables that the step has written."""
+        """Returns the indices of the variables that the step has written."""
         if not self._finds_writes:
             return self._all()
         if tf.executing_eagerly():
@@ -130,7 +133,7 @@ class SharedVariables:
         """Sets variables to values of the servers.
 
         Args:
-            arrays: Their places.
+            arrays: The indices of the variables.
             values: float32, one for each.
         """
         for i, value in zip(arrays, values, strict=True):
@@ -160,7 +163,7 @@ class SharedVariables:
 
 
 def _written_by_graph(variables: Sequence[Any]) -> list[int]:
-    """Returns the places of the variables that the traced functions write."""
+    """Returns the indices of the variables that the traced functions write."""
     if tf.distribute.has_strategy():  # A variable may have several handles.
         return list(range(len(variables)))
     graphs = []

@@ -33,20 +33,21 @@ TableTensor = tuple[EmbeddingTable, Any, Any]
 
 
 def consistency_of(normalize: str) -> Consistency:
-    """Returns the `Consistency` for tables whose step is normalised so."""
+    """Returns the consistency of tables for the optimizer's `normalize`."""
     return Consistency.bsp("sum" if normalize == "initial" else "mean")
 
 
 class TableEngine(Engine):
     """Trains with tfswitch's servers.
 
-    Variables are a dense table there, and the servers take the steps. Each
-    worker has a copy of the variables in its own session. Embedding tables
-    take part in the same steps.
+    The servers keep the variables in a dense table and take the steps. Each
+    worker has a copy of the variables in its own session. Embedding tables take
+    part in the same steps.
 
     Args:
         options: The optimizer's options.
-        opt: The optimizer whose counterpart takes the steps.
+        opt: The TensorFlow optimizer. The servers take its steps with the
+            optimizer of tfswitch that corresponds to it.
         pairs: Gradients and variables.
         global_step: Counts the steps of all workers.
         table_gradients: Embedding tables, ids and gradients.
@@ -139,7 +140,7 @@ class TableEngine(Engine):
         ]
 
     def complete_graph(self) -> None:
-        """Finds variables that are not trained, which must be equal, too."""
+        """Finds other variables, which must also be equal on all workers."""
         if self._others is not None:
             return
         known = {v.op.name for v in [*self._variables, self._global_step]}
@@ -167,7 +168,7 @@ class TableEngine(Engine):
         )
 
     def start(self, session: Any, is_chief: bool) -> None:
-        """Joins, and gets the values on the servers, which are the chief's."""
+        """Joins the workers, and gets the chief's values from the servers."""
         self._run = session.run
         self._has_step_failed = False
         worker = self._worker = self._join()
@@ -188,8 +189,8 @@ class TableEngine(Engine):
     def resume(self) -> None:
         """Joins again after a step that has raised."""
         if self._has_step_failed:
-            # It replaces its former incarnation, which others would miss
-            # otherwise.
+            # The new worker replaces the failed one, for which the others would
+            # otherwise wait.
             self._worker = self._join()
             self._has_step_failed = False
             self._catch_up()
@@ -246,10 +247,10 @@ class TableEngine(Engine):
         )
 
     def _offer(self, rounds: int) -> None:
-        """Puts a session's values on the servers, unless values are there."""
+        """Puts a session's values on the servers, unless these have values."""
         values, step = self._session_run([self._variables, self._global_step])
         is_new = not self._dense.is_initialized()
-        # With other settings the group counts rounds from 0 again.
+        # A group that is made with other settings counts rounds from 0 again.
         if is_new or self._global_step_before_all() + rounds < step:
             high, low = divmod(int(step) - rounds, _DIGITS)
             self._origin.assign([0], np.array([[high, low]], np.float32))
@@ -268,7 +269,7 @@ class TableEngine(Engine):
 
     def _global_step_before_all(self) -> int:
         _, rows = self._origin.export_rows()
-        if not len(rows):  # Nothing is there yet, or a server was restarted.
+        if not len(rows):  # No worker has set it, or a server has lost it.
             return 0
         high, low = rows[0]
         return int(high) * _DIGITS + int(low)

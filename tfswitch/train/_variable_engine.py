@@ -30,17 +30,17 @@ from tfswitch.train._server_sessions import (
 from tfswitch.train.barrier import END_OF_EPOCH, EPOCH_SECS
 from tfswitch.train.worker import PARTING_SECS, group_stats
 
-# cc/ops/replicas_ops.cc and cc/ops/gradient_stage_ops.cc describe their inputs,
-# attributes and outputs.
+# cc/ops/replicas_ops.cc and cc/ops/gradient_stage_ops.cc describe the inputs,
+# attributes and outputs of the ops.
 _ops = _loader.load_ops()
 
 _TRAINABLE = (tf.float32, tf.float64, tf.float16, tf.bfloat16)
 
-# Longest part of a wait, so that Ctrl-C has an effect.
+# Waits are made in parts of this length, so that Ctrl-C has an effect.
 _WAIT_PART_SECS = 1.0
 
-# How long the applier waits for a round before it asks again, because the
-# server logs a round that does not come.
+# How long one request of the applier waits for a round. The wait is long,
+# because the server logs each request that gets no round.
 _ROUND_PART_SECS = 300.0
 
 # A server is given up when it has been silent for so many leases.
@@ -140,7 +140,7 @@ class VariableEngine(Engine):
                 )
 
     def _end_step(self, pairs: Sequence[tuple[Any, Any]]) -> tf.Tensor:
-        """Stages gradients, and returns the worker's next place."""
+        """Sends gradients to the servers; returns the worker's next place."""
         options = self._options
         weight = options.weight()
         share = None
@@ -167,8 +167,8 @@ class VariableEngine(Engine):
                     gradients=tensors,
                     stage=options.name,
                     worker=options.task_index,
-                    # A late gradient that is carried may wait beside the next
-                    # one.
+                    # With "carry", a late gradient may wait together with the
+                    # worker's next one.
                     replaces=options.late == "drop",
                 )
             )
@@ -230,7 +230,8 @@ class VariableEngine(Engine):
         if options.post_aggregate is not None:
             aggregated = list(options.post_aggregate(aggregated))
         applied = options.average(opt.apply_gradients(aggregated, global_step))
-        # Fetches all sums, because a server forgets its part once it is summed.
+        # Fetches all sums, because a server keeps its gradients only until
+        # then.
         summed = [
             g.values if isinstance(g, tf.IndexedSlices) else g
             for g in sums.values()
@@ -261,13 +262,14 @@ class VariableEngine(Engine):
                 self._pings[server] = tf.no_op("ping")
 
     def start(self, session: Any, is_chief: bool) -> None:
-        """Joins; the chief begins to take the steps."""
+        """Joins the workers; the chief also begins to take the steps."""
         self._run = session.run
         is_over = self._is_over = threading.Event()
         self._has_step_failed = False
         self._heartbeat_session = None
-        # A session of its own: in the user's, runs wait while TensorFlow makes
-        # a graph for the first run of another kind.
+        # Heartbeats have a session of their own. In the user's session they
+        # would wait while TensorFlow prepares the graph for the first run with
+        # other fetches.
         heartbeat_session = tf.compat.v1.Session(
             session.sess_str, session.graph, session._config
         )
@@ -283,8 +285,8 @@ class VariableEngine(Engine):
             heartbeats, lease_secs / 3.0, _PATIENCE_LEASES * lease_secs
         )
         try:
-            # The first run of a session makes its graph. Meanwhile a second
-            # thread would keep all sessions of the graph waiting, and without
+            # The first run of a session prepares its graph. If a second thread
+            # ran meanwhile, all sessions of the graph would wait, and without
             # end if a server does not answer.
             wait_for_answers(
                 lambda: heartbeat_session.run(list(self._pings.values())),
@@ -331,14 +333,15 @@ class VariableEngine(Engine):
     def resume(self) -> None:
         """Joins again after a step that has raised.
 
-        That step may still count, if it raised while it waited.
+        The failed step may still count, if it raised while it waited for
+        others.
         """
         if self._has_step_failed:
             self._join(previous=int(self._session_run(self._place)[0]))
             self._has_step_failed = False
 
     def end_epoch(self) -> None:
-        """Waits until all have ended an epoch, and all steps are applied."""
+        """Waits until all workers end the epoch and all steps are applied."""
         self.resume()
         while True:
             try:
@@ -351,7 +354,7 @@ class VariableEngine(Engine):
                     EPOCH_SECS,
                 )
                 break
-            except LookupError:  # It was given up meanwhile.
+            except LookupError:  # The group gave this worker up.
                 self._join(previous=self._incarnation)
         self._barrier_generation += 1
         self._set(answer["place"])
@@ -367,7 +370,7 @@ class VariableEngine(Engine):
                 },
                 EPOCH_SECS,
             )
-        except LookupError:  # It was given up and is away.
+        except LookupError:  # The group gave this worker up.
             self.part()
         self._is_over.set()
         if self._applying is not None:
@@ -406,7 +409,7 @@ class VariableEngine(Engine):
         return self._watch
 
     def _present_applier(self) -> int:
-        """The applier whose lease this worker renews, besides its own."""
+        """Returns the applier whose lease this worker renews; 0 means none."""
         applying = self._applying
         is_applying = applying is not None and applying.is_alive()
         return self._applier if is_applying else 0
@@ -471,9 +474,9 @@ class VariableEngine(Engine):
         )
 
     def _visit(self) -> dict[str, Any]:
-        """Returns the waiting place and its barrier generation."""
+        """Returns the worker's place, and how many barriers it has passed."""
         incarnation = int(self._session_run(self._place)[0])
-        if incarnation != self._incarnation:  # It has joined again in a step.
+        if incarnation != self._incarnation:  # A step has joined again.
             self._incarnation = incarnation
             self._barrier_generation = 0
         return {
@@ -503,14 +506,14 @@ class VariableEngine(Engine):
             except tf.errors.DeadlineExceededError:
                 continue  # No round has closed.
             except Exception as error:
-                # If all have left, nobody is there to take the step.
+                # When all workers have left, no worker needs the step.
                 if is_over.is_set():
                     return
                 is_of_tensorflow = isinstance(error, tf.errors.OpError)
                 why = plain_message(error) if is_of_tensorflow else repr(error)
                 request = {"call": "FAIL_APPLYING", "applier": applier}
-                # If the session is closed, or its servers are gone, the others
-                # notice by the end of the lease.
+                # If the session is closed, or its servers are gone, the other
+                # workers notice it when the lease ends.
                 with contextlib.suppress(ConnectionError, RuntimeError):
                     self._call({**request, "why": why})
                 return
@@ -537,7 +540,7 @@ def _first_task(device: str) -> str:
 
 
 def _tensors_of(gradient: Any) -> list[tf.Tensor]:
-    """Returns the tensors of a gradient that are staged."""
+    """Returns the tensors as which a gradient is sent to a server."""
     if isinstance(gradient, tf.IndexedSlices):
         return [tf.cast(gradient.indices, tf.int64), gradient.values]
     return [tf.convert_to_tensor(gradient)]
@@ -546,7 +549,7 @@ def _tensors_of(gradient: Any) -> list[tf.Tensor]:
 def _gradient_of(
     tensors: list[tf.Tensor], has_rows: bool, variable: Any
 ) -> Any:
-    """Takes a gradient's staged tensors from the head of a list."""
+    """Removes the first tensors of a list, and makes a gradient of them."""
     if not has_rows:
         total = tensors.pop(0)
         total.set_shape(variable.shape)
@@ -560,7 +563,7 @@ def _gradient_of(
 
 def plain_message(error: tf.errors.OpError) -> str:
     """Returns an operation's message, without places in code and on devices."""
-    # Sessions wrap errors of the runtime.
+    # The session's error wraps the runtime's, whose message is plain.
     raw = error.__context__
     text = raw.message if isinstance(raw, tf.errors.OpError) else error.message
     for line in text.splitlines():

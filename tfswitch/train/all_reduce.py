@@ -1,9 +1,9 @@
-"""All-reduce of any arrays, and training with different amounts of data by it.
+"""All-reduce of arrays, also to train with different amounts of data.
 
 Training by all-reduce needs every worker in every step. So a worker whose data
-is used up continues with batches of no rows. Each worker sends the number of
-its samples in the same all-reduce: the weighted gradients are summed and
-divided by the sum of the weights, which is 0 when all data has been used.
+is used up continues with empty batches. Each worker sends the number of its
+samples in the same all-reduce: the weighted gradients are summed and divided by
+the sum of the weights, which is 0 when all data has been used.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,16 +33,17 @@ def all_reduce(
     """Reduces arrays over the workers of a group, through the servers.
 
     All workers call it, and each waits for all others, except workers that have
-    left or died. The values are summed in the order of the workers, so all get
-    the same result to the last bit. Use it for counts, metrics and common
-    decisions, once in many steps: a call takes some ten messages to the
+    left or died. The values are summed in the order of the workers, so all
+    workers get the same result to the last bit. Use it for counts, metrics and
+    common decisions, once in many steps: a call takes some ten messages to the
     servers. A worker that repeats steps, as after `Worker(first_step=...)`,
     does not wait and gets its own arrays back.
 
     Args:
         arrays: Numbers, arrays or eager tensors; on all workers the same
             number, with the same dtypes and shapes.
-        op: "sum", "mean" (all workers count alike), "max" or "min".
+        op: "sum", "mean" (with the same weight for all workers), "max" or
+            "min".
         worker: This process's worker; by default the one
             `tfswitch.train.Worker` of the process.
         timeout_secs: Longest wait for the others; by default the worker's
@@ -53,12 +54,12 @@ def all_reduce(
         and means of integers are float64.
 
     Raises:
-        ValueError: If an argument is none of these, or the workers' arrays
+        ValueError: If an argument is out of range, or the workers' arrays
             differ.
-        TimeoutError: If others have not arrived by then. The message names
-            them.
-        RuntimeError: If this process is no worker or several, if it was given
-            up meanwhile, or as `Worker.wait_at_barrier`.
+        TimeoutError: If other workers have not arrived in time. The message
+            names them.
+        RuntimeError: If this process has no worker or several workers, if the
+            group has given it up meanwhile, or as `Worker.wait_at_barrier`.
         ConnectionError: If a server does not answer.
 
     Example:
@@ -95,7 +96,7 @@ def all_reduce(
 def uneven_batches(
     batches: Iterable[_Batch], *, like: Any = None
 ) -> Iterator[_Batch]:
-    """Yields the batches, then batches of no rows without end.
+    """Yields the batches, and then empty batches without end.
 
     Args:
         batches: A `tf.data.Dataset`, or an iterable that yields nested
@@ -109,7 +110,8 @@ def uneven_batches(
         of the others, but 0 for the first dimension.
 
     Raises:
-        ValueError: If there is no batch, and nothing shows its form.
+        ValueError: If there is no batch, and nothing else shows the form of
+            one.
 
     Example:
 
@@ -175,8 +177,8 @@ def weighted_all_reduce(
 
     Args:
         gradients: One per variable, of this worker's mean loss: tensors,
-            `tf.IndexedSlices`, or None, which stays None and must be so on all
-            workers. They may be NaN for a batch without rows.
+            `tf.IndexedSlices`, or None. A None stays None, and must be None on
+            all workers. Gradients may be NaN for a batch without rows.
         weight: Number of samples in this worker's batch, a scalar.
         backend: "mwms": in the replica context of a
             `tf.distribute.MultiWorkerMirroredStrategy` (or any other strategy);
@@ -261,7 +263,7 @@ def _sum_over_replicas(values: list[Any]) -> Sequence[Any]:
 
 
 def _never_empty(value: Any) -> Any:
-    """Adds a row of zeros: without rows TensorFlow 2.21 crashes."""
+    """Adds a row of zeros, because TensorFlow 2.21 crashes without rows."""
     if not isinstance(value, tf.IndexedSlices):
         return value
     row = tf.concat([[1], tf.shape(value.values)[1:]], axis=0)

@@ -3,8 +3,8 @@
 from tfswitch._settings._ranges import bad_argument
 from tfswitch.train.worker import Worker
 
-# The barrier at which all kinds of training end epochs; kEndOfEpoch of
-# cc/sync/worker_group.h.
+# The barrier at which all kinds of training end epochs. Must be equal to
+# kEndOfEpoch of cc/sync/worker_group.h.
 END_OF_EPOCH = "end of epoch"
 
 # An epoch may take long, and leases end the wait for dead workers.
@@ -14,9 +14,9 @@ EPOCH_SECS = 24 * 3600.0
 class Barrier:
     """Opens when all workers of a group wait at it.
 
-    Nobody waits for a worker that has left, or for one that has died, once its
-    lease has ended. Workers that have not joined are waited for during the
-    worker's `join_secs`.
+    A barrier does not wait for workers that have left, or for dead workers
+    whose lease has ended. For workers that have not joined yet it waits at most
+    `join_secs` of the worker.
 
     Args:
         name: The same name in all workers, which come to the same barriers in
@@ -65,7 +65,7 @@ class Barrier:
             timeout_secs: Longest wait; by default that of the barrier.
 
         Raises:
-            TimeoutError: If not all workers have arrived by then. The message
+            TimeoutError: If not all workers have arrived in time. The message
                 names the missing ones.
             RuntimeError: If all wait, but at different barriers.
             ConnectionError: If the server does not answer.

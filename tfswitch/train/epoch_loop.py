@@ -15,11 +15,11 @@ def epochs(
     *,
     timeout_secs: float = EPOCH_SECS,
 ) -> Iterator[int]:
-    """Yields the numbers of epochs; each ends when it has ended for all.
+    """Yields epoch numbers; an epoch ends when all workers have ended it.
 
-    Every worker trains its own data once in each epoch, however much that is:
-    the workers share no number of steps. A worker at the end of its data waits
-    for the others, which do not wait for it.
+    Every worker trains its own data once in each epoch, and may take more or
+    fewer steps than others. A worker at the end of its data waits for the other
+    workers, which continue without it.
 
     Args:
         num_epochs: How many epochs; the same in all workers.
@@ -30,8 +30,8 @@ def epochs(
 
     Raises:
         ValueError: If an argument is out of range.
-        TimeoutError: If others have not ended their epoch by then. The message
-            names them.
+        TimeoutError: If other workers have not ended their epoch in time. The
+            message names them.
 
     Example:
 

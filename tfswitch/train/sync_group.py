@@ -26,20 +26,20 @@ class SyncGroup:
     In each step the gradients of all workers are averaged by their numbers of
     samples and applied once, as one process would with the union of the
     batches. Workers may have different amounts of data: an epoch ends when all
-    workers have ended it, so a save is complete then.
+    workers have ended it, so that a save then has all steps of the epoch.
 
     The variables are kept in a `tfswitch.DenseTable`, where the servers take
     the steps; each worker has a copy that is updated in each step.
 
     Args:
-        variables: `tf.Variable` or Keras variables. The first worker's values
-            count. The weight of a `DynamicEmbedding` stands for its rows, which
-            learn by the layer's own optimizer.
+        variables: `tf.Variable` or Keras variables. All workers start with the
+            values of the first worker. The weight of a `DynamicEmbedding`
+            represents its rows, which learn by the layer's own optimizer.
         optimizer: As for `tfswitch.DenseTable`.
         worker: A `tfswitch.train.Worker` with consistency `bsp`; by default one
             is made from TF_CONFIG.
-        table: Name of the dense table. Models that share servers need
-            different ones.
+        table: Name of the dense table. Models that share servers need different
+            names.
         non_trainable: Float variables that steps change without a gradient,
             such as the moving averages of batch normalization. All workers
             start with the first worker's values; each step adds the workers'
@@ -80,7 +80,7 @@ class SyncGroup:
             )
         self._worker = worker
         given = list(variables)
-        # For each variable the layer whose rows it stands for, or None.
+        # For each variable the layer whose rows it represents, or None.
         self._owners = [getattr(v, "_tfswitch_owner", None) for v in given]
         self._variables = [
             v for v, owner in zip(given, self._owners, strict=True) if not owner
@@ -108,10 +108,10 @@ class SyncGroup:
             )
             self._table.initialize([v.numpy() for v in self._variables])
             self.pull()
-            # So schedules continue from the step of the others.
+            # Learning-rate schedules continue from the step of the others.
             self._skip(worker.stats()["clock"])
         except BaseException:
-            worker.leave()  # Else the others would wait for this worker.
+            worker.leave()  # Otherwise the others would wait for it.
             raise
 
     @property
@@ -138,10 +138,12 @@ class SyncGroup:
     def epoch(self, *, timeout_secs: float = EPOCH_SECS) -> "Epoch":
         """Begins an epoch: a context that ends when all workers have ended it.
 
-        An exception in it, or at its end, leaves the group.
+        After an exception in the epoch, or at its end, the worker leaves the
+        group.
 
         Args:
-            timeout_secs: Longest wait for others at its end; by default a day.
+            timeout_secs: Longest wait for other workers at the end; by default
+                a day.
         """
         return Epoch(self, timeout_secs)
 
@@ -168,7 +170,7 @@ class SyncGroup:
             self._table._table._learning_rate.skip(steps)
 
     def leave(self) -> None:
-        """Leaves the group, so that nobody waits for this worker."""
+        """Leaves the group, so that no other worker waits for this one."""
         self._worker.leave()
 
 
@@ -203,9 +205,9 @@ class Epoch:
         Raises:
             ValueError: If gradients do not fit the variables, or are NaN or
                 Inf.
-            TimeoutError: If others are not there within the worker's
-                `wait_secs`.
-            RuntimeError: If it is called outside the epoch's context.
+            TimeoutError: If other workers do not take the step within the
+                worker's `wait_secs`.
+            RuntimeError: If this is called outside the epoch's context.
             ConnectionError: If a server does not answer.
         """
         group = self._group

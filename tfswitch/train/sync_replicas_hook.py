@@ -19,9 +19,9 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
 
     Made by `SyncReplicasOptimizer.make_session_run_hook`. When the data of a
     train operation ends, `session.run` raises `OutOfRangeError` as usual, but
-    only after all workers' data has ended, and with their last values. If a
-    loop ends otherwise, and does not leave the session's context, call
-    `finish_epoch`.
+    only after the data of all workers has ended; variables then have their last
+    values. If a loop ends in another way, and does not leave the session's
+    context, call `finish_epoch`.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
         self._raises_on_evict = raises_on_evict
         self._has_session = False
         self._is_in_epoch = False
-        self._data_has_ended = False  # The epoch has ended with it.
+        self._data_has_ended = False  # And with the data the epoch.
         self._num_evicted = 0  # The value when this worker joined.
         # The counts of an ended session.
         self._last_stats: dict[str, Any] | None = None
@@ -79,19 +79,21 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
         }
 
     def start_epoch(self) -> None:
-        """Begins an epoch in the same session; steps do so by themselves."""
+        """Begins an epoch in the same session; a step does so by itself."""
         self._check_has_session()
         self._is_in_epoch = True
         self._data_has_ended = False
 
     def finish_epoch(self) -> None:
-        """Waits until all workers have ended the epoch, and gets their values.
+        """Waits until all workers have ended the epoch, and gets the values.
 
-        All workers call it after each epoch, also a worker without data. After
-        an `OutOfRangeError` it does nothing, because the epoch has ended.
+        All workers call this after each epoch, also a worker without data.
+        After an `OutOfRangeError` the call does nothing, because the epoch has
+        ended.
 
         Raises:
-            TimeoutError: If they have not ended it within a day.
+            TimeoutError: If other workers have not ended the epoch within a
+                day.
             RuntimeError: If there is no session yet.
             ConnectionError: If a server does not answer.
         """
@@ -108,7 +110,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
     def after_create_session(
         self, session: tf.compat.v1.Session, coord: tf.train.Coordinator
     ) -> None:
-        """Joins the workers, and gets their values."""
+        """Joins the workers, and gets the values of the variables."""
         del coord
         try:
             self._engine.start(session, self._is_chief)
@@ -176,8 +178,8 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
             )
 
     def _watch(self, session: Any) -> None:
-        # Hooks are not told of the end of data, nor of a session that is closed
-        # after an exception.
+        # TensorFlow calls no hook when the data ends, nor when a session is
+        # closed after an exception.
         run, close = session.run, session.close
         is_open = True
 
@@ -198,8 +200,8 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
                 if not trains:
                     raise
                 self._fail()
-                # Else TensorFlow would make another session, and train the same
-                # data again.
+                # Otherwise TensorFlow would make another session, and train the
+                # same data again.
                 raise ConnectionError(
                     f"{lost.message}. Start the worker again: what the step "
                     "has led to is on the servers, if they are there"
@@ -235,28 +237,28 @@ def MonitoredTrainingSession(  # noqa: N802 - As TensorFlow's.
 ) -> Any:
     """TensorFlow's function of that name, for `SyncReplicasOptimizer`.
 
-    Epochs end, for all workers, before the last checkpoint is saved. The wait
+    Before the last checkpoint is saved, all workers end their epoch. The wait
     for missing servers and for the chief is at most the optimizer's
     `join_secs`. With tfswitch's servers each worker has its own session and
     initialises its variables; only the chief restores and saves checkpoints and
     writes summaries.
-    checkpoints and writes summaries.
 
     Args:
         master: As in TensorFlow; so are the arguments that are not listed here.
         is_chief: Whether this worker saves.
         checkpoint_dir: Where the chief saves and restores.
         scaffold: As in TensorFlow.
-        hooks: Must include `SyncReplicasOptimizer.make_session_run_hook`'s.
+        hooks: Must include the hook of
+            `SyncReplicasOptimizer.make_session_run_hook`.
         chief_only_hooks: As in TensorFlow.
 
     Returns:
         A `tf.compat.v1.train.MonitoredSession`.
 
     Raises:
-        ValueError: If there is no such hook, or it disagrees on who is chief.
+        ValueError: If there is no such hook, or its `is_chief` differs.
         ConnectionError: If a parameter server does not answer.
-        TimeoutError: If the chief does not come in time.
+        TimeoutError: If the chief does not initialise the variables in time.
     """
     hooks = list(hooks or ())
     sync = [hook for hook in hooks if isinstance(hook, SyncReplicasHook)]

@@ -1,4 +1,4 @@
-"""SyncReplicasOptimizer for TensorFlow 1 graphs, without its faults."""
+"""A SyncReplicasOptimizer for TensorFlow 1, without the original's faults."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -34,11 +34,11 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
     """Averages the gradients of all workers, and takes one step with them.
 
     Replaces `tf.compat.v1.train.SyncReplicasOptimizer`, with the same
-    arguments, hook and loop. Workers may have different amounts of data: nobody
-    waits for a worker that has ended, every sample is trained as often as its
-    worker says, and `MonitoredTrainingSession` closes when all have ended, so
-    the last checkpoint is complete. `docs/sync_replicas_comparison.md` compares
-    both.
+    arguments, hook and loop. Workers may have different amounts of data: steps
+    do not wait for a worker whose data has ended, and every sample is trained
+    as often as its worker says. `MonitoredTrainingSession` closes when all
+    workers have ended, so the last checkpoint is complete.
+    `docs/sync_replicas_comparison.md` compares both.
 
     The place of the variables decides which process takes the steps:
 
@@ -56,8 +56,8 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
             GradientDescent-, Momentum-, Adagrad- or AdamOptimizer of
             `tf.compat.v1.train`.
         replicas_to_aggregate: How many gradients make a step, at most
-            `total_num_replicas`. With fewer, slow workers are backups: a step
-            does not wait for them.
+            `total_num_replicas`. If it is less, slow workers are backups: a
+            step does not wait for them.
         total_num_replicas: How many workers there are; by default
             `replicas_to_aggregate`.
         variable_averages: An `ExponentialMovingAverage` to keep. With
@@ -66,33 +66,36 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
         variables_to_average: The averaged variables; with `variable_averages`.
         use_locking: Accepted but not used.
         name: The name of the group of workers, and of its state on the servers.
-            Jobs that share servers need different ones.
-        batch_weight: Scalar tensor: the number of samples of the batch. None:
-            all batches weigh the same, however large they are.
+            Jobs that share servers need different names.
+        batch_weight: Scalar tensor: the number of samples of the batch. None
+            means that all batches have the same weight.
         normalize: The divisor of the sum of the gradients of a step. "step":
-            the sum of their weights, so each sample of the step counts alike.
-            "replicas": their number, as in the stock class. "initial":
-            `replicas_to_aggregate` times the weight of this worker's first
-            batch, so steps get smaller when workers have ended, and each sample
-            of the whole run counts alike.
-        sparse_average: "batch": gradients of rows are averaged as all others,
-            as those of one large batch. "rows": each row is averaged over the
-            gradients that have it, as in the stock class, so rare rows take
-            larger steps; not with tfswitch's servers.
-        late: The fate of gradients that come too late for their step, with
-            fewer `replicas_to_aggregate` than workers. "drop": dropped and
-            counted; "carry": added to the next step.
+            the sum of the gradients' weights, so that each sample of the step
+            has the same weight. "replicas": the number of the gradients, as in
+            TensorFlow's class. "initial": `replicas_to_aggregate` times the
+            weight of this worker's first batch. Steps then get smaller when
+            workers have ended, and each sample of the whole run has the same
+            weight.
+        sparse_average: "batch": gradients of rows are averaged as all other
+            gradients, as if all batches were one. "rows": the gradient of a row
+            is averaged only over the workers whose batch has the row, as in
+            TensorFlow's class. So rare rows take larger steps. Not with
+            tfswitch's servers.
+        late: The treatment of gradients that come too late for their step, if
+            `replicas_to_aggregate` is less than `total_num_replicas`. "drop":
+            they are dropped and counted; "carry": they are added to the next
+            step.
         lease_secs: How long a silent worker counts as alive.
         join_secs: Longest wait for workers at the start.
-        on_evict: The reaction when a worker has died: "continue", or "raise" on
-            all others.
-        post_aggregate: A function from the list of averaged gradients and
-            variables to another list, which is applied, for example to clip by
-            the global norm. Not with tfswitch's servers, which take the steps
+        on_evict: The reaction when a worker has died: "continue", or "raise" an
+            error on all other workers.
+        post_aggregate: A function that gets the list of averaged gradients and
+            variables, and returns the list to apply, for example to clip by the
+            global norm. Not with tfswitch's servers, which take the steps
             themselves.
-        task_index: The number of this worker, from 0; each has its own. By
-            default from the device scope, else from TF_CONFIG. A single worker
-            is 0.
+        task_index: The number of this worker, from 0; each worker has another
+            number. By default it comes from the device scope, else from
+            TF_CONFIG. A single worker has the number 0.
         wait_secs: Longest wait of a step for other workers.
         cluster: The cluster of tfswitch's servers, if they are used; by default
             that of `tfswitch.connect`.
@@ -346,7 +349,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
 
 
 class _NoQueueRunner:
-    """A stub that a `tf.compat.v1.train.Supervisor` starts without need."""
+    """A queue runner without threads, for `tf.compat.v1.train.Supervisor`."""
 
     name = "no_queue_runner"
 

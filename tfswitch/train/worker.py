@@ -30,13 +30,13 @@ from tfswitch.train._checks import (
     group_options,
 )
 
-# Longest part of a wait at a barrier.
+# Waits at a barrier are made in parts of this length.
 _WAIT_PART_SECS = 5.0
 
 # How often the thread of `on_event` checks whether its worker has ended.
 _EVENT_SECS = 1.0
 
-# How long leaving waits for a server if the user gave no time.
+# How long a worker waits for a server when it leaves by itself.
 PARTING_SECS = 2.0
 
 
@@ -46,9 +46,9 @@ class Worker:
     Joins the group on the cluster's first server, which counts the steps of its
     workers. The process's pushes to tables with consistency `bsp` belong to its
     present step; `end_step` ends it, and waits for other workers as
-    `consistency` says. A worker whose data ends leaves, and nobody waits for
-    it. A worker that dies is dropped when its lease ends. A worker that comes
-    late joins at the clock of the slowest.
+    `consistency` says. A worker whose data ends leaves, and the others continue
+    without it. A worker that dies is dropped when its lease ends. A worker that
+    joins later gets the clock, which counts steps, of the slowest worker.
 
     A process is one worker per cluster: a new `Worker` replaces the last one.
     `tfswitch.keras.ParameterServerOptimizer` makes and uses a worker by itself.
@@ -57,29 +57,30 @@ class Worker:
 
     Args:
         worker_id: A number from 0; each process has its own. By default from
-            TF_CONFIG, else 0. Numbers from `num_workers` on come late, for
-            example when machines are added.
+            TF_CONFIG, else 0. Workers with numbers from `num_workers` on join
+            later, for example when machines are added.
         num_workers: How many workers the group waits for at the start. By
             default from TF_CONFIG, else 1.
         consistency: A `Consistency`, "asp" or "bsp"; None means `asp`. All
-            workers of a group must have the same.
-        group: Name of the group. Jobs that share servers need different ones.
+            workers of a group must have the same consistency.
+        group: Name of the group. Jobs that share servers need different names.
         cluster: The cluster to use; by default that of `tfswitch.connect`.
         lease_secs: How long a silent worker counts as alive. A background
             thread renews the lease.
-        join_secs: Longest wait for others at the start, after the first has
-            joined.
+        join_secs: Longest wait for other workers at the start, after the first
+            worker has joined.
         wait_secs: Longest wait of `end_step` for other workers.
         replicas_to_aggregate: With `bsp`: a round closes as soon as so many
-            workers have contributed, at most `num_workers`; near the end of the
-            data, when all remaining workers have. None: all workers.
-        late: With `replicas_to_aggregate`: the fate of gradients whose round
-            has closed without them. "drop": they are dropped, and counted;
-            "carry": they count in the open round.
+            workers have contributed, at most `num_workers`. If fewer workers
+            are left, it closes when all of these have contributed. None means
+            all workers.
+        late: With `replicas_to_aggregate`: what happens to gradients whose
+            round has closed without them. "drop": they are dropped, and
+            counted; "carry": they are added to the open round.
         on_lost_worker: "continue": when another worker is given up, the others
             continue without it; "fail": then steps, barriers and pushes of this
-            worker raise `RuntimeError`. It learns of a loss when a wait of 2 s
-            or more ends, else within a third of the lease.
+            worker raise `RuntimeError`. This worker learns of a loss when a
+            wait of 2 s or more ends, else within a third of the lease.
         on_event: A function that a separate thread calls as
             `on_event(kind, text)` with the group's messages, which also go to
             stderr. The kinds are "waiting", with the missing workers, after 2 s
@@ -89,14 +90,15 @@ class Worker:
         job: Name of the training, the same in all its workers; by default the
             environment variable TFSWITCH_JOB. Under Keras's `fit` a restarted
             process of a job continues where its job is, or ends if the job has
-            ended. Another name, or none, begins a new training.
+            ended. A process with another name, or none, begins a new training.
         first_step: For a process that continues from its own checkpoint: the
-            `stats()["num_steps"]` of that time. Later steps that a former
-            process of this worker has taken and that count are repeated without
-            effect: their pushes are not sent, `end_step` and `wait_at_barrier`
-            return at once. Not with a `WorkQueue`, which continues after them
-            by itself. None: the process continues after all steps of this
-            worker that count.
+            `stats()["num_steps"]` of the time of the checkpoint. If a former
+            process of this worker has taken later steps that count, the new
+            process repeats them without effect: their pushes are not sent, and
+            `end_step` and `wait_at_barrier` return at once. Not with a
+            `WorkQueue`, which continues after these steps by itself. None means
+            that the process continues after all steps of this worker that
+            count.
 
 
     Raises:
@@ -231,7 +233,7 @@ class Worker:
 
     @property
     def consistency(self) -> Consistency:
-        """How much this worker waits for others."""
+        """How much this worker waits for other workers."""
         return self._consistency
 
     @property
@@ -246,15 +248,15 @@ class Worker:
 
     @property
     def cluster(self) -> Cluster:
-        """Where the group is coordinated."""
+        """The cluster whose first server coordinates the group."""
         return self._cluster
 
     def end_step(self, weight: float = 1.0) -> None:
         """Ends a step and waits for other workers.
 
-        With `asp` it returns at once; with `ssp` when no worker is further
-        behind than `staleness`; with `bsp` when the gradients of all workers
-        for this step have been applied.
+        With `asp` this returns at once. With `ssp` it returns when no worker is
+        further behind than `staleness`. With `bsp` it returns when the
+        gradients of all workers for this step have been applied.
 
         If this worker was given up because it was silent for a lease, it joins
         again, with a message; with `bsp` the step does not count then.
@@ -265,11 +267,12 @@ class Worker:
                 effect.
 
         Raises:
-            TimeoutError: If others are not there within `wait_secs`. The
-                message names them. Another call continues to wait.
-            RuntimeError: If another process has joined as this worker, or
-                another `Worker` of this process; with
-                `on_lost_worker="fail"` if another worker was given up.
+            TimeoutError: If other workers do not end their step within
+                `wait_secs`. The message names them. Another call continues to
+                wait.
+            RuntimeError: If another process has joined as this worker; if this
+                process has made another `Worker`; or, with
+                `on_lost_worker="fail"`, if another worker was given up.
             ConnectionError: If the server does not answer.
         """
         if tf.is_tensor(weight) and not hasattr(weight, "numpy"):
@@ -285,12 +288,12 @@ class Worker:
     ) -> None:
         """Waits until all workers of the group wait at this barrier.
 
-        Others do not wait for this worker meanwhile: rounds close without it,
-        and `ssp` does not count it. When the barrier opens, all steps that
-        workers have ended are applied on all servers, and all workers have the
-        same clock. The barrier does not wait for workers that leave or die. If
-        this worker has left the group before, at the end of `fit` say, see
-        `leave`.
+        Workers that still train do not wait for this worker: rounds close
+        without it, and `ssp` does not count it. When the barrier opens, all
+        steps that workers have ended are applied on all servers, and all
+        workers have the same clock. The barrier does not wait for workers that
+        leave or die. The worker may have left the group before, for example at
+        the end of `fit`; see `leave`.
 
         Args:
             name: The name of the barrier. All workers come to the same barriers
@@ -298,8 +301,8 @@ class Worker:
             timeout_secs: Longest wait; by default `wait_secs`.
 
         Raises:
-            TimeoutError: If not all have arrived by then. The message names the
-                missing ones. Another call continues to wait.
+            TimeoutError: If not all workers have arrived in time. The message
+                names the missing ones. Another call continues to wait.
             RuntimeError: If all wait, but at different barriers; with `bsp`, if
                 something was pushed since the last end of a step.
             ConnectionError: If the server does not answer.
@@ -319,7 +322,7 @@ class Worker:
         self._check_is_present()
         give_up = time.monotonic() + timeout_secs
         while True:
-            # In parts, so that Ctrl-C has an effect.
+            # Waits in parts, so that Ctrl-C has an effect.
             left = max(give_up - time.monotonic(), 1e-3)
             try:
                 call(
@@ -339,13 +342,13 @@ class Worker:
                     ) from None
 
     def leave(self) -> None:
-        """Leaves the group, so that nobody waits for this worker.
+        """Leaves the group, so that no other worker waits for this one.
 
-        Call it when the worker's data ends, and after an exception, because the
-        lease is renewed as long as the process lives. The next step or barrier
-        joins again. If all others have left by then, or leave while this worker
-        waits there, it waits until they are back too, as at the start, but at
-        most `join_secs` after it has joined again. Idempotent; closing the
+        Call this when the worker's data ends, and after an exception, because
+        the lease is renewed as long as the process lives. The next step or
+        barrier joins the group again. If all other workers have left by then,
+        or leave while this worker waits, it waits until they have joined again,
+        too, but at most `join_secs` after its own join. Idempotent; closing the
         cluster ends the wait.
         """
         if _present.get(self._native.id) is self and not self._cluster.closed:
@@ -355,7 +358,8 @@ class Worker:
         # The mark of the next `fit`; see tfswitch/keras/_resuming.py.
         if self._mark and not self._num_loops:
             self._set_mark(((self._mark >> 32) + 1) << 32)
-        # Workers that come back wait for the others once more.
+        # The worker stays: if it joined again, it would wait for the others
+        # again.
         if self._loops:
             self._leaves_after_loops = True
         else:
@@ -466,7 +470,7 @@ class Worker:
         if exc is None:
             self.leave()
             return
-        # The user sees the first error.
+        # An error of `leave` must not hide the first error.
         with contextlib.suppress(Exception):
             self.leave()
 
@@ -519,7 +523,7 @@ def _tell_events(
     on_event: Callable[[str, str], object],
 ) -> None:
     number = 0
-    # It ends if the cluster is closed or has another worker.
+    # The loop ends if the cluster is closed or has another worker.
     with contextlib.suppress(RuntimeError):
         while worker() is not None and _present.get(native.id) is worker():
             event = call(

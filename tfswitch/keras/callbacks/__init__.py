@@ -1,4 +1,4 @@
-"""The callbacks, in the place where `keras.callbacks` has Keras's."""
+"""The callbacks of tfswitch."""
 
 from tfswitch.keras.callbacks.backup_and_restore import BackupAndRestore
 from tfswitch.keras.callbacks.export_tables import ExportTables

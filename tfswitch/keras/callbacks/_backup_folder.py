@@ -1,8 +1,8 @@
 """The files of the `BackupAndRestore` callback.
 
-A checkpoint is a file of the dense variables, saves of tables below it (or
-where servers keep them), and a manifest that names both. The manifest is
-written last: the checkpoint exists from its rename on.
+A checkpoint is a file of the dense variables, a save of the tables (in a folder
+below this one, or on servers), and a manifest that names both. The manifest is
+written last: without it the checkpoint does not exist.
 """
 
 import contextlib
@@ -86,8 +86,7 @@ class CheckpointFolder:
         """Writes a checkpoint, and removes those that are not kept.
 
         Raises:
-            OSError: If a file cannot be written. The checkpoints before it
-                stay.
+            OSError: If a file cannot be written. Older checkpoints stay.
         """
         self._path.mkdir(parents=True, exist_ok=True)
         number = max(self.numbers(), default=0) + 1
@@ -142,7 +141,7 @@ class CheckpointFolder:
 
 
 def _to_plain(value: np.ndarray) -> np.ndarray:
-    """As bits, if NumPy has no name for the dtype, as of bfloat16."""
+    """Returns bits if NumPy has no name for the dtype, such as bfloat16."""
     return (
         value.view(f"u{value.itemsize}") if value.dtype.kind == "V" else value
     )
@@ -153,7 +152,7 @@ def _from_plain(value: np.ndarray, described: Mapping[str, Any]) -> np.ndarray:
 
 
 def _flush_folder(path: Path) -> None:
-    # Makes the names of its files durable; some file systems do nothing here.
+    # Makes the names of the folder's files durable; some file systems cannot.
     descriptor = os.open(path, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):

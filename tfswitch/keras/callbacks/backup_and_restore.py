@@ -25,7 +25,7 @@ from tfswitch.table import EmbeddingTable
 from tfswitch.train.barrier import EPOCH_SECS
 from tfswitch.train.worker import Worker
 
-# The barrier of workers that start a `fit` together.
+# The names of barriers at which the workers of a `fit` wait.
 _STARTS = "fit resumes from a checkpoint"
 _RESTORED = "a checkpoint is restored"
 _NOT_RESTORED = "worker 0 could not restore the checkpoint"
@@ -42,42 +42,44 @@ class BackupAndRestore(_backend.Callback):
     the model (such as the states of its random generators), the variables of
     the optimizer, the metrics, the rows of all tables of the model's layers and
     of a `ParameterServerOptimizer`, the step counts of the tables, the epoch
-    and the batch. It exists from the rename of its manifest on; if the process
-    is killed before, the last checkpoint is whole.
+    and the batch. If the process is killed while it saves, the last checkpoint
+    is still complete.
 
-    `fit` restores the newest one when it begins, as with
+    When `fit` begins, it restores the newest checkpoint, as with
     `keras.callbacks.BackupAndRestore`: give a new process the same model, the
-    same data and this callback. It begins in the epoch of the checkpoint, reads
-    the batches that were trained without training them again, and continues
-    with the next. If the data come in the same order the result is that of a
-    `fit` without an interruption. Other callbacks see the batches that are left
-    out. If the newest checkpoint is damaged, the one before is restored, with a
-    warning.
+    same data and this callback. `fit` begins in the epoch of the checkpoint,
+    reads the batches that were trained without training them again, and
+    continues with the next batch. If the data come in the same order, the
+    result is that of a `fit` without an interruption. Other callbacks see the
+    batches that are only read, too. If the newest checkpoint is damaged, the
+    one before is restored, with a warning.
 
     A finished `fit` is not repeated: a second process finds that all epochs are
     trained. A second `fit` with the same callback object continues with the
     model as it is, and overwrites the oldest checkpoints.
 
-    Training waits while variables are copied and tables are saved, because
-    these must be of one step. A thread writes the files of the variables.
+    Training waits while variables are copied and tables are saved, because both
+    must be of the same step. A thread writes the files of the variables.
 
-    With several workers each has the callback. Worker 0 saves, and restores the
-    tables. `fit` begins when all workers are there, and all continue from
-    worker 0's epoch and batch. Under `bsp` the tables are of one step; with
-    `asp` and `ssp` others train meanwhile. A worker that restarts while others
-    train restores nothing and joins them. `path` must be a folder that all
-    workers see.
+    With several workers, each worker needs the callback. Worker 0 saves
+    checkpoints, and restores the tables. `fit` begins when all workers have
+    started, and all continue from the epoch and batch of worker 0. Under `bsp`
+    the tables are of one step; with `asp` and `ssp` other workers train during
+    the save. A worker that restarts while others train restores nothing and
+    joins them. `path` must be a folder that all workers see.
 
     Put this callback after callbacks that change the model or its optimizer.
 
     Args:
-        path: A folder of this machine, for one `fit` only; made if need be.
+        path: A folder of this machine, for one `fit` only. It is made if it
+            does not exist.
         every: "epoch", or the number of batches from one checkpoint to the
-            next. The last epoch always ends with one.
+            next. The last epoch always ends with a checkpoint.
         keep: How many checkpoints stay, from 1.
-        resume: Whether `fit` restores the newest one.
-        delete_checkpoint: Whether to remove all when `fit` has ended well, as
-            `BackupAndRestore` does. Saves on servers stay.
+        resume: Whether `fit` restores the newest checkpoint.
+        delete_checkpoint: Whether to remove all checkpoints when `fit` has
+            ended without an error, as Keras's `BackupAndRestore` does. Saves on
+            servers stay.
         tables_path: The folder of the tables on servers, as for `Cluster.save`:
             a path on the servers. By default "server_tables" in `path`. Tables
             of this process are in "tables" in `path`.
@@ -86,10 +88,10 @@ class BackupAndRestore(_backend.Callback):
         ValueError: If an argument is out of range. From `fit`: if the
             checkpoint is of another model or of tables with another dim.
         OSError: From `fit`: if there are checkpoints but none can be read, or
-            if one cannot be written, at the latest when the next one is due.
-            Older checkpoints stay.
-        RuntimeError: From `fit`: if a table is there with settings that the
-            saved one does not fit.
+            if one cannot be written; this error comes when the next checkpoint
+            is due, or earlier. Older checkpoints stay.
+        RuntimeError: From `fit`: if a present table has settings that do
+            not fit the saved table.
 
     Example:
 
@@ -142,7 +144,7 @@ class BackupAndRestore(_backend.Callback):
     def on_train_begin(self, logs: Logs | None = None) -> None:
         self._wait_for_writer()
         self._num_batches = self._num_skipped = 0
-        # The last `fit` may have ended while it left out batches.
+        # The last `fit` may have ended before it had read all these batches.
         leave_out(self.model, 0, [])
         if not self.model.built:
             raise ValueError(
@@ -153,7 +155,7 @@ class BackupAndRestore(_backend.Callback):
         self.model.optimizer.build(self.model.trainable_variables)
         optimizer = self._optimizer
         if isinstance(optimizer, ParameterServerOptimizer):
-            # A loaded optimizer would join at its first step.
+            # A loaded optimizer would join the servers only at its first step.
             optimizer.join_servers()
         if self._resume and not self._has_ended:
             self._resume_together()
@@ -165,7 +167,7 @@ class BackupAndRestore(_backend.Callback):
         self._last_batch = -1
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        # The batches of one execution end together.
+        # Keras calls this once for all batches of one execution.
         batch = _backend.last_batch(self.model, batch)
         count = batch - self._last_batch
         self._last_batch = batch
@@ -196,7 +198,7 @@ class BackupAndRestore(_backend.Callback):
 
     @property
     def _worker(self) -> Worker | None:
-        """This process among those that share a ParameterServerOptimizer."""
+        """This process's worker, if there is a ParameterServerOptimizer."""
         if not isinstance(self._optimizer, ParameterServerOptimizer):
             return None
         return self._optimizer.worker
@@ -241,8 +243,9 @@ class BackupAndRestore(_backend.Callback):
         self, place: str, tables: list[EmbeddingTable]
     ) -> dict[str, Any]:
         last = self._last_saves.get(place)
-        # The saves that checkpoints name stay until this one is published.
-        # Saves of processes that were killed in between are not counted.
+        # The saves that older checkpoints name must stay until this checkpoint
+        # is published. Saves of processes that were killed in between are not
+        # counted.
         keep = _ALL
         if last is not None:
             keep = last + 2 - min([last, *self._saves(place)])
@@ -287,7 +290,7 @@ class BackupAndRestore(_backend.Callback):
     # --- Restoring ----------------------------------------------------------
 
     def _resume_together(self) -> None:
-        """Restores once all workers are there, while none trains."""
+        """Restores when all workers have started, while none trains."""
         worker = self._worker
         if worker is None or worker.num_workers == 1:
             self._restore(with_tables=self._is_chief)
@@ -304,7 +307,8 @@ class BackupAndRestore(_backend.Callback):
             try:
                 self._restore(with_tables=True)
             except BaseException:
-                # The others get an error as well, which names this barrier.
+                # The other workers get an error as well, which names this
+                # barrier.
                 with contextlib.suppress(Exception):
                     worker.wait_at_barrier(_NOT_RESTORED)
                 raise
@@ -426,14 +430,14 @@ class BackupAndRestore(_backend.Callback):
 
     def _variables(self) -> dict[str, list[Any]]:
         return {
-            # Weights that stand for rows are left out: tables have these rows.
+            # Weights that represent rows are left out: tables have these rows.
             "model": [v for v in self.model.variables if not is_rows(v)],
             "optimizer": list(self.model.optimizer.variables),
             "metrics": _backend.metric_variables(self.model),
         }
 
     def _tables(self) -> dict[str, list[EmbeddingTable]]:
-        """Returns the tables of the model by the place that they are in."""
+        """Returns the tables in this "process", and those on "servers"."""
         found = {
             id(layer.table): layer.table
             for layer in self.model._flatten_layers()
@@ -452,7 +456,7 @@ class BackupAndRestore(_backend.Callback):
 
 
 def _meets_all(worker: Worker) -> bool:
-    """Waits for the start of all workers; False if others are training."""
+    """Waits until all workers have started; False if others are training."""
 
     def num_steps() -> int:
         return sum(worker.stats()["workers"]["staleness"])
@@ -464,7 +468,8 @@ def _meets_all(worker: Worker) -> bool:
             worker.wait_at_barrier(_STARTS, timeout_secs=_LOOK_SECS)
         except TimeoutError as error:
             if num_steps() != before:
-                # Else others would wait for it; its next step joins again.
+                # Otherwise others would wait for this worker; its next step
+                # joins again.
                 worker.leave()
                 return False
             if time.monotonic() > give_up:

@@ -18,37 +18,40 @@ from tfswitch.keras import _backend
 class ExportTables(_backend.Callback):
     """Exports tables at intervals while `fit` trains, and when it ends.
 
-    With `every_secs` a thread exports, and training does not wait: each row is
-    whole, but two rows may be of different moments. With `every_batches` it
-    exports between two batches, so all rows that this process trains are of one
-    moment; the next batch waits.
+    With `every_secs` a thread exports, and training does not wait. Each row is
+    exported as of one moment, but two rows may be of different moments. With
+    `every_batches` the callback exports between two batches, so all rows that
+    this process trains are of one moment; the next batch waits.
 
     The first export is a base, written after the first interval, because the
     first batch may make tables. Later exports follow the rules of
     `tfswitch.export.Schedule`. If an export fails, a warning of `absl.logging`
-    says so, it is tried again the next time, and training continues.
+    says so, training continues, and the next export contains the same changes.
 
-    With several workers give the callback to one: only one process at a time
-    may export to a folder. If `fit` ends by an error the thread runs until
-    `stop`, the next `fit`, or the end of the program.
+    With several workers, give the callback to one worker: only one process at a
+    time may export to a folder. If `fit` ends by an error, the thread runs
+    until `stop`, the next `fit`, or the end of the program.
 
     Args:
-        path: A folder of exports on this machine, which is made if need be, or
-            a SavedModel of `tfswitch.saved_model.save`, which then serves the
-            exported rows.
+        path: A folder of exports on this machine, which is made if it does not
+            exist, or a SavedModel of `tfswitch.saved_model.save`, which then
+            serves the exported rows.
         every_secs: Time from one export to the next. Give this or
             `every_batches`.
-        every_batches: Training batches from one export to the next. It exports
-            only between two calls of several `steps_per_execution`.
+        every_batches: Training batches from one export to the next. With
+            several `steps_per_execution`, the callback exports only between two
+            executions.
         base_every_secs: A base is written in place of a delta when the last
-            base is so old. None: only if a delta cannot follow.
+            base is this many seconds old. None means only if a delta cannot
+            follow the last export.
         tables: As for `tfswitch.export.Schedule`.
         row_format: As for `tfswitch.export.base`.
         rule: As for `tfswitch.export.base`.
-        keep_bases: Remove files older than so many bases. None removes nothing.
+        keep_bases: How many bases are kept; older files are removed. None
+            removes nothing.
         cluster: As for `tfswitch.export.base`.
         log_fn: Called after each export with its result, or the error, in place
-            of logging. The thread calls it, with `every_secs`.
+            of logging. With `every_secs` the thread calls it.
 
     Raises:
         ValueError: If an argument is out of range, or not one of
@@ -118,7 +121,7 @@ class ExportTables(_backend.Callback):
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         if self._every_batches is None:
             return
-        # The batches of one execution end together.
+        # Keras calls this once for all batches of one execution.
         batch = _backend.last_batch(self.model, batch)
         self._num_batches += batch + 1 - self._num_batches_of_epoch
         self._num_batches_of_epoch = batch + 1
@@ -131,8 +134,9 @@ class ExportTables(_backend.Callback):
         self._schedule.try_export()
 
     def stop(self) -> None:
-        """Ends the thread, after the export that it is writing.
+        """Ends the thread after its present export.
 
-        Call it after a `fit` that has ended by an error; otherwise `fit` does.
+        Call this after a `fit` that has ended by an error; any other `fit` ends
+        the thread itself.
         """
         self._schedule.stop()

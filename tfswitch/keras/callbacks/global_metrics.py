@@ -16,32 +16,34 @@ _TRAINING, _VALIDATION = "", "val_"
 class GlobalMetrics(_backend.Callback):
     """Computes the logs of an epoch from the samples of all workers.
 
-    At the end of each epoch it sums the states of the model's loss and metrics
-    over the workers, computes the results of the sums, and puts them into the
-    epoch's logs. So an AUC is that of all samples, which no mean of AUCs is.
-    The metrics of validation data are merged likewise: each worker may validate
-    its part, and a worker without data gets the results of the others.
+    At the end of each epoch this callback sums the states of the model's loss
+    and metrics over the workers, computes the results of the sums, and puts
+    them into the epoch's logs. So an AUC is that of all samples, which is not
+    the mean of the workers' AUCs. The metrics of validation data are merged in
+    the same way: each worker may validate a part of the data, and a worker
+    without data gets the results of the others.
 
-    Put it before other callbacks, which then see these logs: `EarlyStopping`,
-    `ReduceLROnPlateau` and `ModelCheckpoint` decide alike on all workers. Put
-    `SyncEpochs` before it. The logs of single batches, and values that your own
-    `train_step` computes without metrics, stay those of the worker.
+    Put this callback before other callbacks, so that they see these logs: then
+    `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint` decide the same
+    on all workers. Put `SyncEpochs` before this callback. The logs of single
+    batches, and values that your own `train_step` computes without metrics,
+    stay those of the worker.
 
     All workers must have the same metrics, and the same number of epochs. A
     worker that has left, or was given up, counts with the states of its last
     epoch.
 
     Args:
-        timeout_secs: Longest wait for others at the end of an epoch; by default
-            a day.
+        timeout_secs: Longest wait for other workers at the end of an epoch; by
+            default a day.
 
     Raises:
         ValueError: When `fit` begins, or at the end of the first epoch: if the
             model's optimizer is no `ParameterServerOptimizer`, a metric has a
             state whose `aggregation` is not "sum", or the workers' metrics
             differ.
-        TimeoutError: If others have not ended their epoch by then. The message
-            names them.
+        TimeoutError: If other workers have not ended their epoch in time. The
+            message names them.
 
     Example:
 
@@ -74,8 +76,8 @@ class GlobalMetrics(_backend.Callback):
         self._trained = None
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
-        # Validation begins with metrics of 0, so the training states are taken
-        # first.
+        # Validation resets the metrics, so the states of the training are
+        # copied before.
         if self._is_in_epoch and self._trained is None:
             self._trained = self._states()
 
@@ -125,7 +127,7 @@ class GlobalMetrics(_backend.Callback):
         """The states of the model's metrics.
 
         Raises:
-            ValueError: If one cannot be summed.
+            ValueError: If a state cannot be summed.
         """
         found = []
         for metric in self.model.metrics:

@@ -35,23 +35,24 @@ def close_step(worker: Worker) -> None:
 class SyncEpochs(_backend.Callback):
     """Ends each epoch of `fit` when it has ended in all processes.
 
-    For models with a `ParameterServerOptimizer`. Workers may have different
-    amounts of data: a worker that has used up its part waits, and nobody waits
-    for it. Then all workers get the values after all of the epoch's data, and
-    validation, checkpoints and the next epoch begin with them. (With `asp` and
-    `ssp` quick workers may have begun the next epoch by then.)
+    The model must have a `ParameterServerOptimizer`. Workers may have different
+    amounts of data: a worker that has trained its part waits for the others,
+    and these continue without it. When all have ended the epoch, each worker
+    gets the present values of the variables. Validation, checkpoints and the
+    next epoch begin with these values. (With `asp` and `ssp` fast workers may
+    have begun the next epoch by then.)
 
-    Put it before other callbacks, so that those see the final values. Without
-    it each process goes to its next epoch by itself.
+    Put this callback before other callbacks, so that they see the final values.
+    Without it, each process begins its next epoch without a wait.
 
     Args:
-        timeout_secs: Longest wait for others at the end of an epoch; by default
-            a day.
+        timeout_secs: Longest wait for other workers at the end of an epoch; by
+            default a day.
 
     Raises:
         ValueError: When `fit` begins, if the model has another optimizer.
-        TimeoutError: If others have not ended their epoch by then. The message
-            names them.
+        TimeoutError: If other workers have not ended their epoch in time. The
+            message names them.
 
     Example:
 
@@ -67,7 +68,7 @@ class SyncEpochs(_backend.Callback):
         self._timeout_secs = timeout_secs
         self._is_open = False
         self._iterations = 0  # The value when the epoch began.
-        self._first_clock: int | None = None  # When the epoch or a step did.
+        self._first_clock: int | None = None  # When the epoch began.
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         server_optimizer(self)
@@ -81,10 +82,11 @@ class SyncEpochs(_backend.Callback):
             return
         present = servers.worker.stats()
         if present["left"]:
-            return  # It joins at its first step.
-        # A wait for an item of a work queue moves the worker's clock, too.
+            return  # The first step will join the group.
+        # Read now, because a later wait for an item of a work queue advances
+        # the worker's clock.
         self._first_clock = present["clock"]
-        # The clock at which it will begin; see `build`.
+        # The optimizer will set `iterations` to the clock when it joins.
         if servers.table is None:
             self._iterations = max(self._iterations, present["clock"])
 
@@ -113,7 +115,7 @@ class SyncEpochs(_backend.Callback):
         before = worker.stats()
         worker.wait_at_barrier(END_OF_EPOCH, timeout_secs=self._timeout_secs)
         optimizer.pull()
-        # So schedules continue from the step of the others.
+        # Learning-rate schedules continue from the step of the other workers.
         if self._first_clock is None:
             self._first_clock = before["clock"]
         steps_of_all = worker.stats()["clock"] - self._first_clock

@@ -174,12 +174,12 @@ def drop_unused(arguments: dict[str, Any]) -> None:
 def _scaled(initializer: Any, input_dim: int | None, output_dim: int) -> Any:
     """Returns the initializer for a rule that depends on the matrix's shape.
 
-    These rules are `keras.initializers.VarianceScaling` and its kinds, such as
-    "he_normal". Other initializers are returned as they are.
+    The rules that depend on it are `keras.initializers.VarianceScaling` and its
+    kinds, such as "he_normal". Other initializers are returned as they are.
     """
     rule = initializer
-    # Makes no Keras object for other names: Keras would draw a seed for it,
-    # and later layers would get other seeds.
+    # For other names no Keras object is made: Keras would draw a seed for the
+    # object, and later layers would get other seeds.
     if (
         rule in ("glorot_uniform", "GlorotUniform")
         or (isinstance(rule, str) and not initializers_lib._is_known(rule))
@@ -192,7 +192,7 @@ def _scaled(initializer: Any, input_dim: int | None, output_dim: int) -> Any:
         return initializer
     if input_dim is None:
         if type(rule).__name__ == "GlorotUniform":
-            return initializer  # Tables have their own, for a single id.
+            return initializer  # Tables have it for one id.
         raise ValueError(
             "`embeddings_initializer` depends on the number of ids. Give it as "
             "`input_dim`, as for keras.layers.Embedding; it bounds "

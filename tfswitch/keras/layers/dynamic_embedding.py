@@ -60,7 +60,7 @@ _weights.refuse_hdf5()
 
 
 class _Count(int):
-    """A number of weights that prints with the rows of tables beside it."""
+    """A number of weights whose text also has the number of table rows."""
 
     note: str
 
@@ -109,7 +109,7 @@ def is_training(training: bool | tf.Tensor) -> bool | tf.Tensor:
 
 
 def train_or_read(layer: Any, training: bool | tf.Tensor, batches: Any) -> Any:
-    """Embeddings of the batches, where `training` is True or a tensor."""
+    """Returns embeddings of the batches; `training` is True or a tensor."""
     if training is True:
         return layer._train(batches)
     return tf.cond(
@@ -127,10 +127,10 @@ class DynamicEmbedding(_backend.Layer):
     evaluation never grows the table.
 
     The layer has one trainable weight. Its shape is `[0, output_dim]`, and it
-    stands for all rows. Its gradient is a `tf.IndexedSlices` with the ids and
-    one row of values per id. A program may clip, scale, add up or drop it. When
-    an optimizer applies the gradient, the rows take their step where they are
-    kept:
+    represents all rows. Its gradient is a `tf.IndexedSlices` with the ids and
+    one row of values per id. A program may clip, scale, add up or drop this
+    gradient. When an optimizer applies the gradient, the rows take their step
+    where they are kept:
 
     *   with `optimizer="auto"` rows learn with the kind, settings and present
         learning rate of the optimizer that applies the gradient. If the layer
@@ -148,8 +148,8 @@ class DynamicEmbedding(_backend.Layer):
     `model.save` and `model.save_weights` store the rows of a table in this
     process, with optimizer state. If layers share a table, one of them stores
     the rows. Loading replaces all rows of the table. Rows on servers are not
-    stored: use `Cluster.save`. The old HDF5 format (`.h5`) is refused because
-    it holds only `layer.weights`, and so no rows: use `.keras` or
+    stored: use `Cluster.save`. The old HDF5 format (`.h5`) is refused, because
+    it contains only `layer.weights`, and so no rows: use `.keras` or
     `.weights.h5`.
 
     XLA cannot compile the layer. With `jit_compile="auto"` Keras does not try.
@@ -166,23 +166,24 @@ class DynamicEmbedding(_backend.Layer):
     Args:
         output_dim: Length of each embedding, 1 to 4096.
         input_dim: Accepted so that the arguments of an `Embedding` need no
-            change: `DynamicEmbedding(10_000, 16)`. It does not limit the ids.
-            Initializers that depend on the number of ids, such as "he_normal",
-            use it.
+            change: `DynamicEmbedding(10_000, 16)`. `input_dim` does not limit
+            the ids. Initializers that depend on the number of ids, such as
+            "he_normal", use it.
         table: An `EmbeddingTable`, or the name of a table of `cluster`. Layers
-            may share it. By default the layer has its own table: in this
-            process it ends with the layer; on servers it has the layer's name,
-            so that all workers share it.
+            may share it. By default the layer has its own table. In this
+            process the table is freed with the layer. On servers the table has
+            the layer's name, so that all workers share it.
         name: Name of the layer.
         embeddings_initializer: First value of a row: a name such as "uniform",
-            the default, an object of `tfswitch.initializers`, or the Keras one.
-        embeddings_regularizer: None or a `keras.regularizers.L2`: the `l2`
-            option of the rows' optimizer, with twice its factor. It acts on
-            the rows of the batch, and the loss does not show it.
+            the default, an object of `tfswitch.initializers`, or a Keras
+            initializer.
+        embeddings_regularizer: None or a `keras.regularizers.L2`. It becomes
+            the option `l2` of the rows' optimizer, with twice its factor. It
+            changes only the rows of the batch, and is no part of the loss.
         embeddings_constraint: None or one of `keras.constraints`: `NonNeg`, or
-            with `axis=1` `UnitNorm`, `MaxNorm` or `MinMaxNorm` of rate 1. They
-            are the options `min_weight`, `min_norm` and `max_norm` of the rows'
-            optimizer, and act on the rows of the batch.
+            with `axis=1` `UnitNorm`, `MaxNorm` or `MinMaxNorm` of rate 1. It
+            becomes the options `min_weight`, `min_norm` and `max_norm` of the
+            rows' optimizer, and changes only the rows of the batch.
         optimizer: How rows learn: "auto", a name, an object of
             `tfswitch.optimizers`, or a Keras optimizer, whose learning rate is
             shared. "auto" or None means the optimizer that applies the layer's
@@ -191,8 +192,8 @@ class DynamicEmbedding(_backend.Layer):
         combiner: None, "sum", "mean" or "sqrtn": whether and how to pool the
             last axis of the ids. Needed for sparse ids.
         mask_zero: Whether id 0 is padding. If true, id 0 reads as zeros, gets
-            no row and takes no part in pooling. Without a combiner it is masked
-            for later layers.
+            no row and takes no part in pooling. Without a combiner, later
+            layers get a mask that marks it.
         admission: When an id gets a row: an object of `tfswitch.admission`.
             None means when it is first seen in training.
         eviction: The rows that `table.shrink` evicts: an object of
@@ -202,9 +203,10 @@ class DynamicEmbedding(_backend.Layer):
             need.
         update: Which rows a step moves. "sparse" moves the rows of the batch,
             "dense" all rows, as with `keras.layers.Embedding`. With
-            `optimizer="auto"`, "auto" does as the Keras optimizer does, if
-            tables can. In all other cases it means "sparse", with a warning if
-            the optimizer of the model would move other rows.
+            `optimizer="auto"`, "auto" moves the rows that the Keras optimizer
+            would move, if tables can do this. In all other cases it means
+            "sparse", with a warning if the optimizer of the model would move
+            other rows.
         storage_dtype: How rows are kept in memory: a `tfswitch.StorageDtype`,
             or "float16" or "bfloat16" for embeddings of that dtype with a
             float32 optimizer state. None means float32. The layer computes in
@@ -214,12 +216,14 @@ class DynamicEmbedding(_backend.Layer):
             from the seed of `keras.utils.set_random_seed`, if one was set.
         consistency: When the gradients of several workers are applied: a
             `tfswitch.train.Consistency`, "asp" or "bsp". None means `asp`.
-        cluster: The cluster in which the layer makes its table. By default the
-            one of `tfswitch.connect` when the table is first needed. Not stored
-            in the config: a loaded layer uses the default.
-        weights: A matrix, or a list with one. Its row i becomes the row of
-            id i, unless that id has a row. A `keras.initializers.Constant` of a
-            matrix as `embeddings_initializer` does the same.
+        cluster: The cluster in which the layer makes its table. By default that
+            of `tfswitch.connect` at the time when the table is first needed.
+            The config does not contain the cluster: a loaded layer uses the
+            default.
+        weights: A matrix, or a list with one matrix. Row i of the matrix
+            becomes the row of id i, unless this id has a row already. A
+            `keras.initializers.Constant` of a matrix as
+            `embeddings_initializer` does the same.
         initializer: Another name for `embeddings_initializer`, as in
             `EmbeddingTable`; give one of the two.
         **kwargs: Passed to `keras.layers.Layer`.
@@ -240,9 +244,10 @@ class DynamicEmbedding(_backend.Layer):
         shows: How often each id was shown: numbers of the shape and kind of
             `inputs`. By default once. Shows and clicks are counted when the
             gradient of the call is applied, so only a training call uses them.
-        clicks: How often each id was clicked, likewise. By default never. If
-            each example has one label, of shape `(batch_size, 1)`, pass
-            `labels * tf.ones_like(ids)` of the labels' dtype.
+        clicks: How often each id was clicked: numbers of the shape and kind of
+            `inputs`. By default never. If each example has one label, of shape
+            `(batch_size, 1)`, pass `labels * tf.ones_like(ids)` of the labels'
+            dtype.
 
     Output shape:
         Input shape plus a last axis of `output_dim`. With a combiner that axis
@@ -372,7 +377,7 @@ class DynamicEmbedding(_backend.Layer):
         )
 
     def _adopt(self, table: EmbeddingTable, arguments: dict[str, Any]) -> None:
-        """Takes a table; `arguments` must not repeat its settings."""
+        """Uses a given table; `arguments` must not have settings of a table."""
         if table.dim != self.output_dim:
             raise ValueError(
                 "`output_dim` must be the table's dim. Received: "
@@ -397,7 +402,7 @@ class DynamicEmbedding(_backend.Layer):
     @property
     def table(self) -> EmbeddingTable:
         """The layer's table; made when it is first needed."""
-        # In a fork a thread that does not exist may hold the lock.
+        # In a forked child the lock may belong to a thread of the parent.
         _native.check_process()
         if self._table is None and (share := self._share()) is not None:
             share()
@@ -426,7 +431,8 @@ class DynamicEmbedding(_backend.Layer):
         name = self.name if self._table_name is None else self._table_name
         self._check_name(cluster)
         if self._spec.optimizer is None:
-            # Holds until a model's optimizer or the first push replaces it.
+            # This one is used until a model's optimizer or the first push
+            # replaces it.
             self._set(**self._settings_by(optimizers_lib.get(None)))
         if self._table_name is None and not cluster.is_remote:
             if self._spec.seed is None:
@@ -442,7 +448,8 @@ class DynamicEmbedding(_backend.Layer):
             if self._is_loaded and not cluster.is_remote:
                 self._found_rows = table.size()
         if len(self._first_rows.ids):
-            # Present rows began with the same values and have learnt since.
+            # Sets missing rows only: present ones began like this and have
+            # learnt.
             table._native.assign_missing(*self._first_rows)
             self._first_rows = _weights.no_rows(self.output_dim)
         return table
@@ -452,7 +459,8 @@ class DynamicEmbedding(_backend.Layer):
         is_remote = (self._cluster or default_cluster()).is_remote
         if self._table is None and not (is_remote and len(rows.ids)):
             self._first_rows = rows
-        else:  # On servers others may have made the table, with other rows.
+        # On servers, another worker may have made the table with other rows.
+        else:
             self.table._set_rows(*rows)
 
     def _check_name(self, cluster: Cluster) -> None:
@@ -470,7 +478,7 @@ class DynamicEmbedding(_backend.Layer):
             )
 
     def _use_optimizer_of(self, config: Mapping[str, Any]) -> None:
-        """Takes the optimizer of saved rows if none is known yet."""
+        """Adopts the optimizer of saved rows if none is known yet."""
         if self._spec.optimizer is None:
             saved = self._spec.with_optimizer(config)
             self._set(optimizer=saved.optimizer)
@@ -488,7 +496,7 @@ class DynamicEmbedding(_backend.Layer):
         return present is not None and int(present["num_rows"]) > 0
 
     def _settings_of(self, optimizer: Any) -> dict[str, Any]:
-        """Settings that make rows learn as a Keras optimizer's variables."""
+        """Returns settings by which rows learn as the optimizer's variables."""
         rule = _model_optimizer.rule_of(self, optimizer)
         return {**self._settings_by(rule), "is_open": False}
 
@@ -596,7 +604,7 @@ class DynamicEmbedding(_backend.Layer):
     def _is_training(self, training: Any) -> bool | tf.Tensor:
         """Whether to train, as a tensor if it is not known yet.
 
-        If no caller says so, the layer trains inside a tape that watches its
+        If `training` is None, the layer trains inside a tape that watches its
         weight, as an `Embedding` does.
         """
         if not self.trainable:
@@ -692,7 +700,7 @@ class DynamicEmbedding(_backend.Layer):
 
     @property
     def embeddings(self) -> Any:
-        """Not available: the layer has no variable with all rows.
+        """Raises an error: the layer has no variable with all rows.
 
         Raises:
             AttributeError: Always. The message names the alternatives.
@@ -770,7 +778,7 @@ def _serialize(given: Any) -> Any:
 
 
 def _present(cluster: Cluster, name: str) -> dict[str, Any] | None:
-    """The cluster's record of a table, or None if it has no such table."""
+    """Returns the cluster's record of a table; None without such a table."""
     try:
         return cluster._list(name)[0]
     except KeyError:

@@ -25,16 +25,16 @@ class DynamicEmbeddings(_backend.Layer):
     """Maps the ids of many features to vectors, in one lookup.
 
     Each feature is a `DynamicEmbedding` with its own dimension, combiner,
-    optimizer, admission and so on. It gives the same output as that layer
-    alone, but one op looks up all features and sends one message to each
+    optimizer, admission and so on. A feature gives the same output as that
+    layer alone, but one op looks up all features and sends one message to each
     server. (Long batches need several messages; see
     docs/wire_protocol_writes.md.)
 
-    Each feature has the weight of its layer. When an optimizer applies the
-    gradients, the tables of all features are pushed together: if a gradient
-    holds NaN or Inf, no table takes the step. Features that the loss does not
-    use take no step. If features share a table, an id takes one step with the
-    sum of its gradients. Everything else is as for `DynamicEmbedding`.
+    The weight of a feature is that of its `DynamicEmbedding`. When an optimizer
+    applies the gradients, the tables of all features are pushed together: if a
+    gradient holds NaN or Inf, no table takes the step. Features that the loss
+    does not use take no step. If features share a table, an id takes one step
+    with the sum of its gradients. Everything else is as for `DynamicEmbedding`.
 
     Example:
 
@@ -60,7 +60,7 @@ class DynamicEmbeddings(_backend.Layer):
         name: Name of the layer.
         cluster: The cluster of the tables of features given as dicts. By
             default the one of `tfswitch.connect`.
-        **kwargs: Passed to `keras.layers.Layer`. Features given as dicts have
+        **kwargs: Passed to `keras.layers.Layer`. Features given as dicts get
             the same `dtype`.
 
     Call arguments:
@@ -71,20 +71,21 @@ class DynamicEmbeddings(_backend.Layer):
         training: Whether to create rows, and to give the layers' weights a
             gradient. A feature whose layer is not trainable is only read.
         shows: A dict with the shows of the features that have some, or None.
-        clicks: A dict with clicks, likewise.
+        clicks: A dict with the clicks of the features that have some, or None.
 
     Output shape:
         A dict with the output of each feature's layer.
 
     Raises:
-        ValueError: If `features` is empty, has more than 256 entries, holds
-            something else, or holds one layer twice. From the first call: if
-            features share a table and have different learning rates, or each
+        ValueError: If `features` is empty, has more than 256 entries, has a
+            value of another type, or has one layer twice. From the first call:
+            if features share a table and have different learning rates, or each
             has used its own table object. From calls: if the ids of a feature
             are missing, or a name is not that of a feature. Also the errors of
             `DynamicEmbedding`.
         tf.errors.UnavailableError, tf.errors.DeadlineExceededError: From calls,
-            if a server does not answer. Other servers may have been pushed to.
+            if a server does not answer. Other servers may have applied their
+            part of a push.
     """
 
     built: bool
@@ -151,7 +152,7 @@ class DynamicEmbeddings(_backend.Layer):
         self.built = True
 
     def _share_tables(self) -> None:
-        """Makes features of one table use one object, before its first use."""
+        """Makes features of one table use one table object from the start."""
         if self._tables_are_shared:
             return
         self._tables_are_shared = True
@@ -165,9 +166,9 @@ class DynamicEmbeddings(_backend.Layer):
     def _shared_tables(self) -> list[tuple[DynamicEmbedding, EmbeddingTable]]:
         """Finds one table object for the layers that share a table.
 
-        The object counts the steps of all its features. A layer keeps the
-        object that it has: other code may hold it, and traced functions may
-        use it.
+        The object counts the steps of all features of the table. A layer that
+        has an object keeps it, because other code and traced functions may use
+        this object.
         """
         features = self.features
         kept = {
@@ -360,7 +361,7 @@ class DynamicEmbeddings(_backend.Layer):
         }
 
     def count_params(self) -> int:
-        """Returns the number of weights, which prints with the tables' rows."""
+        """Returns a number of weights whose text also has the tables' rows."""
         weights = super().count_params()
         tables = {
             (layer._table.cluster.address, layer._table.name): layer._table

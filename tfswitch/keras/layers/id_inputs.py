@@ -44,8 +44,8 @@ def to_integers(inputs: IdsLike, *, padding: bool, owner: str) -> Any:
         else `inputs`.
 
     Raises:
-        tf.errors.InvalidArgumentError: If floats are not exact integers; in a
-            graph, when it runs.
+        tf.errors.InvalidArgumentError: If floats are not exact integers. In a
+            graph, this error comes when the graph runs.
     """
 
     def to_ids(strings: tf.Tensor) -> tf.Tensor:
@@ -154,8 +154,8 @@ class IdBatch(NamedTuple):
             return self._pool_sparse(given, rows)
         if not isinstance(given, tf.RaggedTensor):
             return self._pool(rows, _over_axis)
-        # Values of a higher rank have a last axis of one length, not a ragged
-        # one.
+        # If the values have a higher rank, their last axis is uniform, and not
+        # ragged.
         if self.layer.combiner is not None and values.shape.rank == 1:
             return self._pool_ragged(given, rows)
         return given.with_flat_values(self._pool(rows, _over_axis))
@@ -216,8 +216,8 @@ def to_batch(
     Raises:
         ValueError: If an argument does not fit the layer or the ids.
         tf.errors.InvalidArgumentError: If float ids are not exact integers, or
-            `weights`, `shows` or `clicks` have another shape than the ids; in a
-            graph, when it runs.
+            `weights`, `shows` or `clicks` have another shape than the ids. In a
+            graph, this error comes when the graph runs.
     """
     owner, combiner = f"layer '{layer.name}'", layer.combiner
     if weights is not None and combiner is None:
@@ -258,7 +258,7 @@ def to_batch(
 
 
 def _numbers(what: str, numbers: Any, ids: Any, owner: str) -> tf.Tensor | None:
-    """The values of `numbers` as float32, checked to be structured as `ids`."""
+    """Returns the values of `numbers`, if they have the structure of `ids`."""
     if numbers is None:
         return None
     kinds = [
@@ -288,7 +288,7 @@ def _numbers(what: str, numbers: Any, ids: Any, owner: str) -> tf.Tensor | None:
 
 
 def _structure(tensor: Any) -> list[tf.Tensor]:
-    """Tensors that define the position of each value."""
+    """Returns tensors that define the position of each value."""
     if isinstance(tensor, tf.RaggedTensor):
         return [tf.cast(x, tf.int64) for x in tensor.nested_row_splits]
     if isinstance(tensor, tf.SparseTensor):

@@ -174,7 +174,7 @@ class SampledSoftmax(_SampledLoss):
     """Adds the sampled softmax loss of predicting ids of a dynamic table.
 
     Use it as the last layer of a model whose classes are ids: a model that
-    predicts the next item, or a two-tower model. The layer holds the output
+    predicts the next item, or a two-tower model. The layer has the output
     embeddings, draws ids with the sampler, and adds the mean of
     `tfswitch.nn.sampled_softmax_loss` to the model's loss. Only rows of labels
     and samples are read and pushed. Compile the model with an optimizer and no
