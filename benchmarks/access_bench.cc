@@ -1,5 +1,5 @@
-// Measures the check of a caller's rights on a server: it finds the token of
-// the call among those of the file, and applies the rules for a method and a
+// Measures how long a server takes to check a caller's rights: it finds the
+// token of the call in the token file, and applies the rules for a method and a
 // table.
 //
 // The bar: under 1 us a call.

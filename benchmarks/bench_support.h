@@ -1,4 +1,4 @@
-// Parts that the benchmarks share: clocks, medians, figures, and ending on an
+// Common parts of the benchmarks: clocks, medians, figures, and ending with an
 // error.
 
 #ifndef TFSWITCH_BENCHMARKS_BENCH_SUPPORT_H_
@@ -38,7 +38,8 @@ inline std::vector<double> Ratios(const std::vector<double>& a,
   return ratios;
 }
 
-// A benchmark has nobody to hand an error to.
+// A benchmark cannot return an error to a caller, so it prints the error and
+// ends.
 [[noreturn]] inline void Die(const std::string& what) {
   std::fprintf(stderr, "%s: %s\n", program_invocation_short_name, what.c_str());
   std::exit(1);
@@ -48,9 +49,10 @@ inline void Check(const absl::Status& status) {
   if (!status.ok()) Die(status.ToString());
 }
 
-// Hands a figure to benchmarks/run.py: a line of the file that the environment
-// names, if it does. `name` is "table | row | column" of its place on a page,
-// there is a value for each round, and `to_reach` is a bar: "at most 2".
+// Adds a figure to the file that run.py reads, whose path is in the
+// environment; without it there is no file. `name` is the place on a page,
+// "table | row | column". There is a value for each round, and `to_reach` is a
+// target such as "at most 2".
 inline void Report(const std::string& name, const char* unit,
                    const std::vector<double>& values,
                    const char* to_reach = "") {

@@ -1,8 +1,8 @@
 """DeepFM with batches of 1 to 32 times the size, with CowClip and without.
 
-Trains on Frappe (288,609 samples of 10 one-hot fields) with each batch size and
-each rule that carries the settings of the smallest batch over to a larger one,
-s times as large. Embeddings and dense variables learn with Adam; a rule
+Trains on Frappe (288,609 samples of 10 one-hot fields) with several batch
+sizes. Each rule derives the settings of a batch s times as large from those of
+the smallest batch. Embeddings and dense variables learn with Adam; a rule
 multiplies the settings by:
 
     rule        rate of embeddings   L2 of embeddings   dense rate   clip
@@ -11,19 +11,19 @@ multiplies the settings by:
     sqrt        sqrt(s)              sqrt(s)            sqrt(s)      none
     linear      s                    1                  s            none
 
-The first two are `tfswitch.optimizers.scale_for_batch`. The dense rate warms up
-over the first epoch with all. With the smallest batch the last three are one
-and the same, and trained once.
+The first two are `tfswitch.optimizers.scale_for_batch`. With all rules the
+dense rate warms up over the first epoch. With the smallest batch the last three
+rules are the same, so they are trained once.
 
-After each epoch the AUC of the validation split is taken. Reported is the AUC
-of the test split after the epoch that was best in validation. With a seed, all
-rules start from the same variables and see the samples in the same order. The
-rest of an epoch after the last whole batch is not trained with. Rules take
-turns; medians are given.
+After each epoch the program measures the AUC of the validation split. It
+reports the AUC of the test split after the epoch with the best validation. With
+one seed, all rules start from the same variables and see the samples in the
+same order. The incomplete batch at the end of an epoch is not trained. Rules
+take turns; figures are medians.
 
     python benchmarks/cowclip_bench.py --plot=cowclip.png
 
-`--data=generated` makes samples up, to see the program run.
+With `--data=generated` the program makes random samples, to see it run.
 """
 
 import dataclasses
@@ -88,7 +88,7 @@ COLORS = {
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The arguments of a rule for one batch size."""
+    """Returns the arguments of a rule for one batch size."""
 
     embedding: tsw.optimizers.Adam
     linear: tsw.optimizers.Adam
@@ -115,7 +115,7 @@ def base_batch_size() -> int:
 
 
 def settings(rule: str, batch_size: int, samples: int) -> Settings:
-    """Returns what a rule makes of the flags."""
+    """Returns the settings that a rule makes of the flags."""
     scaled = tsw.optimizers.scale_for_batch(
         batch_size,
         base_batch_size=base_batch_size(),

@@ -6,16 +6,17 @@ Trains LR, FM, DeepFM and DCN on Frappe, and two towers on MovieLens, with each
 kind of layer:
 
 *   "keras": `keras.layers.Embedding`;
-*   "summed": the same, and the optimizer sums the gradients of an id first, as
-    tables do. Adam of Keras 3 adds up the squares of the single gradients;
+*   "summed": `keras.layers.Embedding`, and the optimizer first sums the
+    gradients of an id, as tables do. Adam of Keras 3 adds up the squares of the
+    single gradients;
 *   "default": `DynamicEmbedding` with default settings;
 *   "sparse": the same with `update="sparse"`.
 
-With a seed all kinds have the same first rows and the same other weights, see
-the same batches, and drop the same units. An AUC is that of the test samples
-after the last epoch, the mean of all seeds. The losses of each epoch are
-compared with those of "summed": the largest difference of all seeds, divided by
-the mean difference of two seeds of "summed".
+With one seed all kinds of layers have the same first rows and the same other
+weights, see the same batches, and drop the same units. Each AUC is measured on
+the test samples after the last epoch, and is the mean of all seeds. The losses
+of each epoch are compared with those of "summed": the largest difference of all
+seeds, divided by the mean difference of two seeds of "summed".
 """
 
 import os
@@ -50,7 +51,7 @@ RATINGS = (
 
 
 class Data(NamedTuple):
-    """Samples, of which those for the test come first."""
+    """Samples; those for the test come first."""
 
     ids: np.ndarray  # (samples, fields), from 0.
     labels: np.ndarray

@@ -1,11 +1,11 @@
-// Measures dense updates: a step of training (lookup and push of a batch) of a
-// table that steps the rows of the batch, and of a table that steps all rows.
+// Measures dense updates: the training step (lookup and push of a batch) of a
+// table that updates only the rows of the batch, and of a table that updates
+// all rows.
 //
 //   build/benchmarks/dense_updates_bench [keys] [batch] [runs]
-//
-// Ids are drawn by Zipf's law, so that some are in each batch and most miss
+// Ids are drawn by Zipf's law, so some ids are in each batch and most miss
 // hundreds of steps. The tables take turns after each step. Times are for the
-// whole step and per id, the median of runs; ratios are those of one run.
+// whole step and per id, as the median of runs; ratios are within one run.
 
 #include <algorithm>
 #include <cmath>

@@ -2,11 +2,11 @@
 
     python benchmarks/durability_bench.py --rows=10000000
 
-Two servers take turns, one with --push_log and one with rows in memory only:
-pushes and lookups of a batch each, by two threads. Then the server with the log
-is killed, comes back from its save, and from its log. At last it saves at
-intervals: all rows and those that have changed, while nothing else happens and
-while two threads push. The data folders are in a temporary folder.
+Two servers take turns, one with --push_log and one with rows only in memory:
+two threads push and look up batches. Then the server with the log is killed,
+and recovers, first from its save and then from its log. At the end it saves at
+intervals, all rows or only changed rows, while nothing else happens and while
+two threads push. The data folders are in a temporary folder.
 """
 
 import dataclasses
@@ -221,7 +221,7 @@ class Saves:
 
 
 def plain_write(path: pathlib.Path, num_bytes: int) -> float:
-    """Returns the processor time to write so much to a file, to memory.
+    """Returns the processor time to write this much to a file, and to memory.
 
     The file stays, as a save does, so that the next one needs other memory.
     """

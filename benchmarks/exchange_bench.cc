@@ -1,13 +1,13 @@
-// Measures the cost of an exchange with a server beside the bytes themselves.
+// Measures how much an exchange with a server costs, compared with moving the
+// same bytes.
 //
 //   exchange_bench [--keys=N] [--dim=D] [--rows=R] [--reps=R] [--steps=S]
 //                  [--threads=T] [--small_calls=C] [--unix] [--sgd]
 //                  [--secure=FOLDER]
-//
 // A step is a pull and a push of the same keys. Client and servers are separate
-// processes; CPU time is that of both processes, all threads. The variants take
-// turns within each repetition, in reversed order every second time; medians
-// are given, and medians of ratios within a repetition.
+// processes; CPU time is the sum of all threads of both processes. The variants
+// take turns within each repetition, in reversed order every second time.
+// Figures are medians, and medians of ratios within a repetition.
 //
 //   raw          blocking sockets moving the same bytes; the server reads what
 //                it gets and sends from a hot buffer
@@ -20,9 +20,8 @@
 //
 // FOLDER has server.pem, server.key, ca.pem, a file of tokens, and a token;
 // security_bench.py makes it. The bar: TLS costs at most 1.6 times the CPU.
-//
-// The bar: exchange is at most 1.8 times raw, plus the table work, which is
-// (raw + table) - raw.
+// The target: the CPU time of exchange is at most 1.8 times raw, plus the table
+// work, which is (raw + table) - raw.
 //
 // A dense table of a million parameters is 977 rows of 1024 floats:
 //   exchange_bench --keys=977 --rows=977 --dim=1024
@@ -101,8 +100,8 @@ bool ReceiveAll(int fd, void* data, size_t size) {
   return true;
 }
 
-// A server process, and the pipe on which it tells its address and, whenever it
-// is sent a byte, its CPU time.
+// A server process, and a pipe. On it the server sends its address, and its CPU
+// time each time it gets a byte.
 class Child {
  public:
   Child(const Child&) = delete;
@@ -395,7 +394,7 @@ void Measure(Variant* variant, const std::vector<std::vector<Key>>& batches,
 }
 
 void Run() {
-  // Before any thread: the servers are forks of this process.
+  // Must come before any thread, because the servers are forks of this process.
   const Child raw_server([] { return StartRaw(false); });
   const Child raw_table_server([] { return StartRaw(true); });
   const Child grpc_server([] { return StartGrpc(false, false); });
@@ -536,7 +535,8 @@ void Run() {
         Median(token_ratios), Median(tls_ratios));
     Report("security | exchange with a token / without, CPU | figure", "",
            token_ratios);
-    // A library of the system, and its AES has the largest part in the cost.
+    // OpenSSL is a library of the system, and its AES causes most of the cost,
+    // so its version is printed.
     const std::string library = OpenSSL_version(OPENSSL_VERSION_STRING);
     Report(absl::StrCat("security | exchange with TLS (OpenSSL ", library,
                         ") and a token / without, CPU | figure"),

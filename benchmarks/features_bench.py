@@ -1,4 +1,4 @@
-"""A training step of many features: layers of their own against one for all.
+"""A training step of many features: a layer for each against one for all.
 
 A step looks up a batch of ids for each of 26 features and applies Adagrad with
 a given gradient, in a tf.function. Variants, in interleaved rounds of one run:
@@ -6,8 +6,9 @@ a given gradient, in a tf.function. Variants, in interleaved rounds of one run:
     layers      a DynamicEmbedding for each feature
     together    one DynamicEmbeddings
 
-each with tables in this process (`embedded`) and on one tfswitch-server program
-(`grpc`) on loopback. It is checked that both read equal rows after a few steps.
+Each variant runs with tables in this process (`embedded`) and on one
+tfswitch-server program (`grpc`) on loopback. After a few steps the program
+checks that both variants read equal rows.
 
     python benchmarks/features_bench.py --rounds=7 --steps=20
 """

@@ -2,11 +2,11 @@
 
     python benchmarks/freshness_bench.py --export_every=5 --watch_every=1
 
-This process trains a table of a million rows: it pushes all the time, and
-exports a delta every so many seconds. Another process has loaded the
-SavedModel and watches its folder. A row that counts the pushes tells what is
-visible there: a push is visible from the first answer on that counts as many.
-Prints the median and the worst of all pushes, and what a delta took.
+This process trains a table of a million rows: it pushes without pause, and
+exports a delta every few seconds. Another process has loaded the SavedModel and
+watches its folder. One row counts the pushes. A push is visible in the other
+process from the first answer in which this row counts it. The program prints
+the median and the worst time of all pushes, and how long a delta took.
 """
 
 import json
@@ -41,7 +41,7 @@ BATCH = 2048
 
 
 def serve(path: str) -> None:
-    """Prints `[count, time]` whenever the count that is served changes."""
+    """Prints `[count, time]` whenever the served count changes."""
     model = tf.saved_model.load(path)
     answer = model.signatures["serving_default"]
     tsw.saved_model.watch(path, _WATCH_EVERY.value)

@@ -1,4 +1,4 @@
-"""One training step of an embedding alone, against ParameterServerStrategy.
+"""Measures a training step of one embedding, against ParameterServerStrategy.
 
 A step looks up a batch of ids and applies Adagrad to their rows with a given
 gradient, in a tf.function. Variants, in interleaved rounds of one run:
@@ -12,9 +12,9 @@ gradient, in a tf.function. Variants, in interleaved rounds of one run:
                 a sparse step in one op where the variable is
     pss_unique  pss_fused, and the worker makes its ids unique first
 
-All on loopback. The variables of ParameterServerStrategy have one row per
-possible id. All variants start from the same rows, and it is checked that
-they read equal ones after a few steps.
+All variants run on loopback. The variables of ParameterServerStrategy have one
+row per possible id. All variants start from the same rows, and after a few
+steps the program checks that they read equal rows.
 
     python benchmarks/layer_bench.py --rounds=7 --steps=40
 """
@@ -80,7 +80,7 @@ def draw_ids() -> np.ndarray:
     ranks = np.searchsorted(
         frequencies, draw.random(shape) * frequencies[-1], side="right"
     )
-    # Frequent ids lie anywhere, as hashed ones would.
+    # Frequent ids are spread over all ids, as hashed ids would be.
     ids = draw.permutation(size)[ranks]
     return ids + (np.arange(_FIELDS.value) % parts) * size
 
@@ -182,7 +182,8 @@ def pss_cluster() -> Iterator[tf.distribute.ParameterServerStrategy]:
     """Runs a parameter server and a worker of TensorFlow."""
     tasks = ("ps", "worker")
     with contextlib.ExitStack() as sockets:
-        # All ports are chosen before the first is free again.
+        # All ports are chosen before the first one is freed again, so they
+        # differ.
         ports = []
         for _ in tasks:
             listener = sockets.enter_context(socket.socket())
@@ -246,7 +247,8 @@ def check_equal(runners: dict[str, Runner]) -> None:
     """Runs the first steps; all variants must read the same rows."""
     expected: list[float] | None = None
     for name, runner in runners.items():
-        # The same batch again and again: each step reads the one before.
+        # All steps use the same batch, so each step reads the rows of the step
+        # before.
         sums = runner([0] * CHECKED_STEPS)
         print(f"{name:10} sums of rows", [f"{total:.3f}" for total in sums])
         expected = expected or sums

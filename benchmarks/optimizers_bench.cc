@@ -1,13 +1,12 @@
-// Measures one step of each optimizer on one core, beside Adagrad's.
+// Measures one step of each optimizer on one core, compared with Adagrad's.
 //
 //   optimizers_bench [--rows=N] [--dim=D] [--reps=R]
-//
-// Rows lie in one array on huge pages, each on cache lines of its own, and are
-// stepped in random order, prefetched 24 ahead. Speed is CPU time of the thread
-// in ns per row; the optimizers take turns within each repetition, in reversed
-// order every second time. Given are the median, and the median of the ratio to
-// Adagrad of the same repetition. The floor is Adagrad's arithmetic in a loop
-// of its own, without an Optimizer.
+// Rows are in one array on huge pages, each on its own cache lines. They are
+// updated in random order and prefetched 24 ahead. Speed is CPU time of the
+// thread in ns per row; the optimizers take turns within each repetition, in
+// reversed order every second time. Figures are the median, and the median of
+// the ratio to Adagrad in the same repetition. The floor is Adagrad's
+// arithmetic in a simple loop, without an Optimizer.
 
 #include <sys/mman.h>
 
@@ -127,7 +126,7 @@ void Measure() {
   }
   const size_t bytes =
       (num_rows * stride + kHugePage - 1) / kHugePage * kHugePage;
-  // One array for all variants: each fills it before it runs.
+  // All variants use one array: each fills it before it runs.
   char* const rows = static_cast<char*>(aligned_alloc(kHugePage, bytes));
   if (rows == nullptr) Die("no memory for the rows");
   madvise(rows, bytes, MADV_HUGEPAGE);

@@ -91,7 +91,7 @@ def column_of(name: str, figures: list[Figure | None]) -> list[list[str]]:
     if len(units) == 1 and name != (unit := max(units)):
         name = ", ".join(filter(None, [name, unit]))
     bars = [figure["to_reach"] if figure else "" for figure in figures]
-    # Cells in another unit, such as ns, are what the others are compared with.
+    # Cells in another unit, such as ns, are the base of the ratios.
     without = {figure["unit"] for figure in there if not figure["to_reach"]}
     barred = {figure["unit"] for figure in there if figure["to_reach"]}
     is_shared = len(barred) and len({*bars} - {""}) == 1 < bars.count(max(bars))
@@ -195,7 +195,7 @@ def plot(title: str, bars: list[tuple[str, Figure]]) -> str:
 
 
 def render() -> dict[pathlib.Path, str]:
-    """Returns the pages and plots, by path, as they should be."""
+    """Returns the pages and plots, by path, that the figures give."""
 
     def filled(text: str, mark: str, content: Any) -> str:
         return re.sub(

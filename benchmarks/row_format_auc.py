@@ -3,8 +3,8 @@
     python benchmarks/row_format_auc.py
 
 Trains the DeepFM of examples/deepfm_movielens.py on its data, saves it in each
-format, and predicts the held-out ratings with what was saved. Prints the bytes
-of the row files, the AUC, and the largest difference of a score.
+format, and predicts the held-out ratings with each saved model. Prints the
+bytes of the row files, the AUC, and the largest difference of a score.
 """
 
 import os

@@ -2,16 +2,15 @@
 //
 //   row_life_bench [--keys=N] [--dim=D] [--reps=R] [--batch=B] [--capacity=C]
 //                  [--only=speed|churn]
-//
-// Speed: tables that hold the same N keys, one without a policy and one for
-// each policy, take turns batch by batch. CPU time of the thread in ns per key,
-// medians, and the median of the ratio to the table without a policy in the
-// same repetition. Keys are zipf 1.05, scattered. Rows have an Adagrad slot.
-//
-// Churn: windows of C / 4 new keys go into a table that is shrunk to C rows
-// after each, until 10 C have gone through; meanwhile another thread pushes.
-// The resident memory is compared with that of a table of 1.25 C rows. At the
-// end the table is shrunk to a tenth.
+// Speed: tables with the same N keys take turns batch by batch, one without a
+// policy and one for each policy. Figures are the CPU time of the thread in ns
+// per key, as medians, and the median of the ratio to the table without a
+// policy in the same repetition. Keys are zipf 1.05, scattered. Rows have an
+// Adagrad slot.
+// Churn: windows of C / 4 new keys are pushed into a table, which is shrunk to
+// C rows after each window, until 10 C keys were pushed; meanwhile another
+// thread pushes. The resident memory is compared with that of a table of 1.25 C
+// rows. At the end the table is shrunk to a tenth.
 
 #include <algorithm>
 #include <atomic>
@@ -75,7 +74,8 @@ std::vector<Variant> MakeVariants() {
   ShowClickAdmission show_click;
   show_click.embedx_threshold = 0.2f;  // Two shows.
   add("plain", AlwaysAdmission{}, StatisticsKind::kNone);
-  // Against itself: what of the ratios is chance.
+  // A table against an equal one: this ratio shows the noise of the
+  // measurement.
   add("plain again", AlwaysAdmission{}, StatisticsKind::kNone);
   add("statistics Usage", AlwaysAdmission{}, StatisticsKind::kUsage);
   add("statistics ShowClick", AlwaysAdmission{}, StatisticsKind::kShowClick);
@@ -94,8 +94,8 @@ std::vector<Variant> MakeVariants() {
   return variants;
 }
 
-// Every kNewEvery-th key becomes one that no table has seen; each of these
-// comes twice, in one batch and in the next.
+// Every kNewEvery-th key is replaced by a key that no table has seen; each new
+// key comes twice, in one batch and in the next.
 void PutNewKeys(Batches* batches, int64_t* next_new) {
   int64_t last_begin = 0;
   for (size_t b = 0; b < batches->size(); ++b) {
@@ -156,7 +156,8 @@ void MeasureSpeed() {
         Check(table->FindOrInsert(keys, absl::MakeSpan(out)));
       },
       bar);
-  // A million keys wait for admission; half of the unknown ones are of these.
+  // A million keys wait for admission; half of the unknown keys in lookups are
+  // among them.
   const int64_t num_waiting = kQueries;
   for (Variant& variant : variants) {
     if (!variant.table->config().admission.has_candidates()) continue;
@@ -192,8 +193,8 @@ void MeasureSpeed() {
 
 // --- Churn ------------------------------------------------------------------
 
-// A thread that pushes 64 keys at a time: 63 to rows that stay, and a new one,
-// which waits for the mutex of its stripe.
+// A thread that pushes 64 keys at a time: 63 keys whose rows stay, and a new
+// key, which has to wait for the mutex of its stripe.
 class Pusher {
  public:
   Pusher(EmbeddingTable* table, const std::atomic<float>* day)
@@ -222,7 +223,8 @@ class Pusher {
     for (int64_t next_new = num_hot; !is_ending_.load(); ++next_new) {
       for (Key& key : keys) key = KeyAt(-1 - (next++ % num_hot));
       keys.back() = KeyAt(-1 - next_new);
-      // Seen later than the keys of the window, so that they stay.
+      // These keys are seen later than the keys of the window, so that they
+      // stay.
       batch.day = day_->load() + 0.5f;
       std::this_thread::sleep_for(std::chrono::microseconds(100));
       const double begin = WallSeconds();

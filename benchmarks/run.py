@@ -4,9 +4,10 @@
     python benchmarks/run.py table exchange       # these
     python benchmarks/run.py --page               # tables and plots of docs/
 
-A suite is a program of this folder, with the flags that its page is about. Its
-figures go to a JSON file in `--out`. With `--out=docs/benchmarks/figures`, and
-then `--page`, they are those of the pages. benchmarks/README.md has the build.
+A suite is a program of this folder, with the flags for its page. Its figures
+are written to a JSON file in `--out`. To publish them, use
+`--out=docs/benchmarks/figures`, and then `--page`. benchmarks/README.md
+describes the build.
 """
 
 import argparse
@@ -80,7 +81,7 @@ SUITES = {
 
 
 def machine() -> dict[str, Any]:
-    """Returns the machine that the figures are of."""
+    """Returns the machine that has measured the figures."""
     lines = re.findall(
         r"^(.+?)\s*: (.*)$",
         pathlib.Path("/proc/cpuinfo").read_text("utf-8"),
@@ -126,9 +127,9 @@ def versions() -> dict[str, str | None]:
 def make_figure(
     name: str, unit: str, to_reach: str, values: list[float]
 ) -> pages.Figure:
-    """Returns a figure with three digits that count, an AUC with five.
+    """Returns a figure with three significant digits, an AUC with five.
 
-    Of counts, whole numbers without a unit, all digits count.
+    Whole numbers without a unit are counts and keep all digits.
     """
     median = statistics.median(values)
     digits = 5 if unit == "AUC" else 2
@@ -150,7 +151,7 @@ def make_figure(
 
 
 def run(command: str, times: int) -> list[pages.Figure]:
-    """Runs a command so many times, and returns the figures of all."""
+    """Runs a command a number of times, and returns the figures of all runs."""
     words = command.split()
     if words[0] == "python":
         words[0] = sys.executable

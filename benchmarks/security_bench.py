@@ -1,13 +1,13 @@
-"""Measures the cost of safety, and how far a hostile client slows others down.
+"""Measures the cost of security, and how much a hostile client slows others.
 
     python benchmarks/security_bench.py --bench=build-bench/benchmarks
 
-First access_bench and exchange_bench, with a token and a certificate. Then a
-client looks up ids on a server that asks for tokens, in rounds: alone, and
-beside a process without a token that sends garbage, one byte at a time, or
-messages of huge lengths, opens connections by the thousand, or floods it
-with frames from a hundred addresses. That process has the lowest priority,
-because the attacker of a server is on another machine.
+First it runs access_bench and exchange_bench, with a token and a certificate.
+Then a client looks up ids on a server that requires tokens, in rounds: alone,
+and while a process without a token attacks the server. The attacker sends
+garbage, one byte at a time, or messages of huge lengths, opens thousands of
+connections, or sends floods of frames from a hundred addresses. It has the
+lowest priority, because a real attacker would be on another machine.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ def connect(address: str) -> socket.socket:
 
 
 def garbage(address: str) -> None:
-    """Connections that send random bytes, 200 a second."""
+    """Makes 200 connections a second that send random bytes."""
     with connect(address) as peer:
         peer.sendall(random.randbytes(4096))
     time.sleep(0.005)
@@ -62,7 +62,7 @@ _slow: list[socket.socket] = []
 
 
 def slow_bytes(address: str) -> None:
-    """500 connections that send a byte of the greeting every 100 ms."""
+    """Keeps 500 connections that send a byte of the greeting every 100 ms."""
     if len(_slow) < 500:
         _slow.append(connect(address))
         return
@@ -75,7 +75,7 @@ def slow_bytes(address: str) -> None:
 
 
 def huge_lengths(address: str) -> None:
-    """Calls of Pull whose messages say that they have 4 GiB, 200 a second."""
+    """Makes 200 calls of Pull a second whose messages claim to have 4 GiB."""
     headers = frames.frame(frames.HEADERS, frames.END_HEADERS, 1, PULL)
     message = b"\0\xff\xff\xff\xff" + b"x" * 1000
     data = frames.frame(frames.DATA, 0, 1, message)
@@ -86,7 +86,7 @@ def huge_lengths(address: str) -> None:
 
 
 def connections(address: str) -> None:
-    """3,000 connections that greet and stay."""
+    """Keeps 3,000 connections that send the greeting and then nothing."""
     if len(_slow) < 3000:
         _slow.append(connect(address))
         _slow[-1].sendall(GREETING)
@@ -98,7 +98,7 @@ _sources = itertools.cycle(f"127.0.0.{i}" for i in range(2, 102))
 
 
 def flood(name: str, address: str) -> None:
-    """A connection of the next of 100 addresses, until it is ended."""
+    """Returns a connection of the next of 100 addresses, until it is closed."""
     with contextlib.closing(
         frames.Peer(address, source=next(_sources))
     ) as peer:
@@ -116,7 +116,7 @@ ATTACKS: dict[str, Callable[[str], None]] = {
 
 
 def attack(name: str, address: str) -> None:
-    """Goes on until it is killed."""
+    """Attacks until the process is killed."""
     os.nice(19)
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
@@ -140,7 +140,7 @@ def p99_us(table: tsw.EmbeddingTable) -> float:
 
 
 def peak_mib(server: int) -> float:
-    """The most memory that a process has had since the last call."""
+    """Returns the most memory that a process has had since the last call."""
     status = pathlib.Path(f"/proc/{server}/status").read_text("utf-8")
     pathlib.Path(f"/proc/{server}/clear_refs").write_text("5", "utf-8")
     found = re.search(r"VmHWM:\s+(\d+) kB", status)

@@ -2,18 +2,16 @@
 // two processes.
 //
 //   serving_bench [--keys=N] [--dim=D] [--requests=R] [--delta=K] [--format=F]
-//
 // A request looks up 128 x 26 ids, of which 9 in 10 have a row, uniform or by
-// zipf 1.05. Times are wall time in ms: the median, and what 99 of 100 stay
-// below. Lookups on the export as it was opened, where each block is checked
-// when it is first used, come first, then those on one that was checked. While
-// deltas are applied by another thread, a request counts if it overlaps with
-// one. The floor is what reading one cache line of the file in a random place
-// takes for each id, with the places known before: less memory no table of rows
-// can read.
-//
-// PSS is what Linux counts for a process, with shared pages divided among those
-// that share them.
+// zipf 1.05. Times are wall time in ms: the median, and the 99th percentile.
+// The first lookups use the export as it was opened, where each block is
+// checked when it is first used; the next ones use an export that was checked
+// before. For the time while another thread applies deltas, a request counts if
+// it overlaps with a delta. The floor is the time to read one cache line of the
+// file at a random known address for each id: no table of rows can read less
+// memory.
+// PSS is the memory that Linux counts for a process, where shared pages are
+// divided among the processes that share them.
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -53,7 +51,7 @@ struct Options {
   std::string format = "float32";
 };
 
-// Ids that are no small numbers.
+// Makes ids that are not small numbers.
 Key KeyOf(uint64_t i) { return static_cast<Key>(i * 0x9e3779b97f4a7c15ULL); }
 
 void Export(const std::string& path, const Options& options, bool is_delta,
@@ -103,7 +101,7 @@ class Requests {
                          1.0
                    : u * num_keys;
       auto i = static_cast<uint64_t>(rank);
-      // One in ten has no row.
+      // One id in ten has no row.
       if (uniform_(random_) < 0.1) i += static_cast<uint64_t>(options_.keys);
       id = KeyOf(i);
     }
@@ -157,7 +155,7 @@ Times Run(const ServedRows& served, const Options& options, bool is_zipf,
   return times;
 }
 
-// Reads the file that has the rows, in memory.
+// Reads the file with the rows, so that it is in memory.
 Times RunFloor(const MappedFile& file, int num_requests) {
   constexpr size_t kLineBytes = 64;
   constexpr size_t kAhead = 32;
@@ -177,7 +175,7 @@ Times RunFloor(const MappedFile& file, int num_requests) {
     }
     times.ms.push_back((WallSeconds() - begin) * 1e3);
   }
-  // Else the loop would be nothing.
+  // Otherwise the compiler would remove the loop.
   if (sum == -1) std::printf("\n");
   return times;
 }
@@ -208,11 +206,12 @@ double PssMib() {
   Die("no PSS in /proc/self/smaps_rollup");
 }
 
-// The PSS of so many processes that serve, in MiB each.
+// Returns the PSS of each of several serving processes, in MiB.
 std::vector<double> PssOf(int num_processes, const std::string& path,
                           const Options& options) {
   int ready[2];
-  // One for each step, so that nobody takes a step that is another's.
+  // Each step has its own pipe, so that no process takes the message of another
+  // step.
   int go[2];
   int end[2];
   if (pipe(ready) != 0 || pipe(go) != 0 || pipe(end) != 0) Die("pipe");

@@ -1,12 +1,12 @@
-"""Measures requests to a served DeepFM, beside one whose embeddings are fed.
+"""Measures requests to a served DeepFM, with lookups and without them.
 
     python benchmarks/serving_request_bench.py --program PATH/time_requests
 
 Makes the DeepFM of examples/deepfm_movielens.py with 26 fields on one table of
-10M rows, saves it, saves the same graph with the embeddings as its input, and
-has `time_requests` (time_requests.cc) ask both in turns, in one C++ process. It
-prints milliseconds, and the second model as a multiple of the first, which is
-the one with fed embeddings.
+10M rows, and saves it. It also saves the same graph with the embeddings as its
+input. `time_requests` (time_requests.cc) sends requests to both models in
+turns, in one C++ process. The program prints milliseconds, and the time of the
+model with tables as a multiple of the other one's.
 """
 
 import os
@@ -87,7 +87,7 @@ def save_served(folder: str, row_formats: list[str]) -> list[str]:
 
 
 def report_times(output: str, threads: str) -> None:
-    """Hands over what `time_requests` has printed of each model."""
+    """Reports what `time_requests` has printed of each model."""
     row = f"layers of {', '.join(_HIDDEN.value)}; threads: {threads}"
     for model, *numbers in re.findall(
         r"/(\w+): median (\S+) ms \((\S+)\), p99 (\S+) ms \((\S+)\)", output

@@ -3,13 +3,15 @@
     python benchmarks/soak.py --minutes=10
 
 Workers push gradients of -1 to a table with SGD at rate 1, asynchronously, so
-that a row is the number of its pushes. Servers have push logs, and stand behind
-proxies that cut, delay, repeat and reorder calls (tests/faults/proxy.py).
-Meanwhile servers and workers are killed and started again, and the table is
-saved. Each push has an id that no other has, and ids that all pushes have. All
-the time, and at the end on other servers from the last save, a push that was
-acknowledged must be there once, and one that was not, because its worker was
-killed or its call has failed, at most once. Ends with an error otherwise.
+that a row is the number of its pushes. Servers have push logs, and are reached
+through proxies that cut, delay, repeat and reorder calls
+(tests/faults/proxy.py). Meanwhile servers and workers are killed and started
+again, and the table is saved. Each push has one id of its own, and other ids
+that all pushes have. All the time, and at the end on other servers from the
+last save, the program checks each push. A push that was acknowledged must have
+been applied once. A push that was not acknowledged, because its worker was
+killed or its call has failed, may have been applied at most once. The program
+ends with an error if a check fails.
 """
 
 import contextlib
@@ -47,7 +49,7 @@ _PUSHES = flags.DEFINE_string("pushes", None, "File of the worker's pushes.")
 
 SHARED = np.arange(64)
 MAX_PUSHES = 1 << 22
-# The state of each push, a byte of a file. 0: not begun.
+# The state of each push is a byte of a file. 0: not begun.
 BEGUN, ACKNOWLEDGED, FAILED = 1, 2, 3
 
 

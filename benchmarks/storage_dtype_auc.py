@@ -1,14 +1,15 @@
 """Measures the effect of 16-bit rows: AUC of DeepFM with each storage dtype.
 
 Trains the DeepFM of examples/deepfm_movielens.py on MovieLens latest-small with
-each type of row, and prints the validation AUC and the bytes of a row. With a
-seed all types start from the same values, but for rounding, and see the ratings
-in the same order. Storage dtypes take turns; medians over the seeds are given,
-and the median of the difference to float32 with the same seed.
+each type of row, and prints the validation AUC and the bytes of a row. With one
+seed all types start from the same values, except for rounding, and see the
+ratings in the same order. Storage dtypes take turns. Figures are medians over
+the seeds, and the median of the difference to float32 with the same seed.
 
     python benchmarks/storage_dtype_auc.py --optimizer=adam --seeds=5
 
-`--epochs`, `--batch_size`, `--data` and `--max_ratings` are the example's.
+`--epochs`, `--batch_size`, `--data` and `--max_ratings` are those of the
+example.
 """
 
 import os

@@ -1,12 +1,12 @@
 // Measures the memory and the cost of 16-bit rows.
 //
 //   storage_dtype_bench [--keys=N] [--dim=D] [--reps=R] [--batch=B] [--adam]
-//
-// Tables that hold the same N keys, one of float32 and one of each other row
-// type, are filled one after the other, and the resident memory of each is
-// given. Then they take turns batch by batch: CPU time of the thread in ns per
-// key, medians, and the median of the ratio to float32 in the same repetition.
-// Keys are zipf 1.05, scattered. Rows have an Adagrad slot, or those of Adam.
+// Tables with the same N keys, one for each row type, are filled one after the
+// other, and the program prints the resident memory of each. Then they take
+// turns batch by batch. Figures are the CPU time of the thread in ns per key,
+// as medians, and the median of the ratio to float32 in the same repetition.
+// Keys are zipf 1.05, scattered. Rows have an Adagrad slot, or the slots of
+// Adam.
 
 #include <cstdio>
 #include <cstdlib>
@@ -36,7 +36,8 @@ constexpr auto kNearest = Rounding::kNearest;
 
 const NamedType kTypes[] = {
     {"float32", {kF32, kF32, kChance}},
-    // Against itself: what of the ratios is chance.
+    // A table against an equal one: this ratio shows the noise of the
+    // measurement.
     {"float32 again", {kF32, kF32, kChance}},
     {"bfloat16 + float32", {kBf16, kF32, kChance}},
     {"float16 + float32", {kF16, kF32, kChance}},

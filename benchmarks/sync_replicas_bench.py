@@ -1,19 +1,20 @@
-"""Runs TensorFlow's SyncReplicasOptimizer in the standard cases, and ours.
+"""Runs TensorFlow's SyncReplicasOptimizer and tfswitch's in standard cases.
 
     python benchmarks/sync_replicas_bench.py             # who trains what
     python benchmarks/sync_replicas_bench.py --overhead  # steps per second
 
 Sample i owns element i of a variable, the loss is minus the mean over the batch
-and SGD's rate is 1, so element i ends as the weight with which sample i was
-trained; 0: never. "stock" is tf.compat.v1.train.SyncReplicasOptimizer with a
-tf.train.Server as `ps`, "ps" is tfswitch.train.SyncReplicasOptimizer with the
-same servers, and "servers" with a tfswitch server. Every worker is a process;
-one that does not end in time hangs, and is ended. `--plot` draws what was lost.
+and SGD's rate is 1. So at the end element i is the weight with which sample i
+was trained; 0 means never. "stock" is tf.compat.v1.train.SyncReplicasOptimizer
+with a tf.train.Server as `ps`, "ps" is tfswitch.train.SyncReplicasOptimizer
+with the same servers, and "servers" is tfswitch's class with a tfswitch server.
+Every worker is a process; a worker that does not end in time counts as hanging,
+and is killed. `--plot` draws the lost samples.
 
-The overhead is measured with even data, two workers and `num_tokens=0`, on a
-toy model and on one of a CTR task: 256 examples of 26 ids of a vocabulary of
-100,000, embeddings of dim 16 and three dense layers, Adagrad. The engines take
-turns; medians are given.
+The overhead is measured with equal data, two workers and `num_tokens=0`, on a
+toy model and on a CTR model: 256 examples of 26 ids of a vocabulary of 100,000,
+embeddings of dim 16 and three dense layers, Adagrad. The engines take turns;
+figures are medians.
 """
 
 import contextlib
@@ -339,11 +340,11 @@ def run_case(
     Args:
         engine: "stock" or "servers".
         batches: Ids of each worker's batches.
-        aggregate: Gradients per step; None: of all workers.
+        aggregate: Gradients per step; None: as many as workers.
         num_tokens: For the stock class.
         model: "toy" or "ctr".
-        steps: How many to measure, in place of `batches`.
-        limit: After so many seconds a worker hangs.
+        steps: The number of steps to measure, in place of `batches`.
+        limit: The seconds after which a worker counts as hanging.
 
     Returns:
         "ended" and other findings of each worker, as "workers"; without `steps`

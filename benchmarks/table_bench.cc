@@ -1,13 +1,11 @@
-// Measures the table on one core, beside a floor that no table could beat.
+// Measures the table on one core, against a floor that no table could beat.
 //
 //   table_bench [--keys=N] [--dim=D] [--reps=R] [--batch=B] [--changes]
-//
-// With --changes it measures only what keeping track of changes for exports
-// costs a push: a table that does against one that does not.
-//
-// Speed is CPU time of the thread in ns per key; the variants take turns within
-// each repetition, in reversed order every second time, and the median is
-// given, with the median of the ratio to the floor of the same repetition.
+// With --changes it measures only how much the tracking of changes for exports
+// costs a push: a table with tracking against a table without.
+// Speed is CPU time of the thread in ns per key. The variants take turns within
+// each repetition, in reversed order every second time. Figures are the median,
+// and the median of the ratio to the floor in the same repetition.
 //
 //   floor 1   copy rows whose place is known, prefetched 24 ahead
 //   floor 2   the same, and read one random cache line of an array as large as
@@ -80,9 +78,9 @@ int64_t NumPreemptions() {
   return usage.ru_nivcsw;
 }
 
-// The floor of the pauses below: a loop that only reads the clocks, for as
-// long. In a virtual machine the host may take the core away without the thread
-// or its kernel noticing, and counts that as CPU time of the thread.
+// The floor of the pauses below: a loop that only reads the clocks, for the
+// same time. In a virtual machine the host may take the core away without the
+// thread or its kernel noticing, and counts that as CPU time of the thread.
 void MeasurePausesOfTheMachine(double seconds) {
   double worst_wall = 0.0;
   double worst_cpu = 0.0;
@@ -107,9 +105,9 @@ void MeasurePausesOfTheMachine(double seconds) {
          "ms", {worst_wall * 1e3});
 }
 
-// Growth by one key at a time: the pause that an insert may see. On a busy
-// machine the wall time has the pauses of the scheduler in it, so the worst
-// insert during which nobody else got the core is given, too.
+// Growth by one key at a time measures the pause that an insert may cause. On a
+// busy machine the wall time includes pauses of the scheduler, so the program
+// also prints the worst insert during which no other thread got the core.
 void MeasureSingleInserts() {
   const double begin = WallSeconds();
   auto table = MakeTable(MakeConfig());
@@ -151,7 +149,7 @@ void MeasureSingleInserts() {
   MeasurePausesOfTheMachine(WallSeconds() - begin);
 }
 
-// Growth by batches; the table stays for what follows.
+// Growth by batches; the filled table is used by the measurements after it.
 std::unique_ptr<EmbeddingTable> MeasureGrowth() {
   const int64_t memory_keys = std::min<int64_t>(5000000, num_keys);
   std::vector<Key> keys(batch_size);
@@ -288,7 +286,7 @@ std::map<std::string, double> Race(const std::string& title,
     printf("  %s %.1f (%.2f)", variants[v].first.c_str(), Median(ns[v]),
            Median(Ratios(ns[v], ns[floor])));
   }
-  // Behind the floor comes the table, and then boost, where it is.
+  // After the floor come the table and boost, if it is installed.
   Report(row + "table / floor", "", Ratios(ns[floor + 1], ns[floor]), to_reach);
   if (variants.size() > floor + 2) {
     Report(row + "boost / table", "", Ratios(ns.back(), ns[floor + 1]),
@@ -446,10 +444,11 @@ void MeasureBatches(EmbeddingTable* table) {
   }
 }
 
-// The push of an export's trainer: rows that are there, with Adagrad.
+// The push of a trainer that exports: to rows that exist, with Adagrad.
 void MeasureTracking() {
   std::vector<Variant> variants;
-  // Against itself: what of the ratios is chance.
+  // A table against an equal one: this ratio shows the noise of the
+  // measurement.
   for (const char* name : {"off", "off again", "on"}) {
     variants.push_back({name, MakeTable(MakeConfig())});
     Fill(variants.back().table.get(), 0, num_keys);
@@ -514,9 +513,9 @@ int Main(int argc, char** argv) {
     MeasureTracking();
     return 0;
   }
-  // First, in a process that has given no memory back: the host of a virtual
-  // machine may take such memory away, and inserts wait until it is there
-  // again.
+  // This measurement comes first, in a process that has freed no memory: the
+  // host of a virtual machine may take freed memory away, and then inserts wait
+  // until it is there again.
   MeasureSingleInserts();
   fflush(stdout);
   const std::unique_ptr<EmbeddingTable> table = MeasureGrowth();

@@ -1,5 +1,5 @@
-// Parts that the benchmarks of tables share: keys, and tables that take turns
-// on the same batches.
+// Common parts of the benchmarks of tables: keys, and tables that take turns on
+// the same batches.
 
 #ifndef TFSWITCH_BENCHMARKS_TABLE_RACE_H_
 #define TFSWITCH_BENCHMARKS_TABLE_RACE_H_
@@ -34,14 +34,14 @@ inline int dim = 16;
 inline int reps = 9;
 inline int64_t batch_size = 50000;
 
-// The number of --name=N if that is what `arg` is and N is positive; else 0.
+// Returns the number N if `arg` is --name=N and N is positive; otherwise 0.
 inline int64_t FlagValue(const std::string& arg, const char* name) {
   const std::string prefix = std::string(name) + "=";
   if (arg.compare(0, prefix.size(), prefix) != 0) return 0;
   return std::max<int64_t>(atoll(arg.c_str() + prefix.size()), 0);
 }
 
-// Takes one of the flags above. False if it is none.
+// Reads one of the flags above. Returns false if `arg` is none of them.
 inline bool TakeFlag(const std::string& arg) {
   if (const int64_t keys = FlagValue(arg, "--keys")) {
     num_keys = keys;
@@ -67,7 +67,8 @@ inline int64_t ResidentBytes() {
   return resident * sysconf(_SC_PAGESIZE);
 }
 
-// The i-th key: scrambled, so that neighbours in time are none in value.
+// Returns the i-th key. Keys are scrambled, so that keys with neighbouring
+// numbers are not neighbours.
 inline Key KeyAt(int64_t i) {
   return static_cast<Key>(static_cast<uint64_t>(i) * 0x9e3779b97f4a7c15ULL);
 }
@@ -150,9 +151,9 @@ struct Variant {
 
 using Work = std::function<void(EmbeddingTable*, const std::vector<Key>&)>;
 
-// The variants take turns batch by batch, each beginning as often as the
-// others. Ratios are to the first one. `prepare` is called before each
-// repetition. Figures go to the column `title` of `page_table`.
+// The variants take turns batch by batch, and each begins as often as the
+// others. Ratios are to the first variant. `prepare` is called before each
+// repetition. Figures are reported in the column `title` of `page_table`.
 inline void RaceTables(const std::string& page_table, const std::string& title,
                        std::vector<Variant>* variants, Batches* batches,
                        const std::function<void()>& prepare, const Work& work,

@@ -1,13 +1,12 @@
 // Times requests to models, in turns.
 //
 //   time_requests --models=/models/ranking,/models/other --batch_size=128
-//
 // Each request has new values: integers below --num_ids, floats between -1 and
-// 1, in the shapes of the signature, with batch_size for the first dimension
-// and 1 for others that are open. One thread asks, so a request is not in the
-// way of another, and runs the ops, so that none has to be woken. Prints
-// milliseconds: the median, and what 99 of 100 stay below, for each model and
-// as a multiple of the first one's.
+// 1, in the shapes of the signature. An unknown first dimension is batch_size,
+// other unknown dimensions are 1. One thread sends the requests and also runs
+// the ops, so that requests do not disturb each other and no thread has to be
+// woken. Prints milliseconds for each model: the median and the 99th
+// percentile, also as multiples of the first model's.
 
 #include <algorithm>
 #include <chrono>
@@ -71,7 +70,7 @@ Result<NamedValues> DrawInputs(const Signature& signature, const Load& load,
   return inputs;
 }
 
-// As tensors, so that what is timed is the model.
+// The values are tensors, so that only the model is timed.
 Result<Request> DrawRequest(const ModelVersion& model, const Load& load,
                             std::mt19937_64* random) {
   const auto signature = model.FindSignature("");

@@ -1,13 +1,12 @@
-// Measures what it costs several workers to wait for each other.
+// Measures how much time several workers spend to wait for each other.
 //
 //   workers_bench [--workers=N] [--keys=K] [--compute_us=T] [--steps=S]
 //                 [--reps=R] [--ssp_steps=P]
-//
-// A server in a process of its own on loopback, and workers as threads of
-// another one, each with its own connection. A step is a pull, a computation (a
+// A server runs in its own process on loopback. Workers are threads of another
+// process, each with its own connection. A step is a pull, a computation (a
 // sleep of T, as on an accelerator), a push of the same keys, and the end of
 // the step. Variants take turns within each repetition, in reversed order every
-// second time; medians are given.
+// second time; figures are medians.
 //
 //   rate        steps per second of all workers with bsp, against asp
 //   straggler   the same of the workers at full speed with asp, when one more
@@ -169,7 +168,8 @@ double Rate(const std::string& address, const ConsistencyConfig& consistency,
       const bool is_last = w == group_size - 1;
       const auto compute =
           absl::Microseconds(compute_us) * (is_last ? last_factor : 1.0);
-      // As long as the others, not as many steps.
+      // The variant without a straggler runs for the same time, not for the
+      // same number of steps.
       const auto own_steps = static_cast<int64_t>(
           static_cast<double>(steps) / (is_last ? last_factor : 1.0));
       worker.Exchange(compute);  // To warm up.
@@ -241,7 +241,8 @@ void MeasureStaleness(const std::string& address, uint32_t staleness) {
       BenchWorker worker(address, static_cast<uint32_t>(w), ssp, group,
                          static_cast<uint32_t>(num_workers));
       for (int64_t step = 0; step < ssp_steps; ++step) {
-        // Speeds that change, so that every worker is now ahead, now behind.
+        // The speeds change, so that every worker is sometimes ahead and
+        // sometimes behind.
         if (worker.Random() % 64 == 0) {
           absl::SleepFor(absl::Microseconds(worker.Random() % 2000));
         }
@@ -298,14 +299,14 @@ void MeasureClock(const std::string& address,
       Median(wholes));
   std::fflush(stdout);
   const std::string row = consistency.ToString() + ", one worker: ";
-  // The step of the table is in the end of one with bsp.
+  // With bsp the end of a step includes the step of the table.
   ReportWorkers(
       row + "end of a step", "ms", {Median(times)},
       consistency.kind == ConsistencyKind::kBsp ? "" : "at most 0.3 ms");
   ReportWorkers(row + "pull and push", "ms", {Median(exchanges)});
 }
 
-// Without a table, so that there is nothing to commit.
+// Uses no table, so that there is nothing to commit.
 void MeasureRoundTrip(const std::string& address) {
   GrpcClientOptions options;
   options.address = address;
@@ -346,7 +347,7 @@ int Main(int argc, char** argv) {
       Die(absl::StrCat("unknown flag, or not above 0: ", argv[i]));
     }
   }
-  // Before any thread: the server is a fork of this process.
+  // Must come before any thread, because the server is a fork of this process.
   const std::string address = StartServer();
   TuneMalloc();
   std::printf(

@@ -1,4 +1,4 @@
-"""Trains on a stream of raw Criteo lines, with no vocabulary made before.
+"""Trains on a stream of raw Criteo lines, without a vocabulary.
 
     python examples/criteo_stream.py day_0.gz day_1.gz
     zcat day_*.gz | python examples/criteo_stream.py -
@@ -93,9 +93,9 @@ def parse(lines: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
 def to_ids(field: int, values: tf.Tensor) -> tf.Tensor:
     """Hashes a field's strings to 59 bits, with the field in the 5 above them.
 
-    So the same string in two fields is two ids. That any two of 10 million
-    values of a field get the same id has a chance of 0.01 %. The empty string
-    is a value like any other.
+    So the same string in two fields gives two ids. Among 10 million values of a
+    field, a given value shares its id with another one with a probability of
+    about 0.01 %. The empty string is a value like any other.
     """
     return tsw.ids.pack(field, values, slot_bits=5)
 
@@ -139,8 +139,8 @@ def build_model(dim: int, learning_rate: float) -> keras.Model:
 class Report(keras.callbacks.Callback):
     """Prints the metrics so far and the table's size.
 
-    In the only epoch of `fit` these metrics are of predictions that were made
-    before the step of their batch.
+    In the only epoch of `fit` these metrics are computed from predictions that
+    were made before the step of their batch.
     """
 
     def __init__(self, table: tsw.EmbeddingTable) -> None:

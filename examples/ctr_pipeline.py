@@ -3,8 +3,9 @@
     python examples/ctr_pipeline.py                    # DynamicEmbedding
     python examples/ctr_pipeline.py --layer=keras      # keras.layers.Embedding
 
-Will a user rate a movie with 4 or more? docs/ctr_pipeline.md shows side by side
-where the two programs differ, which is where `--layer` is asked.
+The model predicts whether a user rates a movie with 4 or more.
+docs/ctr_pipeline.md shows where the programs for the two layers differ: at the
+uses of `--layer`.
 """
 
 import csv

@@ -96,13 +96,13 @@ def read_movielens(folder: str, max_ratings: int | None) -> tuple:
     genres: dict[str, np.ndarray] = {}
     year: dict[str, int] = {}
     for movie in _read_csv(folder, "movies.csv.gz"):
-        # No vocabulary: any number that stands for the name will do.
+        # There is no vocabulary: any number may represent the name.
         ids = [zlib.crc32(name.encode()) for name in movie["genres"].split("|")]
         genres[movie["movieId"]] = np.array(
             (ids + [0] * MAX_GENRES)[:MAX_GENRES], np.int64
         )
         found = re.search(r"\((\d{4})\)\s*$", movie["title"])
-        # 0 is padding, and so would be no year.
+        # 0 is padding, and a missing year would be 0, too.
         year[movie["movieId"]] = int(found[1]) if found else 1
     ratings = []
     for rating in _read_csv(folder, "ratings.csv.gz"):
@@ -268,9 +268,9 @@ def train(model: keras.Model, data: tuple) -> float:
 
 @contextlib.contextmanager
 def running_servers(count: int) -> Iterator[str]:
-    """Runs server programs on free ports; gives what `connect` takes."""
+    """Runs server programs on free ports; yields the address for `connect`."""
     program = pathlib.Path(tsw.__file__).parent / "bin" / "tfswitch-server"
-    # Servers save below a folder that they are given.
+    # Each server needs a folder for its saves.
     root = pathlib.Path(_SAVE_DIR.value or ".").resolve()
     root.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
@@ -299,7 +299,7 @@ def running_servers(count: int) -> Iterator[str]:
 
 @contextlib.contextmanager
 def connected(servers: int) -> Iterator[tsw.Cluster]:
-    """Connects to what the flags say, with so many servers if it starts any."""
+    """Connects as the flags say; if that starts servers, `servers` of them."""
     with contextlib.ExitStack() as stack:
         address = _ADDRESS.value or "local://"
         if servers:
@@ -324,10 +324,10 @@ def save(model: keras.Model, cluster: tsw.Cluster, folder: str) -> None:
 
 
 def check_saved(folder: str, data: tuple, expected: np.ndarray) -> None:
-    """Loads what `save` wrote, on one more server, and predicts again."""
+    """Loads the files of `save`, on one more server, and predicts again."""
     servers = _SERVERS.value + 1 if _SERVERS.value else 0
     with connected(servers) as cluster:
-        if cluster.is_remote:  # First: a model without its rows is refused.
+        if cluster.is_remote:  # Rows first: a model without them is refused.
             cluster.restore(f"{folder}/tables")
         model = keras.models.load_model(f"{folder}/model.keras")
         difference = np.abs(predict(model, data) - expected).max()

@@ -51,7 +51,7 @@ _MAX_USERS = flags.DEFINE_integer("max_users", None, "Take only so many users.")
 
 SEED = 1
 DIM = 32
-HISTORY = 10  # Movies that a prediction is made from.
+HISTORY = 10  # Movies from which a prediction is made.
 HELD_OUT = 5  # Ratings of each user.
 LEARNING_RATE = 0.003
 TOP = 10
@@ -65,7 +65,7 @@ class Examples(NamedTuple):
 
 
 def read_movies_by_user(folder: str, max_users: int | None) -> list[list[int]]:
-    """Returns the movies of each user, the first rated first."""
+    """Returns the movies of each user in the order of the ratings."""
     ratings: dict[int, list[tuple[int, int]]] = {}
     path = pathlib.Path(folder) / "ratings.csv.gz"
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
@@ -165,7 +165,7 @@ def main(argv: Sequence[str]) -> None:
     keras.utils.set_random_seed(SEED)
     users = read_movies_by_user(_DATA.value, _MAX_USERS.value)
     train, test, seen = make_examples(users)
-    # The most frequent movie first, as the log-uniform sampler wants it.
+    # The most frequent movie comes first, as the log-uniform sampler needs it.
     movies, counts = np.unique(train.label, return_counts=True)
     order = np.argsort(-counts, kind="stable")
     movies, counts = movies[order], counts[order]
@@ -181,7 +181,8 @@ def main(argv: Sequence[str]) -> None:
 
     with _connected():
         model, user_model, loss = build_models(sampler)
-        # So it begins as popularity does, and NCE near sums of 1.
+        # So the model begins like popularity, and NCE with probabilities that
+        # sum to 1.
         loss.biases.table.assign(
             movies, np.log(counts / counts.sum())[:, np.newaxis]
         )

@@ -1,4 +1,4 @@
-"""Learns who likes what, from ids that nobody gave a vocabulary."""
+"""Learns who likes what, from ids without a vocabulary."""
 
 import keras
 import numpy as np

@@ -6,9 +6,9 @@
     tfswitch launch --servers=2 --workers=3 \\
         examples/ray_movielens.py --without_ray
 
-A work queue hands out the ratings in pieces, so that workers may come and go:
-each rating counts once in each epoch. The last line trains the same without
-Ray.
+A work queue hands out the ratings in pieces, so that workers may join
+and leave: each rating counts once in each epoch. The last command trains the
+same model without Ray.
 """
 
 import pathlib
@@ -76,7 +76,7 @@ def train(epochs: int, max_ratings: int | None) -> dict[str, Any]:
     )
 
     def read(piece: str, offset: int) -> Iterator[tuple[Any, Any]]:
-        """Yields batches of a piece, behind the ratings that count already."""
+        """Yields batches of a piece, after the ratings that count already."""
         end = min(int(piece) + PIECE, len(ratings.ids))
         for begin in range(int(piece) + offset, end, BATCH_SIZE):
             yield tuple(
@@ -140,11 +140,11 @@ def main(argv: Sequence[str]) -> None:
 
     import ray
 
-    # The workers find the modules of this folder in it.
+    # The workers find the modules of this folder there.
     folder = str(pathlib.Path(__file__).resolve().parent)
     ray.init(
         _RAY.value,
-        # A machine has fewer cores than this has processes, perhaps.
+        # The processes may be more than the cores of the machine.
         num_cpus=_SERVERS.value + _WORKERS.value
         if _RAY.value == "local"
         else None,

@@ -1,22 +1,22 @@
-"""Trains on a stream of days in which most ids come once and never again.
+"""Trains on a stream of days in which most ids occur once and never again.
 
     python examples/stream_days.py
     python examples/stream_days.py --plot=stream_days.png
 
-The stream is MovieLens latest-small in the order of its timestamps, a month of
-it for a day. Besides users and movies it has crosses, such as a movie and the
-one that the user rated before it: as in a stream of advertisements, there are
-far more ids than are worth a row. A factorisation machine is trained with rows
-that come and go differently:
+The stream is MovieLens latest-small in the order of its timestamps, where a
+month counts as a day. Besides users and movies it has pairs, such as a movie
+and the movie that the user rated before it. As in a stream of advertisements,
+most ids are too rare to be worth a row. A factorisation machine is trained with
+three settings for rows:
 
     keep        a row for each id, never evicted
     count       a row from the third occurrence on; out if not seen for 60 days
     two_stage   a weight first, the whole row once shows and clicks score 2; out
                 if the score falls below 0.1, or if not seen for 60 days
 
-Every batch is predicted before it is learnt from, and reads ids without a row
-as the table has it, so the AUC is that of ratings which the model had not seen.
-After each day the table is shrunk.
+Every batch is predicted before it is learnt from, and ids without a row read as
+the table's admission says. So the AUC is that of ratings that the model had not
+seen. After each day the table is shrunk.
 """
 
 import csv
@@ -56,9 +56,9 @@ _PLOT = flags.DEFINE_string(
 DIM = 8  # Floats of a vector; each row has one more, its linear weight.
 LEARNING_RATE = 0.1
 MAX_GENRES = 5
-SLOT_BITS = 5  # The bits of an id that hold the number of its feature.
+SLOT_BITS = 5  # The bits of an id for the number of its feature.
 
-# One number per rating: what happened, and in which day of the stream.
+# One number per rating: its label and features, and its day in the stream.
 Stream = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -132,7 +132,7 @@ def _read_csv(folder: str, name: str) -> Iterator[dict[str, str]]:
 
 
 def policies(arm: str) -> dict[str, Any]:
-    """The arguments of the layer that make an arm."""
+    """Returns the arguments of the layer for a setting."""
     if arm == "keep":
         return {}
     if arm == "count":
@@ -151,10 +151,10 @@ def policies(arm: str) -> dict[str, Any]:
 
 
 class Machine:
-    """A factorisation machine on one table, on a cluster of its own."""
+    """A factorisation machine on one table, in its own cluster."""
 
     def __init__(self, arm: str, cluster: tsw.Cluster) -> None:
-        # Weight and vector learn apart: a weight can be all that an id has.
+        # Weight and vector learn separately: an id may have only a weight.
         rule = tsw.optimizers.Adagrad(LEARNING_RATE)
         self._layer = tsw.keras.DynamicEmbedding(
             1 + DIM,
@@ -239,7 +239,7 @@ def train(arm: str, stream: Stream) -> dict[str, np.ndarray]:
 
 
 def auc(labels: np.ndarray, predictions: np.ndarray) -> float:
-    """The share of pairs, of one label 1 and one 0, in the right order."""
+    """Returns the share of pairs, of a label 1 and a 0, in the right order."""
     _, inverse, counts = np.unique(
         predictions, return_inverse=True, return_counts=True
     )
@@ -256,7 +256,7 @@ def auc(labels: np.ndarray, predictions: np.ndarray) -> float:
 def by_parts(
     stream: Stream, results: dict[str, dict[str, np.ndarray]], parts: int
 ) -> list[dict[str, Any]]:
-    """Cuts the stream into parts of whole days with as many ratings each.
+    """Cuts the stream into parts of whole days, with equally many ratings each.
 
     Returns:
         Per part: "ratings", "day", its last one, and by arm "auc", and "rows",

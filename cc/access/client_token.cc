@@ -14,7 +14,7 @@
 namespace tfswitch {
 namespace {
 
-// The file may be the whole output of `tfswitch token create`.
+// The file may also contain the whole output of `tfswitch token create`.
 constexpr size_t kMaxFileBytes = 64 << 10;
 
 absl::string_view LastLine(absl::string_view text) {

@@ -18,28 +18,30 @@ namespace tfswitch {
 // The source of a client's token: a text, a file, or neither.
 struct TokenSource {
   std::string text;
-  std::string file;  // The token is its last line that is not empty.
+  // The last line of the file that is not empty is the token.
+  std::string file;
 
   friend bool operator==(const TokenSource& a, const TokenSource& b) {
     return a.text == b.text && a.file == b.file;
   }
 };
 
-// Replaces an empty source by the environment's (TFSWITCH_TOKEN,
-// TFSWITCH_TOKEN_FILE), and makes the path absolute.
+// If the source is empty, uses TFSWITCH_TOKEN or TFSWITCH_TOKEN_FILE of the
+// environment. Makes the path absolute.
 TokenSource WithTokenEnvironment(TokenSource source);
 
 // Thread-safe.
 class ClientToken {
  public:
-  // Null if the source is empty. InvalidArgument, without the token, if the
-  // token is malformed, or both are given, or the file cannot be read.
+  // Null if the source is empty. InvalidArgument if the token is malformed, if
+  // both are given, or if the file cannot be read. Errors do not contain the
+  // token.
   static absl::StatusOr<std::shared_ptr<ClientToken>> Open(
       const TokenSource& source);
 
-  // The token, which is at most a second old; with `now` it is read now. If the
-  // file cannot be read any more, the last token, and a warning on stderr says
-  // so once.
+  // The token, as the file had it at most a second ago; with `now` the file is
+  // read now. If the file cannot be read any more, returns the former token,
+  // and logs one warning.
   std::string Get(bool now = false);
 
  private:

@@ -94,7 +94,8 @@ absl::Status TokenList::Read(bool now) {
 
 absl::StatusOr<std::shared_ptr<const KnownToken>> TokenList::Find(
     absl::string_view token) {
-  // A token that was just created may not be known yet.
+  // The token may have been created since the file was last read, so this reads
+  // it again.
   absl::StatusOr<std::shared_ptr<const KnownToken>> found =
       FindIn(*ReadTokens(/*now=*/false), token);
   return found.ok() ? found : FindIn(*ReadTokens(/*now=*/true), token);
@@ -115,7 +116,8 @@ std::shared_ptr<const TokenList::Tokens> TokenList::ReadTokens(bool now) {
 
 absl::StatusOr<std::shared_ptr<const KnownToken>> TokenList::FindIn(
     const Tokens& tokens, absl::string_view token) {
-  // The same error for all unknown tokens: no caller learns which ids exist.
+  // Returns the same error for all unknown tokens, so that callers cannot find
+  // out which ids exist.
   const absl::Status unknown = absl::UnauthenticatedError(
       "the server does not know this token; it may have been revoked");
   const absl::StatusOr<absl::string_view> id = TokenId(token);

@@ -1,4 +1,5 @@
-// The tokens of a server, kept up to date with its token file.
+// The tokens that a server accepts. They are read again when the token file
+// changes.
 
 #ifndef TFSWITCH_CC_ACCESS_TOKEN_LIST_H_
 #define TFSWITCH_CC_ACCESS_TOKEN_LIST_H_
@@ -21,23 +22,23 @@
 
 namespace tfswitch {
 
-// The calls, bytes and rows that one token takes at present. It outlives the
-// exchange of its record.
+// How many calls, bytes and rows one token uses at present. It is kept when the
+// file's record of the token changes.
 //
 // Thread-safe.
 class TokenUse {
  public:
-  // ResourceExhausted, naming the limit, for a call too many. After OK the
-  // caller must Leave().
+  // Counts a call. ResourceExhausted, naming the limit, if the token has too
+  // many calls in progress. After OK the caller must Leave().
   absl::Status Enter(const TokenRecord& record);
-  // Counts bytes of a running call. ResourceExhausted, naming the limit, if
-  // they are too many; they count nevertheless.
+  // Counts bytes of a call in progress. ResourceExhausted, naming the limit, if
+  // they exceed it; they are counted even then.
   absl::Status Add(const TokenRecord& record, uint64_t bytes);
-  // `bytes` are all bytes that the call has added.
+  // Ends a call; `bytes` is the sum of all bytes that it has added.
   void Leave(uint64_t bytes);
 
-  // Whether there is room for `num_new` rows, which then count. The result of
-  // `count` may be reused for a tenth of a second, unless `now`.
+  // Whether the limit allows `num_new` more rows; if so, counts them. May use a
+  // result of `count` for a tenth of a second, unless `now`.
   bool ReserveRows(const TokenRecord& record, size_t num_new, bool now,
                    const std::function<int64_t()>& count);
 
@@ -60,14 +61,15 @@ struct KnownToken {
 // Thread-safe.
 class TokenList {
  public:
-  // InvalidArgument, naming the file, if it cannot be read or is damaged.
+  // InvalidArgument, naming the file, if the file cannot be read or is damaged.
   static absl::StatusOr<std::unique_ptr<TokenList>> Open(
       const std::string& path);
 
-  // Unauthenticated, without the token, if the file does not have it, or it has
-  // expired. A revoked token may be valid for a second more. While the file is
-  // missing or damaged, the last tokens count, and a warning on stderr says so
-  // once.
+  // Finds a presented token. Unauthenticated, without the token in the text, if
+  // the file does not contain it, or it has expired. A token that is removed
+  // from the file may be accepted for one more second. While the file is
+  // missing or damaged, the former tokens are accepted, and one warning is
+  // logged.
   absl::StatusOr<std::shared_ptr<const KnownToken>> Find(
       absl::string_view token);
 
@@ -81,7 +83,8 @@ class TokenList {
   static absl::StatusOr<std::shared_ptr<const KnownToken>> FindIn(
       const Tokens& tokens, absl::string_view token);
 
-  // The tokens of the file, up to a second old unless `now`.
+  // The tokens that the file had at most a second ago; with `now`, those that
+  // it has now.
   std::shared_ptr<const Tokens> ReadTokens(bool now);
   // Brings tokens_ up to date.
   absl::Status Read(bool now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -1,5 +1,5 @@
-// A secret has 256 random bits, so one SHA-256 of a token is enough: nobody can
-// guess it, so salt or many rounds would not help.
+// A secret has 256 random bits, so nobody can guess it. So its hash is a single
+// SHA-256: salt or many rounds would not make it safer.
 
 #include "cc/access/tokens.h"
 
@@ -104,7 +104,8 @@ absl::StatusOr<TokenRecord> ReadRecord(const Json& object) {
                                 "max_calls_in_flight",
                                 "max_request_bytes"};
   for (const auto& [name, value] : object.items()) {
-    // An ignored entry might be a limit that somebody relies on.
+    // Refuses unknown entries: if they were ignored, a misspelled limit would
+    // have no effect.
     if (known->count(name) == 0) {
       return absl::InvalidArgumentError(absl::StrCat(
           "'", absl::CHexEscape(name.substr(0, 32)), "' is not known"));
@@ -224,7 +225,7 @@ absl::Status CheckIsNoToken(absl::string_view name, absl::string_view path) {
 }
 
 std::optional<TokenHash> HashToken(absl::string_view token) {
-  // A new context for each hash would cost more than the hash.
+  // Reuses the context, because creating one would cost more than the hash.
   thread_local const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)>
       context(EVP_MD_CTX_new(), &EVP_MD_CTX_free);
   static const EVP_MD* const sha256 = EVP_MD_fetch(nullptr, "SHA256", nullptr);
@@ -251,7 +252,8 @@ bool MatchesPattern(absl::string_view pattern, absl::string_view name) {
     } while (n < name.size() && (name[n] & 0xC0) == 0x80);
     return n;
   };
-  // The place of the last '*', and the end of the text that it matches so far.
+  // The position of the last '*', and the end of the text that it has matched
+  // so far.
   size_t star = pattern.npos, taken = 0;
   size_t p = 0, n = 0;
   while (n < name.size()) {

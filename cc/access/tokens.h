@@ -28,7 +28,7 @@ using TokenHash = std::array<unsigned char, 32>;
 struct TokenQuota {
   static constexpr uint64_t kNone = std::numeric_limits<uint64_t>::max();
 
-  uint64_t max_rows = kNone;  // In all tables that the token may use.
+  uint64_t max_rows = kNone;  // The rows of all tables that the token may use.
   uint64_t max_tables = kNone;
   uint64_t max_bytes_in_flight = kNone;  // Requests and answers.
   uint64_t max_calls_in_flight = kNone;
@@ -37,7 +37,7 @@ struct TokenQuota {
 
 // The record of a token.
 struct TokenRecord {
-  std::string id;  // The public part of the token, which names it.
+  std::string id;  // The public part of the token, which identifies it.
   TokenHash hash = {};
   v1::Role role = v1::ROLE_UNSPECIFIED;
   std::vector<std::string> tables;  // Patterns; see MatchesPattern().
@@ -48,28 +48,29 @@ struct TokenRecord {
   bool MayUseAll() const;
 };
 
-// Parses records with different ids. InvalidArgument naming the place, but not
-// its text if that may be a secret.
+// Parses token records, whose ids must differ. InvalidArgument names the place
+// of an error, but does not quote text that may be a secret.
 absl::StatusOr<std::vector<TokenRecord>> ParseTokenFile(absl::string_view text);
 
-// The id in "tfswitch_ID_SECRET"; InvalidArgument, without the text, for
-// another form.
+// The id in "tfswitch_ID_SECRET". InvalidArgument, without the text, if the
+// text has another form.
 absl::StatusOr<absl::string_view> TokenId(absl::string_view token);
 
-// Whether the text contains a token, or the beginning of one.
+// Whether the text contains a token, or the beginning of a token.
 bool HasToken(absl::string_view text);
 
-// InvalidArgument, without the path, if it contains a token. `name` is the name
-// of the setting.
+// InvalidArgument if the path contains a token; the error does not contain the
+// path. `name` is the name of the setting.
 absl::Status CheckIsNoToken(absl::string_view name, absl::string_view path);
 
-// nullopt if the system has no memory for it.
+// Returns nullopt if there is no memory for the hash's context.
 std::optional<TokenHash> HashToken(absl::string_view token);
 
 // Takes the same time wherever they differ.
 bool AreEqual(const TokenHash& a, const TokenHash& b);
 
-// '*' matches any text, '?' any one character, all else itself.
+// Compares a text with a pattern, in which '*' matches any text, '?' any one
+// character, and all else itself.
 bool MatchesPattern(absl::string_view pattern, absl::string_view name);
 
 // "read", "train" or "admin".

@@ -430,7 +430,6 @@ absl::StatusOr<std::unique_ptr<FolderLock>> FolderLock::Take(
                               folder, "'"));
       said = true;
     }
-    // Polls, because the kernel's own wait for a lock has no deadline.
     absl::SleepFor(absl::Milliseconds(20));
   }
   return lock;

@@ -19,7 +19,8 @@
 
 namespace tfswitch {
 
-// "cannot WHAT 'PATH': ...", with the code that fits errno value `error`.
+// The error "cannot WHAT 'PATH': ...", with the code that fits errno value
+// `error`.
 absl::Status ErrnoStatus(absl::string_view what, const std::string& path,
                          int error);
 

@@ -61,7 +61,8 @@ inline uint32_t OwnerOfVirtualShard(uint32_t virtual_shard,
 inline uint32_t FirstVirtualShardOf(uint32_t server,
                                     uint32_t num_virtual_shards,
                                     uint32_t num_servers) {
-  // The least v with floor(v * N / V) >= i.
+  // The smallest v for which floor(v * N / V), its server, is at least i. V is
+  // the number of virtual shards, N that of servers, and i the server.
   return static_cast<uint32_t>(
       (static_cast<uint64_t>(server) * num_virtual_shards + num_servers - 1) /
       num_servers);

@@ -103,8 +103,6 @@ size_t UniqueKeys::Run(absl::Span<const Key> keys, absl::Span<Key> unique,
   Key* const unique_data = unique.data();
   int32_t* const inverse_data = inverse.data();
   size_t count = 0;
-  // First a loop without branches finds the keys of the block that are in their
-  // home slot; then a second loop searches for the others one by one.
   constexpr size_t kBlock = 64;
   uint32_t homes[2][kBlock];
   uint16_t others[kBlock];
@@ -129,8 +127,8 @@ size_t UniqueKeys::Run(absl::Span<const Key> keys, absl::Span<Key> unique,
     for (size_t i = 0; i < size; ++i) {
       const int32_t place = slots[home[i]];
       inverse_data[begin + i] = place;
-      // Place -1 means an empty slot. Then key 0 is read for the comparison,
-      // whose result does not count.
+      // Place -1 means an empty slot. Then the comparison with key 0 is made,
+      // too, but does not count.
       const bool is_found =
           (unique_data[std::max(place, 0)] == key_data[begin + i]) &
           (place >= 0);
@@ -208,7 +206,6 @@ void SumByInverse(absl::Span<const int32_t> inverse, int dim,
       if (place < next_new) {
         AddFloats<fixed_dim>(target, source, width);
       } else {
-        // The first row of a key is copied, so that `sums` need not be cleared.
         CopyFloats<fixed_dim>(target, source, width);
         ++next_new;
       }

@@ -42,8 +42,8 @@ void FlushAtExit() {
   if (LogWriter* const writer = of_process) writer->Flush(kPatience);
 }
 
-// The id of the process that shows events. A forked child has another id, so it
-// does not show them.
+// The environment variable with the id of the process that shows events. A
+// forked child has another id, so it does not show them.
 constexpr char kEventsOf[] = "TFSWITCH_SERVER_EVENTS_OF";
 
 std::atomic<bool> shows_server_events{false};

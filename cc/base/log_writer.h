@@ -122,9 +122,9 @@ void LogServerEvent(LogLevel level, absl::string_view event,
                     std::initializer_list<LogField> fields,
                     absl::string_view peer = "");
 
-// Writes a message in every program, unlike LogEvent(). A program that shows
-// events writes it as the event `kind.name` with the field `message`; other
-// programs write a line such as "tfswitch: warning: the disk is full".
+// Writes a message in every program, unlike LogServerEvent(). A program that
+// shows events writes it as the event `kind.name` with the field `message`;
+// other programs write a line such as "tfswitch: warning: the disk is full".
 void LogMessage(LogLevel level, const LogKind& kind, absl::string_view message,
                 absl::string_view peer = "");
 // The same, by LogWriter::WriteInOrder.

@@ -57,9 +57,8 @@ void* Map(void* hint, size_t bytes, int protection) {
               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 }
 
-// Maps memory at addresses that only processors with five levels of page tables
-// have. The kernel uses these only if the caller of mmap() names one. Returns
-// MAP_FAILED on other processors.
+// Maps memory above kAddressSpace, at addresses that only processors with five
+// levels of page tables have. Returns MAP_FAILED on others.
 void* MapBeyondAddressSpace(size_t bytes, int protection) {
 #if TFSWITCH_THREAD_SANITIZER || defined(__SANITIZE_ADDRESS__)
   return MAP_FAILED;  // Other processors have no such addresses.
@@ -168,8 +167,6 @@ void MemorySpan::Reset() {
   // The sanitizer treats the mapping of memory as a write to it.
   Release(0, usable_);
 #else
-  // Replaces the memory in one step, so that an access from another thread
-  // waits and then finds zeros.
   void* const map =
       mmap(data_, usable_, PROT_READ | PROT_WRITE,
            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);

@@ -4,8 +4,8 @@
 //   |<------------------------- reserved ------------------------->|
 //   |<------- usable ------->|  no access; costs address space only |
 //
-// All of it is usable, unless the system counts usable memory as memory in use
-// (vm.overcommit_memory=2).
+// The whole reservation is usable, unless the system counts usable memory as
+// memory in use (vm.overcommit_memory=2).
 //
 //   |<- touched ->|
 //
@@ -36,8 +36,8 @@ inline constexpr size_t RoundDownTo(size_t bytes, size_t multiple) {
 // A part of a reservation, which is filled from its beginning. Does not own the
 // memory.
 //
-// Thread-compatible: one thread at a time calls its functions, while any may
-// access the usable memory.
+// Thread-compatible: only one thread at a time may call the functions, but any
+// thread may access the usable memory.
 class MemorySpan {
  public:
   MemorySpan() = default;

@@ -3,11 +3,6 @@
 // of small pages that the thread turns into huge pages when pending_ is empty.
 // current_ is the request that the thread works on; Cancel() waits for it.
 // System calls are made without mutex_.
-//
-// Touches each page with an atomic operation that changes nothing, because
-// tables may write to the same memory at the same time. If the system cannot
-// start the thread, requests stay in the queue and tables use small pages; that
-// is not an error.
 
 #include "cc/base/page_keeper.h"
 
@@ -100,8 +95,6 @@ void PageKeeper::Add(const Request& request) {
   if (request.bytes == 0) return;
   MutexLock lock(&mutex_);
   if (request.kind == Kind::kReset) {
-    // Comes first: a table may be waiting for this request, and it takes less
-    // time than touching pages.
     pending_.push_front(request);
   } else {
     pending_.push_back(request);

@@ -31,8 +31,8 @@ struct Job {
       try {
         work(size * range / num_ranges, size * (range + 1) / num_ranges);
       } catch (...) {
-        // Most likely out of memory. The caller gets the exception after all
-        // threads have ended.
+        // The exception is most likely std::bad_alloc. The caller gets it after
+        // all threads have ended.
         if (!has_failed.exchange(true)) error = std::current_exception();
       }
       num_done.fetch_add(1, std::memory_order_release);

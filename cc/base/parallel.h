@@ -26,10 +26,10 @@ class LentThreads {
 };
 
 // Calls work(begin, end) for ranges that make up [0, size), each of at least
-// `min_size` if `size` is, and returns when all calls have returned. The
-// calling thread works too, and does all of it if `threads` is null or the
-// others are busy: nothing waits for a thread that has not begun. An exception
-// of `work` is thrown here, after all calls have ended.
+// `min_size` elements unless `size` is smaller, and returns when all calls have
+// returned. The calling thread works too, and does all of the work if `threads`
+// is null or all of them are busy: it never waits for a thread that has not
+// begun. An exception of `work` is thrown here, after all calls have ended.
 void RunRanges(const LentThreads* threads, size_t size, size_t min_size,
                absl::FunctionRef<void(size_t begin, size_t end)> work);
 

@@ -13,7 +13,8 @@
 namespace tfswitch {
 namespace {
 
-// When the process started, in ticks since the boot; empty if it does not run.
+// When the process started, in ticks since the boot; empty if there is no such
+// process.
 std::string StartOf(int number) {
   const auto stat =
       ReadWholeFile(absl::StrCat("/proc/", number, "/stat"), 4096);

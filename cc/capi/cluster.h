@@ -24,7 +24,8 @@ namespace tfswitch {
 struct ClusterAddress {
   bool is_remote = false;
   bool has_tls = false;
-  std::string local_name;  // NAME of "local://NAME".
+  // NAME of "local://NAME".
+  std::string local_name;
   // In shard order, in gRPC's form.
   std::vector<std::string> servers;
   // Set for "ray://NAME"; else null.

@@ -81,7 +81,8 @@ typedef struct Tfswitch_ServerOptions {
   const char* address;  // "host:port", port 0 for any, or "unix:/path".
   uint32_t shard_index;
   uint32_t num_shards;
-  int32_t num_threads;  // 0 means one per core.
+  // 0 means one per core.
+  int32_t num_threads;
   // 0 means the default, 1 GiB.
   uint64_t max_message_bytes;
   // The folder below which clients may save and restore. NULL means the current
@@ -91,7 +92,8 @@ typedef struct Tfswitch_ServerOptions {
   // "max_tables=100".
   const char* const* limits;
   size_t num_limits;
-  const Tfswitch_TlsFiles* tls;  // NULL means plaintext.
+  // NULL means plaintext.
+  const Tfswitch_TlsFiles* tls;
   // NULL means that callers need no token.
   const char* token_file;
   // 1 opens the server to everyone who can reach it; see docs/access.md.
@@ -107,7 +109,8 @@ typedef struct Tfswitch_PushOptions {
   // once, never clicked.
   const float* shows;
   const float* clicks;
-  // The training's step number; 0 if unknown.
+  // If gradients have NaN or Inf: 1 skips the push, with a warning on stderr; 0
+  // returns an error.
   int64_t global_step;
   // Whether gradients with NaN or Inf make the push be skipped, with a warning
   // on stderr (1), or return an error (0).
@@ -175,16 +178,16 @@ typedef struct Tfswitch_Api {
   void (*free_string)(char* string);
 
   // --- Clusters ---------------------------------------------------------
-  // "local://" or "local://NAME" has tables in this process, and each name is
-  // one cluster. "grpc://host:port,host:port", "grpcs://host:port,host:port"
-  // (TLS) and "grpc+unix:///path" name servers in shard order. "ray://NAME" has
-  // the servers that the method PlaceServers of `call` was given. Waits for
-  // every server to answer. Each open needs a close. Openings of one address
-  // share its connections.
+  // "local://" or "local://NAME" is a cluster with tables in this process, one
+  // cluster for each name. "grpc://host:port,host:port",
+  // "grpcs://host:port,host:port" (TLS) and "grpc+unix:///path" list servers in
+  // shard order. "ray://NAME" means the servers that were set with the method
+  // PlaceServers of `call`. Waits for every server to answer. Each open needs a
+  // close. All that open the same address share its connections.
   //
   // With the `id` of a cluster that is open at this address, opens that one.
-  // With 0, `credentials` choose among the open clusters. They hold for this
-  // address from now on. Credentials that are not given are those of the last
+  // With id 0, `credentials` choose among the open clusters; from now on they
+  // are used for this address. If none are given, uses those of the last
   // opening that had some, else those of the environment (TFSWITCH_TLS_CA,
   // _CERT, _KEY, _SERVER_NAME, TFSWITCH_TOKEN, TFSWITCH_TOKEN_FILE).
   int (*open_cluster)(const char* address, double timeout_s,

@@ -1,18 +1,21 @@
-// A record is put together in one buffer and written by one write(2), under
-// mutex_, which gives records their order. Flushing has a mutex of its own, so
-// that others append meanwhile; with sync_every 0 the threads that wait for it
-// find at their turn that the one before has flushed their records, too.
+// A record is put together in a buffer and written by a single write(2). mutex_
+// is held meanwhile, so records are in the order of their numbers. Flushing
+// locks another mutex, so that other threads can append records during a flush.
+// With sync_every 0 several threads may wait for this mutex; the first one also
+// flushes the records of the others.
 //
-// A record that is not whole is the torn end of the log, unless a whole one
-// comes after it whose writer knew the first to be on the disk: after the
-// machine went down, pages may have reached the disk out of order. A record up
-// to `must_reach` is damaged, too, and not a torn end: Append() has returned
-// its number, so that its write may have been acknowledged. Append() notes a
-// number after write(2), so that a record that a kill has torn is not counted.
+// If the log ends with an incomplete record, this is normally the torn end that
+// a crash leaves: it is removed. It is damage instead in two cases. First, a
+// later, complete record says that the incomplete one was already on the disk
+// when the later one was written. Second, its number is not above `must_reach`:
+// Append() had returned its number, so its write may have been acknowledged.
+// Append() reports a number only after write(2), so a record that a kill has
+// torn does not count. After a crash of the machine, a later record may be on
+// the disk and an earlier one not, because pages are written in any order.
 //
-// After a failed flush the kernel may take the pages for clean, so that a
-// second flush proves nothing. Records are refused until a save has made the
-// segment superfluous.
+// After a failed flush the kernel may treat the pages as written, so a second
+// flush could succeed without writing them. So all records are refused until a
+// save of the state has made the segment superfluous.
 
 #include "cc/log/push_log.h"
 
@@ -59,16 +62,17 @@ constexpr size_t kChecksumAt = offsetof(RecordHeader, checksum);
 
 uint64_t RoundUp8(uint64_t bytes) { return (bytes + 7) & ~uint64_t{7}; }
 
-// The checksum of a record at `record`, of which the header is whole.
+// The checksum of the record at `record`, whose header must be complete.
 uint64_t ChecksumOf(const char* record, uint64_t payload_bytes) {
-  // The field itself lies between the two parts.
+  // Leaves out the checksum field, which is between the two parts.
   const uint64_t parts[] = {
       Checksum(record, kChecksumAt),
       Checksum(record + sizeof(RecordHeader), payload_bytes)};
   return Checksum(reinterpret_cast<const char*>(parts), sizeof(parts));
 }
 
-// Reads the record that begins there; false if it is not whole.
+// Reads the record at the beginning of `bytes`; false if it is incomplete or
+// damaged.
 bool ReadRecord(absl::string_view bytes, RecordHeader* header) {
   if (bytes.size() < sizeof(RecordHeader)) return false;
   std::memcpy(header, bytes.data(), sizeof(RecordHeader));
@@ -79,8 +83,8 @@ bool ReadRecord(absl::string_view bytes, RecordHeader* header) {
          header->checksum == ChecksumOf(bytes.data(), header->payload_bytes);
 }
 
-// Whether the bytes behind a record `number` that is not whole show that it has
-// been on the disk.
+// Whether record `number`, which is incomplete, was on the disk before. `rest`
+// has the bytes from it on; a later, complete record there may say so.
 bool WasOnDisk(absl::string_view rest, uint64_t number) {
   for (size_t at = 0; at + sizeof(RecordHeader) <= rest.size(); at += 8) {
     RecordHeader header;
@@ -102,8 +106,8 @@ absl::Status Damaged(const std::string& path, uint64_t at, uint64_t number) {
                    ", where record ", number, " should be"));
 }
 
-// The first whole record in `bytes`, at `*at`, if it is one of those up to
-// `last` behind `number`.
+// Finds the first complete record in `bytes` from `*at` on, and moves `*at` to
+// it. Returns whether its number is above `number` and at most `last`.
 bool FindRecord(absl::string_view bytes, uint64_t number, uint64_t last,
                 size_t* at, RecordHeader* header) {
   for (; *at + sizeof(RecordHeader) <= bytes.size(); *at += 8) {
@@ -114,11 +118,12 @@ bool FindRecord(absl::string_view bytes, uint64_t number, uint64_t last,
   return false;
 }
 
-// Visits the records from `first` on; damage before them is only told.
-// `*number` is that of the first record in the segment, and then of the first
-// behind it; `*bytes` are those of whole records. Not `*is_whole`: the segment
-// has other bytes behind them, which no record in it knows to have been on the
-// disk.
+// Reads a segment and visits its records from `first` on. Damage before `first`
+// only causes a warning. `*number` must be the number of the segment's first
+// record; it becomes the number after the last complete one. `*bytes` becomes
+// the length of the complete records. `*is_whole` becomes false if other bytes
+// follow them, which is an error (`*damage`) if a record in the segment says
+// that they were on the disk.
 absl::Status ReadSegment(const std::string& path, uint64_t first,
                          PushLog::Visit visit, uint64_t* number,
                          uint64_t* bytes, bool* is_whole,
@@ -160,7 +165,8 @@ absl::Status ReadSegment(const std::string& path, uint64_t first,
       ++*number;
     }
   }
-  // One without its beginning was just being made.
+  // A segment without its first bytes was just being created, so it is
+  // incomplete.
   *is_whole = *bytes == all.size() && *bytes > 0;
   if (WasOnDisk(all.substr(*bytes), *number)) {
     *damage = Damaged(path, *bytes, *number);
@@ -168,8 +174,9 @@ absl::Status ReadSegment(const std::string& path, uint64_t first,
   return absl::OkStatus();
 }
 
-// Takes the end of a segment away, or all records of it. That is on the disk
-// before other records take the place of these.
+// Cuts the end of a segment off, or all records of it. Flushes this to the
+// disk, so that new records with the same numbers are never mixed with the old
+// ones.
 absl::Status Cut(const std::string& path, uint64_t before, uint64_t bytes = 0) {
   const int fd = open(path.c_str(), O_WRONLY | O_CLOEXEC);
   if (fd < 0) return ErrnoStatus("open", path, errno);
@@ -191,7 +198,8 @@ void Raise(uint64_t to, std::atomic<uint64_t>& number) {
   }
 }
 
-// As a full disk: the writer may try again. Not where the log has gone.
+// The error of a write that was refused. The code is that of a full disk, after
+// which the writer may try again, unless the log's file was removed.
 absl::Status Refuse(const absl::Status& status) {
   if (absl::IsDataLoss(status)) return status;
   return absl::ResourceExhaustedError(absl::StrCat(
@@ -222,13 +230,13 @@ absl::StatusOr<LogContents> PushLog::Read(const PushLogOptions& options,
     TFSWITCH_ASSIGN_OR_RETURN(const FileStamp stamp, StampOf(path));
     segments[begin] = {path, static_cast<uint64_t>(stamp.size)};
   }
-  // No lock is held while records are visited: visitors take their own, under
-  // which others append.
+  // Holds no lock while it visits records, because a visitor locks its own
+  // mutexes, and other threads append while they hold these.
   uint64_t expected = 0;  // 0: any up to `first`.
   for (auto it = segments.begin(); it != segments.end(); ++it) {
     const uint64_t begin = it->first;
     LogSegment& segment = it->second;
-    // The next one begins behind its last record.
+    // The next segment's name is the number after the last record of this one.
     if (std::next(it) != segments.end() && std::next(it)->first <= first) {
       segment.num_records = std::next(it)->first - begin;
       continue;
@@ -275,7 +283,7 @@ absl::StatusOr<LogContents> PushLog::Read(const PushLogOptions& options,
 
 absl::Status PushLog::CutAside(const LogContents& contents,
                                const std::string& aside) {
-  // The last segment first, so that a cut that was interrupted leaves no gap.
+  // Starts with the last segment, so that an interrupted cut leaves no gap.
   for (auto it = contents.segments.rbegin(); it != contents.segments.rend();
        ++it) {
     const LogSegment& segment = it->second;
@@ -323,7 +331,8 @@ absl::StatusOr<std::unique_ptr<PushLog>> PushLog::Open(
       if (unlink(path.c_str()) != 0) return ErrnoStatus("remove", path, errno);
     }
   }
-  // The process that wrote them may not have come to it.
+  // Flushes all segments, because the process that wrote them may have died
+  // before it flushed them.
   for (const auto& [begin, segment] : segments) {
     const int fd = open(segment.path.c_str(), O_RDONLY | O_CLOEXEC);
     const bool is_flushed = fd >= 0 && fdatasync(fd) == 0;
@@ -338,7 +347,8 @@ absl::StatusOr<std::unique_ptr<PushLog>> PushLog::Open(
   log->last_ = contents.last;
   log->synced_ = contents.last;
   if (LogProgress* const progress = options.progress; progress != nullptr) {
-    // All of them were just flushed; only those that must be there count.
+    // `flushed` counts only records that were flushed before Append() returned
+    // their number, and not those that were flushed just now.
     progress->flushed = options.sync_every <= absl::ZeroDuration()
                             ? contents.last
                             : std::min(contents.last, progress->flushed.load());
@@ -372,8 +382,8 @@ absl::Status PushLog::StartSegment() {
   const int fd =
       open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (fd < 0) return ErrnoStatus("create", path, errno);
-  // So that appending seldom asks the file system for room. Where that is not
-  // known, appending does.
+  // Reserves space for the whole segment, so that appending seldom has to. If
+  // the file system does not support this, appending reserves it.
   (void)fallocate(fd, FALLOC_FL_KEEP_SIZE, 0,
                   static_cast<off_t>(options_.segment_bytes));
   if (absl::Status status = WriteAll(fd, path, kMagic, kMagicBytes);
@@ -383,7 +393,8 @@ absl::Status PushLog::StartSegment() {
     return status;
   }
   fd_ = fd;
-  // Not here, where it would hold up all writes for as long as the disk takes.
+  // Does not flush the folder here, because all writes would wait for the disk
+  // meanwhile.
   must_sync_folder_ = true;
   segments_[last_ + 1] = {path, kMagicBytes};
   return absl::OkStatus();
@@ -492,7 +503,8 @@ absl::Status PushLog::SyncTo(uint64_t number) {
     if (!failed_.ok()) return failed_;
     must_sync_folder = std::exchange(must_sync_folder_, false);
     fds.swap(ended_fds_);
-    // A duplicate, because the segment may end and close fd_ meanwhile.
+    // A duplicate of the descriptor, because the segment may end and be closed
+    // meanwhile.
     if (fd_ >= 0) fds.push_back(dup(fd_));
     last = last_;
   }
@@ -564,7 +576,8 @@ absl::Status PushLog::StartAfterSave(uint64_t first) {
     if (fd_ >= 0 && segments_.rbegin()->second.bytes > kMagicBytes) {
       TFSWITCH_RETURN_IF_ERROR(EndSegment());
     }
-    // One without records has the name of the next one.
+    // A segment without records stays: its name is the number of the next
+    // record.
     while (!segments_.empty() && segments_.begin()->first <= last_) {
       const auto next = std::next(segments_.begin());
       const bool is_last = next == segments_.end();
@@ -573,8 +586,8 @@ absl::Status PushLog::StartAfterSave(uint64_t first) {
       superfluous.insert(segments_.extract(segments_.begin()));
     }
   }
-  // Without the lock: to remove a long file takes its time. The oldest first,
-  // so that there is no gap.
+  // Without the lock, because it takes long to remove a large file. The oldest
+  // segment is removed first, so that an interruption leaves no gap.
   absl::Status status;
   while (status.ok() && !superfluous.empty()) {
     const std::string& path = superfluous.begin()->second.path;
@@ -586,8 +599,9 @@ absl::Status PushLog::StartAfterSave(uint64_t first) {
   }
   MutexLock lock(&mutex_);
   segments_.merge(superfluous);
-  // All records that a failed flush was for are gone. If not, the next save is
-  // from after them, as no more are taken until then.
+  // Writes are possible again if the records of a failed flush are in none of
+  // the remaining segments. Otherwise the next save makes them superfluous,
+  // because no records are accepted until then.
   if (segments_.empty() || segments_.begin()->first > last_) {
     failed_ = absl::OkStatus();
   }

@@ -1,4 +1,5 @@
-// Writes records to the disk before the writes that they describe take effect.
+// The push log: before a write takes effect, a record that describes it is
+// written to the disk.
 //
 //   FOLDER/<number of its first record, 20 digits>.log    a segment:
 //     "tfswlog1"
@@ -8,8 +9,9 @@
 //       XXH3 of these and of the payload                        uint64
 //       payload, filled up with zeros
 //
-// Integers are little-endian. The checksum is XXH3 and not CRC32C: it is as
-// fast as memory on every machine, and its 64 bits miss less.
+// Integers are little-endian. The checksum is XXH3 instead of CRC32C, because
+// it is as fast as memory on every machine, and with 64 bits misses fewer
+// errors.
 
 #ifndef TFSWITCH_CC_LOG_PUSH_LOG_H_
 #define TFSWITCH_CC_LOG_PUSH_LOG_H_
@@ -33,23 +35,27 @@
 
 namespace tfswitch {
 
-// The progress of a log, in memory that outlives the process. It only grows
-// while records are appended. Thread-safe.
+// How far a log has got. It is in memory that survives the process, and the
+// numbers only grow while records are appended. Thread-safe.
 struct LogProgress {
   // The last record whose number Append() has returned.
   std::atomic<uint64_t> acknowledged{0};
-  // The same, if the record was flushed before (sync_every 0).
+  // The last record that was flushed before Append() returned its number
+  // (sync_every 0).
   std::atomic<uint64_t> flushed{0};
 };
 
 struct PushLogOptions {
   std::string folder;
-  // How often records are flushed to the disk; 0: each before Append() returns.
-  // Unflushed records survive the process, but not the machine.
+  // How often records are flushed to the disk. 0 means that each one is flushed
+  // before Append() returns. Records that are not flushed survive the end of
+  // the process, but not of the machine.
   absl::Duration sync_every = absl::Seconds(1);
   uint64_t segment_bytes = uint64_t{64} << 20;
-  uint64_t max_bytes = uint64_t{8} << 30;  // All segments together.
-  // If the log ends before this record, it has lost some. 0: not known.
+  // The size of all segments together.
+  uint64_t max_bytes = uint64_t{8} << 30;
+  // The log must contain all records up to this number; if it ends before,
+  // records were lost. 0 if the number is not known.
   uint64_t must_reach = 0;
   LogProgress* progress = nullptr;  // Updated if it is not null.
 };
@@ -57,18 +63,18 @@ struct PushLogOptions {
 struct LogSegment {
   std::string path;
   uint64_t bytes = 0;
-  // The number of whole records, from the first one on.
+  // The number of complete records from the first one on.
   uint64_t num_records = 0;
 };
 
 // The state of the files of a log.
 struct LogContents {
-  // The key is the number of their first record.
+  // The key is the number of the segment's first record.
   std::map<uint64_t, LogSegment> segments;
-  // All records from `first` to this one are whole.
+  // All records from `first` to this one are complete.
   uint64_t last = 0;
-  // The end of these records: a segment and an offset in it. The folder, if no
-  // segment was read.
+  // Where these records end: the path of a segment and an offset in it. The
+  // path of the folder, if no segment was read.
   std::string end_path;
   uint64_t end_offset = 0;
   // DataLoss, naming file and offset, if records after `last` are lost or
@@ -82,23 +88,23 @@ class PushLog {
   using Visit = absl::FunctionRef<absl::Status(uint64_t number, uint32_t type,
                                                absl::string_view payload)>;
 
-  // Visits the records from `first` on, up to the first damage. The first one
-  // visited must be `first` itself. The save has the records up to `last`.
-  // Changes nothing. A DataLoss of `visit` counts as damage; its other errors
-  // are returned.
+  // Visits the records from `first` on, up to the first damage. The first
+  // visited record must be `first` itself. The records up to `last` are already
+  // in a save of the state. Changes no files. DataLoss returned by `visit`
+  // counts as damage; its other errors are returned.
   static absl::StatusOr<LogContents> Read(const PushLogOptions& options,
                                           uint64_t first, uint64_t last,
                                           Visit visit);
 
-  // Removes all bytes behind the whole records of `contents`, and moves them to
-  // the folder `aside`, which it makes if there are any.
+  // Removes all bytes after the complete records of `contents`, and moves them
+  // to the folder `aside`, which it makes if needed.
   static absl::Status CutAside(const LogContents& contents,
                                const std::string& aside);
 
-  // Opens the log of a folder, which is made if it is not there. Visits records
-  // as Read() does. New records get numbers after these, and after `last`. A
-  // record that is cut short at the end is removed, unless it is known that it
-  // was whole. DataLoss, naming segment and offset, for damage.
+  // Opens the log of a folder, which is created if needed. Visits records as
+  // Read() does. New records get the numbers after these and after `last`.
+  // Removes an incomplete record at the end, unless it is known that the record
+  // was complete before. DataLoss, naming segment and offset, for damage.
   static absl::StatusOr<std::unique_ptr<PushLog>> Open(
       const PushLogOptions& options, uint64_t first, uint64_t last,
       Visit visit);
@@ -106,59 +112,63 @@ class PushLog {
   PushLog(const PushLog&) = delete;
   PushLog& operator=(const PushLog&) = delete;
 
-  // Writes a record of `pieces`, one after the other, and returns its number.
-  // ResourceExhausted if the disk is full or failing, or the log has max_bytes:
-  // then the record does not exist, and a later one may succeed.
+  // Writes a record that consists of `pieces`, and returns its number.
+  // ResourceExhausted if the disk is full or fails, or if the log has
+  // max_bytes: then nothing was recorded, and a later call may succeed.
   absl::StatusOr<uint64_t> Append(uint32_t type,
                                   absl::Span<const absl::string_view> pieces);
 
-  // The number of the last record; 0: there was none.
+  // The number of the last record; 0 if there was none.
   uint64_t last() const;
   uint64_t num_bytes() const;
 
   // Flushes all records to the disk.
   absl::Status Sync() { return SyncTo(last()); }
 
-  // For a change of state that no record describes: writes a record that says
-  // so, and refuses others with the reason `why` until EndBreak(). Call that
-  // when a later save exists.
+  // Call it for a change of the state that no record can describe. Writes a
+  // record that says so. Afterwards refuses all records with the error `why`
+  // until EndBreak(), which must be called when a later save of the state
+  // exists.
   absl::Status BeginBreak(uint32_t type, const absl::Status& why);
   void EndBreak();
 
-  // Whether all records are refused, because flushing has failed, or a break
-  // was not ended.
+  // Whether all records are refused, because a flush has failed, or EndBreak()
+  // was not called after BeginBreak().
   bool has_failed() const;
 
-  // Removes segments whose records are all before `first`, because they are not
-  // needed any more. Later records go to a new segment.
+  // Call it after a save of the state that contains all records before `first`.
+  // Removes the segments that contain no later records, because they are no
+  // longer needed. Further records go to a new segment.
   absl::Status StartAfterSave(uint64_t first);
 
  private:
   explicit PushLog(const PushLogOptions& options) : options_(options) {}
   absl::Status StartSegment() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Closes the segment. The next record begins another one.
+  // Closes the present segment; the next record begins a new one.
   absl::Status EndSegment() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Write(absl::string_view bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Flushes all records up to `number`, or more.
+  // Flushes all records up to `number`, and maybe later ones.
   absl::Status SyncTo(uint64_t number) ABSL_LOCKS_EXCLUDED(sync_mutex_, mutex_);
   void SyncOnTime();
 
   const PushLogOptions options_;
 
-  // Held while the disk is flushed; taken before mutex_.
+  // Held during a flush; locked before mutex_.
   Mutex sync_mutex_;
-  std::atomic<uint64_t> synced_{0};  // All up to this number are on the disk.
+  // All records up to this number are on the disk.
+  std::atomic<uint64_t> synced_{0};
 
   mutable Mutex mutex_;
-  // The key is the number of their first record.
+  // The key is the number of the segment's first record.
   std::map<uint64_t, LogSegment> segments_ ABSL_GUARDED_BY(mutex_);
-  int fd_ ABSL_GUARDED_BY(mutex_) = -1;  // The last segment; -1: start one.
-  // Still to be flushed and closed.
+  // The last segment; -1 if the next record must begin a new one.
+  int fd_ ABSL_GUARDED_BY(mutex_) = -1;
+  // Ended segments, which must still be flushed and closed.
   std::vector<int> ended_fds_ ABSL_GUARDED_BY(mutex_);
   bool must_sync_folder_ ABSL_GUARDED_BY(mutex_) = false;  // It has a new file.
   uint64_t last_ ABSL_GUARDED_BY(mutex_) = 0;
-  // A failed write left part of a record.
+  // A failed write has left a part of a record.
   bool has_tail_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);  // The error of a flush.
   std::string buffer_ ABSL_GUARDED_BY(mutex_);

@@ -12,9 +12,9 @@
 namespace tfswitch {
 
 // Gives a task to an idle thread. If none is idle, starts a thread, up to a
-// limit; above the limit tasks wait in a queue. Of several idle threads, the
-// one that worked last gets the task, because its caches still have the data of
-// a call. The pool keeps all threads that it has started.
+// limit; above the limit tasks wait in a queue. If several threads are
+// idle, the one that worked last gets the task, because its caches still have
+// the data of a call. The pool keeps all threads that it has started.
 //
 // Thread-safe. Lives until the process ends; a child of fork() has its own.
 class BlockingThreads {

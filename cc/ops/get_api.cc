@@ -1,6 +1,6 @@
 // Exports the core's functions for programs that load this library with
-// TF_LoadLibrary for its ops, and want to control a model that they serve. Such
-// a program need not know where the core is, or how to open it.
+// TF_LoadLibrary for its ops, and want to control a model that they serve. The
+// program need not know where the core is, or how to open it.
 
 #include <cstdint>
 #include <string>

@@ -1,7 +1,7 @@
 // Find() goes through the gradient's ids from left to right. At each place it
 // chooses the longest lookup whose ids come next. Among lookups of equal length
-// it chooses the newest one that it has not chosen yet, because older ones may
-// be from parts of the program that compute no gradient.
+// it chooses the newest one that it has not chosen yet, because older lookups
+// may be left of which the program computed a gradient, but did not apply it.
 
 #include "cc/ops/observed_ids.h"
 

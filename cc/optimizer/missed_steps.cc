@@ -7,22 +7,22 @@
 namespace tfswitch {
 namespace {
 
-// Steps between two checks whether a row still moves. A check costs as much as
-// a step.
+// After how many steps to check whether a row still changes. A check costs as
+// much as a step.
 constexpr uint32_t kStepsPerLook = 16;
 
 const float kZeroGradient[kMaxSegmentDim] = {};
 
-// Takes `count` steps with one learning rate and a gradient of zero.
+// Takes `count` steps with a gradient of zero, all at the same learning rate.
 void TakeSteps(const SegmentStep& segment, float learning_rate, uint32_t count,
                float* w, float* slots) {
   const OptimizerParams& p = segment.params;
   const auto dim = static_cast<size_t>(p.dim);
   StepInput input;
   input.learning_rate = learning_rate * segment.learning_rate_scale;
-  // With L2 a row stops moving where its pull is lost in rounding: a step that
-  // has changed no bit will change none later. This does not hold for Adam,
-  // whose steps differ by their number.
+  // With L2 a row stops changing when the change of a step is lost in rounding:
+  // once a step has changed no bit, later ones will not either. This does not
+  // hold for Adam, whose steps also depend on their number.
   const bool may_rest = p.num_corrections == 0;
   const auto num_slots = static_cast<size_t>(segment.num_slots);
   float before[3 * kMaxSegmentDim];
@@ -40,7 +40,8 @@ void TakeSteps(const SegmentStep& segment, float learning_rate, uint32_t count,
   }
 }
 
-// Takes the steps after `step` one by one, as long as they move weights.
+// Takes the steps after `step` one by one, as long as they change weights.
+// After that computes the remaining changes of the averages.
 void CatchUpBySteps(const SegmentStep& segment, const StepHistory& history,
                     uint32_t step, float* w, float* slots) {
   const MissedPlan& plan = segment.missed;

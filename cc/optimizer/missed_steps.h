@@ -1,23 +1,24 @@
-// Steps of a dense variable that a row has missed, made up for later.
+// Lets a row of a dense variable catch up later with the steps that it has
+// missed.
 //
-// The step of a dense variable changes every row: momentum goes on moving it,
-// averages shrink, L2 and weight decay pull at it. A table whose config says
-// `is_dense` counts its steps, notes their learning rates, and steps only the
-// rows of the batch. Each row has the number of the step that it is up to date
-// with, as the bits of its last slot:
+// A step of a dense variable changes every row: momentum continues to move the
+// row, averages shrink, and L2 and weight decay pull it towards 0. If a table's
+// config says `is_dense`, the table counts its steps, records their learning
+// rates, and steps only the rows of the batch. The last slot of each row is, as
+// a bit pattern, the number of the last step that the row contains:
 //
 //   row = | embedding | slots of the rules | step: uint32 |
 //
-// Catching up takes the missed steps with a gradient of zero. Most rules have a
-// sum for them (missed_sums.h), which costs as much for a million steps as for
-// one. Others take the steps one by one, by the kernels that take every other
-// step, until the rest is known: where the rule leaves the row as it is, or
-// where only averages shrink.
+// Catching up has the effect of the missed steps with a gradient of zero. For
+// most rules a sum gives this effect (missed_sums.h), which costs as much for a
+// million steps as for one. For other rules the steps are taken one by one with
+// the ordinary kernels, until the rest can be computed: when the rule no longer
+// changes the row, or only shrinks averages.
 //
-// Pushes may run at once. A row that another push has caught up past the step
-// of a gradient takes it as its next step: each gradient is one step, and a row
-// has taken as many steps as its number says. Its number may be ahead of the
-// table's by as many pushes as run at once.
+// Several pushes may run at the same time. If another push has already caught a
+// row up past the step of a gradient, the gradient becomes the row's next step.
+// So each gradient is one step, and a row has taken as many steps as its number
+// says. This number may exceed the table's by the number of concurrent pushes.
 
 #ifndef TFSWITCH_CC_OPTIMIZER_MISSED_STEPS_H_
 #define TFSWITCH_CC_OPTIMIZER_MISSED_STEPS_H_
@@ -31,21 +32,25 @@ namespace tfswitch {
 
 struct MissedMoment;
 
-// The steps from `first` to the next run had one learning rate.
+// A run of steps with the same learning rate, from step `first` to the next
+// run.
 struct StepRun {
   uint32_t first = 1;
   float learning_rate = 0.0f;
 };
 
-// The steps 1 to `last_step` of a table. Does not own the runs.
+// The learning rates of the steps 1 to `last_step` of a table. Does not own the
+// runs.
 struct StepHistory {
-  const StepRun* runs = nullptr;  // In order; the first is of step 1.
+  // Runs in order; the first one begins with step 1.
+  const StepRun* runs = nullptr;
   size_t num_runs = 0;
   uint32_t last_step = 0;
-  // One for each segment; null: there are none, and steps are taken one by one.
+  // One per segment. If null, there are no sums, and steps are taken one by
+  // one.
   const MissedMoment* moments = nullptr;
 
-  // The run of a step. REQUIRES: 0 < step <= last_step.
+  // The run that contains a step. REQUIRES: 0 < step <= last_step.
   const StepRun* RunOf(uint32_t step) const {
     return std::upper_bound(runs, runs + num_runs, step,
                             [](uint32_t wanted, const StepRun& run) {
@@ -60,8 +65,8 @@ struct StepHistory {
   }
 };
 
-// Larger numbers would be the bits of Inf and NaN, which slots must not
-// contain.
+// Larger numbers, read as the bits of a float, would be Inf or NaN, which slots
+// must not contain.
 inline constexpr uint32_t kMaxDenseStep = 0x7f7fffff;
 
 inline uint32_t DenseStepOfSlot(const float* slot) {
@@ -76,14 +81,14 @@ inline void SetDenseStepOfSlot(uint32_t step, float* slot) {
 struct OptimizerParams;
 struct StepInput;
 
-// Brings a row of a dense table up to date with `history`. Without
-// `writes_slots` the slots are undefined afterwards, for callers that only want
-// the weights. Not thread-safe for one row.
+// Brings a row of a dense table up to date with `history`. If `writes_slots` is
+// false, slots are undefined afterwards; this saves time if only the weights
+// are needed. Not thread-safe for the same row.
 void CatchUpRow(const OptimizerParams& params, const StepHistory& history,
                 bool writes_slots, float* row, float* slots);
 
-// CatchUpRow() with input.history, and, if input.is_gradient_step, a step with
-// the gradient. A kernel: see OptimizerParams.
+// A kernel (see OptimizerParams): catches the row up with input.history. If
+// input.is_gradient_step, then takes a step with the gradient.
 void StepDense(const OptimizerParams& params, float* row, float* slots,
                const float* gradient, const StepInput& input);
 

@@ -10,19 +10,20 @@
 namespace tfswitch {
 namespace {
 
-// A longer window would cost more than 10 us a step.
+// A longer window of steps would cost more than 10 us per step.
 constexpr uint32_t kMaxWindow = 4096;
 
-// The part of the largest sum that is left out behind the window.
+// Steps after the window are ignored if their sum is at most this part of the
+// largest possible sum.
 constexpr double kLeftOut = 1e-9;
 
-// The largest error of the polynomials over a sum.
+// The largest relative error of a sum that polynomials may cause.
 constexpr double kMaxTermError = 1e-7;
 
 constexpr uint32_t kNever = std::numeric_limits<uint32_t>::max();
 
-// Returns how many of the terms 1, ratio, ratio^2, ... matter; kNever if too
-// many do.
+// Returns how many of the terms 1, ratio, ratio^2, ... matter; kNever if they
+// are too many.
 uint32_t WindowOf(double ratio) {
   uint32_t window = 0;
   for (double term = 1.0; term > kLeftOut * (1.0 - ratio); term *= ratio) {
@@ -31,8 +32,8 @@ uint32_t WindowOf(double ratio) {
   return ratio < 1.0 ? window : kNever;
 }
 
-// The Chebyshev points of 1, 4 and 8 terms, without their negatives. The
-// cosines of libm may differ in the last bit from processor to processor.
+// The positive Chebyshev points for 1, 4 and 8 terms. They are constants,
+// because cos() of libm may differ in the last bit from processor to processor.
 constexpr double kPoints1[] = {0.0};
 constexpr double kPoints4[] = {0.92387953251128674, 0.38268343236508977};
 constexpr double kPoints8[] = {0.98078528040323045, 0.83146961230254524,
@@ -63,8 +64,9 @@ struct Interpolation {
   double basis[kMaxMissedTerms][kMaxMissedTerms] = {};
 };
 
-// Fills in the weights first b1^j / (q^j (1 - p) + p) as polynomials with
-// `num_terms` terms. Returns false if they are not exact enough for some p.
+// Computes the weights first b1^j / (q^j (1 - p) + p) of the plan as
+// polynomials with `num_terms` terms. Returns false if they are not exact
+// enough for some p.
 bool PlanTerms(double first, double root_2, int num_terms, MissedPlan* plan) {
   constexpr int kTests = 48;
   const Interpolation interpolation(num_terms);
@@ -89,7 +91,7 @@ bool PlanTerms(double first, double root_2, int num_terms, MissedPlan* plan) {
       }
     }
     for (int test = 0; test <= kTests; ++test) {
-      // The points are closer to each other near 0, where w_j bends most.
+      // Test points are closer together near 0, where w_j is most curved.
       const double x = static_cast<double>(test) / kTests;
       const double p = x * x * x;
       double value = 0.0;
@@ -106,7 +108,7 @@ bool PlanTerms(double first, double root_2, int num_terms, MissedPlan* plan) {
   return true;
 }
 
-// c_j of step number `step` of the table.
+// The factor c_j of missed_sums.h for step number `step` of the table.
 double RateOf(const SegmentStep& segment, float learning_rate, uint32_t step) {
   const OptimizerParams& p = segment.params;
   if (p.num_corrections == 0) return 1.0;
@@ -123,7 +125,7 @@ double DecayOf(const SegmentStep& segment, float learning_rate) {
              static_cast<double>(learning_rate * segment.learning_rate_scale);
 }
 
-// The product of the decays of all steps after `step`.
+// The product of the decay factors of all steps after `step`.
 double DecaySince(const SegmentStep& segment, const MissedMoment& moment,
                   const StepHistory& history, uint32_t step) {
   double product = moment.decay;
@@ -142,7 +144,8 @@ double DecaySince(const SegmentStep& segment, const MissedMoment& moment,
   return product;
 }
 
-// The sums of a step before all blocks, as MissedSums::Add() makes them.
+// The sums for a row whose last step is before all blocks. MissedSums::Add()
+// computes the same numbers.
 void SumByRuns(const SegmentStep& segment, const StepHistory& history,
                uint32_t step, float* terms) {
   const MissedPlan& plan = segment.missed;
@@ -207,7 +210,8 @@ void PlanMissedSteps(bool is_nesterov, SegmentStep* segment) {
   const bool is_bounded = HasNormBounds(options) ||
                           std::isfinite(options.min_weight) ||
                           std::isfinite(options.max_weight);
-  double ratio = 0.0;  // Each move is at most this part of the one before.
+  // The upper limit of each move, as a fraction of the move before.
+  double ratio = 0.0;
   double root_2 = 1.0;
   switch (averages) {
     case Averages::kNone:
@@ -229,8 +233,8 @@ void PlanMissedSteps(bool is_nesterov, SegmentStep* segment) {
       break;
   }
   plan.window = WindowOf(ratio);
-  // With L2 gradients are not zero, and with norm bounds each step may round a
-  // norm differently.
+  // The row never settles with L2, because gradients are then not zero, or with
+  // norm bounds, because each step may round the norm differently.
   if (options.l2 == 0.0f && !HasNormBounds(options) &&
       plan.weight_decay == 0.0) {
     plan.settled_after = plan.window;
@@ -285,7 +289,7 @@ void SumMissedSteps(const SegmentStep& segment, const MissedMoment& moment,
   } else {
     SumByRuns(segment, history, step, input->own_terms);
   }
-  // Steps behind the window only let the row decay.
+  // After the window, steps only multiply the row by the decay.
   if (!has_decay || count <= plan.window) return;
   const auto rest = static_cast<float>(
       DecaySince(segment, moment, history, step + plan.window));
@@ -320,7 +324,9 @@ void MissedSums::Add(float learning_rate) {
   ++step_;
   for (Segment& segment : segments_) {
     if (segment.step->missed.way != MissedPlan::Way::kSum) continue;
-    // Products of other factors could become 0. Then all steps are taken.
+    // Each factor must be at least 0.5, because the products could otherwise
+    // become 0. If one is not, there are no sums, and rows take all missed
+    // steps one by one.
     has_sums_ &= DecayOf(*segment.step, learning_rate) >= 0.5;
     Add(learning_rate, &segment);
   }

@@ -1,27 +1,27 @@
 // Computes the effect of a row's missed steps without taking them one by one.
 //
-// A step without a gradient moves a coordinate by a product of X, which depends
-// on the row, and a number that depends on the table alone. The j-th missed
-// step moves it by
+// A step without a gradient moves a coordinate by a product of two numbers: X
+// depends only on the row, the other one only on the table. The j-th missed
+// step moves the coordinate by
 //
 //   momentum   -v b^j                      X = -v
 //   AMSGrad    c_j m b1^j / (s + eps)      X = m / (s + eps), s = sqrt(v_hat)
 //   Adam       c_j m b1^j / (s q^j + eps)  X = m / (s + eps), s = sqrt(v),
 //            = X c_j w_j(p)                p = eps / (s + eps), q = sqrt(b2)
 //
-// where c_j has the learning rate and the correction of Adam, and
-// w_j(p) = b1^j / (q^j (1 - p) + p) is between 0 and (b1 / q)^j. A polynomial
-// in 2p - 1 through Chebyshev points stands for w_j, with 4 terms where the
-// betas allow it (0.9 and 0.999), else 8. Its coefficients are sums over the
-// missed steps: a table keeps them for each step at which a row may have
-// stopped. Only a window of steps after it weighs, so that such a sum changes
-// for a while and is final then.
+// Here c_j contains the learning rate and Adam's correction, and w_j(p) = b1^j
+// / (q^j (1 - p) + p) is between 0 and (b1 / q)^j. w_j is approximated by a
+// polynomial in 2p - 1 through Chebyshev points. It has 4 terms if that is
+// exact enough for the betas (as for 0.9 and 0.999), else 8. The coefficients
+// are summed over the missed steps. A table keeps these sums for each step at
+// which a row may have stopped. Only the steps in a window after that step
+// matter, so a sum changes for a while and is then final.
 //
-// Weight decay multiplies the row by 1 - decay rate in each step, before the
-// move. The products are kept beside the sums.
+// With weight decay each step multiplies the row by 1 - decay rate before it
+// moves the row. The products of these factors are kept as well.
 //
-// All of it is in double, by additions, multiplications, divisions and square
-// roots in one order, so that all processors give the same bits.
+// All this is computed in double, with additions, multiplications, divisions
+// and square roots in a fixed order, so that all processors give the same bits.
 
 #ifndef TFSWITCH_CC_OPTIMIZER_MISSED_SUMS_H_
 #define TFSWITCH_CC_OPTIMIZER_MISSED_SUMS_H_
@@ -38,13 +38,13 @@ namespace tfswitch {
 class Optimizer;
 struct SegmentStep;
 
-// base^n for a base from 0 to 1, by multiplication. Results below 1e-30 become
-// 0, so that averages do not become denormal numbers.
+// base^n for a base from 0 to 1, by repeated multiplication. Results below
+// 1e-30 become 0, so that averages do not become denormal numbers.
 double Power(double base, uint32_t n);
 
 inline constexpr int kMaxMissedTerms = 8;
 
-// How a segment makes up for missed steps. Constant.
+// How a segment catches up with missed steps. Constant.
 struct MissedPlan {
   enum class Way : uint8_t {
     kNothing,  // A step without a gradient changes nothing.
@@ -54,18 +54,18 @@ struct MissedPlan {
   Way way = Way::kNothing;
   int num_terms = 0;
   uint32_t window = 0;
-  // window x num_terms: the weights of missed step number `window` are first,
-  // those of the first missed step last.
+  // window x num_terms, in reverse order: the first row is for the last missed
+  // step of the window, the last row for the first missed step.
   std::vector<double> weights;
-  // With kSteps: after so many steps only averages change.
+  // For kSteps: after this many steps only averages change.
   uint32_t settled_after = std::numeric_limits<uint32_t>::max();
   double weight_decay = 0.0;
-  // The factor of a step for the first average, or for all slots, and for the
+  // By which factor a step multiplies the first average (or all slots), and the
   // second average.
   double keep_1 = 1.0;
   double keep_2 = 1.0;
-  // With momentum and without decay: the sum of all moves, divided by the
-  // velocity.
+  // For momentum without decay: the sum of all moves that follow, divided by
+  // the velocity.
   double all_moves = 0.0;
 
   struct Kept {
@@ -84,50 +84,53 @@ struct MissedPlan {
   }
 };
 
-// Sets segment->missed for segments of tables with dense updates.
+// Sets segment->missed of segments of tables with dense updates.
 void PlanMissedSteps(bool is_nesterov, SegmentStep* segment);
 
 // The sums that a kernel applies to a segment of a row.
 struct MissedInput {
-  const float* terms = own_terms;  // At least as many as the plan has.
+  const float* terms = own_terms;  // At least as many as the plan's num_terms.
   float decay = 1.0f;              // The factor of weights.
   MissedPlan::Kept kept;           // The factors of averages.
   float count = 0.0f;
-  // Whether slots change; else the caller only wants the weights.
+  // Whether slots are updated. If not, only the weights are needed.
   bool writes_slots = true;
   float own_terms[kMaxMissedTerms] = {};
 };
 
-// The sums of a segment for kSteps steps, once they are final. Elements behind
-// those that a moment knows may be written while others are read.
+// The final sums of a segment for kSteps steps. While a thread reads elements
+// that its MissedMoment covers, another thread may write later ones.
 struct MissedBlock {
-  // Products of so many decays, from 0.5 to 1, are normal numbers.
+  // The number of steps is small enough that the product of so many decay
+  // factors, from 0.5 to 1 each, is a normal number.
   static constexpr uint32_t kSteps = 512;
-  std::shared_ptr<float[]> terms;  // kSteps x num_terms.
-  // With decay: the product from the first step of the block to each step, and
-  // to the first step of the last block.
+  // kSteps x num_terms.
+  std::shared_ptr<float[]> terms;
+  // With decay: the products of the factors from the first step of the block to
+  // each step, and to the first step of the last block.
   std::shared_ptr<double[]> decays;
   double decay = 1.0;
 };
 
-// The sums of a segment at one step of the table. Immutable.
+// The sums of a segment as of one step of the table. Immutable.
 struct MissedMoment {
-  // Sums that are not final; the last step's are last.
+  // Sums that are not final yet; those of the last step are at the end.
   std::vector<float> recent;
-  double decay = 1.0;  // The product from the beginning of the last block on.
+  // The product of the factors since the beginning of the last block.
+  double decay = 1.0;
   uint32_t first_step = 0;  // The first step of the first block.
   std::shared_ptr<const std::vector<MissedBlock>> blocks;
 };
 
-// Writes the sum of the steps of `history` after step `step`. REQUIRES:
+// Computes the sum of the steps of `history` after step `step`. REQUIRES:
 // segment.missed.way is kSum and history.moments is not null.
 void SumMissedSteps(const SegmentStep& segment, const MissedMoment& moment,
                     const StepHistory& history, uint32_t step,
                     MissedInput* input);
 
-// Keeps the sums of all segments of an optimizer as the table steps. This takes
-// some 0.3 us a step with Keras's betas, and 4 bytes a term for each of the
-// last kKeptSteps steps, and 8 with weight decay.
+// Updates the sums of all segments of an optimizer at each step of the table.
+// With Keras's betas this takes some 0.3 us per step. For each of the last
+// kKeptSteps steps it needs 4 bytes per term, and with weight decay 8 more.
 //
 // Thread-compatible.
 class MissedSums {
@@ -137,11 +140,11 @@ class MissedSums {
   // The optimizer must outlive this object.
   explicit MissedSums(const Optimizer* optimizer);
 
-  // Drops all sums, and continues from a step.
+  // Drops all sums, and continues after step `step`.
   void Reset(uint32_t step);
   void Add(float learning_rate);
-  // One for each segment; empty if a rate was too large for the products, or if
-  // no segment needs sums.
+  // The sums as of the last step, one per segment. Empty if a decay factor was
+  // too small for the products, or if no segment needs sums.
   std::vector<MissedMoment> Now() const;
 
  private:

@@ -13,8 +13,9 @@
 namespace tfswitch {
 namespace {
 
-// Rows of dense tables see all steps. With Keras's beta_2 the correction is 1
-// from step 17,400 on.
+// The largest number for which Adam's correction is computed in advance. Rows
+// of dense tables take all steps; with Keras's beta_2 the correction is 1 from
+// step 17,400 on.
 constexpr int kNumDenseCorrections = 32768;
 
 }  // namespace
@@ -27,9 +28,9 @@ float OneMinus(float beta) {
   return static_cast<float>(1.0 - exact);
 }
 
-// Takes powers of the float32 betas, because Keras casts them first.
+// Takes powers of the betas as float32, because Keras also casts them first.
 float AdamCorrection(const OptimizerParams& params, float steps) {
-  // The correction grows up to 1, and stays there.
+  // The correction grows until it is 1, and then stays 1.
   if (params.corrections[params.num_corrections - 1] == 1.0f) return 1.0f;
   const auto n = static_cast<uint32_t>(steps);
   const double power_1 = Power(static_cast<double>(params.beta_1), n);

@@ -1,14 +1,14 @@
-// One optimizer step on one row, in place.
+// Takes an optimizer step on one row, in place.
 //
 //   row = | embedding: dim floats | slots of segment 0 | of segment 1 | ...
 //
-// rules.h says which slots a rule has. w are the weights of a segment, g their
-// gradient, D their number, and lr the learning rate.
+// rules.h lists the slots of each rule. In the formulas w are the weights of a
+// segment, g their gradient, D their number, and lr the learning rate.
 //
-// docs/optimizers.md has the formulas. Rules of Keras 3 have its arithmetic,
-// operation by operation in float32. Adam counts the steps of each row, where
-// Keras counts those of the variable: a row that is seldom in a batch is
-// corrected for its own history.
+// docs/optimizers.md has the formulas. Rules that Keras 3 also has use the same
+// float32 operations in the same order. Adam counts the steps of each row,
+// where Keras counts those of the variable: so the correction of a row that is
+// seldom in a batch depends on the row's own history.
 //
 // Order of a step with options:
 //
@@ -23,8 +23,8 @@
 //   8. w = w n / (|w| + 1e-7), n: |w| into [min_norm, max_norm], as the
 //      constraints MinMaxNorm, MaxNorm and UnitNorm of Keras do
 //
-// 1 and 5 happen to the rows of a push only ("lazily"), unless the config says
-// `is_dense`: see missed_steps.h, which has one more slot for that.
+// Steps 1 and 5 apply only to the rows of a push ("lazily"), unless the config
+// says `is_dense`: see missed_steps.h, for which a row has one more slot.
 
 #ifndef TFSWITCH_CC_OPTIMIZER_OPTIMIZER_H_
 #define TFSWITCH_CC_OPTIMIZER_OPTIMIZER_H_
@@ -44,15 +44,16 @@ namespace tfswitch {
 // The settings of the step that a push takes.
 struct StepSettings {
   float learning_rate = 0.0f;
-  // Which step of the training it is, from 1, for adagrad_decay; 0: not known.
+  // The number of the training step, from 1 on, which adagrad_decay needs; 0 if
+  // unknown.
   int64_t global_step = 0;
 
-  // How many periods of so many steps have passed.
+  // How many periods of `length` steps have passed.
   int64_t PeriodsOf(int64_t length) const { return global_step / length; }
   uint64_t StepOr(uint64_t number) const {
     return global_step > 0 ? static_cast<uint64_t>(global_step) : number;
   }
-  // The step of a round is the last one of its pushes.
+  // A round gets the number of the last step among its pushes.
   void JoinRound(const StepSettings& other) {
     global_step = std::max(global_step, other.global_step);
   }
@@ -62,20 +63,22 @@ struct StepSettings {
   }
 };
 
-// A push's input for one row, besides its gradient.
+// The input of a push for one row, apart from its gradient.
 struct StepInput : StepSettings {
-  // How often the key is in the batch, for CowClip.
+  // How often the batch contains the key; CowClip needs it.
   float count = 1.0f;
-  // How often it was shown, for Paddle's rules; values up to 0 count as 1.
+  // How often the key was shown, for Paddle's rules; values up to 0 count as 1.
   float shows = 1.0f;
-  // For a dense table: the earlier steps, and whether this is one.
+  // For a dense table: its earlier steps, and whether to take a step with the
+  // gradient after them.
   const StepHistory* history = nullptr;
   bool is_gradient_step = true;
 };
 
 struct SegmentStep;
 
-// The constant input of a kernel, besides the row, the gradient and StepInput.
+// The constant input of a kernel. Row, gradient and StepInput come with each
+// call.
 struct OptimizerParams : RuleParams {
   using Kernel = void (*)(const OptimizerParams&, float* row, float* slots,
                           const float* gradient, const StepInput& input);
@@ -83,11 +86,12 @@ struct OptimizerParams : RuleParams {
   int dim = 0;
   // Adam's sqrt(1 - beta_2^t) / (1 - beta_1^t) for t < num_corrections.
   const float* corrections = nullptr;
-  // For the kernels that apply options, or missed steps, around this one.
+  // The members below are for kernels that call `rule` and apply options, or
+  // missed steps, before and after it.
   StepOptions options;
   float cowclip_floor = 0.0f;  // sqrt(dim) zeta
   Kernel rule = nullptr;
-  // For the kernel that steps the segments one after the other.
+  // For the kernel that steps all segments, one after another.
   const SegmentStep* segments = nullptr;
   int num_segments = 0;
   int step_slot = 0;  // A dense table's step number: the last slot.
@@ -96,23 +100,26 @@ struct OptimizerParams : RuleParams {
 struct SegmentStep {
   OptimizerParams params;
   OptimizerParams::Kernel step = nullptr;
-  int begin = 0;        // The segment's start in embedding and gradient.
-  int slots_begin = 0;  // The start of its slots among all slots.
+  // The segment's start in embedding and gradient.
+  int begin = 0;
+  // Where the segment's slots begin among the slots of the row.
+  int slots_begin = 0;
   float learning_rate_scale = 1.0f;
-  // Slots start with 0, except the first `num_initial`, with initial_slot.
+  // The first `num_initial` slots start with initial_slot, all others with 0.
   int num_initial = 0;
   float initial_slot = 0.0f;
   int num_slots = 0;
   Averages averages = Averages::kNone;
   std::vector<float> corrections;
-  // How a dense table makes up for missed steps, and the kernel for that.
+  // How rows of a dense table catch up with missed steps, and the kernel that
+  // does it.
   MissedPlan missed;
   void (*miss)(const SegmentStep&, float* row, float* slots,
                const MissedInput& input) = nullptr;
 };
 
-// Immutable after construction, so thread-safe; two threads must not step the
-// same row at the same time.
+// Immutable after construction, so thread-safe. But two threads must not step
+// the same row at the same time.
 class Optimizer {
  public:
   // REQUIRES: ValidateOptimizerConfig(config, dim) is OK and dim > 0.
@@ -125,22 +132,22 @@ class Optimizer {
   int dim() const { return dim_; }
   int slot_floats() const { return slot_floats_; }
 
-  // Whether these parts of StepInput have an effect.
+  // Whether a step depends on these parts of StepInput.
   bool reads_counts() const { return reads_counts_; }
   bool reads_shows() const { return reads_shows_; }
   bool reads_steps() const { return reads_steps_; }
 
   // For a dense table: whether a step without a gradient changes rows, and
-  // whether missed steps are taken one by one.
+  // whether rows take missed steps one by one.
   bool moves_idle_rows() const { return moves_idle_rows_; }
   bool takes_missed_steps() const { return takes_missed_steps_; }
   const std::vector<SegmentStep>& segments() const { return segments_; }
 
-  // Writes the initial slots of a row that is new after step `step` of a dense
-  // table.
+  // Writes the initial slots of a new row. In a dense table the row is up to
+  // date with step `step`.
   void InitSlots(float* slots, uint32_t step = 0) const;
 
-  // Takes one step. Both levels of SIMD give the same bits. (Always inlined,
+  // Takes one step. Both SIMD levels give the same bits. (Always inlined,
   // because files compiled for AVX2 call it, too.)
   [[gnu::always_inline]] void Step(float* embedding, float* slots,
                                    const float* gradient,
@@ -148,14 +155,14 @@ class Optimizer {
     step_(params_, embedding, slots, gradient, input);
   }
 
-  // The same, for a row in the form above.
+  // Takes one step on a row in the form above.
   [[gnu::always_inline]] void Step(float* row, const float* gradient,
                                    const StepInput& input) const {
     Step(row, row + dim_, gradient, input);
   }
 
-  // For a dense table: takes the steps that the row has missed. Without
-  // `writes_slots` only the embedding is valid afterwards.
+  // For a dense table: catches the row up with the steps that it has missed. If
+  // `writes_slots` is false, only the embedding is valid afterwards.
   [[gnu::always_inline]] void CatchUp(const StepHistory& history,
                                       float* embedding, float* slots,
                                       bool writes_slots = true) const {
@@ -172,7 +179,8 @@ class Optimizer {
   bool moves_idle_rows_ = false;
   bool takes_missed_steps_ = false;
   std::vector<SegmentStep> segments_;
-  // Step() calls this: the kernel of the only segment, or one that calls all.
+  // The kernel that Step() calls, and its input. It is the kernel of the only
+  // segment, or one that calls the kernels of all segments.
   OptimizerParams params_;
   OptimizerParams::Kernel step_ = nullptr;
 };
@@ -180,18 +188,19 @@ class Optimizer {
 // The number of slot floats of a row, without building an Optimizer.
 int SlotFloats(const OptimizerConfig& config, int dim);
 
-// Slots that follow each other in a row.
+// A group of adjacent slots of a row.
 struct SlotRun {
   int count = 0;
-  // One for each coordinate of the embedding; else one for each row.
+  // True if each of these slots belongs to a coordinate of the embedding; false
+  // if they belong to the whole row.
   bool is_per_coordinate = false;
 };
 
 // All slots of a row, in order.
 std::vector<SlotRun> SlotRuns(const OptimizerConfig& config, int dim);
 
-// Whether the slots of both are of the same number and meaning, so that rows of
-// one are rows of the other. Knobs and options may differ.
+// Whether the slots of both configs have the same number and meaning, so that
+// rows can be used with either. Knobs and options may differ.
 bool HaveEqualState(const OptimizerConfig& a, const OptimizerConfig& b,
                     int dim);
 

@@ -10,7 +10,8 @@
 namespace tfswitch {
 namespace {
 
-// `prefix` is "" or "segments[1]."; `field` is "adam.beta_1".
+// Names a field in errors: `prefix` is "" or "segments[1].", `field` is for
+// example "adam.beta_1".
 absl::Status FieldError(absl::string_view prefix, absl::string_view field,
                         absl::string_view expected, absl::string_view got) {
   return absl::InvalidArgumentError(absl::StrCat(
@@ -51,9 +52,10 @@ absl::Status ValidateSegment(absl::string_view prefix,
                     absl::StrCat(segment.learning_rate_scale));
 }
 
-// Refuses rules for which a row's missed steps cannot be made up.
+// For tables with dense updates, refuses rules that cannot catch up with missed
+// steps.
 absl::Status ValidateDense(absl::string_view prefix, const RuleConfig& rule) {
-  // If the sum is 0, a gradient of zero is divided by zero.
+  // With a sum of 0, a gradient of zero would be divided by zero.
   const auto check_sum = [&](absl::string_view field, float sum) {
     if (sum > 0.0f) return absl::OkStatus();
     return FieldError(prefix, field, "a number > 0 with dense updates",

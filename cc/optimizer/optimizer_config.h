@@ -1,8 +1,10 @@
-// The config of an optimizer, fixed when its table is created. It has no
-// learning rate: that comes with each push, so that schedules work.
+// The config of an optimizer, which is fixed when its table is created. The
+// learning rate is not a part of it, because each push has its own, so that
+// schedules work.
 //
-// A row has one or more segments. Each has a rule, which says how a gradient
-// moves weights, and options, which work with any rule.
+// A row consists of one or more segments. Each segment has a rule, which
+// determines how a gradient changes weights, and options, which work with any
+// rule.
 
 #ifndef TFSWITCH_CC_OPTIMIZER_OPTIMIZER_CONFIG_H_
 #define TFSWITCH_CC_OPTIMIZER_OPTIMIZER_CONFIG_H_
@@ -26,8 +28,8 @@ namespace tfswitch {
 // The longest segment, and so the longest embedding.
 inline constexpr int kMaxSegmentDim = 4096;
 
-// The operations on gradient and weights around any rule, in this order; see
-// optimizer.h. Defaults are "off".
+// Operations on the gradient and the weights before and after any rule; see
+// optimizer.h for their order. With the defaults all are off.
 struct StepOptions {
   float l2 = 0.0f;
   float cowclip_r = 0.0f;
@@ -76,7 +78,7 @@ inline constexpr bool kIsRule = kIsAlternative<Struct, RuleConfig>;
 
 // A part of the row with its own rule and options.
 struct SegmentConfig {
-  int dim = 0;  // 0, only for the last segment: the rest of the row.
+  int dim = 0;  // 0 is allowed for the last segment only: the rest of the row.
   float learning_rate_scale = 1.0f;  // A factor of the push's learning rate.
   RuleConfig rule = SgdConfig{};
   StepOptions options;
@@ -88,13 +90,13 @@ struct SegmentConfig {
 };
 
 struct OptimizerConfig {
-  // At least one; usually one for the whole row.
+  // The segments of the row; usually one for the whole row.
   std::vector<SegmentConfig> segments;
-  // Whether each step moves all rows, as a dense variable's does, or only the
-  // rows of the batch; see missed_steps.h.
+  // Whether each step changes all rows, like the step of a dense variable, or
+  // only the rows of the batch; see missed_steps.h.
   bool is_dense = false;
-  // Whether the optimizer is not chosen yet: a table refuses pushes until it is
-  // made with an optimizer that is not open.
+  // Whether the optimizer is not chosen yet. The table refuses pushes until
+  // somebody opens it with an optimizer that is chosen.
   bool is_open = false;
 
   OptimizerConfig() : segments(1) {}
@@ -110,25 +112,25 @@ struct OptimizerConfig {
     return segments == o.segments && is_dense == o.is_dense &&
            is_open == o.is_open;
   }
-  // Whether it is one rule for the whole row.
+  // Whether there is only one segment, and so one rule for the whole row.
   bool IsSimple() const {
     return segments.size() == 1 && segments[0].dim == 0 &&
            segments[0].learning_rate_scale == 1.0f;
   }
 };
 
-// kName of the rule; for several, "segments(adagrad, adam)". With is_dense,
-// "adam with dense updates".
+// kName of the rule; for several segments, for example "segments(adagrad,
+// adam)". If is_dense, for example "adam with dense updates".
 std::string OptimizerName(const OptimizerConfig& config);
 
-// InvalidArgument naming the field, its value and its range. `dim` is the
-// row's; the segments must fill it.
+// InvalidArgument, naming the field, its value and its range, if the config is
+// invalid for rows of `dim` floats. The segments must fill the row.
 absl::Status ValidateOptimizerConfig(const OptimizerConfig& config, int dim);
 
 // Whether a step depends on the count or the shows of its key in the batch.
 bool ReadsCounts(const OptimizerConfig& config);
 
-// The dims of the segments; the last one is computed.
+// The dims of the segments. If the last one is 0 in the config, it is computed.
 // REQUIRES: ValidateOptimizerConfig(config, dim) is OK.
 std::vector<int> SegmentDims(const OptimizerConfig& config, int dim);
 

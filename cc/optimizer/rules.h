@@ -1,10 +1,10 @@
-// The rules, which say how a gradient moves weights. For each rule this has the
-// config, the slots that a row keeps for it, and which kernel takes its step.
-// The steps themselves are in step_kernels.inc, and their formulas in
+// The rules, which determine how a gradient changes weights. This file has for
+// each rule its config, the slots that it needs in a row, and the kernel of its
+// step. The kernels are in step_kernels.inc, the formulas in
 // docs/optimizers.md.
 //
-// Names and defaults are those of keras.optimizers where Keras has the rule.
-// kName is the name in protos, checkpoints and messages.
+// If keras.optimizers has a rule, the names and defaults are the same here.
+// kName is the rule's name in protos, checkpoints and messages.
 
 #ifndef TFSWITCH_CC_OPTIMIZER_RULES_H_
 #define TFSWITCH_CC_OPTIMIZER_RULES_H_
@@ -40,14 +40,14 @@ enum class StepKind {
   kPaddleStdAdagrad,
   kPaddleSharedAdam,
   kLion,
-  // These are not rules: the first applies options around params.rule, the
-  // second steps params.segments in turn.
+  // The last two are not rules: kWithOptions applies options before and after
+  // params.rule, and kSegments steps params.segments one after another.
   kWithOptions,
   kSegments,
 };
 
-// Which slots a step with a gradient of zero changes besides weights, for rules
-// that dense tables may have.
+// Which slots a step with a gradient of zero changes, besides weights. Only for
+// rules that dense tables may have.
 enum class Averages : uint8_t {
   kNone,
   kShrinking,          // All of them, by rho.
@@ -56,7 +56,7 @@ enum class Averages : uint8_t {
   kMomentsAndLargest,  // m[D], v[D], v_hat[D], t
 };
 
-// The numbers of a rule, which its kernel reads.
+// The numbers of a rule that its kernel uses.
 struct RuleParams {
   float momentum = 0.0f;  // sgd, rmsprop
   float epsilon = 0.0f;
@@ -77,31 +77,32 @@ struct RuleParams {
   float l2 = 0.0f;
   float l2_shrinkage = 0.0f;
   float beta = 0.0f;
-  // How many of Adam's corrections are computed beforehand, from t = 1.
+  // For how many steps, from the first on, Adam's correction is computed in
+  // advance.
   int num_corrections = 0;
 };
 
 // A rule's kernel, slots and numbers.
 struct RulePlan {
   StepKind kind = StepKind::kSgd;
-  // The slots: first vectors of the segment's size, then single floats. Rules
-  // with the same text have slots of the same meaning.
+  // The slots are vectors of the segment's size, followed by single floats.
+  // Rules with the same `state` have slots with the same meaning.
   const char* state = "";
   int num_vectors = 0;
   int num_floats = 0;
-  // The start value of the first vector, or of the first float if there is
-  // none; other slots start with 0.
+  // The initial value of the first vector, or of the first float if there are
+  // no vectors; other slots start with 0.
   float initial_slot = 0.0f;
   RuleParams params{};
   Averages averages = Averages::kNone;
 };
 
 // Returns 1 - beta as Keras computes it, from a Python float such as 0.999.
-// A subtraction from the float32 nearest to beta would be wrong in the fifth
-// digit.
+// Subtracting the float32 nearest to beta would be wrong in the fifth digit.
 float OneMinus(float beta);
 
-// Most rows see few steps. Each later step of a row costs two pow().
+// For how many steps of a row corrections are computed in advance. Most rows
+// take few steps; each further step costs two calls of pow().
 inline constexpr int kNumCorrections = 4096;
 
 struct SgdConfig {
@@ -175,7 +176,8 @@ struct AdagradDecayConfig {
                     ranges::kRate},
         ConfigField{"compat", &AdagradDecayConfig::compat, ranges::kFlag});
   }
-  // The float counts the periods for which the row has decayed.
+  // The float slot counts the periods by which the row's accumulator has
+  // decayed.
   RulePlan Plan() const {
     RulePlan plan{StepKind::kAdagradDecay, "adagrad_decay", 1, 1};
     plan.initial_slot = initial_accumulator_value;
@@ -213,7 +215,7 @@ struct AdamConfig {
   }
 };
 
-// Adam with weight decay apart from the gradient (Loshchilov and Hutter, 2019).
+// Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
 struct AdamWConfig {
   static constexpr char kName[] = "adamw";
   float weight_decay = 0.004f;
@@ -361,7 +363,7 @@ struct GroupFtrlConfig : FtrlConfig {
   }
 };
 
-// The three rules that only Paddle's CTR accessor has.
+// The next three rules are those of Paddle's CTR accessor.
 struct PaddleAdagradConfig {
   static constexpr char kName[] = "paddle_adagrad";
   float initial_g2sum = 3.0f;
@@ -409,7 +411,7 @@ struct PaddleSharedAdamConfig : AdamConfig {
   }
 };
 
-// The sign of a moving average (Chen et al., 2023).
+// Moves weights by the sign of a moving average (Chen et al., 2023).
 struct LionConfig {
   static constexpr char kName[] = "lion";
   float beta_1 = 0.9f;
@@ -424,7 +426,7 @@ struct LionConfig {
     RulePlan plan{StepKind::kLion, "lion", 1};
     plan.params.beta_1 = beta_1;
     plan.params.beta_2 = beta_2;
-    // Keras subtracts these betas in float32, unlike Adam's.
+    // Keras subtracts these betas from 1 in float32, unlike Adam's.
     plan.params.one_minus_beta_1 = 1.0f - beta_1;
     plan.params.one_minus_beta_2 = 1.0f - beta_2;
     return plan;

@@ -11,7 +11,8 @@ namespace tfswitch {
 
 using StepKernel = OptimizerParams::Kernel;
 
-// sqrt(1 - beta_2^t) / (1 - beta_1^t), in double and then rounded.
+// Adam's correction sqrt(1 - beta_2^t) / (1 - beta_1^t), computed in double and
+// then rounded.
 float AdamCorrection(const OptimizerParams& params, float steps);
 
 using MissedKernel = decltype(SegmentStep::miss);

@@ -138,8 +138,6 @@ Status NotInGraph(const char* kind, const std::string& name,
                "', which the graph does not have; export the model again");
 }
 
-// Most models consist of functions, and TensorFlow would look for the ops of a
-// function only when the function first runs. So this looks for all ops.
 Status CheckOps(const MetaGraph& graph) {
   const TfBuffer known(TF_GetAllOpList());
   const std::set<std::string> names = ParseOpNames(BytesOf(*known));
@@ -291,8 +289,6 @@ Status ModelVersion::WarmUp() const {
   const Result<Request> zeros = MakeWarmUpRequest(signature);
   Status status = zeros.ok() ? Predict(*zeros).status() : zeros.status();
   if (status.ok()) return status;
-  // The error is only logged: a model may reject made-up values, such as an
-  // empty string.
   LogMessageInOrder(
       LogLevel::kWarning, {"warm_up_failed"},
       absl::StrCat("model in '", folder_,

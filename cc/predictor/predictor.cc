@@ -183,8 +183,6 @@ class __attribute__((visibility("hidden"))) Predictor::Versions {
   // refused.
   std::map<int64_t, std::string> seen_ ABSL_GUARDED_BY(load_mutex_);
   std::map<int64_t, std::string> refused_files_ ABSL_GUARDED_BY(load_mutex_);
-  // Former versions. They are kept here and freed by a check of the folder
-  // after their last request, so that no request has to free them.
   std::vector<std::shared_ptr<const ModelVersion>> retired_
       ABSL_GUARDED_BY(load_mutex_);
   int64_t pinned_ ABSL_GUARDED_BY(load_mutex_) = -1;

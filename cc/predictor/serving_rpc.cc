@@ -401,7 +401,8 @@ absl::StatusOr<std::unique_ptr<ServingRpcServer>> Listen(
       credentials);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
   SetMessageLimits(max_message_bytes, &builder);
-  // Includes calls that will be refused, because they hold a thread, too.
+  // The limit also allows for calls that will be refused, because each of them
+  // holds a thread as well.
   grpc::ResourceQuota quota("tfswitch-serving");
   quota.SetMaxThreads(static_cast<int>(
       std::min<int64_t>(int64_t{options.max_requests} + kOtherThreads,

@@ -28,7 +28,8 @@ absl::string_view ViewOf(const grpc::string_ref& text) {
   return {text.data(), text.size()};
 }
 
-// The token of the header "authorization: Bearer TOKEN"; empty without one.
+// The token of the header "authorization: Bearer TOKEN"; empty if the call does
+// not have this header.
 absl::string_view PresentedToken(const grpc::ServerContext& context) {
   const auto& metadata = context.client_metadata();
   const auto found = metadata.find(kTokenHeader);

@@ -130,8 +130,9 @@ class Caller {
 
 // Settings that protect a server from other machines and users.
 struct SecurityOptions {
-  TlsFiles tls;  // Without any, traffic is plaintext.
-  // Absolute. Empty: callers need no token.
+  // If all files are empty, traffic is plaintext.
+  TlsFiles tls;
+  // An absolute path; if it is empty, callers need no token.
   std::string token_file;
   // Allows other machines to reach the server without TLS, or without a token
   // or certificate.

@@ -22,7 +22,7 @@ namespace tfswitch {
 namespace {
 
 // Escapes the text, because it may contain bytes that a peer has sent. Each
-// line of gRPC's code has its own limit.
+// place in gRPC's code that logs has a limit of its own.
 void WriteLineOfGrpc(gpr_log_func_args* line) {
   constexpr size_t kLongest = 500;
   const std::string place = absl::StrCat(line->file, ":", line->line);

@@ -7,8 +7,8 @@
 namespace tfswitch {
 namespace {
 
-// The longest message after encoding for a header, where a byte that is not
-// printable ASCII takes three. gRPC's clients refuse headers over 8 KiB.
+// The longest message after encoding. In a header, a byte that is not printable
+// ASCII takes three bytes. gRPC's clients refuse headers over 8 KiB.
 constexpr size_t kMaxMessageBytes = 4096;
 
 size_t HeaderBytes(char c) { return c >= ' ' && c <= '~' && c != '%' ? 1 : 3; }

@@ -83,7 +83,8 @@ absl::StatusOr<Owned<X509>> ReadCertificates(absl::string_view name,
     if (next == nullptr) break;
     if (first == nullptr) first = std::move(next);
   }
-  // After the last certificate, the only error is that no further one begins.
+  // At the end of an undamaged file, the only error is that no further
+  // certificate begins.
   const bool is_damaged =
       ERR_GET_REASON(ERR_peek_last_error()) != PEM_R_NO_START_LINE;
   ERR_clear_error();

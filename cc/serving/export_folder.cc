@@ -292,7 +292,6 @@ absl::Status RemoveOldExports(const std::string& path, uint32_t keep_bases) {
     const std::string folder = absl::StrCat(path, "/", names[i].ToString());
     const std::string hidden =
         absl::StrCat(path, "/", kTemporaryPrefix, names[i].ToString());
-    // The rename hides the export, so that readers never see a part of it.
     if (rename(folder.c_str(), hidden.c_str()) != 0) {
       return ErrnoStatus("remove", folder, errno);
     }

@@ -63,8 +63,8 @@ absl::StatusOr<std::vector<v1::ExportContent>> ReadChain(
 std::string RowFilePath(const std::string& path, const ExportName& name,
                         const v1::ExportedTable& table);
 
-// Writes one export. While this lives, other processes cannot write to the
-// folder. Begin() removes exports that others left unfinished.
+// Writes one export. While the object lives, other processes cannot write to
+// the folder. Begin() removes exports that others left unfinished.
 //
 // Not thread-safe.
 class ExportWriter {
@@ -83,7 +83,8 @@ class ExportWriter {
   ExportName name() const { return NameOf(manifest_); }
   const std::string& id() const { return manifest_.id(); }
 
-  // Records the rule that chooses rows: later exports must have the same.
+  // Records the rule that chooses rows; deltas after this export must have the
+  // same.
   void SetRule(const v1::ScoreRule& rule) { *manifest_.mutable_rule() = rule; }
 
   // Adds a table. Returns a writer for its rows, which must be finished before

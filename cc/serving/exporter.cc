@@ -291,8 +291,6 @@ absl::StatusOr<v1::PublishExportResponse> Publish(
     report.set_number(writer->previous().number());
     report.set_bytes(0);
   } else if (request.keep_bases() > 0) {
-    // Only logs an error, because the export is published. The next export
-    // tries again.
     const absl::Status removed =
         RemoveOldExports(request.path(), request.keep_bases());
     if (!removed.ok()) {

@@ -53,7 +53,6 @@ class PilotSearch {
     for (size_t i = 1; i < begins_.size(); ++i) begins_[i] += begins_[i - 1];
   }
 
-  // Places large buckets first, while many slots are still free.
   bool Run() {
     std::vector<std::vector<uint32_t>> by_size(1);
     for (uint32_t bucket = 0; bucket < hash_.pilots_per_part; ++bucket) {
@@ -193,7 +192,7 @@ class PilotSearch {
   std::vector<uint32_t> recent_;
   std::vector<uint32_t> homeless_;
   uint64_t num_moves_ = 0;
-  std::minstd_rand random_;  // Its fixed seed gives the same pilots each time.
+  std::minstd_rand random_;  // The fixed seed gives the same pilots each time.
 };
 
 }  // namespace

@@ -44,8 +44,10 @@ struct Request {
   int table = 0;
   // Indices of the missing keys in the part; empty if all keys are missing.
   std::vector<size_t> places;
-  std::vector<Key> keys;         // The distinct keys.
-  std::vector<int32_t> inverse;  // The index in `keys` of each missing key.
+  // The distinct keys.
+  std::vector<Key> keys;
+  // The index in `keys` of each missing key.
+  std::vector<int32_t> inverse;
   // The received rows of `keys`; empty if they were written directly to their
   // places.
   std::vector<float> rows;
@@ -243,8 +245,6 @@ absl::Status RemoteRows::TryLookup(absl::Span<const LookupPart> parts,
     request.keys.resize(ThreadUniqueKeys().Run(
         keys, absl::MakeSpan(request.keys), absl::MakeSpan(request.inverse)));
     const size_t dim = static_cast<size_t>(part.dim);
-    // If all keys are missing and none repeats, the client writes the rows
-    // directly to their places.
     float* rows = part.embeddings;
     if (request.keys.size() != part.keys.size()) {
       request.rows.resize(request.keys.size() * dim);

@@ -122,7 +122,6 @@ void RowCache::ReadShard(Shard* shard, int table, absl::Span<const Key> keys,
     }
     for (size_t i = 0; i < count; ++i) {
       Entry* const entry = entries[i];
-      // The size is wrong if there was no memory for the row.
       if (entry == nullptr || IsOver(*entry, now) || entry->row.size() != dim) {
         continue;
       }
@@ -165,8 +164,8 @@ RowCache::Entry* RowCache::Place(Shard* shard, const Name& name, Time now) {
   if (place < shard->max_entries) {
     shard->entries.emplace_back();
   } else {
-    // Ends within two rounds, because the first round clears was_read of all
-    // entries.
+    // The loop ends within two rounds, because the first round clears was_read
+    // of all entries.
     for (;;) {
       place = shard->hand;
       shard->hand = (shard->hand + 1) % shard->entries.size();

@@ -20,7 +20,8 @@
 namespace tfswitch {
 
 struct RowCacheOptions {
-  size_t max_rows = 0;  // In all tables together.
+  // The most rows of all tables together.
+  size_t max_rows = 0;
   // How long a row may be used after it was asked for.
   absl::Duration lifetime = absl::Seconds(10);
   std::vector<int> dims;  // The dim of each table.

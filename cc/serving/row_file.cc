@@ -341,7 +341,6 @@ absl::Status RowFile::ForEachKey(
     const std::function<absl::Status(Key, const char*)>& visit) const {
   for (uint64_t slot = 0; slot < view_.num_slots; ++slot) {
     const char* const record = view_.Record(slot);
-    // An empty slot contains an id whose own slot is another one.
     if (view_.Slot(view_.hash.PointOf(HashKey(KeyOf(record)))) != slot) {
       continue;
     }

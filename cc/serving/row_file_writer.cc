@@ -4,9 +4,6 @@
 // spool in another order, and prefetches them some slots ahead. The header is
 // written last, because it contains the positions of the arrays; blanks reserve
 // its place.
-//
-// If a key was given more than once, the last call counts: Sort() keeps only
-// its entry.
 
 #include "cc/serving/row_file_writer.h"
 
@@ -35,7 +32,7 @@
 namespace tfswitch {
 namespace {
 
-// Replaces the number of a row for removed keys.
+// Marks a removed key, in place of a row's number.
 constexpr uint32_t kRemoved = ~uint32_t{0};
 constexpr size_t kMaxKeys = kRemoved;
 constexpr size_t kRecordsAlignment = 64;
@@ -290,7 +287,6 @@ RowFileWriter::RowFileWriter(std::unique_ptr<BlockFile> file,
       file_(std::move(file)),
       spool_(std::make_unique<Spool>(file_->is_owned() ? file_->path() : "")),
       row_(row_bytes_) {
-  // Reserves the place of the header, which is written last.
   const std::string nothing(kRowFileHeaderBytes, ' ');
   status_ = file_->WriteRaw(nothing.data(), nothing.size());
   if (status_.ok()) {

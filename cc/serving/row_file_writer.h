@@ -101,7 +101,8 @@ class RowFileWriter {
   std::unique_ptr<BlockFile> file_;
   std::unique_ptr<Spool> spool_;
   bool is_finished_ = false;
-  std::function<bool(Key, const char*)> is_wanted_;  // May be empty.
+  // The argument of LeaveOut(); may be empty.
+  std::function<bool(Key, const char*)> is_wanted_;
   // The keys of all calls, in order, and for each the row's number in the
   // spool, or kRemoved.
   std::vector<Key> keys_;

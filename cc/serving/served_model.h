@@ -43,7 +43,8 @@ class PinnedRows {
 };
 
 struct ServedState {
-  ServedRows::State rows;  // Numbers are 0 if there are no exports.
+  // Numbers are 0 if there are no exports.
+  ServedRows::State rows;
   // The fields below are set only if the model looks up on servers.
   bool is_remote = false;
   std::string addresses;

@@ -332,7 +332,7 @@ void ServedRows::VerifyBuilt(const Built& built) {
       // damaged rows fail.
       if (!older.ok()) return;
       Serve(older->snapshot, older->base_number);
-      // The error is OK if the damaged file has been replaced meanwhile.
+      // `newer` is OK if the damaged file has been replaced meanwhile.
       NoteError(older->newer);
       return;
     }

@@ -1,13 +1,13 @@
-// The software pipeline that a batch of keys goes through, for each instruction
-// set. Memory latency is hidden by working on three blocks of the batch in
-// turn:
+// A software pipeline that processes a batch of keys, compiled for each
+// instruction set. While it waits for memory it works on other keys: it
+// processes three blocks of the batch in turn:
 //
 //   block b - 1   search the buckets, prefetch the rows
 //   block b - 2   copy the rows, or step the optimizer on them
 //   block b       between them, hash the keys, prefetch their buckets
 //
 // Reads take no lock. If a bucket turns out to be locked, moved or changed, the
-// key is handed to a RetrySink, which may wait.
+// key is given to a RetrySink, which may wait.
 
 #ifndef TFSWITCH_CC_TABLE_BATCH_KERNELS_H_
 #define TFSWITCH_CC_TABLE_BATCH_KERNELS_H_
@@ -28,19 +28,20 @@ namespace tfswitch {
 
 inline constexpr int kNumStripes = 16;
 
-// Keys per call of a kernel. It bounds the buffers on the stack and how long a
-// stripe is locked for the missing keys of a call.
+// The most keys per call of a kernel. It limits the buffers on the stack, and
+// how long a call locks a stripe for its missing keys.
 inline constexpr uint32_t kMaxKernelKeys = 8192;
 
-// Repeats the kernel's work for one key, where its first attempt failed.
+// Does the kernel's work for one key whose first attempt has failed.
 class RetrySink {
  public:
-  // Called before the first change of a row since a snapshot was taken, with
-  // its bucket locked.
+  // Called before the first change of a row after a snapshot was taken. The
+  // row's bucket is locked.
   virtual void Keep(Key key, uint32_t row) = 0;
-  // Both return false if the key has no row.
+  // Read() and Step() return false if the key has no row.
   virtual bool Read(Key key, float* embedding) = 0;
-  // Key i of the batch, with its gradient and observations in StepBatch.
+  // Takes the step of key i of the batch. StepBatch has its gradient and
+  // observations.
   virtual bool Step(Key key, uint32_t i) = 0;
 
  protected:
@@ -53,32 +54,40 @@ struct KernelBatch {
   const KeyedHash* hash = nullptr;
   int dim = 0;
   const RowCodec* codec = nullptr;
-  // Room for a row's floats if rows are not plain; twice for read_caught_up.
+  // Room for the floats of a row if rows are not stored as plain floats; for
+  // two rows in read_caught_up.
   float* scratch = nullptr;
-  // One per stripe. A row's are at [stripe] + row * statistics_stride.
+  // One per stripe. The statistics of a row begin at [stripe] + row *
+  // statistics_stride.
   char* const* statistics = nullptr;
   size_t statistics_stride = 0;
-  // One per stripe: when rows have changed. A step raises them to stamp.epoch.
+  // One array per stripe: the epochs in which rows have changed. A step raises
+  // a row's stamp to stamp.epoch.
   uint32_t* const* stamps = nullptr;
   ChangeStamp stamp;
   size_t stride = 0;
-  const IndexView* views = nullptr;  // One per stripe.
+  // One per stripe.
+  const IndexView* views = nullptr;
   // Counts how often `retry` has replaced the views by newer ones.
   const uint32_t* num_refreshes = nullptr;
   RetrySink* retry = nullptr;
-  // For read_caught_up: the steps that rows are to have taken.
+  // For read_caught_up: the steps that are added to rows that miss them.
   const Optimizer* optimizer = nullptr;
   const StepHistory* history = nullptr;
-  // Gets the positions of keys without a row; room for num_keys.
+  // Receives the positions of keys without a row. Has room for num_keys.
   uint16_t* missing = nullptr;
 };
 
 // The gradients of a batch and the data that comes with them.
 struct StepBatch {
   const Optimizer* optimizer = nullptr;
-  const float* gradients = nullptr;  // num_keys x dim.
-  StepInput input;                   // With the count of a key without a count.
-  // The fields below count only where has_observations().
+  // num_keys x dim.
+  const float* gradients = nullptr;
+  // The input of each step. Its count is for keys without a count of their own.
+  StepInput input;
+
+  // The fields below are used only if has_observations().
+
   // Null if rows have no statistics.
   const RowStatistics* statistics = nullptr;
   KeyObservations observations;
@@ -91,7 +100,8 @@ struct StepBatch {
            !observations.shows.empty();
   }
 
-  // The table's number of steps before this one; 0 unless it is counted.
+  // The number of steps of the table before this one; 0 if the table does not
+  // count steps.
   uint32_t step() const {
     return input.history != nullptr ? input.history->last_step : 0;
   }
@@ -103,7 +113,7 @@ struct StepBatch {
                     gradients + static_cast<size_t>(i) * dim, input);
   }
 
-  // The same, with the observations of key i.
+  // Takes one step of `row` with gradient i and the observations of key i.
   [[gnu::always_inline]] void StepAndObserve(int dim, const RowFloats& row,
                                              uint32_t i) const {
     const StepInput own = InputOf(i);
@@ -140,10 +150,10 @@ struct BatchKernels {
   // Writes the embedding of keys[i] to embeddings + i * dim. Leaves the output
   // of missing keys unchanged.
   uint32_t (*read)(const KernelBatch&, float* embeddings) = nullptr;
-  // The same, with the steps that rows have missed. The rows in the table do
-  // not change.
+  // Like `read`, but adds the steps that rows have missed to the output. The
+  // rows in the table do not change.
   uint32_t (*read_caught_up)(const KernelBatch&, float* embeddings) = nullptr;
-  // Step() and StepAndObserve() for the row of each key.
+  // Call Step() or StepAndObserve() for the row of each key.
   uint32_t (*step)(const KernelBatch&, const StepBatch&) = nullptr;
   uint32_t (*step_and_observe)(const KernelBatch&, const StepBatch&) = nullptr;
 };

@@ -1,3 +1,3 @@
-// Compiled with -mavx2 where the target has it.
+// The build compiles this file with -mavx2 if the target supports it.
 #define TFSWITCH_KERNEL_NAMESPACE avx2
 #include "cc/table/batch_kernels.inc"

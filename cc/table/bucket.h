@@ -23,8 +23,9 @@
 //     read one state of the bucket and whole rows. A writer that locks with the
 //     meta under which it found an entry may trust that entry.
 //
-// A version could return to the same value after 2^19 changes of one bucket
-// between two loads of one reader; writers look at the key again after locking.
+// A reader could miss a change if its bucket changed 2^19 times between two
+// loads of the reader, because the version would be the same again. Writers
+// look at the key again after locking.
 
 #ifndef TFSWITCH_CC_TABLE_BUCKET_H_
 #define TFSWITCH_CC_TABLE_BUCKET_H_
@@ -76,7 +77,7 @@ TFSWITCH_ALWAYS_INLINE bool IsUnchanged(const Bucket* bucket, uint32_t meta) {
   return __atomic_load_n(&bucket->meta, __ATOMIC_RELAXED) == meta;
 }
 
-// Locks if the meta word still is `meta`.
+// Locks the bucket if its meta word still is `meta`; returns whether it did.
 TFSWITCH_ALWAYS_INLINE bool TryLockBucket(Bucket* bucket, uint32_t meta) {
   const bool is_locked = __atomic_compare_exchange_n(
       &bucket->meta, &meta, meta | kMetaLocked, /*weak=*/false,
@@ -85,13 +86,14 @@ TFSWITCH_ALWAYS_INLINE bool TryLockBucket(Bucket* bucket, uint32_t meta) {
   return is_locked;
 }
 
-// Publishes the changes. `meta` is the new word, unlocked, with the old
-// version.
+// Makes the changes visible and unlocks. `meta` is the new word, without the
+// lock and with the old version.
 TFSWITCH_ALWAYS_INLINE void UnlockBucket(Bucket* bucket, uint32_t meta) {
   __atomic_store_n(&bucket->meta, meta + kMetaVersionOne, __ATOMIC_RELEASE);
 }
 
-// Locks, waiting if it must; returns the meta word without the lock.
+// Locks the bucket, and waits if needed. Returns the meta word without the
+// lock.
 inline uint32_t LockBucket(Bucket* bucket) {
   SpinWait wait;
   for (;;) {
@@ -101,7 +103,8 @@ inline uint32_t LockBucket(Bucket* bucket) {
   }
 }
 
-// The parts of a key's KeyedHash that the table uses: the top bits.
+// Parts of a key's KeyedHash that the table uses. They are taken from the high
+// bits.
 TFSWITCH_ALWAYS_INLINE uint32_t StripeOfHash(uint64_t hash) {
   return static_cast<uint32_t>(hash >> 60);
 }

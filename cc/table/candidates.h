@@ -1,6 +1,6 @@
-// The keys of one stripe that wait for a row, each with a short record. It has
-// an index and a store of rows like the stripe's own, but is used under the
-// stripe's mutex only.
+// Candidates: the keys of one stripe that wait for a row, each with a short
+// record. They have an index and a store of rows like those of the stripe, but
+// all access needs the stripe's mutex.
 
 #ifndef TFSWITCH_CC_TABLE_CANDIDATES_H_
 #define TFSWITCH_CC_TABLE_CANDIDATES_H_
@@ -20,26 +20,26 @@ namespace tfswitch {
 // Thread-compatible: guarded by the mutex of the stripe.
 class Candidates {
  public:
-  // Positions are made by *hash, which must outlive this object.
+  // *hash computes positions. It must outlive this object.
   //
   // REQUIRES: called once, before anything else. False if there is no memory.
   bool Init(MemorySpan index_0, MemorySpan index_1, MemorySpan records,
             int record_floats, const KeyedHash* hash);
-  // For records that have stamps (table/change_log.h).
-  // REQUIRES: called at most once, after Init() and before anything else.
+  // Makes room for stamps (table/change_log.h). REQUIRES: called at most once,
+  // after Init() and before anything else.
   void InitStamps(MemorySpan stamps) { records_.InitStamps(stamps); }
 
-  // The record of a key; null if the key does not wait.
+  // The record of a key; null if the key is not a candidate.
   float* Find(Key key, uint32_t position) const;
-  // The same for several keys, whose cache misses overlap.
+  // Finds the records of several keys. Their cache misses overlap.
   void FindMany(const Key* keys, const uint32_t* positions, size_t count,
                 const float** records) const;
 
-  // Adds a key that does not wait yet. Its record holds garbage; null if memory
-  // is used up.
+  // Adds a key that is not a candidate yet. The caller must fill its record,
+  // whose contents are undefined. Null if there is no memory.
   float* Insert(Key key, uint32_t position);
 
-  // Does nothing if the key does not wait.
+  // Removes a key; does nothing if it is not a candidate.
   void Erase(Key key, uint32_t position);
 
   // The epoch of the last change of a record. REQUIRES: InitStamps(); the
@@ -48,14 +48,14 @@ class Candidates {
     return records_.stamps()[records_.RowOf(record)];
   }
 
-  // Calls visit(key, record) for keys with a position in [begin, end), of about
-  // `num_buckets` buckets; returns the position to go on from. Nothing may be
-  // inserted or erased meanwhile.
+  // Calls visit(key, record) for keys from position `begin` on, until it has
+  // visited about `num_buckets` buckets. Returns the position at which to
+  // continue. `visit` must not insert or erase keys.
   uint64_t Visit(uint64_t begin, uint64_t num_buckets,
                  const std::function<void(Key, const float*)>& visit) const;
 
-  // Moves records together and gives memory back, if it pays. Moves stamps with
-  // them if any has been written.
+  // If enough records are free, moves records together and gives memory back.
+  // If `with_stamps`, moves their stamps, too.
   void Compact(bool with_stamps);
 
   int64_t size() const { return size_; }

@@ -16,8 +16,8 @@ uint32_t ChangeClock::Enter() {
     }
     at_work_[epoch % 2].fetch_add(1);
     // This load and the end of an epoch are sequentially consistent. So either
-    // this thread sees that the epoch has ended, or the thread that ends it
-    // sees this one inside.
+    // this thread notices that the epoch has ended, or the thread that ends it
+    // notices this one and waits.
     if (epoch_.load() == epoch) return epoch;
     Leave(epoch);
   }

@@ -1,17 +1,18 @@
 // Records which rows have changed since a given moment.
 //
-// Time is counted in epochs of a table. A row that changes is stamped with the
-// current epoch. A reader of changes ends the epoch, waits for changes begun in
-// it, and reads the rows whose stamps are later than its last visit. It may get
-// a row that changes meanwhile twice, but misses none, however many other
-// readers there are.
+// Time is counted in epochs of a table. A changed row gets the number of the
+// current epoch as its stamp. A reader of changes ends the epoch, waits for the
+// changes that began in it, and then reads the rows with stamps later than its
+// last visit. If a row changes at the same time, the reader may get it twice,
+// but it misses no row, however many other readers there are.
 //
-// The stamp of a key never goes down, although a change may begin in one epoch
-// and reach the key in the next one: a reader that learns that a row was lost
-// must also learn of the row that the key has got since then.
+// The stamp of a key never decreases, although a change may begin in one epoch
+// and reach the key in the next one. So a reader that is told that a key lost
+// its row is also told if the key has got a row since.
 //
-// A snapshot ends an epoch, too. A row with an earlier stamp is as it was then;
-// the thread that changes it first keeps a copy (table/row_undo_log.h).
+// A snapshot ends an epoch, too. A row with an earlier stamp has not changed
+// since the snapshot. The thread that first changes such a row keeps a copy
+// (table/row_undo_log.h).
 
 #ifndef TFSWITCH_CC_TABLE_CHANGE_LOG_H_
 #define TFSWITCH_CC_TABLE_CHANGE_LOG_H_
@@ -28,7 +29,7 @@
 
 namespace tfswitch {
 
-// A moment in the life of one server's part of a table.
+// A moment in the history of one server's part of a table.
 struct ChangeCursor {
   uint64_t log_id = 0;  // Known to this log only. 0: none.
   uint32_t epoch = 0;   // Later changes have stamps above it.
@@ -40,17 +41,19 @@ struct ChangeCursor {
 
 // The epoch in which a change was made.
 struct ChangeStamp {
-  uint32_t epoch = 0;  // For the row; 0 while nobody reads changes.
-  // A row with a stamp below this must be kept for a snapshot. 0: no snapshot.
+  // The row's new stamp; 0 while nobody reads changes.
+  uint32_t epoch = 0;
+  // A row with a lower stamp must be kept for a snapshot. 0: no snapshot.
   uint32_t keeps_below = 0;
 };
 
-// Stamps a row whose bucket is locked, or that nobody else can change.
+// Raises the stamp of a row. The row's bucket must be locked, or no other
+// thread may be able to change the row.
 TFSWITCH_ALWAYS_INLINE void RaiseStamp(uint32_t* stamp, uint32_t epoch) {
   if (RacyLoad(stamp) < epoch) RacyStore(stamp, epoch);
 }
 
-// Counts epochs, and the threads at work in them.
+// Counts epochs, and the threads that change rows in each.
 //
 // Thread-safe.
 class ChangeClock {
@@ -64,8 +67,8 @@ class ChangeClock {
     Change(const Change&) = delete;
     Change& operator=(const Change&) = delete;
 
-    // For changes from now on. Where a key gets or loses its row, "now" is
-    // after the mutex of its stripe was locked.
+    // The stamp for changes from now on. If the change gives a key a row or
+    // removes its row, call this after the stripe's mutex was locked.
     ChangeStamp stamp() const {
       const uint32_t epoch =
           clock_->epoch_.load(std::memory_order_relaxed) & ~kHeld;
@@ -78,24 +81,25 @@ class ChangeClock {
     const uint32_t epoch_;
   };
 
-  // Ends the epoch, and returns it once all changes that began in it have been
-  // made. From the first call on changes have stamps.
+  // Ends the epoch, waits for all changes that began in it, and returns its
+  // number. From the first call on changes get stamps.
   uint32_t EndEpoch();
 
   bool is_running() const {
     return (epoch_.load(std::memory_order_acquire) & ~kHeld) > kFirstEpoch;
   }
 
-  // No row is being changed from the end of Hold() to Release(), which the same
-  // thread calls: changes that have begun are over, and others wait. No change
-  // may begin inside another one.
+  // Hold() waits for changes that have begun. From then until Release(), which
+  // the same thread must call, no row changes, and new changes wait. So a
+  // change must not begin inside another one.
   void Hold() ABSL_NO_THREAD_SAFETY_ANALYSIS;
   void Release() ABSL_NO_THREAD_SAFETY_ANALYSIS;
 
-  // Ends the epoch, and returns it: changes after Release() keep the rows of
-  // this moment. REQUIRES: between Hold() and Release(), by their thread.
+  // Ends the epoch, and returns its number. After Release(), a thread that
+  // changes a row keeps a copy of its present state. REQUIRES: between Hold()
+  // and Release(), in their thread.
   uint32_t BeginSnapshot();
-  // Changes that have begun may still keep rows.
+  // Changes that have already begun may still keep rows after this.
   void EndSnapshot() { keeps_below_.store(0); }
 
  private:
@@ -111,13 +115,14 @@ class ChangeClock {
 
   std::atomic<uint32_t> epoch_{kFirstEpoch};
   std::atomic<uint32_t> keeps_below_{0};
-  // In epochs of either parity: an epoch ends when nobody is in the one before.
+  // The number of changes in progress, for even and odd epochs. An epoch ends
+  // only when no changes of the epoch before are in progress.
   std::atomic<int64_t> at_work_[2] = {};
   Mutex mutex_;  // One end at a time.
 };
 
-// Keys of one stripe that have lost their row, or their record while they
-// waited for one: nothing is left of these that could have a stamp.
+// Keys of one stripe that have lost their row, or their record as a candidate.
+// They are listed here because nothing is left of them that could have a stamp.
 //
 // Thread-compatible: guarded by the mutex of the stripe.
 class KeyChanges {
@@ -128,7 +133,7 @@ class KeyChanges {
 
   void Add(Key key, uint32_t stamp);
 
-  // Whether all losses after `epoch` are still known.
+  // False if losses after `epoch` may have been forgotten.
   bool Knows(uint32_t epoch) const { return forgotten_ <= epoch; }
   // The keys with stamps above `epoch`; some may repeat.
   std::vector<Key> Since(uint32_t epoch) const;
@@ -141,7 +146,8 @@ class KeyChanges {
     uint32_t stamp;
   };
 
-  // Keeps one entry of each key, and if these are still many, the later ones.
+  // Keeps only one entry of each key. If there are still too many, keeps the
+  // latest ones.
   void Compact();
 
   const size_t max_keys_;

@@ -8,12 +8,12 @@ namespace tfswitch {
 namespace {
 
 constexpr int kMaxHashes = 64;
-// With fewer cells, one virtual shard may by chance have far more keys than
-// another.
+// With fewer cells, the numbers of keys per virtual shard would differ too much
+// by chance.
 constexpr double kMinCellsPerBlock = 64;
 
-// The 64-bit finaliser of MurmurHash3 with another start, so that cells do not
-// depend on the bits that chose the virtual shard.
+// The 64-bit finaliser of MurmurHash3 with another initial value, so that cells
+// do not depend on the bits that select the virtual shard.
 uint64_t HashForCells(Key key) {
   return HashKey(static_cast<Key>(static_cast<uint64_t>(HashKey(key)) ^
                                   0x9e3779b97f4a7c15u));

@@ -1,13 +1,14 @@
-// Counts how often keys have been seen, in less memory than the keys take.
+// Counts occurrences of keys, and needs less memory than the keys themselves.
 //
-// A key's count is the least of the k cells that its hash names. Other keys may
-// have raised all of these, so a count is never too low, and too high for about
-// one key in 1 / false_positive_rate. Add() raises only the cells that hold the
-// least (Estan and Varghese, 2002), and none beyond the limit, so that no count
-// wraps.
+// The hash of a key selects k cells, and the key's count is the smallest of
+// them. Other keys may have raised all of them. So a count is never too low,
+// and it is too high for about one key in 1 / false_positive_rate. Add() raises
+// only the smallest of the cells (Estan and Varghese, 2002), and none above the
+// limit, so that no count overflows.
 //
-// The cells of one virtual shard lie together, so that a checkpoint can be cut
-// between virtual shards, and a server touches only the memory of its own.
+// The cells of a virtual shard are adjacent, so that checkpoints can be divided
+// between virtual shards, and a server uses memory only for its own virtual
+// shards.
 
 #ifndef TFSWITCH_CC_TABLE_COUNTING_BLOOM_H_
 #define TFSWITCH_CC_TABLE_COUNTING_BLOOM_H_
@@ -28,8 +29,9 @@ namespace tfswitch {
 // additions may be lost.
 class CountingBloom {
  public:
-  // How many cells a virtual shard has, and how many bytes all take. Doubles,
-  // because a config may ask for more than fits any integer.
+  // How many cells a virtual shard has, and how many bytes all cells take. The
+  // type is double, because a config may ask for more than an integer type can
+  // hold.
   static double CellsPerVirtualShard(const BloomMinCountAdmission& config,
                                      uint32_t num_virtual_shards);
   static double SizeBytes(const BloomMinCountAdmission& config,
@@ -39,22 +41,23 @@ class CountingBloom {
   CountingBloom(const BloomMinCountAdmission& config,
                 uint32_t num_virtual_shards);
 
-  // False if there was no memory. Nothing else may be called then.
+  // False if there is no memory; then no other function may be called.
   bool is_allocated() const { return cells_ != nullptr; }
 
   int num_hashes() const { return num_hashes_; }
 
-  // Whether a filter with this config has the same cells; limits may differ.
+  // Whether a filter with this config has the same cells. Its limit may differ.
   bool HasCellsOf(const BloomMinCountAdmission& config) const;
 
-  // Counts `count` more occurrences; returns how many there are, at most the
-  // limit, min_count.
+  // Adds `count` occurrences of a key. Returns the key's new count, which is at
+  // most min_count.
   uint32_t Add(Key key, uint32_t count);
 
-  // Null if there is no memory. REQUIRES: nothing is added meanwhile.
+  // Copies the filter. Null if there is no memory. REQUIRES: no calls of Add()
+  // meanwhile.
   std::unique_ptr<CountingBloom> Copy() const;
 
-  // The cells of a virtual shard, for checkpoints. REQUIRES: nothing is added
+  // The cells of a virtual shard, for checkpoints. REQUIRES: no calls of Add()
   // meanwhile.
   size_t bytes_per_virtual_shard() const {
     return cells_per_block_ * cell_bytes_;
@@ -69,7 +72,7 @@ class CountingBloom {
   bool IsTouched(uint32_t virtual_shard) const {
     return touched_[virtual_shard].load(std::memory_order_relaxed);
   }
-  // The bytes of the virtual shards that are touched.
+  // The bytes of the virtual shards whose memory is in use.
   size_t resident_bytes() const;
 
  private:
@@ -87,8 +90,9 @@ class CountingBloom {
   const uint32_t num_virtual_shards_;
   const int num_hashes_;
   const size_t cells_per_block_;
-  const size_t cell_bytes_;  // 1 or 2.
-  // Not in memory before they are touched, and zero then.
+  // 1 or 2.
+  const size_t cell_bytes_;
+  // Cells take memory only when they are touched; until then they read as zero.
   const std::unique_ptr<void, Free> cells_;
   // For each virtual shard.
   const std::unique_ptr<std::atomic<bool>[]> touched_;

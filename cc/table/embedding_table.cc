@@ -1,12 +1,12 @@
-// A batch goes in blocks of kMaxKernelKeys. The kernels read or step the rows
-// that are there without the stripe's mutex, and list the keys that have no
-// row. ForEachLocked() takes the mutex only for these keys, once for each
-// stripe. There each key is looked up again, because another thread, or the
-// same key earlier in the batch, may have inserted it.
+// A batch is processed in blocks of kMaxKernelKeys. The kernels read or step
+// existing rows without the stripe's mutex, and list the keys that have no row.
+// ForEachLocked() locks the mutex only for these keys, once for each stripe. It
+// searches for each key again, because another thread, or the same key earlier
+// in the batch, may have inserted it.
 //
-// Assign, Erase and ReadUsage take the mutex for all their keys. ForEachRow
+// Assign, Erase and ReadUsage hold the mutex for all their keys. ForEachRow
 // copies rows under the mutex and calls its visitor without it, so that a slow
-// visitor holds up nobody.
+// visitor does not block other threads.
 
 #include "cc/table/embedding_table.h"
 
@@ -33,21 +33,22 @@
 namespace tfswitch {
 namespace {
 
-// A table's address space. Rows may take twice the physical memory, and the two
-// index arrays half of it each, because keys do not spread perfectly evenly
-// over the stripes.
+// The address space of a table, in terms of the physical memory. Rows get twice
+// the physical memory, and each of the two index arrays half of the physical
+// memory. This is more than needed on average, because keys are not distributed
+// quite evenly over the stripes.
 constexpr size_t kRowShare = 8;
 constexpr size_t kIndexShare = 32;
 constexpr size_t kMinSpanBytes = 2 * kHugePageBytes;
 
-// Further address space, for the candidates of a table.
+// The additional address space for the candidates of a table.
 constexpr size_t kCandidateShare = 8;
 
-// An arbitrary key, from which the initializer draws the row that all keys
-// without a row of their own share.
+// An arbitrary key. The initializer draws its row, which all keys without a row
+// of their own share.
 constexpr Key kSharedRow = 0x5477697463685f30;
 
-// The statistics of candidates, which have at least what the policies need.
+// Candidates need at least the statistics of kUsage, for the admission policy.
 StatisticsConfig StatisticsOfCandidates(StatisticsConfig config) {
   if (config.kind == StatisticsKind::kNone) {
     config.kind = StatisticsKind::kUsage;
@@ -55,7 +56,7 @@ StatisticsConfig StatisticsOfCandidates(StatisticsConfig config) {
   return config;
 }
 
-// The weight of a candidate learns as the first segment of a row does.
+// A candidate's weight uses the optimizer of the row's first segment.
 OptimizerConfig WeightConfig(const TableConfig& config) {
   return OptimizerConfig({config.optimizer.segments[0]});
 }
@@ -147,11 +148,12 @@ void EmbeddingTable::Impl::NoteDay(float day) {
 }
 
 bool EmbeddingTable::Impl::Init() {
-  // A sixth of it for each of the two index arrays, the rest for rows.
+  // Each of the two index arrays gets a sixth of the address space, and rows
+  // get the rest.
   const size_t stripe_bytes =
       RoundDownTo(reservation_.size() / kNumStripes, kHugePageBytes);
   const size_t index_bytes = RoundDownTo(stripe_bytes / 6, kHugePageBytes);
-  // Room for as many rows as there are embeddings and slots.
+  // Makes room for as many statistics and stamps as there is room for rows.
   const auto bytes_of_column = [&](size_t begin, size_t column_stride) {
     if (column_stride == 0) return size_t{0};
     return RoundUpTo(
@@ -179,9 +181,9 @@ bool EmbeddingTable::Impl::Init() {
           statistics_stride_);
       statistics_data_[s] = stripe.rows.statistics_data();
     }
-    // Growth x1.4 is a sixteenth of it out of step from stripe to stripe, so
-    // that the stripes do not grow all at once and the memory per key of the
-    // table is always the mean over a cycle.
+    // The initial sizes differ from stripe to stripe by a sixteenth of the
+    // growth factor 1.4. So the stripes do not all grow at the same time, and
+    // the table's memory per key stays near its mean.
     const auto num_buckets = static_cast<uint64_t>(
         36.0 * std::pow(1.4, static_cast<double>(s) / kNumStripes));
     if (!stripe.index.Init(reservation_.Span(at, index_bytes),
@@ -339,7 +341,6 @@ absl::Status EmbeddingTable::Impl::FindOrInsert(absl::Span<const Key> keys,
     const StripeGroups groups(hash_, block.data(), num_missing, missing);
     TFSWITCH_RETURN_IF_ERROR(ForEachLocked(
         block.data(), groups, [&](const KeyPlace& place, uint32_t i) {
-          // Another thread, or the same key earlier in the batch.
           if (place.has_row()) {
             CopyEmbeddingLocked(place.stripe, place.entry, *now, to + i * dim);
             return absl::OkStatus();
@@ -356,7 +357,8 @@ absl::Status EmbeddingTable::Impl::FindOrInsert(absl::Span<const Key> keys,
 RowRounding EmbeddingTable::Impl::RoundingOf(const GradientBatch& batch,
                                              uint64_t number) const {
   if (config_.storage_dtype.rounding == Rounding::kNearest) return {};
-  // The number fixes how a step is rounded, whatever threads run it.
+  // The number determines how a step is rounded, so that the result does not
+  // depend on which threads run it.
   number = batch.StepOr(number);
   const uint64_t seed = HashKey(
       static_cast<Key>(HashKey(static_cast<Key>(config_.seed)) + number));
@@ -388,8 +390,8 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
   static_cast<StepSettings&>(steps.input) = batch;
   steps.input.history = batch.history;
   if (statistics_.num_floats() > 0) steps.statistics = &statistics_;
-  // A table that counts nothing notes the day too, because its checkpoint may
-  // be restored into a table that counts.
+  // Records the day even if the table counts nothing, because its checkpoint
+  // may be restored into a table that counts.
   NoteDay(batch.day);
   if (steps.statistics != nullptr || admits) steps.day = DayOf(batch.day);
   steps.number = batch.number != 0
@@ -463,7 +465,8 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::AssignRows(
   TFSWITCH_RETURN_IF_ERROR(ForEachLocked(keys, [&](const KeyPlace& place,
                                                    size_t i) {
     const auto set = [&](const RowFloats& row) {
-      // The state that goes on is that of the step that has been.
+      // Sets only the embedding. The slots are kept, so the row first catches
+      // up with the steps that it has missed.
       if (slots.empty()) optimizer_.CatchUp(*now, row.embedding, row.slots);
       std::copy_n(embeddings.data() + i * dim, dim, row.embedding);
       if (slots.empty()) return;
@@ -498,7 +501,8 @@ void EmbeddingTable::Impl::EraseLocked(const KeyPlace& place,
   const uint32_t row = place.entry.row();
   if (MustKeep(*stripe, row, stamp)) {
     const uint32_t meta = LockBucket(place.entry.bucket);
-    // Another thread may have kept and changed the row meanwhile.
+    // Checks again under the lock, because another thread may have kept and
+    // changed the row meanwhile.
     if (MustKeep(*stripe, row, stamp)) {
       KeepRow(stripe, place.key, row);
     }
@@ -506,8 +510,8 @@ void EmbeddingTable::Impl::EraseLocked(const KeyPlace& place,
   }
   NoteLossLocked(stripe, place.key, stamp);
   stripe->index.Erase(place.entry, place.position);
-  // No thread can lock the row any more. A reader that is still copying it will
-  // see that its bucket has changed.
+  // No thread can lock the row's bucket for this row any more. A reader that is
+  // still copying the row will notice that the bucket has changed.
   stripe->rows.Free(row);
   stripe->CountErased();
 }
@@ -583,7 +587,7 @@ class EmbeddingTable::Impl::RowGatherer {
 
   // There must be room.
   void Add(Key key) {
-    // Changes the copy only: a snapshot does not change the table.
+    // Changes only the copy of the row, not the table.
     table_.optimizer_.CatchUp(*now_, row_.data(), row_.data() + dim_);
     keys_[num_rows_] = key;
     std::copy(row_.begin(), row_.begin() + dim_,
@@ -629,8 +633,8 @@ class EmbeddingTable::Impl::RowGatherer {
   const std::shared_ptr<const StepHistory> now_;
   const std::function<absl::Status(const RowChunk&)>& visit_;
   std::vector<float> row_;
-  // Only the first num_rows_ elements count. The vectors never get shorter, so
-  // that the memory of a chunk as long as a file is cleared once.
+  // Only the first num_rows_ elements are valid. The vectors are never
+  // shortened, so that their memory is cleared only once.
   std::vector<Key> keys_;
   std::vector<float> embeddings_;
   std::vector<float> slots_;
@@ -654,7 +658,8 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
                        visit);
   std::vector<std::pair<Key, StripeIndex::Entry>> entries;
   for (Stripe& stripe : stripes_) {
-    // Stamps lie in the order of rows, not in that of the index.
+    // A bitmap by row number, made before the visit, because stamps are in the
+    // order of rows, and the visit is in that of the index.
     std::vector<bool> changed;
     if (snapshot != nullptr && !snapshot->is_whole) {
       MutexLock lock(&stripe.mutex);
@@ -662,9 +667,9 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
     }
     const bool is_unchanged =
         snapshot != nullptr && !snapshot->is_whole && changed.empty();
-    // The position of a key's hash never changes, but its bucket does when the
-    // index grows. So this visits ranges of positions, each under the mutex,
-    // and meets each key once.
+    // The position of a key never changes, but its bucket does when the index
+    // grows. So this visits ranges of positions, each under the mutex, and sees
+    // each key once.
     for (uint64_t begin = is_unchanged ? kEndOfPositions : 0;
          begin < kEndOfPositions;) {
       entries.clear();
@@ -678,7 +683,8 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
             changed.empty() ? nullptr : &changed);
         gatherer.Reserve(entries.size());
         for (size_t i = 0; i < entries.size(); ++i) {
-          // Rows lie in the order of their creation, not in that of the index.
+          // Prefetches the rows: in memory they are in the order of their
+          // creation, and so in another order than in the index.
           if (i + kLockedDistance < entries.size()) {
             const auto* const next = reinterpret_cast<const char*>(
                 stripe.rows.At(entries[i + kLockedDistance].second.row()));
@@ -720,7 +726,9 @@ int64_t EmbeddingTable::Impl::size() const {
     size += stripe.inserted_rows.load(std::memory_order_relaxed) -
             stripe.erased_rows.load(std::memory_order_relaxed);
   }
-  return std::max<int64_t>(size, 0);  // Its terms are read one after the other.
+  // Not negative even if other threads write: the numbers are read one after
+  // another.
+  return std::max<int64_t>(size, 0);
 }
 
 TableStats EmbeddingTable::Impl::stats() const {

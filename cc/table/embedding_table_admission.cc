@@ -1,4 +1,4 @@
-// Counts, admits and reads keys that have no row yet.
+// Counts, reads and admits keys that have no row yet.
 
 #include <algorithm>
 #include <cmath>
@@ -26,9 +26,11 @@ double Draw(uint64_t seed, Key key, uint64_t number) {
 bool EmbeddingTable::Impl::InitCandidates() {
   const size_t stripe_bytes =
       RoundDownTo(candidate_reservation_.size() / kNumStripes, kHugePageBytes);
-  // Records are not much longer than their place in the index.
+  // Each of the two index arrays gets a quarter of the address space, and
+  // records get the rest: a record is not much longer than an entry of the
+  // index.
   const size_t index_bytes = RoundDownTo(stripe_bytes / 4, kHugePageBytes);
-  // Room for as many stamps as records, which have at least four floats.
+  // Room for one stamp per record; a record has at least four floats.
   const size_t stamp_bytes =
       has_weights()
           ? RoundUpTo((stripe_bytes - 2 * index_bytes) / 5, kHugePageBytes)
@@ -83,7 +85,7 @@ void EmbeddingTable::Impl::FillMissing(absl::Span<const Key> block,
     if (groups[s].empty()) continue;
     Stripe& stripe = stripes_[s];
     MutexLock lock(&stripe.mutex);
-    // The key may have been admitted since it was searched.
+    // Another thread may have admitted the key since the first search.
     const bool is_new_row =
         stripe.inserted_rows.load(std::memory_order_relaxed) != before[s];
     for (size_t begin = 0; begin < groups[s].size(); begin += kAtOnce) {
@@ -116,8 +118,9 @@ uint32_t EmbeddingTable::Impl::AdmitByBloom(absl::Span<const Key> block,
                                             uint32_t num_missing) {
   const uint32_t min_count =
       std::get<BloomMinCountAdmission>(config_.admission.policy).min_count;
-  // Keys share cells, so each key's count depends on their order. This order
-  // does not depend on where they lie in memory.
+  // Several keys share a cell, so the counts depend on the order of the keys.
+  // Groups by HashKey(), so that the order does not depend on the places of
+  // keys in memory.
   const StripeGroups groups(HashKey, block.data(), num_missing, missing);
   uint32_t num_admitted = 0;
   for (int s = 0; s < kNumStripes; ++s) {
@@ -187,7 +190,8 @@ absl::StatusOr<bool> EmbeddingTable::Impl::AdmitCandidateLocked(
       weight_optimizer_->InitSlots(record + weight_at + 1);
     }
   }
-  // Stamps it in any case, because there may be no memory for its row.
+  // Stamps the record even if the key gets its row now, because there may be no
+  // memory for the row.
   StampCandidateLocked(place.stripe, record, stamp);
   const StepInput input = batch.InputOf(i);
   candidate_statistics_.Observe(input.count, input.shows, batch.ClicksOf(i),
@@ -204,7 +208,8 @@ absl::StatusOr<bool> EmbeddingTable::Impl::AdmitCandidateLocked(
       place, batch.day, batch.step(), batch.RoundingOf(place.key), stamp,
       [&](const RowFloats& row) {
         if (has_weights()) {
-          // The weight goes on where it is; its slots are the row's first.
+          // The row continues with the weight and its slots: they become the
+          // first value of the embedding and the row's first slots.
           row.embedding[0] = record[weight_at];
           std::copy_n(record + weight_at + 1, weight_optimizer_->slot_floats(),
                       row.slots);

@@ -72,8 +72,8 @@ class EmbeddingTable::Impl::ChangeVisit {
         visit_(visit),
         chunk_(table->config_.dim) {}
 
-  // Visits losses first, then keys without a row: a value that a key has got
-  // since then has to come later.
+  // First reports keys that have lost their row, and then values of keys,
+  // because the later one counts.
   absl::Status Run() {
     for (int s = 0; s < kNumStripes && !is_all_; ++s) {
       TFSWITCH_RETURN_IF_ERROR(VisitLost(s));
@@ -144,7 +144,7 @@ class EmbeddingTable::Impl::ChangeVisit {
         continue;
       }
       chunk_.Add(candidates.keys[i], record + statistics.num_floats(), 1);
-      // The score is kept when the key gets a row.
+      // A candidate's score is not subtracted, because its row keeps it.
       if (rule_.has_value()) chunk_.AddScore(0.0f);
     }
     return chunk_.Emit(min_keys_, visit_);
@@ -181,9 +181,9 @@ class EmbeddingTable::Impl::ChangeVisit {
     counts_.resize(static_cast<size_t>(statistics.num_floats()));
     table_.CopyStatisticsLocked(&table_.stripes_[s], entry, counts_.data());
     const UsageOfRow usage = statistics.Read(counts_.data(), day_);
-    // A lost key that has come back needs no gain: an export may have taken its
-    // new row before this visit told of the loss. If it is not chosen, it stays
-    // lost.
+    // A key that was lost may have a row again. If the rule does not choose
+    // this row, the key stays removed. The rule then requires no gain of the
+    // score, because an export before this one may already have subtracted it.
     const bool needs_gain =
         !is_all_ && !std::binary_search(lost_[s].begin(), lost_[s].end(), key);
     if (!IsChosen(usage, statistics,
@@ -219,7 +219,9 @@ absl::StatusOr<ChangeCursor> EmbeddingTable::Impl::ForEachChange(
         "chosen. Make it with show_click statistics, or export what has "
         "changed without conditions."));
   }
-  CatchUpAll();  // In the epoch that ends: its changes are to be visited.
+  // Before the end of the epoch, so that the changes that this makes are
+  // visited.
+  CatchUpAll();
   const ChangeCursor cursor{change_log_id_, change_clock_.EndEpoch()};
   ChangeVisit run(this, filter, max_keys, visit);
   if (filter.since.log_id != 0 && (filter.since.log_id != change_log_id_ ||

@@ -1,4 +1,4 @@
-// Steps that rows have missed, of tables with dense updates.
+// Tables with dense updates: the steps that rows have missed.
 
 #include <algorithm>
 #include <cstddef>
@@ -28,7 +28,7 @@ absl::Status EmbeddingTable::Impl::TakeStep(
         " steps, as many as dense updates can count; export its rows, and "
         "assign them to a new table"));
   }
-  // The step ends whatever happens, because existing rows have taken it.
+  // Ends the step even after an error, because some rows may have taken it.
   const absl::Cleanup end = [&] { step_log_.End(*before); };
   return apply(before.get());
 }
@@ -41,7 +41,8 @@ void EmbeddingTable::Impl::GoOnAfterStepOf(absl::Span<const float> slots) {
     step = std::max(step, DenseStepOfSlot(&slots[i]));
   }
   step = std::min(step, kMaxDenseStep);
-  // No row has missed one of these steps, so their rates are not read.
+  // The learning rate may be anything: all rows begin after these steps, so
+  // none has missed one.
   if (step > 0) step_log_.Restore({step, {{1, 0.0f}}});
 }
 

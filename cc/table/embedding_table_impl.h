@@ -44,36 +44,39 @@
 
 namespace tfswitch {
 
-// While a stripe is locked, buckets and rows are prefetched for the key this
-// many keys ahead.
+// While a stripe is locked, data is prefetched for the key so many places
+// ahead.
 inline constexpr uint32_t kLockedDistance = 12;
 
-// Buckets per step of ForEachRow: the longest time that a stripe is locked.
+// The most buckets that ForEachRow visits at a time. It limits how long a
+// stripe is locked.
 inline constexpr uint64_t kMaxBucketsPerVisit = 1024;
 
 // Above all stamps.
 inline constexpr uint32_t kAnyStamp = std::numeric_limits<uint32_t>::max();
 
-// A row of one table, on the stack unless it is long.
+// A row of one table. It is on the stack unless it is long.
 using RowBuffer = absl::InlinedVector<float, 256>;
 
 struct Stripe {
   Mutex mutex;
-  // The mutex guards the thread-compatible parts of these. Readers follow the
-  // rules of bucket.h instead, hence no GUARDED_BY.
+  // The mutex guards the members that are thread-compatible. There is no
+  // GUARDED_BY, because readers follow the rules of bucket.h instead.
   StripeIndex index;
   RowStore rows;
-  // Written under the mutex, read by any thread: a reader that sees the number
-  // of a row also sees the row.
+  // Written under the mutex and read by any thread. A thread that reads a count
+  // here also sees the counted rows.
   std::atomic<int64_t> inserted_rows{0};
   std::atomic<int64_t> erased_rows{0};
-  // Unused, and without memory, if the admission policy needs no records.
+  // If the admission policy needs no records, this is unused and takes no
+  // memory.
   Candidates candidates;
   // Guarded by the mutex.
   KeyChanges key_changes;
-  // For a snapshot: the keys of candidates that have changed since, guarded by
-  // the mutex. In former_candidates a flag is with them: 0 if they were no
-  // candidates.
+  // For a snapshot, guarded by the mutex. changed_candidates has the
+  // candidates' keys that have changed since it was taken. former_candidates
+  // has their former records, each with a flag that is 0 if the key was not a
+  // candidate.
   RowUndoLog undo_log;
   RowUndoLog former_candidates;
   std::unordered_set<Key> changed_candidates;
@@ -84,7 +87,7 @@ struct Stripe {
   }
 };
 
-// A key and its place; the mutex of its stripe is held.
+// A key and its place in the table. The mutex of its stripe must be held.
 struct KeyPlace {
   bool has_row() const { return entry.bucket != nullptr; }
 
@@ -94,12 +97,12 @@ struct KeyPlace {
   StripeIndex::Entry entry;
 };
 
-// The indices of a block of keys, grouped by stripe; within a stripe in the
-// order of the batch.
+// The indices of a block of keys, grouped by stripe. Within a stripe they are
+// in the order of the batch.
 class StripeGroups {
  public:
-  // Takes the indices in `chosen`, or all if it is null. hash(key) gives the
-  // stripe.
+  // Uses the indices in `chosen`, or all if it is null. hash(key) determines
+  // the stripe.
   template <typename Hash>
   StripeGroups(const Hash& hash, const Key* keys, uint32_t num_keys,
                const uint16_t* chosen) {
@@ -195,7 +198,7 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   }
 
  private:
-  // Reads and steps single keys for the kernels, and waits for locks.
+  // Does the kernels' work for single keys, and waits for locks.
   class PatientSink;
   class Snapshot;
   class RowGatherer;
@@ -217,13 +220,14 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
     return codec_.num_floats() + statistics_.num_floats();
   }
 
-  // Visits the present rows, or those of `snapshot`.
+  // Visits the current rows, or those of `snapshot`.
   absl::Status ForEachRow(
       int64_t max_rows,
       const std::function<absl::Status(const RowChunk&)>& visit,
       const Snapshot* snapshot) const;
-  // The same. With `since`, visits only candidates whose value has changed
-  // since that epoch; only candidates with weights do.
+  // Visits candidates, likewise. If `since` is not 0, visits only those whose
+  // value has changed after that epoch; only candidates with weights change
+  // their value.
   absl::Status ForEachCandidate(
       int64_t max_keys,
       const std::function<absl::Status(const CandidateChunk&)>& visit,
@@ -239,8 +243,9 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
     const uint32_t position = PositionOf(key);
     return {stripe, key, position, stripe->index.Find(key, position)};
   }
-  // Calls work(place, i) under the stripe's mutex for each i of the groups,
-  // prefetching ahead; `work` returns a Status.
+  // Calls work(place, i), which returns a Status, for each index i of the
+  // groups under the mutex of its stripe, and prefetches the places of later
+  // keys.
   template <typename Work>
   absl::Status ForEachLocked(const Key* keys, const StripeGroups& groups,
                              const Work& work) const;
@@ -250,43 +255,46 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
                              const Work& work) const;
 
   bool is_dense() const { return config_.optimizer.is_dense; }
-  // The steps that rows should have taken; empty if idle rows do not move.
+  // The steps that up-to-date rows have taken; empty if steps without a
+  // gradient do not change rows.
   std::shared_ptr<const StepHistory> Now() const {
     static constexpr StepHistory kNoSteps;
-    // Without an owner, whose count all lookups would write.
+    // A pointer without an owner has no reference count, which all lookups
+    // would write.
     return optimizer_.moves_idle_rows()
                ? step_log_.Now()
                : std::shared_ptr<const StepHistory>(std::shared_ptr<void>(),
                                                     &kNoSteps);
   }
-  // Makes an empty table continue after the last step of rows with these slots.
-  // Its new ids then begin with that step, as in the table that the rows come
-  // from.
+  // Makes an empty table continue after the last step that these slots contain.
+  // Rows of new ids then begin with that step, as in the table from which the
+  // slots come.
   void GoOnAfterStepOf(absl::Span<const float> slots);
-  // Reads the rows of a block, as after all steps of the table. The rows do not
-  // change, unless missed steps must be taken one by one.
+  // Reads the rows of a block with all steps of the table. The rows in the
+  // table do not change, unless missed steps must be taken one by one.
   uint32_t ReadBlock(absl::Span<const Key> block, const StepHistory& now,
                      IndexView* views, PatientSink* retry, uint16_t* missing,
                      float* embeddings) const;
-  // With dense updates, bring rows up to date: those of `keys`, or all.
-  // `unused` is any memory for as many embeddings.
+  // With dense updates, these bring the rows of `keys`, or all rows, up to
+  // date. `unused` is any memory of that many embeddings.
   void CatchUp(absl::Span<const Key> keys, const StepHistory& now,
                const float* unused) const;
   void CatchUpAll() const;
 
-  // Gives an absent key a row, seen on `day` and after step `step`. fill(row
-  // floats) completes it: the initial embedding and slots are already there.
+  // Inserts a row for an absent key, last seen on `day` and up to date with
+  // step `step`. Writes the initial embedding and slots; then calls fill(row
+  // floats) to complete the row.
   template <typename Fill>
   absl::Status InsertLocked(const KeyPlace& place, float day, uint32_t step,
                             const RowRounding& rounding, ChangeStamp stamp,
                             const Fill& fill);
 
-  // Calls modify(row floats) on a present row, with its bucket locked.
+  // Calls modify(row floats) on an existing row while its bucket is locked.
   template <typename Modify>
   void ModifyLocked(const KeyPlace& place, const RowRounding& rounding,
                     ChangeStamp stamp, const Modify& modify);
 
-  // The place of a row. Other threads may be reading it.
+  // Where a row is in memory. Other threads may be reading the row.
   struct RowPlace {
     float* words = nullptr;
     float* statistics = nullptr;  // Null if rows have none.
@@ -297,40 +305,41 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
             stripe.rows.stamps() + row};
   }
 
-  // Calls modify(row floats) for a row that no other thread is writing, and
-  // stamps it.
+  // Calls modify(row floats) on a row that no other thread is writing, and
+  // stamps the row.
   template <typename Modify>
   void ModifyRow(const RowPlace& place, const RowRounding& rounding,
                  ChangeStamp stamp, const Modify& modify) const;
 
-  // Whether this is the first change of a row since the snapshot, which has not
-  // reached the row, so that it must be kept. Its bucket is locked.
+  // Whether the row has not changed since a snapshot was taken that has not
+  // visited it yet. Then it must be kept before it changes. Its bucket must be
+  // locked.
   bool MustKeep(const Stripe& stripe, uint32_t row, ChangeStamp stamp) const {
     return RacyLoad(stripe.rows.stamps() + row) < stamp.keeps_below;
   }
   // REQUIRES: MustKeep().
   void KeepRow(Stripe* stripe, Key key, uint32_t row) const;
-  // The same for the record of a key, or that it has none. REQUIRES: the
+  // Keeps the record of a key, or the fact that it has none. REQUIRES: the
   // stripe's mutex is held.
   void KeepCandidateLocked(Stripe* stripe, Key key, uint32_t position,
                            ChangeStamp stamp) const;
 
-  // Calls load(place) until it has seen the row whole. REQUIRES: the stripe's
-  // mutex is held.
+  // Calls load(place) until no other thread has changed the row meanwhile.
+  // REQUIRES: the stripe's mutex is held.
   template <typename Load>
   void LoadLocked(Stripe* stripe, StripeIndex::Entry entry,
                   const Load& load) const;
-  // Copies row_floats() if the row's stamp is below `limit`, or `limit` is
-  // kAnyStamp; else returns false.
+  // Copies row_floats() floats if the row's stamp is below `limit` or `limit`
+  // is kAnyStamp; else returns false.
   bool CopyRowLocked(Stripe* stripe, StripeIndex::Entry entry, uint32_t limit,
                      float* row) const;
-  // Copy one part of the row; the embedding as after the steps of `now`.
+  // These copy a part of a row. The embedding has all steps of `now`.
   void CopyEmbeddingLocked(Stripe* stripe, StripeIndex::Entry entry,
                            const StepHistory& now, float* embedding) const;
   void CopyStatisticsLocked(Stripe* stripe, StripeIndex::Entry entry,
                             float* row_statistics) const;
-  // The embedding as after the steps of `now`. Another thread may be writing
-  // the row.
+  // Copies the embedding with all steps of `now`. Another thread may be writing
+  // the row; the caller checks that afterwards.
   void RacyLoadEmbedding(const float* words, const StepHistory& now,
                          float* embedding) const;
 
@@ -345,13 +354,13 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
     }
     candidates.Erase(place.key, place.position);
   }
-  // Notes that a key has nothing any more that could have a stamp, or will soon
-  // have nothing: later there may be no memory for this. REQUIRES: the stripe's
-  // mutex is held.
+  // Records that a key loses its row or its record, so that nothing is left of
+  // it that could have a stamp. Call it before the loss, because later there
+  // may be no memory for this. REQUIRES: the stripe's mutex is held.
   static void NoteLossLocked(Stripe* stripe, Key key, ChangeStamp stamp) {
     if (stamp.epoch != 0) stripe->key_changes.Add(key, stamp.epoch);
   }
-  // Notes that a candidate's value changes. REQUIRES: the stripe's mutex is
+  // Stamps a candidate whose value changes. REQUIRES: the stripe's mutex is
   // held.
   void StampCandidateLocked(Stripe* stripe, const float* record,
                             ChangeStamp stamp) const {
@@ -364,50 +373,51 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   void EraseLocked(const KeyPlace& place, ChangeStamp stamp);
 
   // Records gradient i of a push for its key, which has no row. If the
-  // admission policy says so, gives the key a row, with its step. Returns
-  // whether it did.
+  // admission policy admits the key now, inserts its row and takes the step.
+  // Returns whether it did.
   absl::StatusOr<bool> AdmitLocked(const KeyPlace& place,
                                    const StepBatch& batch, uint32_t i,
                                    ChangeStamp stamp);
-  // The same, if the policy keeps a record of the key.
+  // Does the same for policies that keep a record of each key.
   absl::StatusOr<bool> AdmitCandidateLocked(const KeyPlace& place,
                                             const StepBatch& batch, uint32_t i,
                                             ChangeStamp stamp);
   // Whether a candidate must get its row.
   bool IsAdmitted(const float* record, float day) const;
 
-  // How many rows each stripe has ever had.
+  // How many rows have ever been inserted into each stripe.
   using InsertedRows = std::array<int64_t, kNumStripes>;
   InsertedRows ReadInsertedRows() const;
 
-  // Fills in the values of keys without a row. `before` must be read before the
-  // search.
+  // Writes the values of keys without a row. `before` must be read before the
+  // search for the keys.
   void FillMissing(absl::Span<const Key> block, const StepHistory& now,
                    const uint16_t* missing, uint32_t num_missing,
                    const InsertedRows& before, float* embeddings) const;
 
-  // Calls visit(key, embedding, statistics) for all rows, with the stripe's
-  // mutex held, and erases those for which it returns true. Without
-  // `with_embeddings` the embedding is null.
+  // Calls visit(key, embedding, statistics) for all rows while the stripe's
+  // mutex is held, and erases those for which it returns true. Unless
+  // `with_embeddings`, the embedding is null.
   void SiftRows(
       bool with_embeddings,
       const std::function<bool(Key, const float*, const float*)>& visit);
   // The same for the candidates.
   void SiftCandidates(const std::function<bool(const float*)>& visit);
-  // Moves rows of a stripe together and gives memory back.
+  // Moves the rows of a stripe together and gives memory back.
   void Compact(Stripe* stripe);
 
   bool has_weights() const {
     return config_.admission.not_admitted.kind == NotAdmittedKind::kWeight;
   }
-  // How a push is rounded; `number` is its own.
+  // How the steps of a push are rounded; `number` is the number of the push.
   RowRounding RoundingOf(const GradientBatch& batch, uint64_t number) const;
-  // Counts the batch's occurrences of the missing keys in the Bloom filter, and
-  // keeps those of the keys that it admits; returns how many they are.
+  // Adds the missing keys' occurrences in the batch to the Bloom filter. Moves
+  // the indices of the keys that it admits to the front of `missing`, and
+  // returns their number.
   uint32_t AdmitByBloom(absl::Span<const Key> block, const StepBatch& batch,
                         uint16_t* missing, uint32_t num_missing);
 
-  // A call's day; the server's if the call gives none.
+  // The day of a call; if the call gives none (`day` < 0), the server's day.
   float DayOf(float day) const { return day < 0.0f ? Today() : day; }
   float Today() const;
 
@@ -426,31 +436,37 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   std::array<char*, kNumStripes> statistics_data_;
   std::array<uint32_t*, kNumStripes> stamps_;
   const BatchKernels kernels_;
-  // Before the stripes, which use it until they are destroyed.
+  // Declared before the stripes, which use it until they are destroyed.
   const MemoryReservation reservation_;
   const RowStatistics candidate_statistics_;
-  // The optimizer of a candidate's weight, if not_admitted has one: that of the
+  // The optimizer of candidates' weights, if not_admitted has them: that of the
   // row's first segment.
-  std::optional<Optimizer> weight_optimizer_;  // Constant after construction.
+  //
+  // Constant after construction.
+  std::optional<Optimizer> weight_optimizer_;
   // | statistics | weight | its slots |
   const int candidate_floats_;
-  std::vector<float> missing_row_;           // Constant after construction.
-  MemoryReservation candidate_reservation_;  // Constant after Create().
-  // The day of the last call that gave one.
+  // Constant after construction.
+  std::vector<float> missing_row_;
+  // Constant after Create().
+  MemoryReservation candidate_reservation_;
+  // The last day that a call has given.
   std::atomic<float> last_day_{kServersDay};
   // Numbers pushes, for random draws.
   std::atomic<uint64_t> num_pushes_{0};
-  // By the key's HashKey(): only one thread at a time counts a key.
+  // Chosen by the key's HashKey(), so that only one thread at a time counts a
+  // key.
   std::array<Mutex, kNumStripes> bloom_mutexes_;
   // One shrink at a time.
   Mutex shrink_mutex_;
-  Mutex step_mutex_;  // Held while a step begins, and while none may begin.
-  // Mutable, because reads lock stripes, and bring rows of dense updates up to
-  // date.
+  // Held while a step begins, and while none may begin.
+  Mutex step_mutex_;
+  // The mutable members change in reads, which lock stripes and may bring rows
+  // of tables with dense updates up to date.
   mutable ChangeClock change_clock_;
   const uint64_t change_log_id_;
-  // A snapshot wants rows with stamps from here on. Changes only without a
-  // snapshot.
+  // A snapshot visits rows with stamps from this one on. Changes only when
+  // there is no snapshot.
   std::atomic<uint32_t> snapshot_from_{0};
   mutable std::array<Stripe, kNumStripes> stripes_;
 };
@@ -474,12 +490,12 @@ class EmbeddingTable::Impl::Snapshot final : public TableSnapshot {
 
 class EmbeddingTable::Impl::PatientSink final : public RetrySink {
  public:
-  // Read() reads rows as after the steps of `now`.
+  // Read() gives rows with all steps of `now`.
   PatientSink(const Impl* table, IndexView* views,
               const StepHistory& now = StepHistory())
       : table_(table), views_(views), now_(now) {}
 
-  // The steps for Step(); they must outlive this object.
+  // Sets the steps for Step(). They must outlive this object.
   void SetSteps(const StepBatch* steps, ChangeStamp stamp) {
     steps_ = steps;
     stamp_ = stamp;
@@ -520,8 +536,9 @@ class EmbeddingTable::Impl::PatientSink final : public RetrySink {
   }
 
  private:
-  // Searches until use(bucket, meta, entry, row) returns true, or the key is
-  // surely absent. Also refreshes the view of the stripe for later keys.
+  // Searches until use(bucket, meta, entry, row) returns true, or it is certain
+  // that the key is absent. Also refreshes the view of the stripe for later
+  // keys.
   template <typename Use>
   bool Retry(Key key, const Use& use) {
     const uint64_t hash = table_->hash_(key);
@@ -619,7 +636,8 @@ absl::Status EmbeddingTable::Impl::InsertLocked(const KeyPlace& place,
     optimizer_.InitSlots(floats.slots, step);
     statistics_.Init(day, floats.statistics);
   });
-  // A step starts from the row as a lookup before it would have left it.
+  // First writes the initial row and then changes it, so that the step starts
+  // from the rounded values, just as after an earlier lookup.
   ModifyRow(to, rounding, stamp, fill);
   if (!stripe->index.Insert(place.key, place.position, row)) {
     stripe->rows.Free(row);

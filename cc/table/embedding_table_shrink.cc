@@ -21,8 +21,8 @@ void EmbeddingTable::Impl::SiftRows(
       with_embeddings ? static_cast<size_t>(config_.dim) : 0);
   std::vector<float> counts(static_cast<size_t>(statistics_.num_floats()));
   std::vector<Key> chosen;
-  // Takes the stripes in turn. A thread that locks the same mutex again at once
-  // would leave waiting threads no chance to get it.
+  // Works on the stripes in turn. If a thread locked the same mutex again at
+  // once, waiting threads would hardly get it.
   std::array<uint64_t, kNumStripes> begins = {};
   for (bool is_more = true; is_more;) {
     is_more = false;
@@ -87,9 +87,9 @@ Value ElementAt(size_t place, std::vector<Value>* values) {
   return *at;
 }
 
-// Chooses which rows beyond a limit go, among those that no other rule takes:
-// rows with the least values, and among equal values those that the hash of
-// their keys chooses.
+// Chooses the rows that exceed a limit, among those that no other rule removes:
+// those with the smallest values and, among equal values, those with the
+// smallest hashes of their keys.
 class Surplus {
  public:
   // All but `limit` of `values` go.
@@ -106,8 +106,8 @@ class Surplus {
         count([this](float value) { return value == last_; }) > num_equal_;
   }
 
-  // Whether only some of the rows with the largest value that goes are to go.
-  // Then Choose() needs the hashes of all rows with that value.
+  // Whether only some of the rows with the largest removed value are removed.
+  // If so, Choose() needs the hashes of all rows with that value.
   bool must_choose() const { return must_choose_; }
   bool IsLast(float value) const { return value == last_; }
   void Choose(std::vector<uint64_t> hashes) {
@@ -115,8 +115,8 @@ class Surplus {
     last_hash_ = ElementAt(static_cast<size_t>(num_equal_ - 1), &hashes);
   }
 
-  // Whether a row with this value goes. For the largest value that goes, this
-  // is true only as often as there are rows to go.
+  // Whether a row with this value is removed. For the largest removed value,
+  // this is true only as often as there are rows to remove.
   bool Takes(float value, Key key) {
     if (value < last_) return true;
     return value == last_ && HashKey(key) <= last_hash_ && num_equal_-- > 0;
@@ -140,7 +140,7 @@ double SquaredNorm(const float* row, int dim) {
 
 }  // namespace
 
-// Finds the rule that takes a row, and counts what the rules take.
+// Finds the rule that removes a row, and counts the removed rows.
 //
 // Thread-compatible.
 class EmbeddingTable::Impl::ShrinkRules {
@@ -159,8 +159,8 @@ class EmbeddingTable::Impl::ShrinkRules {
     return true;
   }
 
-  // Returns the counter of the first rule but max_rows that takes the row, or
-  // null.
+  // Returns the counter of the first rule that removes the row, or null.
+  // max_rows is not one of these rules.
   int64_t* RuleFor(const float* embedding, const float* counts) {
     int64_t* const rule = RuleForCounts(table_.statistics_, counts);
     if (rule != nullptr || !reads_embeddings()) return rule;
@@ -219,7 +219,8 @@ absl::StatusOr<ShrinkReport> EmbeddingTable::Impl::Shrink(
   ShrinkRules rules(*this, config, DayOf(day));
   ShrinkReport& report = rules.report();
   if (rules.reads_embeddings()) CatchUpAll();
-  // Calls visit(key, value in the order) for rows that no other rule takes.
+  // Calls visit(key, value) for rows that no other rule removes. `value`
+  // determines the order of removal.
   const auto visit_order = [&](const std::function<void(Key, float)>& visit) {
     SiftRows(rules.reads_embeddings(),
              [&](Key key, const float* embedding, const float* counts) {
@@ -276,7 +277,8 @@ absl::StatusOr<ShrinkReport> EmbeddingTable::Impl::Shrink(
 
 namespace {
 
-// Others may be reading at either place meanwhile, but none may be writing.
+// Moves floats while other threads may be reading at either place, but none may
+// be writing.
 void MoveFloats(const float* from, size_t count, float* to,
                 std::vector<float>* buffer) {
   if (count == 0) return;
@@ -295,8 +297,9 @@ void EmbeddingTable::Impl::Compact(Stripe* stripe) {
     MutexLock lock(&stripe->mutex);
     if (!stripe->rows.IsWorthCompacting()) return;
     limit = stripe->rows.SortFreeRows();
-    // Leaves room for rows that come meanwhile. Each takes a low place. If none
-    // is left, the memory before the row cannot be released.
+    // Leaves room for rows that are inserted meanwhile, because each takes a
+    // low place. If a row cannot be moved because no place is left, the memory
+    // before it cannot be given back.
     limit += limit / 16 + 1024;
   }
   std::vector<StripeIndex::Entry> beyond;
@@ -304,7 +307,7 @@ void EmbeddingTable::Impl::Compact(Stripe* stripe) {
   std::vector<float> buffer;
   for (uint64_t begin = 0; begin < kEndOfPositions;) {
     const ChangeClock::Change change(&change_clock_);
-    // A snapshot knows the rows with changes by their numbers.
+    // Stops, because a snapshot identifies changed rows by their numbers.
     if (change.stamp().keeps_below != 0) break;
     MutexLock lock(&stripe->mutex);
     beyond.clear();
@@ -317,7 +320,7 @@ void EmbeddingTable::Impl::Compact(Stripe* stripe) {
     for (const StripeIndex::Entry& entry : beyond) {
       uint32_t row;
       if (!stripe->rows.AllocateBelow(limit, &row)) break;
-      // Locked, because other threads find the row's place through the bucket.
+      // Locks the bucket, through which other threads find the row's place.
       const uint32_t meta = LockBucket(entry.bucket);
       const uint32_t old_row = entry.row();
       const RowPlace from = PlaceOf(*stripe, old_row);

@@ -1,6 +1,6 @@
-// The table as it was at one moment. Rows whose stamps are older come from the
-// table. The others come from the copies that were kept when they first
-// changed.
+// The state of a table at one moment. Rows that have not changed since, as
+// their stamps show, come from the table. Others come from the copies that were
+// kept at their first change.
 
 #include <algorithm>
 #include <cstdint>
@@ -15,7 +15,7 @@
 namespace tfswitch {
 namespace {
 
-// An estimate of the bytes that a key takes in a set.
+// An estimate of the memory that a key takes in a set.
 constexpr size_t kBytesPerNode = 48;
 
 }  // namespace
@@ -53,7 +53,7 @@ int64_t EmbeddingTable::Impl::Snapshot::kept_bytes() const {
   return bytes;
 }
 
-// Waits until dense updates that have begun have stepped all their rows.
+// Waits until the dense steps that have begun have stepped all their rows.
 void EmbeddingTable::Impl::Hold() ABSL_NO_THREAD_SAFETY_ANALYSIS {
   if (is_dense()) {
     step_mutex_.Lock();

@@ -9,16 +9,17 @@ namespace {
 
 constexpr uint64_t kGoldenGamma = 0x9e3779b97f4a7c15ULL;
 
-// The output function of SplitMix64 (Steele, Lea, Flood 2014). Applied to
-// start + i * kGoldenGamma it is that generator, entered at any position.
+// The output function of SplitMix64 (Steele, Lea, Flood 2014). Applied to start
+// + i * kGoldenGamma, it gives number i of that generator without the earlier
+// ones.
 uint64_t Mix(uint64_t z) {
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
   return z ^ (z >> 31);
 }
 
-// The random numbers of one row. Two keys, or two seeds, give unrelated
-// streams because each is mixed before they are joined.
+// The random numbers of one row. Key and seed are each mixed before they are
+// combined, so that two keys, or two seeds, give unrelated numbers.
 class RowStream {
  public:
   RowStream(uint64_t seed, Key key)
@@ -34,13 +35,13 @@ class RowStream {
   const uint64_t start_;
 };
 
-// Returns a number in [0, 1) with all 24 bits of a float's precision.
+// Returns a number in [0, 1) with all 24 bits of precision that a float has.
 float ToUnit(uint64_t bits) {
   return static_cast<float>(bits >> 40) * 0x1p-24f;
 }
 
-// Two independent standard normals, by a Box-Muller transform. It computes in
-// double, because float's log and cos would lose the tails.
+// Makes two independent standard normal numbers by a Box-Muller transform.
+// Computes in double, because in float the tails would be inexact.
 struct NormalPair {
   double values[2];
 };
@@ -57,7 +58,7 @@ void FillUniform(const RowStream& stream, float minval, float maxval, int dim,
                  float* embedding) {
   const float range = maxval - minval;
   for (int i = 0; i < dim; ++i) {
-    // Rounding may reach maxval, which the half-open interval excludes.
+    // Rounding may give maxval, which the half-open interval does not contain.
     const float value = minval + range * ToUnit(stream.At(i));
     embedding[i] = value < maxval ? value : minval;
   }
@@ -75,8 +76,9 @@ void FillNormal(const RowStream& stream, float mean, float stddev, int dim,
 
 void FillTruncatedNormal(const RowStream& stream, float mean, float stddev,
                          int dim, float* embedding) {
-  // Element i takes positions i, i + dim, i + 2 dim, ... until a draw is
-  // within two standard deviations; 95.4 % are at the first.
+  // Element i uses the random numbers i, i + dim, i + 2 dim, ... until one is
+  // within two standard deviations. For 95.4 % of the elements the first one
+  // is.
   for (int i = 0; i < dim; ++i) {
     double value;
     uint64_t position = static_cast<uint64_t>(i);

@@ -1,8 +1,8 @@
-// The first value of a row, as a pure function of (seed, key, position).
+// The initial values of a row, as a pure function of seed, key and position.
 //
-// There is no generator state: each float comes from mixing the seed, the key
-// and its position, so a key starts the same on any server, in any thread and
-// in any order of arrival.
+// The generator has no state: each float is computed by mixing the seed, the
+// key and the float's position. So a key gets the same initial row on any
+// server, in any thread and in any order of arrival.
 
 #ifndef TFSWITCH_CC_TABLE_INITIALIZER_H_
 #define TFSWITCH_CC_TABLE_INITIALIZER_H_
@@ -20,7 +20,7 @@ class Initializer {
   Initializer(const InitializerConfig& config, uint64_t seed, int dim)
       : config_(config), seed_(seed), dim_(dim) {}
 
-  // Writes the `dim` floats that the embedding of `key` starts with.
+  // Writes the initial embedding of `key`, which has `dim` floats.
   void Fill(Key key, float* embedding) const;
 
  private:

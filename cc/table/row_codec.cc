@@ -27,7 +27,8 @@ RowCodec::RowCodec(const TableConfig& config) {
 void RowCodec::Add(FloatType type, int count) {
   if (count == 0) return;
   const bool is_half = type != FloatType::kFloat32;
-  // No part is joined to the first one, which is the embedding.
+  // Adjacent slots of the same type become one part. The embedding, the first
+  // part, stays separate.
   Part* const last = storage_.size() > 1 ? &storage_.back() : nullptr;
   if (last != nullptr && last->type == type &&
       (!is_half || last->count % 2 == 0)) {

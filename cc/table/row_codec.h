@@ -1,6 +1,7 @@
-// How the floats of a row lie in memory, and conversion both ways.
+// How the floats of a row are stored in memory, and the conversion in both
+// directions.
 //
-// Code that works with a row sees floats; a table may keep parts of them in 16
+// Code that works with a row uses floats; a table may store some of them in 16
 // bits:
 //
 //   floats   | embedding | slots: one per coordinate, one per row |
@@ -8,10 +9,10 @@
 //              type of     type of slots             float32
 //              embeddings
 //
-// A word is 4 bytes; a part with an odd number of 16-bit values ends with two
-// bytes that are not used. A slot with one float per row, such as Adam's count
-// of steps, is float32 in any case: it costs little, and 16 bits would stop
-// counting at 2048. So are statistics, which are kept elsewhere.
+// A word has 4 bytes; a part with an odd number of 16-bit values ends with two
+// unused bytes. A slot with one float per row, such as Adam's count of steps,
+// is always float32: it takes little memory, and a 16-bit type could not count
+// beyond 2048. Statistics are float32, too; they are stored elsewhere.
 
 #ifndef TFSWITCH_CC_TABLE_ROW_CODEC_H_
 #define TFSWITCH_CC_TABLE_ROW_CODEC_H_
@@ -56,7 +57,8 @@ class RowCodec {
   // The first words, which have the embedding.
   int embedding_words() const { return embedding_words_; }
 
-  // Decodes the embedding, of kDim floats, or of the config's dim if that is 0.
+  // Decodes the embedding. It has kDim floats or, if kDim is 0, as many as the
+  // config says.
   template <FloatType kType, int kDim>
   TFSWITCH_ALWAYS_INLINE void DecodeEmbedding(const float* words,
                                               float* floats) const {
@@ -72,8 +74,9 @@ class RowCodec {
     for (int i = 0; i < num_parts_; ++i) DecodePart(parts_[i], words, floats);
   }
 
-  // Calls modify(embedding, slots) to change a row: in place if words are
-  // floats, else in `scratch`, of num_floats(), and then encodes it.
+  // Calls modify(embedding, slots) to change a row. If words are floats, does
+  // so in place. Otherwise decodes the row to `scratch`, which has room for
+  // num_floats(), and then encodes it.
   template <typename Modify>
   TFSWITCH_ALWAYS_INLINE void ModifyFloats(float* words, float* scratch,
                                            const RowRounding& rounding,
@@ -96,7 +99,7 @@ class RowCodec {
       const Part& part = parts_[first_packed_part_ + i];
       const float* const from = floats + part.begin;
       float* const to = words + part.word;
-      // Random rounding depends on the place in the row.
+      // Random rounding of a value depends on its place in the row.
       const uint32_t seed =
           rounding.seed + static_cast<uint32_t>(part.begin) * kSeedStep;
       switch (part.type) {
@@ -192,7 +195,8 @@ class RowCodec {
     }
   }
 
-  // Chris Wellons's "lowbias32": vectors multiply 32 bits, not 64.
+  // Chris Wellons's "lowbias32". Has 32 bits, because vector instructions
+  // cannot multiply 64-bit numbers.
   TFSWITCH_ALWAYS_INLINE static uint32_t Mix(uint32_t x) {
     x ^= x >> 16;
     x *= 0x7feb352d;
@@ -203,10 +207,10 @@ class RowCodec {
   }
 
   std::vector<Part> storage_;
-  const Part* parts_ = nullptr;  // The parts in storage_, for the inlined code.
+  const Part* parts_ = nullptr;  // Points to storage_, for the inlined code.
   int num_parts_ = 0;
-  // The first part that ModifyFloats() copies: the first 16-bit part, unless
-  // that is the embedding and slots are plain.
+  // The first part that ModifyFloats() must copy. It is the first 16-bit part,
+  // unless only the embedding has 16 bits.
   int first_packed_part_ = 0;
   int num_packed_parts_ = 0;
   bool has_plain_embedding_ = false;

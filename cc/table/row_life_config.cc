@@ -23,7 +23,7 @@ absl::Status CheckNonNegative(absl::string_view field, float value) {
   return FieldError(field, "a finite number >= 0", value);
 }
 
-// `path` is the config's field, such as "admission".
+// `path` is the name of the config's field, such as "admission".
 template <typename Config>
 absl::Status CheckFields(absl::string_view path, const Config& config) {
   const std::optional<FieldFault> fault = FindFault(config);
@@ -34,7 +34,7 @@ absl::Status CheckFields(absl::string_view path, const Config& config) {
 
 absl::Status CheckBloomSize(const BloomMinCountAdmission& config,
                             uint32_t num_virtual_shards) {
-  // Cells are found with 32 bits of a hash.
+  // A hash of 32 bits selects the cells, so there cannot be more.
   const double cells =
       CountingBloom::CellsPerVirtualShard(config, num_virtual_shards);
   if (cells <= 0x1p32) return absl::OkStatus();

@@ -1,5 +1,6 @@
-// The parts of a table's config that say when an id gets a row (admission),
-// what is counted of it (statistics), and when it loses the row (eviction).
+// The parts of a table's config that determine when an id gets a row
+// (admission), what is counted about the row (statistics), and when it is
+// removed (eviction).
 
 #ifndef TFSWITCH_CC_TABLE_ROW_LIFE_CONFIG_H_
 #define TFSWITCH_CC_TABLE_ROW_LIFE_CONFIG_H_
@@ -25,7 +26,7 @@ struct StatisticsConfig {
   // kShowClick: score = (show - click) * nonclk_coeff + click * click_coeff.
   float nonclk_coeff = 0.1f;
   float click_coeff = 1.0f;
-  // The part of shows and clicks that is left after a day.
+  // Shows and clicks are multiplied by this each day.
   float show_click_decay_rate = 0.98f;
 
   // The fields of kShowClick.
@@ -45,8 +46,9 @@ struct StatisticsConfig {
 
 // --- Admission --------------------------------------------------------------
 
-// Says when an id gets a row. Pushes count the numbers that decide, each push
-// once, even if it is repeated because its answer was lost.
+// Determines when an id gets a row. Pushes add to the numbers by which the
+// policies decide. A push that is repeated because its answer was lost counts
+// only once.
 struct AlwaysAdmission {
   static constexpr char kName[] = "always";
   static constexpr auto Fields() { return std::make_tuple(); }
@@ -63,9 +65,9 @@ struct MinCountAdmission {
         ConfigField{"min_count", &MinCountAdmission::min_count, kRange});
   }
 };
-// The same with a counting Bloom filter in place of a record for each waiting
-// id. Its size is fixed, and it admits about one id in 1 / false_positive_rate
-// early.
+// Like MinCountAdmission, but with a counting Bloom filter instead of a record
+// for each waiting id. The filter has a fixed size, and admits about one id in
+// 1 / false_positive_rate too early.
 struct BloomMinCountAdmission {
   static constexpr char kName[] = "bloom_min_count";
   static constexpr FieldRange kRange{"an integer from 1 to 65535", 1.0,
@@ -84,7 +86,7 @@ struct BloomMinCountAdmission {
                     ranges::kFraction});
   }
 };
-// Each occurrence of an id gets it a row with this probability.
+// Each occurrence of an id gives it a row with this probability.
 struct ProbabilityAdmission {
   static constexpr char kName[] = "probability";
   float probability = 1.0f;
@@ -94,8 +96,7 @@ struct ProbabilityAdmission {
         "probability", &ProbabilityAdmission::probability, ranges::kRate});
   }
 };
-// An id gets a row once its score of shows and clicks is at least
-// embedx_threshold.
+// An id gets a row when its score of shows and clicks reaches embedx_threshold.
 struct ShowClickAdmission {
   static constexpr char kName[] = "show_click";
   float embedx_threshold = 10.0f;
@@ -115,9 +116,9 @@ using AdmissionPolicy =
 enum class NotAdmittedKind {
   kZeros,
   kConstant,
-  kShared,  // One row for all, drawn from the initializer; it does not learn.
-  kWeight,  // Its own first element, which learns from the first push on; zeros
-            // behind it.
+  kShared,  // One row for all ids, drawn by the initializer; it never learns.
+  kWeight,  // A weight of its own, which is the row's first element and learns
+            // from the first push on; all other elements are zeros.
 };
 struct NotAdmittedValue {
   NotAdmittedKind kind = NotAdmittedKind::kZeros;
@@ -148,22 +149,23 @@ struct AdmissionConfig {
 // --- Eviction ---------------------------------------------------------------
 
 enum class EvictionOrder {
-  kLru,  // The rows that were pushed to longest ago go first.
-  kLfu,  // The rows with the fewest occurrences.
+  kLru,  // First removes the rows whose last push was longest ago.
+  kLfu,  // First removes the rows with the fewest occurrences.
 };
 
-// Says which rows a shrink evicts: those to which any of the set rules applies.
+// Determines which rows a shrink removes: those to which any of the rules that
+// are set applies.
 struct EvictionConfig {
-  // Rows without a push for more than this many days.
+  // Removes rows without a push for more than this many days.
   std::optional<float> delete_after_unseen_days;
-  // Rows with a score of shows and clicks below this.
+  // Removes rows whose score of shows and clicks is below this.
   std::optional<float> delete_threshold;
-  // Rows whose embedding has a Euclidean norm below this.
+  // Removes rows whose embedding has a Euclidean norm below this.
   std::optional<float> min_l2_norm;
-  // Rows beyond this many in the whole table.
+  // Keeps at most this many rows in the whole table.
   std::optional<uint64_t> max_rows;
   EvictionOrder order = EvictionOrder::kLru;
-  // The server shrinks the table at this interval; 0: never by itself.
+  // The interval at which the server shrinks the table; 0: only when asked.
   float every_secs = 0.0f;
 
   bool has_rules() const {
@@ -173,8 +175,8 @@ struct EvictionConfig {
   bool operator==(const EvictionConfig& o) const;
 };
 
-// A rule that is one number. This has the rule's name, the name of its field in
-// protos and JSON, the member, and the field's value if it is unset.
+// A rule that consists of one number: the rule's name, the name of its field in
+// protos and JSON, the member, and the value that means "not set".
 struct EvictionRule {
   const char* name;
   const char* field;
@@ -192,7 +194,7 @@ inline constexpr EvictionRule kEvictionRules[] = {
 // --- All three --------------------------------------------------------------
 
 // Returns InvalidArgument, naming the field, its value and its range. Also
-// checks that the statistics have what the policies need.
+// checks that the statistics include what the policies need.
 absl::Status ValidateRowLife(const AdmissionConfig& admission,
                              const EvictionConfig& eviction,
                              const StatisticsConfig& statistics, int dim,
@@ -201,7 +203,8 @@ absl::Status ValidateRowLife(const AdmissionConfig& admission,
 // Checks only the rules.
 absl::Status ValidateEviction(const EvictionConfig& eviction);
 
-// Returns FailedPrecondition if `statistics` lack a number that the rules use.
+// Returns FailedPrecondition if `statistics` do not count a number that the
+// rules need.
 absl::Status CheckCounted(const EvictionConfig& eviction,
                           const StatisticsConfig& statistics);
 

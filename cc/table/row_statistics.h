@@ -1,12 +1,13 @@
-// The statistics of a row's use are floats in an array beside the rows. Each
-// push updates them. In checkpoints and exports they are the row's last slots.
+// The statistics of a row's use: floats in an array of their own. Each push
+// updates them. In checkpoints and exports they are the last slots of a row.
 //
 //   usage        | count | last_seen_day |
 //   show_click   | count | last_seen_day | show | click | delta_score |
 //
-// Shows and clicks lose a part with each day. A row makes up for the days when
-// it is next used, which has the same result as a pass over all rows each day.
-// The rules and the names of their numbers are those of Paddle's CTR accessor.
+// Shows and clicks are multiplied by a decay factor each day. A row applies the
+// factors of the missed days when it is next used, with the same result as if
+// all rows were updated each day. The rules and the names of their numbers are
+// those of Paddle's CTR accessor.
 
 #ifndef TFSWITCH_CC_TABLE_ROW_STATISTICS_H_
 #define TFSWITCH_CC_TABLE_ROW_STATISTICS_H_
@@ -17,12 +18,12 @@
 
 namespace tfswitch {
 
-// Returns the time as statistics hold it: days since 1970. A float32 of it
-// tells times apart that differ by three minutes.
+// Returns the current time in the unit of statistics: days since 1970. As a
+// float32 it distinguishes times that are three minutes apart.
 float DayOfWallClock();
 
-// Makes DayOfWallClock() return `day`, for a replay of earlier writes. Below 0:
-// makes it return the day of the clock again.
+// Makes DayOfWallClock() return `day`, while earlier writes are replayed. A
+// value below 0 makes it return the clock's day again.
 void SetDayOfWallClock(float day);
 
 // A row's statistics, as of a day.
@@ -39,7 +40,7 @@ class RowStatistics {
  public:
   explicit RowStatistics(const StatisticsConfig& config) : config_(config) {}
 
-  // 0, 2 or 5. The longer layouts begin with the shorter ones.
+  // The number of floats: 0, 2 or 5. The layout of 5 begins with that of 2.
   int num_floats() const {
     switch (config_.kind) {
       case StatisticsKind::kNone:
@@ -52,7 +53,8 @@ class RowStatistics {
     return 0;
   }
 
-  // Initialises a new row: no occurrences, last seen on `day`.
+  // Initialises the statistics of a new row: no occurrences, last seen on
+  // `day`.
   void Init(float day, float* statistics) const;
 
   // Adds a push's observations of the row. (Always inlined, because files that
@@ -73,17 +75,19 @@ class RowStatistics {
     if (day > statistics[kLastSeenDay]) statistics[kLastSeenDay] = day;
   }
 
-  // Returns the statistics on `day`. Shows and clicks are 0 if not counted.
+  // Returns the statistics as of `day`. Shows and clicks are 0 if they are not
+  // counted.
   UsageOfRow Read(const float* statistics, float day) const;
 
-  // Notes that a delta model has been written with `delta_score` of the row.
+  // Subtracts from the row's delta score, after a delta model with the row was
+  // written.
   void SubtractDeltaScore(float delta_score, float* statistics) const {
     if (config_.kind != StatisticsKind::kShowClick) return;
     statistics[kDeltaScore] =
         std::fmax(statistics[kDeltaScore] - delta_score, 0.0f);
   }
 
-  // (show - click) * nonclk_coeff + click * click_coeff
+  // The score (show - click) * nonclk_coeff + click * click_coeff.
   [[gnu::always_inline]] float Score(float show, float click) const {
     return (show - click) * config_.nonclk_coeff + click * config_.click_coeff;
   }
@@ -91,7 +95,8 @@ class RowStatistics {
  private:
   enum Place { kCount, kLastSeenDay, kShow, kClick, kDeltaScore };
 
-  // Brings show and click to `day`, which is later than the last day.
+  // Multiplies show and click by the decay from the last day to `day`, which is
+  // later.
   void Decay(float day, float* statistics) const;
 
   const StatisticsConfig config_;

@@ -1,12 +1,14 @@
-// A row has one number in all columns. Allocate() extends all columns before it
-// counts the row, so that a refusal leaves nothing half done. Freed rows are
-// used again before new ones, the last one first.
+// A row has the same number in all columns, which are arrays for embeddings and
+// slots, statistics, and stamps. Allocate() extends all columns before it
+// counts the row, so that nothing has changed if one of them fails. Freed rows
+// are reused before new ones are made, the last freed one first.
 //
-// SortFreeRows() puts the highest row first. AllocateBelow() therefore takes
-// the lowest from the end of the list, and ReleaseTail() reads the highest from
-// its beginning. num_released_ counts the released rows at the beginning, which
-// are erased from the list together when nothing is left to give back. Until
-// then the other functions do not use them.
+// SortFreeRows() sorts the list of free rows from the highest to the lowest. So
+// AllocateBelow() takes the lowest row from the end of the list, and
+// ReleaseTail() the highest rows from its beginning. num_released_ is the
+// number of rows at the beginning whose memory was given back. They are erased
+// from the list together, when nothing is left to give back; until then other
+// functions ignore them.
 
 #include "cc/table/row_store.h"
 
@@ -22,9 +24,9 @@ namespace {
 
 constexpr size_t kSmallStrideBytes = 16;
 
-// Giving back less than this is not worth its time. ThreadSanitizer keeps
-// hundreds of bytes for each float that threads share, so its tests have only
-// small tables.
+// The smallest amount of memory that is worth giving back. With ThreadSanitizer
+// it is small, because ThreadSanitizer needs hundreds of bytes for each float
+// that threads share, so tests have only small tables.
 #if TFSWITCH_THREAD_SANITIZER
 constexpr size_t kMinReleaseBytes = size_t{64} << 10;
 #else
@@ -133,7 +135,8 @@ bool RowStore::ReleaseTail() {
 // Gives back the memory of the rows from `num_rows` to `end`.
 void RowStore::Column::ReleaseTail(uint64_t num_rows, uint64_t end) {
   if (stride == 0) return;
-  // The column no longer needs the memory that was to be touched ahead.
+  // Cancels requests to touch memory ahead, because the column no longer needs
+  // it.
   PageKeeper::Get().Cancel(span);
   const size_t release_begin = RoundUpTo(EndOf(num_rows), kHugePageBytes);
   const size_t touched =
@@ -146,7 +149,8 @@ void RowStore::Column::ReleaseTail(uint64_t num_rows, uint64_t end) {
 
 void RowStore::Column::TouchAhead(uint64_t num_rows) {
   if (stride == 0 || !is_touched_ahead) return;
-  // Touches one or two huge pages ahead of use, depending on the table's size.
+  // Asks for one or two huge pages beyond the used memory, depending on the
+  // column's size.
   const size_t used = num_rows * stride;
   const size_t wanted = RoundDownTo(
       begin + used + kHugePageBytes + std::min(used / 4, kHugePageBytes),

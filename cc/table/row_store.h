@@ -1,17 +1,17 @@
-// The rows of one stripe: arrays that grow in place, so that a row keeps its
+// The rows of one stripe, in arrays that grow in place. So a row keeps its
 // address unless the table moves it.
 //
 //   | row 0 | row 1 | ...  in use, freed ones between  | touched ahead |
 //   |<------------- next_row_ x stride -------------->|
 //
-// Embeddings and slots are in one array and statistics in another: a lookup
-// never touches statistics, and rows stay on whole cache lines. A third array
-// has the stamps of rows that change (table/change_log.h); it takes no memory
+// Embeddings and slots are in one array and statistics in another, because
+// lookups do not need statistics, and rows then fill whole cache lines. A third
+// array has the stamps of changed rows (table/change_log.h). It takes no memory
 // before the first stamp is written.
 //
-// The first 2 MiB, or 512 KiB of statistics, are in small pages, so that a
-// small table stays small. The rest is in huge pages, which the PageKeeper
-// touches ahead while the table grows.
+// The first 2 MiB, or 512 KiB of statistics, have small pages, so that a small
+// table takes little memory. The rest has huge pages, which the PageKeeper
+// touches ahead of use while the table grows.
 
 #ifndef TFSWITCH_CC_TABLE_ROW_STORE_H_
 #define TFSWITCH_CC_TABLE_ROW_STORE_H_
@@ -25,18 +25,18 @@ namespace tfswitch {
 
 inline constexpr size_t kCacheLineBytes = 64;
 
-// Bytes from one row to the next: a multiple of a cache line, or of 16 bytes
-// where that would waste more than an eighth.
+// The distance in bytes from one row to the next. It is a multiple of a cache
+// line. If that would waste more than an eighth, it is a multiple of 16 bytes.
 size_t RowStride(int row_floats);
 
-// Thread-compatible: guarded by the mutex of the stripe. Any thread may access
-// the rows themselves; table/bucket.h has the rules.
+// Thread-compatible: the stripe's mutex guards it. But any thread may access
+// the rows themselves, by the rules in table/bucket.h.
 class RowStore {
  public:
-  // Statistics begin at this offset of their span, with 512 KiB of small pages
-  // before the first huge one. With up to a whole huge page of small ones, as
-  // embeddings have, most of a large table's statistics would be in small
-  // pages.
+  // Statistics begin at this offset in their span, so that 512 KiB with small
+  // pages come before the first huge page. If there were a whole huge page of
+  // small ones, as for embeddings, most of a large table's statistics would
+  // have small pages.
   static constexpr size_t kStatisticsOffset = kHugePageBytes - (512 << 10);
 
   // REQUIRES: called once, before anything else.
@@ -64,21 +64,22 @@ class RowStore {
     return reinterpret_cast<uint32_t*>(columns_[2].data());
   }
 
-  // A row that is not in use; its floats are garbage. False if memory is full.
+  // Takes a row that is not in use; its floats are undefined. False if there is
+  // no memory.
   bool Allocate(uint32_t* row);
   void Free(uint32_t row);
 
-  // For moving rows together, which the caller does. Whether enough rows are
-  // free that it pays:
+  // The functions below help the caller to move rows together. Whether enough
+  // rows are free to make this worthwhile:
   bool IsWorthCompacting() const;
   // Makes Allocate() use the lowest free rows first. Returns the number of rows
-  // in use; below it there is room for all of them.
+  // in use; that many rows fit below the row with this number.
   uint64_t SortFreeRows();
-  // The next free row if it is below `limit`.
+  // Takes the lowest free row, if it is below `limit`.
   bool AllocateBelow(uint64_t limit, uint32_t* row);
-  // Gives memory behind the last row in use back, a little at a time because
-  // the stripe is locked meanwhile. False if there was none. REQUIRES:
-  // SortFreeRows().
+  // Gives back memory behind the last row in use, a limited amount at a time,
+  // because the stripe is locked meanwhile. False if there was none. REQUIRES:
+  // SortFreeRows() was called.
   bool ReleaseTail();
 
   // For each row, whether its stamp is above `epoch`; empty if none is.
@@ -87,14 +88,14 @@ class RowStore {
 
   // The bytes of rows and statistics; stamps are not counted.
   size_t resident_bytes() const;
-  // The bytes of the stamps, if they have been written.
+  // The bytes of the stamps; 0 if none have been written.
   size_t stamp_bytes() const { return columns_[2].resident_bytes(next_row_); }
 
  private:
-  // One of the arrays; with stride 0 there is none.
+  // One of the arrays. If `stride` is 0, the array does not exist.
   struct Column {
     MemorySpan span;
-    size_t begin = 0;  // The start of row 0 in the span.
+    size_t begin = 0;  // The offset of row 0 in the span.
     size_t stride = 0;
     bool is_touched_ahead = true;
     size_t touch_end = 0;
@@ -117,8 +118,8 @@ class RowStore {
   Column columns_[3];
   uint64_t next_row_ = 0;
   std::vector<uint32_t> free_rows_;
-  // How many free rows at the front of free_rows_ have no memory any more,
-  // while ReleaseTail() returns true.
+  // How many rows at the beginning of free_rows_ have no memory any more.
+  // Nonzero only while ReleaseTail() returns true.
   size_t num_released_ = 0;
 };
 

@@ -1,12 +1,13 @@
-// Rows of one stripe as they were when a snapshot was taken, kept if they
-// change before the snapshot reaches them. This is the copy on update of Vaz
-// Salles et al. (An evaluation of checkpoint recovery for massively multiplayer
-// online games, VLDB 2009), row by row.
+// Keeps the former state of rows of one stripe that change after a snapshot was
+// taken and before the snapshot has visited them. This is the method "copy on
+// update" of Vaz Salles et al. (An evaluation of checkpoint recovery for
+// massively multiplayer online games, VLDB 2009), applied to single rows.
 //
-// A snapshot goes through the stripe in the order of positions, and takes rows
-// with old stamps from the table. A thread that changes such a row copies it
-// here before it stamps it, unless the snapshot has passed its position. If
-// both happen at once, the snapshot gets the row twice, with equal values.
+// A snapshot visits the stripe in the order of positions, and copies rows with
+// old stamps from the table. Before a thread changes and stamps such a row, it
+// copies the row to this log, unless the snapshot has already passed its
+// position. If both happen at the same time, the snapshot gets the row twice,
+// with equal values.
 
 #ifndef TFSWITCH_CC_TABLE_ROW_UNDO_LOG_H_
 #define TFSWITCH_CC_TABLE_ROW_UNDO_LOG_H_
@@ -29,12 +30,12 @@ namespace tfswitch {
 // Thread-safe.
 class RowUndoLog {
  public:
-  // Starts keeping rows with so many floats. Each counts `other_bytes` of
-  // memory elsewhere, too.
+  // Starts to keep rows of so many floats. Each kept row counts as
+  // `other_bytes` more, for memory elsewhere.
   void Begin(size_t num_floats, size_t other_bytes);
 
-  // Keeps a row, which copy(floats) writes. Without memory for it the change
-  // succeeds; End() then reports the error, and the snapshot fails.
+  // Keeps a row, which copy(floats) writes. If there is no memory for it, the
+  // row still changes; End() reports the error, and the snapshot fails.
   void Keep(Key key, uint32_t position, absl::FunctionRef<void(float*)> copy);
 
   // A row could not be kept.
@@ -43,7 +44,7 @@ class RowUndoLog {
     is_whole_ = false;
   }
 
-  // The snapshot has visited the rows before this position.
+  // Tells that the snapshot has visited all rows before this position.
   void SetVisited(uint64_t position) {
     visited_.store(position, std::memory_order_release);
   }
@@ -52,9 +53,9 @@ class RowUndoLog {
   }
 
   // Stops keeping rows, and calls visit(key, floats) for the kept ones, up to
-  // the first error. ResourceExhausted if one could not be kept.
+  // the first error. ResourceExhausted if a row could not be kept.
   absl::Status End(absl::FunctionRef<absl::Status(Key, const float*)> visit);
-  // Stops keeping rows, and drops the kept ones.
+  // Stops keeping rows, and drops those that were kept.
   void Discard() {
     MutexLock lock(&mutex_);
     is_active_ = false;

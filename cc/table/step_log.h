@@ -1,5 +1,5 @@
 // The steps that a table with dense updates has taken, and their learning
-// rates. Its rows need them to make up for missed steps.
+// rates. Rows need them to catch up with steps that they have missed.
 
 #ifndef TFSWITCH_CC_TABLE_STEP_LOG_H_
 #define TFSWITCH_CC_TABLE_STEP_LOG_H_
@@ -23,13 +23,13 @@ struct SavedSteps {
   std::vector<StepRun> runs;
 };
 
-// Steps with one learning rate are one run of 8 bytes, so a log is short unless
-// a schedule changes the rate at each step. At kMaxRuns, each pair of runs in
-// the older half is merged into one run with the mean of their rates. Only rows
-// that have missed half a million changes of the rate or more learn by such
-// means.
+// Consecutive steps with the same learning rate are one run of 8 bytes, so a
+// log is short unless a schedule changes the rate at each step. When there are
+// kMaxRuns runs, each pair of runs in the older half is merged into one run
+// with their mean rate. Only rows that have missed at least half a million
+// changes of the rate are stepped with such means.
 //
-// The sums of missed_sums.h are kept beside the runs.
+// The log also keeps the sums of missed_sums.h.
 //
 // Thread-safe.
 class StepLog {
@@ -39,15 +39,15 @@ class StepLog {
   // The optimizer must outlive the log.
   explicit StepLog(const Optimizer* optimizer);
 
-  // The log before the oldest step that is still in progress; if there is none,
-  // after the last step.
+  // The log up to the oldest step that is still in progress, without that step.
+  // If no step is in progress, the whole log.
   std::shared_ptr<const StepHistory> Now() const;
 
-  // Begins the next step, and returns the log before it; null after
-  // kMaxDenseStep steps. Steps may overlap.
+  // Begins the next step, and returns the log without it; null after
+  // kMaxDenseStep steps. Several steps may be in progress.
   std::shared_ptr<const StepHistory> Begin(float learning_rate);
   void End(const StepHistory& before);
-  // Waits until no step is in progress. REQUIRES: none begins.
+  // Waits until no step is in progress. REQUIRES: no step begins meanwhile.
   void WaitForSteps() const;
 
   SavedSteps Save() const;
@@ -57,8 +57,8 @@ class StepLog {
   static absl::Status Validate(const SavedSteps& saved);
 
  private:
-  // A history and what it points to. Elements of the runs behind those of the
-  // history are written meanwhile.
+  // A history, and the data that it points to. Other threads may append runs to
+  // the vector; the history does not use these.
   struct Moment : StepHistory {
     std::shared_ptr<const std::vector<StepRun>> owned_runs;
     std::vector<MissedMoment> sums;
@@ -68,14 +68,16 @@ class StepLog {
   void AddRun(const StepRun& run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SetLatest(uint32_t step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // Stays empty if idle rows do not move.
+  // False if steps without a gradient do not change rows; then sums_ stays
+  // empty.
   const bool keeps_sums_;
   mutable Mutex mutex_;
   MissedSums sums_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<std::vector<StepRun>> runs_ ABSL_GUARDED_BY(mutex_);
   size_t num_runs_ ABSL_GUARDED_BY(mutex_) = 0;
   std::shared_ptr<const StepHistory> latest_ ABSL_GUARDED_BY(mutex_);
-  // Before the steps that have begun and not ended, in their order.
+  // For each step in progress, the log before this step. In the order of the
+  // steps.
   std::vector<std::shared_ptr<const StepHistory>> at_work_
       ABSL_GUARDED_BY(mutex_);
 };

@@ -1,13 +1,14 @@
-// The stripe's mutex orders all changes of the index; readers take no lock.
-// Publish() makes phase_ odd while it changes published_, and View() tries
-// again until it has all fields of one even phase.
+// The stripe's mutex serialises all changes of the index; readers take no lock.
+// Publish() makes phase_ odd while it changes published_. View() tries again
+// until it has read all fields in one even phase.
 //
-// MoveBuckets() gets all memory first, because nothing may fail while buckets
-// are locked. It then copies keys to the new array with the old buckets locked,
-// publishes the cursor, and unlocks the old buckets as not live. So a reader
-// finds a live bucket or is sent to keys that are there already.
-// PrepareGrowth() asks for the next array before the current one is full, so
-// that its first pages are ready.
+// MoveBuckets() first gets all memory that it may need, because nothing may
+// fail while buckets are locked. It then copies keys to the new array while
+// their old buckets are locked, publishes the cursor, marks the old buckets as
+// not live, and unlocks them. So a reader finds either a live bucket, or one
+// that sends it to the new array, which already has the keys. PrepareGrowth()
+// asks for the next array before the current one is full, so that its first
+// pages are ready in time.
 
 #include "cc/table/stripe_index.h"
 
@@ -18,21 +19,22 @@
 namespace tfswitch {
 namespace {
 
-// 64 B / (5 x 0.75) = 17.1 B per key before growth, 23.9 B after it.
+// Memory per key: 64 B / (5 x 0.75) = 17.1 B before growth, 23.9 B after it.
 constexpr uint64_t kLoadNumerator = 15;  // Keys per 4 buckets: 0.75 x 5 x 4.
 constexpr uint64_t kLoadDenominator = 4;
 constexpr uint64_t kGrowthNumerator = 7;  // x 1.4
 constexpr uint64_t kGrowthDenominator = 5;
 
-// Growth is over after num_buckets / 8 inserts, 3 % more keys.
+// With 8 buckets per insert, growth takes num_buckets / 8 inserts, which add 3
+// % to the keys.
 constexpr uint64_t kBucketsPerInsert = 8;
 
-// Arrays below this stay in small pages: rounding them up to huge ones would
-// cost more than the address translation saves.
+// Smaller arrays keep small pages: rounding their size up to huge pages would
+// waste more than faster address translation gains.
 constexpr size_t kMinHugeArrayBytes = 2 * kHugePageBytes;
 
-// Memory behind the cursor goes back in steps of this size, or in whole huge
-// pages if it lies in such.
+// Memory behind the cursor is given back in steps of this size, or in whole
+// huge pages where the array has them.
 constexpr size_t kMovedStepBytes = 64 * 1024;
 
 }  // namespace
@@ -63,7 +65,8 @@ StripeIndex::~StripeIndex() {
 }
 
 IndexView StripeIndex::View() const {
-  // Each load is an acquire, so that none moves behind the phase check.
+  // Each load is an acquire, so that it cannot move behind the check of the
+  // phase.
   const auto load = [](const auto* field) {
     return __atomic_load_n(field, __ATOMIC_ACQUIRE);
   };
@@ -89,8 +92,8 @@ void StripeIndex::Publish() {
   const auto store = [](auto* field, auto value) {
     __atomic_store_n(field, value, __ATOMIC_RELEASE);
   };
-  // Odd first: release stores keep their order, so a reader that gets one of
-  // the fields below also gets this phase or a later one.
+  // First makes the phase odd. Release stores keep their order, so a reader
+  // that sees one of the new fields also sees this phase or a later one.
   store(&phase_, phase_ + 1);
   store(&published_.buckets, current().buckets());
   store(&published_.num_buckets, current().num_buckets);
@@ -106,7 +109,7 @@ const Bucket* StripeIndex::Home(uint32_t position) const {
 }
 
 StripeIndex::Entry StripeIndex::Find(Key key, uint32_t position) const {
-  // The mutex keeps entries as they are. Another thread may lock a bucket
+  // The mutex prevents changes of entries. Another thread may lock a bucket
   // meanwhile to change a row, which does not matter here.
   Bucket* bucket = const_cast<Bucket*>(Home(position));
   for (;; ++bucket) {
@@ -123,11 +126,12 @@ bool StripeIndex::Insert(Key key, uint32_t position, uint32_t row) {
   if (!is_growing_) {
     const uint64_t full = current().num_buckets * kLoadNumerator;
     const uint64_t load = static_cast<uint64_t>(num_keys_) * kLoadDenominator;
-    // A little before it is needed, so that the first pages are ready.
+    // Begins a little early, so that the first pages are ready when they are
+    // needed.
     if (load >= full - full / 32 && !is_prepared_) {
       PrepareGrowth(/*is_urgent=*/load >= full + full / 8);
     }
-    // If no memory is left to grow into, the load rises instead.
+    // Without memory for a larger array, does not grow; the buckets get fuller.
     if (load >= full && is_prepared_) BeginGrowth();
   }
   if (is_growing_ && !MoveBuckets()) return false;
@@ -185,8 +189,9 @@ bool StripeIndex::ExtendLimit(Array* array, uint64_t limit) {
   const size_t end = limit * sizeof(Bucket);
   if (!array->span.Extend(end)) return false;
   TouchAhead(array, end);
-  // Each generation of an array starts with another version, lest a reader
-  // that slept through one takes a new bucket for an old one.
+  // Each generation of an array starts with another version. Otherwise a reader
+  // that was suspended for a whole generation could take a new bucket for an
+  // old one.
   const uint32_t meta = kMetaLive | (static_cast<uint32_t>(phase_ * 0x9e3779b1u)
                                      << kMetaVersionShift);
   for (uint64_t i = array->limit; i < limit; ++i) {
@@ -210,12 +215,13 @@ void StripeIndex::PrepareGrowth(bool is_urgent) {
   const uint64_t num_buckets =
       current().num_buckets * kGrowthNumerator / kGrowthDenominator + 1;
   const size_t bytes = num_buckets * sizeof(Bucket);
-  // Half the span is left for overflow, which an enemy may choose.
-  // The memory is still that of the array before the current one until it has
-  // been given back.
+  // Leaves half of the span for overflow, because an attacker may cause much of
+  // it by choosing keys. The PageKeeper may not yet have given back the memory
+  // of the array that used this span before.
   if (PageKeeper::Get().IsBusy(array.span)) {
     if (!is_urgent) return;
-    // Makes a longer pause now, before full buckets make every insert slow.
+    // Gives the memory back now, in spite of the pause, because otherwise full
+    // buckets would make every insert slow.
     PageKeeper::Get().Cancel(array.span);
     array.span.Reset();
   }
@@ -245,8 +251,8 @@ bool StripeIndex::MoveBuckets() {
   const uint64_t wanted = std::min(begin + kBucketsPerInsert, from.limit);
   uint64_t end = begin;
   bool has_overflow = false;
-  // Nothing may fail once a bucket is locked. Keys of one old bucket take at
-  // most a bucket of the new array each.
+  // In the worst case each moved key needs a bucket of its own in the new
+  // array.
   uint64_t safe_end = wanted;
   while (safe_end < from.limit && HasOverflow(LoadMeta(&buckets[safe_end - 1])))
     ++safe_end;
@@ -272,8 +278,7 @@ bool StripeIndex::MoveBuckets() {
                  RacyLoad(&bucket->rows[i]));
     }
   }
-  // The keys have been copied to the new array. Now the cursor moves, and only
-  // then do the old buckets send readers to the new array.
+  // The cursor must move before the old buckets send readers to the new array.
   cursor_ = end;
   __atomic_store_n(&published_.cursor, end, __ATOMIC_RELEASE);
   for (uint64_t i = begin; i < end; ++i) {

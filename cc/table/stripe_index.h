@@ -1,4 +1,5 @@
-// The hash index of one stripe: keys to row numbers, growing without a pause.
+// The hash index of one stripe. It maps keys to row numbers, and grows without
+// a pause.
 //
 //   home bucket of a key = (position * num_buckets) >> 32,
 //   position = 32 bits of the key's hash (base/keyed_hash.h)
@@ -7,23 +8,26 @@
 //                                ^ cursor
 //   new array   |........................|                      (1.4 x as long)
 //
-// A full bucket overflows into the next one; buckets are added behind the last
-// home bucket when an overflow gets there. Homes are monotone in the hash, so
-// growing keeps the order: each insert moves the cursor a few buckets through
-// the old array. A key is in the new array if its old home is behind the
-// cursor, else in the old one. The cursor stops only behind buckets without
-// overflow, so no search crosses it. Memory behind it is given back at once:
-// the peak is the new array, not both.
+// If a bucket is full, its keys overflow into the next one; if an overflow
+// reaches the last bucket, buckets are added behind it. Keys with larger hashes
+// have later homes, so the order of keys is the same in the old and the new
+// array. While the index grows, each insert moves the keys of a few buckets to
+// the new array and advances the cursor. A key is in the new array if its old
+// home is before the cursor, else in the old one. The cursor stops only after a
+// bucket without overflow, so no search crosses it. Memory before the cursor is
+// given back at once, so the peak is the size of the new array, not of both.
 //
-// The two arrays take turns in two reserved spans of memory. Readers use an
-// IndexView, a copy of where things are. It may be out of date, which they
-// notice:
+// The two arrays alternate between two reserved spans of memory. Readers use an
+// IndexView, a copy of the arrays' addresses and sizes. It may be out of date.
+// Readers notice this as follows:
 //
-//   * A bucket that has moved is not live: take a new view.
-//   * A hit is valid if its bucket is unchanged (bucket.h).
-//   * A miss is valid if every bucket searched was unchanged and the phase is
-//     still that of the view. The phase counts beginnings and ends of growth;
-//     in a later phase the span may hold another array.
+// * A bucket that has moved is not live: take a new view.
+// * If the key is found, the result is valid if its bucket is unchanged
+//   (bucket.h).
+// * If the key is not found, the result is valid if every searched bucket is
+//   unchanged and the phase is still that of the view. The phase counts the
+//   beginnings and ends of growth; in a later phase the span may contain
+//   another array.
 
 #ifndef TFSWITCH_CC_TABLE_STRIPE_INDEX_H_
 #define TFSWITCH_CC_TABLE_STRIPE_INDEX_H_
@@ -43,8 +47,8 @@ inline constexpr uint64_t kEndOfPositions = uint64_t{1} << 32;
 // The largest number of home buckets.
 inline constexpr uint64_t kMaxBuckets = kEndOfPositions - 1;
 
-// Where a reader finds the buckets of one stripe. Plain data, because the batch
-// kernels use it.
+// Where the buckets of one stripe are, as a reader has seen it. Plain data,
+// because the batch kernels use it.
 struct alignas(64) IndexView {
   Bucket* buckets = nullptr;
   uint64_t num_buckets = 0;
@@ -70,7 +74,7 @@ TFSWITCH_ALWAYS_INLINE Bucket* HomeBucket(const IndexView& view,
   return view.buckets + home;
 }
 
-// True if the index is still in `phase`, which the view was taken in.
+// True if the index is still in `phase`, in which the view was taken.
 TFSWITCH_ALWAYS_INLINE bool IsPhase(const IndexView& view, uint64_t phase) {
   return __atomic_load_n(view.current_phase, __ATOMIC_ACQUIRE) == phase;
 }
@@ -87,7 +91,7 @@ class StripeIndex {
     int at = 0;
   };
 
-  // Positions are made by *hash, which must outlive this object.
+  // *hash computes positions. It must outlive this object.
   //
   // REQUIRES: called once, before anything else. `spans` have equal capacity.
   // False if there is no memory for the first array.
@@ -103,22 +107,22 @@ class StripeIndex {
 
   Entry Find(Key key, uint32_t position) const;
 
-  // Adds a key that is absent, and moves the cursor on if growing. False, with
+  // Adds an absent key. During growth also advances the cursor. False, with
   // nothing changed, if the address space is used up.
   bool Insert(Key key, uint32_t position, uint32_t row);
 
   // Removes the entry, which Find() returned for `position`.
   void Erase(Entry entry, uint32_t position);
 
-  // Calls visit(bucket) for the buckets that hold keys of positions [begin,
-  // end), once each. Other keys may be in them too.
+  // Calls visit(bucket) once for each bucket that contains keys of positions
+  // [begin, end). These buckets may contain other keys, too.
   void VisitBuckets(uint64_t begin, uint64_t end,
                     const std::function<void(Bucket*)>& visit) const;
 
-  // Calls visit(key, entry) for entries with a position in [begin, end), of
-  // about `num_buckets` buckets; returns the position to go on from, at most
-  // kEndOfPositions. With `rows`, visits only rows for which it is true.
-  // Nothing may be inserted or erased meanwhile.
+  // Calls visit(key, entry) for entries from position `begin` on, in about
+  // `num_buckets` buckets. Returns the position at which to continue, at most
+  // kEndOfPositions. With `rows`, visits only entries whose row number is true
+  // in it. `visit` must not insert or erase keys.
   uint64_t VisitEntries(uint64_t begin, uint64_t num_buckets,
                         const std::function<void(Key, Entry)>& visit,
                         const std::vector<bool>* rows = nullptr) const;
@@ -133,10 +137,14 @@ class StripeIndex {
  private:
   struct Array {
     MemorySpan span;
-    uint64_t num_buckets = 0;   // Homes.
-    uint64_t limit = 0;         // Initialised buckets: homes and overflow.
-    size_t huge_bytes = 0;      // [0, huge_bytes) is for huge pages.
-    size_t touch_end = 0;       // Asked to be touched ahead, up to here.
+    // The number of home buckets.
+    uint64_t num_buckets = 0;
+    // The number of initialised buckets: home and overflow buckets.
+    uint64_t limit = 0;
+    // [0, huge_bytes) is for huge pages.
+    size_t huge_bytes = 0;
+    // The PageKeeper was asked to touch the array up to here.
+    size_t touch_end = 0;
     size_t released_bytes = 0;  // Given back behind the cursor.
 
     Bucket* buckets() const { return reinterpret_cast<Bucket*>(span.data()); }
@@ -152,15 +160,15 @@ class StripeIndex {
     return is_growing_ && HomeIndex(position, current().num_buckets) < cursor_;
   }
 
-  // Asks for the pages up to one behind `end` to be touched.
+  // Asks the PageKeeper to touch the array up to a huge page beyond `end`.
   void TouchAhead(Array* array, size_t end);
   // Makes buckets [0, limit) of `array` live.
   bool ExtendLimit(Array* array, uint64_t limit);
   bool InsertInto(Array* array, Key key, uint32_t position, uint32_t row);
 
-  // Lays out the next array and asks for its first pages to be touched; growth
-  // may begin after that. Waits while memory is still being given back, unless
-  // `is_urgent`.
+  // Prepares the next array and asks for its first pages to be touched. Growth
+  // may begin after that. If memory is still being given back, returns without
+  // doing so, unless `is_urgent`.
   void PrepareGrowth(bool is_urgent);
   void BeginGrowth();
   bool MoveBuckets();
@@ -176,9 +184,8 @@ class StripeIndex {
   uint64_t cursor_ = 0;
   int64_t num_keys_ = 0;
 
-  // View() copies this. It is written under the stripe's mutex, with an odd
-  // phase while the fields are inconsistent. Within a phase only the cursor
-  // moves.
+  // View() copies this. It changes under the stripe's mutex; the phase is odd
+  // while the fields are inconsistent. Within a phase only the cursor changes.
   IndexView published_;
   uint64_t phase_ = 0;
 };

@@ -1,10 +1,9 @@
-// Validate() returns the first error. A rule between two fields names the one
-// that has to change and says why in its text. NameOf() has no text for a value
-// of storage_dtype that only a newer client knows, and Validate() refuses such
-// a value.
+// Validate() returns the first error. If two fields contradict each other, the
+// error names the one to change and says why. A newer client may send a
+// storage_dtype that this version does not know; Validate() refuses it.
 //
-// ValidateNew() also limits the length of the file name. Validate() does not,
-// because it also checks configs that come from a checkpoint.
+// ValidateNew() also limits the length of file names. Validate() does not,
+// because it also checks configs of existing checkpoints.
 
 #include "cc/table/table_config.h"
 
@@ -22,8 +21,8 @@ namespace tfswitch {
 namespace {
 
 constexpr size_t kMaxNameSize = 256;
-// Files are named after their table, with up to 33 characters more, and file
-// systems take 255.
+// The longest form of a table's name in file names. These have up to 33 more
+// characters, and file systems allow 255.
 constexpr size_t kMaxFileNameSize = 220;
 constexpr uint32_t kMaxVirtualShards = 65536;
 constexpr size_t kMaxLayoutSize = 65536;
@@ -35,7 +34,7 @@ absl::Status FieldError(const std::string& table, absl::string_view field,
                    ": expected ", expected, ", got ", got));
 }
 
-// Returns the name that the proto's enum has.
+// Returns the value's name in the proto's enum.
 const char* NameOf(FloatType type) {
   switch (type) {
     case FloatType::kFloat32:
@@ -153,7 +152,7 @@ absl::Status TableConfig::Validate() const {
     return FieldError(name, "admission, eviction and statistics", "none",
                       "some, for a dense table, whose rows all stay");
   }
-  // A newer client may have sent a value that this server does not know.
+  // The value is unknown to this server; a newer client may have sent it.
   for (const char* known :
        {NameOf(storage_dtype.embeddings), NameOf(storage_dtype.slots),
         NameOf(storage_dtype.rounding)}) {

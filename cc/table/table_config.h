@@ -1,6 +1,6 @@
-// A table's config: its name, the shape of its rows, and how rows start and
-// learn. Fixed when the table is created; two configs that differ in any field
-// describe different tables.
+// A table's config: its name, the shape of its rows, and how rows are
+// initialised and learn. It is fixed when the table is created; two configs
+// that differ in any field describe different tables.
 
 #ifndef TFSWITCH_CC_TABLE_TABLE_CONFIG_H_
 #define TFSWITCH_CC_TABLE_TABLE_CONFIG_H_
@@ -22,7 +22,7 @@ namespace tfswitch {
 inline constexpr int kMinDim = 1;
 inline constexpr int kMaxDim = kMaxSegmentDim;
 
-// The first value of a row. Each depends on (seed, key) alone.
+// How a row is initialised. Each value depends only on seed, key and position.
 struct ConstantInitializer {  // Also "zeros" and "ones".
   static constexpr char kName[] = "constant";
   float value = 0.0f;
@@ -70,11 +70,12 @@ using InitializerConfig =
     std::variant<ConstantInitializer, UniformInitializer, NormalInitializer,
                  TruncatedNormalInitializer, GlorotUniformInitializer>;
 
-// When the gradients of several workers are applied.
+// When the gradients of several workers are applied. The names are those of the
+// literature: asynchronous, stale synchronous and bulk synchronous parallel.
 enum class ConsistencyKind {
   kAsp,  // As they arrive.
-  kSsp,  // As they arrive; no worker is far ahead of the slowest.
-  kBsp,  // Once per round, those of all workers together.
+  kSsp,  // As they arrive; no worker may be far ahead of the slowest.
+  kBsp,  // Once per round, the gradients of all workers together.
 };
 enum class Reduction {
   kMean,  // Weighted by their numbers of samples.
@@ -94,17 +95,18 @@ struct ConsistencyConfig {
   std::string ToString() const;
 };
 
-// How a row is kept in memory; see row_codec.h.
+// How a row is stored in memory; see row_codec.h.
 enum class FloatType : uint8_t { kFloat32, kFloat16, kBfloat16 };
 enum class Rounding : uint8_t {
-  // Up or down by chance, so that the expected value is exact: steps that are
-  // smaller than half of the last bit add up nevertheless.
+  // Rounds up or down at random, so that the expected value is exact. So even
+  // steps that are smaller than half of the last bit have an effect on average.
   kStochastic,
   kNearest,  // Ties to even.
 };
 struct StorageDtypeConfig {
   FloatType embeddings = FloatType::kFloat32;
-  FloatType slots = FloatType::kFloat32;  // Slots with a float per coordinate.
+  // Slots with a float per coordinate.
+  FloatType slots = FloatType::kFloat32;
   // How a step rounds 16-bit values. New and assigned ones are rounded to
   // nearest.
   Rounding rounding = Rounding::kStochastic;
@@ -118,7 +120,8 @@ struct StorageDtypeConfig {
            (is_plain() || rounding == o.rounding);
   }
 
-  // For example "bfloat16 embeddings, float32 slots, stochastic rounding".
+  // Describes the types, for example "bfloat16 embeddings, float32 slots,
+  // stochastic rounding".
   std::string ToString() const;
 };
 
@@ -131,17 +134,19 @@ struct TableRef {
   TableRef(const char* name) : name(name) {}
 
   std::string name;
-  // See TableIdentity. 0: the present table of that name.
+  // The incarnation that is meant; see TableIdentity. 0: the present table of
+  // that name.
   uint64_t incarnation = 0;
 };
 
-// Tells a table from earlier and later ones of the same name.
+// Distinguishes a table from earlier and later ones of the same name.
 struct TableIdentity {
-  // Drawn when the table is made. Its parts on several shards share it, and a
-  // restore from a checkpoint keeps it.
+  // A random number, drawn when the table is made. All parts of the table on
+  // several shards have the same one. A restore from a checkpoint keeps it.
   uint64_t incarnation = 0;
-  // The instance ids of the shards' processes for which it was made. A shard
-  // with another instance id and without the table has lost its part.
+  // The instance ids of the shard processes for which the table was made. If a
+  // shard has another instance id and does not have the table, it has lost its
+  // part.
   std::vector<uint64_t> shard_instances;
 };
 
@@ -153,15 +158,17 @@ struct TableConfig {
   uint64_t seed = 0;
   uint32_t num_virtual_shards = 1024;  // A power of two, 1 to 65536.
   ConsistencyConfig consistency;
-  // For a dense table, whose rows are blocks of a model's variables: which
-  // variables. Up to 65,536 characters; empty for an embedding table.
+  // Only for a dense table, whose rows are blocks of a model's variables:
+  // describes the variables, in up to 65,536 characters. Empty for an embedding
+  // table.
   std::string layout;
   StatisticsConfig statistics;
   AdmissionConfig admission;
   EvictionConfig eviction;
   StorageDtypeConfig storage_dtype;
 
-  // Whether a setting depends on how often a key is in a push, or on its shows.
+  // Whether a setting depends on how often a push contains a key, or on its
+  // shows.
   bool NeedsCounts() const;
 
   bool operator==(const TableConfig& o) const {
@@ -176,7 +183,8 @@ struct TableConfig {
 
   // InvalidArgument naming the table, the field, the value and the range.
   absl::Status Validate() const;
-  // The same of a table that is made: no file can be named after a longer name.
+  // Like Validate(), for a table that is to be made: also limits the length of
+  // its name, which becomes a part of file names.
   absl::Status ValidateNew() const;
 };
 

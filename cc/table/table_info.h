@@ -1,4 +1,4 @@
-// TableInfo describes a table in lists of tables.
+// TableInfo is the description of a table in lists of tables.
 
 #ifndef TFSWITCH_CC_TABLE_TABLE_INFO_H_
 #define TFSWITCH_CC_TABLE_TABLE_INFO_H_
@@ -9,15 +9,16 @@
 
 namespace tfswitch {
 
-// A table as its owner describes it. Counts of a sharded client are sums.
+// The description of a table by the server that has it. In a sharded client,
+// the counts are sums over servers.
 struct TableInfo {
   TableConfig config;
   TableStats stats;
   int slot_floats = 0;
   int num_shards = 1;  // How many shards have it.
   TableIdentity identity;
-  // Why the table is not whole, if a server has lost its part. A table that is
-  // being made or dropped does not count as lost.
+  // Empty if the table is complete. Otherwise tells which server has lost its
+  // part. A table that is just being made or dropped does not count as lost.
   absl::Status lost;
 };
 

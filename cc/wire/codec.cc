@@ -654,8 +654,7 @@ std::string EncodeFields(const Fields& fields, const Message& message) {
   return bytes;
 }
 
-// Writes the bytes before the gradients, whose last ones are the gradients'
-// length.
+// Writes the bytes that precede the gradients, including the gradients' length.
 uint64_t WritePushHead(const PushRequest& request, char* to) {
   FieldWriter writer(to);
   kPushHead(request, &writer);

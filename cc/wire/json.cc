@@ -129,8 +129,7 @@ absl::Status CheckFields(const google::protobuf::Descriptor& type,
   return absl::OkStatus();
 }
 
-// Clears the messages inside, because their readers check them, and they may be
-// long.
+// Clears inner messages that their readers check later; they may be long.
 void DropUnchecked(Message* message) {
   const google::protobuf::Reflection* const reflection =
       message->GetReflection();

@@ -2,14 +2,14 @@
 
     tfswitch launch --servers=2 horovodrun -np 2 python horovod_workers.py
 
-The same as `multi_worker_mirrored.py`, whose text says how data that ends at
-different times is dealt with; here it is Horovod that sums. Its own answer,
-`hvd.join()`, divides by the number of all workers, also of those that have no
-data left, and refuses the all-gathers that sparse gradients need.
+This program does the same as `multi_worker_mirrored.py`, whose text explains
+data that ends at different times; here Horovod computes the sums. Horovod's own
+solution, `hvd.join()`, divides by the number of all workers, even of those
+without data, and refuses the all-gathers that sparse gradients need.
 
 Horovod tells each process its number. The "ps" of TF_CONFIG, which horovodrun
-passes on to its processes, are tfswitch servers. Not run by the tests unless
-Horovod is installed: its last release, 0.28.1, does not compile against
+passes on to its processes, are tfswitch servers. The tests run this program
+only if Horovod is installed: its last release, 0.28.1, does not compile against
 TensorFlow 2.21, whose wheel no longer has headers that it includes
 (`tensorflow/compiler/xla/client/xla_builder.h`).
 """
@@ -70,19 +70,21 @@ class Trainer:
     def step(
         self, ids: tf.Tensor, labels: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns mean loss and number of samples of all workers."""
+        """Returns the mean loss and the number of samples of all workers."""
         samples = tf.cast(tf.shape(ids)[0], tf.float32)
         with tf.GradientTape() as tape:
             losses = keras.losses.binary_crossentropy(
                 labels, self._model(ids, training=True)
             )
-            # The mean, as what goes to the servers has to be of it.
+            # The gradient is divided by all samples, as the servers need that
+            # of the mean.
             loss = tf.math.divide_no_nan(tf.reduce_sum(losses), samples)
         gradients = tape.gradient(loss, self._model.trainable_variables)
         (*gradients, loss), samples = tsw.train.weighted_all_reduce(
             [*gradients, loss], samples, backend="horovod"
         )
-        # Not even a step of zeros after the end: Adam would move.
+        # Not even a step with zero gradients after the end, because Adam would
+        # move.
         if samples > 0.0:
             self._optimizer.apply(gradients, self._model.trainable_variables)
         return loss, samples
@@ -110,7 +112,7 @@ def main(argv: Sequence[str]) -> None:
     )
     worker.leave()
 
-    # Everybody has the same model; the chief tells how good it is.
+    # All workers have the same model; the chief prints how good it is.
     if worker.is_chief:
         movielens.report_auc(valid, model(valid.ids).numpy())
 

@@ -2,8 +2,8 @@
 
     tfswitch launch --servers=2 --workers=2 keras_workers.py --consistency=bsp
 
-Every worker runs this program, and TF_CONFIG tells each which one it is. Its
-"ps" entries are tfswitch servers; tfswitch finds them there by itself. They
+Every worker runs this program, and TF_CONFIG tells it which worker it is. The
+"ps" entries of TF_CONFIG are tfswitch servers, to which tfswitch connects. They
 hold the embeddings, the dense variables and the optimizer state of both.
 """
 
@@ -57,8 +57,9 @@ def main(argv: Sequence[str]) -> None:
         worker=worker,
     )
     model.compile(optimizer, "binary_crossentropy")
-    # Worker by worker another number of steps. The callback ends each epoch
-    # when it has ended for all, so that all validate the same, complete model.
+    # Workers have different numbers of steps. The callback ends each epoch when
+    # it has ended for all workers, so that all validate the same, complete
+    # model.
     model.fit(
         *mine,
         batch_size=_BATCH_SIZE.value,

@@ -1,7 +1,7 @@
 """MovieLens latest-small for several workers, and a small model of it.
 
-What the examples of this folder have in common. `examples/deepfm_movielens.py`
-has a better model and more fields.
+Common parts of the examples in this folder. `examples/deepfm_movielens.py` has
+a better model and more fields.
 """
 
 import pathlib
@@ -26,7 +26,7 @@ _RATINGS = (
 
 
 class Ratings(NamedTuple):
-    """Users and movies, int64 `(rows, 2)`, and who liked what, `(rows, 1)`."""
+    """Users and movies, int64 `(rows, 2)`, and whether liked, `(rows, 1)`."""
 
     ids: np.ndarray
     labels: np.ndarray
@@ -38,7 +38,7 @@ class Ratings(NamedTuple):
 def read(max_ratings: int | None) -> tuple[Ratings, Ratings]:
     """Returns ratings to train with, and a fifth that is held out.
 
-    In an order that is random and the same in every process.
+    The order is random, and the same in every process.
     """
     table = np.loadtxt(_RATINGS, delimiter=",", skiprows=1)
     order = np.random.default_rng(SEED).permutation(len(table))[:max_ratings]
@@ -52,9 +52,9 @@ def read(max_ratings: int | None) -> tuple[Ratings, Ratings]:
 
 
 def share(ratings: Ratings, worker: int, num_workers: int) -> Ratings:
-    """A worker's part of the data; uneven, as shares of files are.
+    """Returns a worker's part of the data; the parts are uneven on purpose.
 
-    Of three workers the first has three sixths, the next two, the last one.
+    Three workers get three sixths, two sixths and one sixth.
     """
     parts = np.arange(num_workers, 0, -1)
     ends = np.cumsum(parts) * len(ratings.ids) // parts.sum()
@@ -63,7 +63,7 @@ def share(ratings: Ratings, worker: int, num_workers: int) -> Ratings:
 
 
 def my_share(ratings: Ratings, worker: tsw.train.Worker) -> Ratings:
-    """This worker's part of the data, with a line about it."""
+    """Returns this worker's part of the data, and prints a line about it."""
     mine = share(ratings, worker.worker_id, worker.num_workers)
     print(
         f"worker {worker.worker_id} of {worker.num_workers}: {len(mine.ids)} "
@@ -88,7 +88,7 @@ def train_together(
     epochs: int,
     batch_size: int,
 ) -> None:
-    """Trains by steps that all workers take together, until all data is used.
+    """Trains in steps of all workers together, until all data is used.
 
     Args:
         worker: This process.
@@ -147,15 +147,15 @@ def build_model(consistency: tsw.train.Consistency | None = None) -> Any:
 
 
 def auc(labels: np.ndarray, scores: np.ndarray) -> float:
-    """The chance that a liked movie has a higher score than another."""
+    """The probability that a liked movie has a higher score than another."""
     order = np.argsort(scores.reshape(-1), kind="stable")
     liked = labels.reshape(-1)[order] > 0.5
-    # How many that are not liked come before each one that is.
+    # For each liked movie, the number of movies not liked that come before it.
     pairs = np.cumsum(~liked)[liked].sum()
     return float(pairs / (liked.sum() * (~liked).sum()))
 
 
 def report_auc(held_out: Ratings, scores: np.ndarray) -> None:
-    """Prints how good the scores of ratings are that nobody trained with."""
+    """Prints how good the scores of the held-out ratings are."""
     value = auc(held_out.labels, scores)
     print(f"AUC on {len(held_out.ids)} ratings that were held out: {value:.4f}")

@@ -3,15 +3,16 @@
     tfswitch launch --servers=2 --workers=2 multi_worker_mirrored.py
 
 `tf.distribute.MultiWorkerMirroredStrategy` keeps a copy of the dense variables
-in every worker and sums gradients over the network; the embeddings, which would
-not fit, are on the "ps" of TF_CONFIG. Keras 3 cannot `fit` under this strategy,
-so the loop is written out.
+in every worker and sums gradients over the network. The embeddings, which would
+not fit in a worker, are on the "ps" of TF_CONFIG. Keras 3 cannot `fit` under
+this strategy, so the program has its own training loop.
 
-All-reduce needs every worker in every step, and their data ends at different
-times. So a worker that has none left goes on with empty batches
-(`tsw.train.uneven_batches`), and each batch brings its number of samples along
-in the same all-reduce (`tsw.train.weighted_all_reduce`). Who sees the sum 0
-knows that all data has been used. Every sample counts once and counts the same.
+All-reduce needs every worker in every step, but their data ends at different
+times. So a worker without data continues with empty batches
+(`tsw.train.uneven_batches`), and each batch sends its number of samples in the
+same all-reduce (`tsw.train.weighted_all_reduce`). If the sum is 0, all data has
+been used. Every sample counts once, with the same weight as the others of its
+step.
 """
 
 import json
@@ -44,8 +45,7 @@ _MAX_RATINGS = flags.DEFINE_integer(
 def make_strategy() -> tf.distribute.Strategy:
     """Makes the strategy of the workers in TF_CONFIG, without its ps.
 
-    TensorFlow would take the first ps for one of its own, which coordinates,
-    and wait for it.
+    TensorFlow would take the first ps for its own coordinator, and wait for it.
     """
     config = json.loads(os.environ["TF_CONFIG"])
     workers = {
@@ -63,7 +63,7 @@ def make_strategy() -> tf.distribute.Strategy:
 
 
 class Trainer:
-    """A step of all workers. To be made in the strategy's scope."""
+    """Makes a step of all workers. Call this in the strategy's scope."""
 
     def __init__(self, model: keras.Model) -> None:
         self._strategy = tf.distribute.get_strategy()
@@ -80,13 +80,14 @@ class Trainer:
     def step(
         self, ids: tf.Tensor, labels: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns mean loss and number of samples of all workers."""
+        """Returns the mean loss and the number of samples of all workers."""
         gradients, loss, samples = self._strategy.run(
             self._gradients, args=(ids, labels)
         )
-        # Not even a step of zeros after the end: Adam would move.
+        # Not even a step with zero gradients after the end, because Adam would
+        # move.
         if samples > 0.0:
-            # Outside `run`, where the optimizer does not sum once more.
+            # This is outside of `run`, where the optimizer would sum again.
             self._optimizer.apply(gradients, self._model.trainable_variables)
         return loss, samples
 
@@ -98,7 +99,8 @@ class Trainer:
             losses = keras.losses.binary_crossentropy(
                 labels, self._model(ids, training=True)
             )
-            # The mean, as what goes to the servers has to be of it.
+            # The gradient is divided by all samples, as the servers need that
+            # of the mean.
             loss = tf.math.divide_no_nan(tf.reduce_sum(losses), samples)
         gradients = tape.gradient(loss, self._model.trainable_variables)
         (*gradients, loss), samples = tsw.train.weighted_all_reduce(
@@ -111,7 +113,7 @@ def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unknown arguments: {' '.join(argv[1:])}")
     tf.get_logger().setLevel("WARNING")
-    strategy = make_strategy()  # Before any other use of TensorFlow.
+    strategy = make_strategy()  # Must be TensorFlow's first use.
     worker = tsw.train.Worker(consistency=_CONSISTENCY.value)
     keras.utils.set_random_seed(movielens.SEED)
     train, valid = movielens.read(_MAX_RATINGS.value)
@@ -129,7 +131,7 @@ def main(argv: Sequence[str]) -> None:
     )
     worker.leave()
 
-    # Everybody has the same model; the chief tells how good it is.
+    # All workers have the same model; the chief prints how good it is.
     if worker.is_chief:
         movielens.report_auc(valid, model(valid.ids).numpy())
 

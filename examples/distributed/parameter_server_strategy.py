@@ -1,15 +1,14 @@
 """Dense variables on TensorFlow's parameter servers, embeddings on tfswitch's.
 
     tfswitch launch --servers=2 --workers=2 --tf_ps=1 \
-        parameter_server_strategy.py
-
-Every task of TF_CONFIG runs this program. The chief holds the training loop of
-`tf.distribute.ParameterServerStrategy`: it schedules steps, and the workers run
-them, each as fast as it can and without waiting for others. Dense variables are
-on the "ps", which are TensorFlow's own here. So tfswitch has to be told of its
-servers in another way: --tfswitch_servers, or an environment variable.
-
-A step runs on a worker, and it is the worker that looks up and pushes. It needs
+        Every task of TF_CONFIG runs this program. The chief has the training
+        loop of `tf.distribute.ParameterServerStrategy`: it schedules steps, and
+        the workers run them, each as fast as it can and without waiting for
+        others. Dense variables are on the "ps", which are TensorFlow's own
+        here. So tfswitch needs the addresses of its servers in another way:
+        by --tfswitch_servers, or an environment variable.
+A step runs on a worker, so the worker looks up and pushes rows. It needs the
+ops for that, so every task imports tfswitch.
 the ops for that, hence the import of tfswitch in every task.
 """
 
@@ -37,7 +36,7 @@ _MAX_RATINGS = flags.DEFINE_integer(
 
 
 def serve(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:
-    """Runs what others ask for, until the process is ended."""
+    """Runs the steps that others schedule, until the process is ended."""
     server = tf.distribute.Server(
         resolver.cluster_spec(),
         job_name=resolver.task_type,
@@ -48,18 +47,19 @@ def serve(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:
 
 
 def train(strategy: tf.distribute.Strategy) -> None:
-    """Schedules all steps, and tells how good the model is."""
+    """Schedules all steps, and prints how good the model is."""
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     ratings, valid = movielens.read(_MAX_RATINGS.value)
     with strategy.scope():
         model = movielens.build_model()
         # Not Adam, which counts steps: Keras reads the counter and writes it
-        # back, and of the steps of several workers it would lose some.
+        # back, so with several workers some steps would not be counted.
         optimizer = keras.optimizers.Adagrad(5 * movielens.LEARNING_RATE)
         optimizer.build(model.trainable_variables)
 
     def make_dataset() -> tf.data.Dataset:
-        # Runs on each worker, which reads for itself, in an order of its own.
+        # This runs on each worker, which reads the data itself, in its own
+        # order.
         rows = tf.data.Dataset.from_tensor_slices(tuple(ratings))
         rows = rows.shuffle(len(ratings.ids)).repeat()
         return rows.batch(_BATCH_SIZE.value, drop_remainder=True).prefetch(2)

@@ -2,8 +2,8 @@
 
     python client.py ADDRESS MODEL [INPUT=VALUE ...]
 
-Values are Python's: `ids=[[1,2],[3,4]]`. Without any it prints what the model
-takes and gives. Needs `pip install tensorflow-serving-api`.
+Values are Python literals: `ids=[[1,2],[3,4]]`. Without values it prints the
+inputs and outputs of the model. Needs `pip install tensorflow-serving-api`.
 """
 
 import ast
@@ -42,7 +42,7 @@ def main(address: str, model: str, *arguments: str) -> None:
             dtype = (
                 signature.inputs[name].dtype
                 if name in signature.inputs
-                else None  # The server says which inputs there are.
+                else None  # The server's error names the inputs.
             )
             request.inputs[name].CopyFrom(
                 tf.make_tensor_proto(ast.literal_eval(value), dtype)

@@ -42,7 +42,7 @@ struct Job {
   char separator = '|';
 };
 
-// Moves a row to a batch, unless it is of another shape than the others.
+// Moves a row to a batch, unless its shape differs from the others.
 bool Append(NamedValues* rows, NamedValues* batch) {
   if (batch->empty()) {
     *batch = std::move(*rows);
@@ -136,7 +136,7 @@ Status PredictAll(const Job& job, const Predictor& predictor, RecordFile* file,
     Status status = file->Read(&rows);
     ended = status.code() == StatusCode::kOutOfRange;
     if (!status.ok() && !ended) return status;
-    // A batch ends early where the rows begin to have another shape.
+    // A batch ends early if the next row has another shape.
     const bool added =
         !ended && count < job.batch_size && Append(&rows, &batch);
     if (added) {
@@ -163,7 +163,7 @@ Status PredictAll(const Job& job, const Predictor& predictor, RecordFile* file,
   return Status();
 }
 
-// Runs the job. A file appears when it is complete.
+// Runs the job. The output file appears when it is complete.
 Status PredictFile(Job job, const Predictor& predictor) {
   const std::shared_ptr<const tfswitch::ModelVersion> model =
       predictor.current();
@@ -268,7 +268,7 @@ int Run(int argc, char** argv) {
   options.op_library = flags["--op_library"];
   options.model.signature = flags["--signature"];
   options.model.tags = Split(flags["--tags"], ',');
-  // The model and its rows stay as they are.
+  // The program serves the model and its rows as they are, without updates.
   options.poll_interval = tfswitch::Seconds::zero();
   options.watch_rows_interval = tfswitch::Seconds::zero();
 

@@ -50,8 +50,8 @@ bool Parse(const std::string& cell, std::string* value) {
   return true;
 }
 
-// The shape of a row of `count` values. An input may have one dimension that is
-// not known besides the first: it follows from the number of values.
+// Returns the shape of a row of `count` values. An input may have one unknown
+// dimension besides the first: it follows from the number of values.
 Result<std::vector<int64_t>> RowShape(const TensorSpec& spec, int64_t count) {
   const bool has_rows = spec.shape && !spec.shape->empty();
   std::vector<int64_t> shape;

@@ -14,7 +14,7 @@
 
 namespace example {
 
-// A file of records, each of which holds one row of every input of a signature.
+// A file of records. Each record has one row of every input of a signature.
 // Other features or columns are ignored.
 //
 //   .tfrecord, .tfrecord.gz   tf.train.Example, features named as the inputs
@@ -29,8 +29,9 @@ namespace example {
 // Not thread-safe.
 class RecordFile {
  public:
-  // InvalidArgument for a file of another kind, a CSV file without an input's
-  // column, or an input that does not hold one row per record.
+  // Opens a file. InvalidArgument for a file of another kind, a CSV file
+  // without an input's column, or an input that does not have one row per
+  // record.
   static tfswitch::Result<std::unique_ptr<RecordFile>> Open(
       const std::string& path, const tfswitch::Signature& signature,
       char separator);

@@ -198,14 +198,17 @@ class UnaryCall {
   const std::shared_ptr<Connection> connection_;
   const absl::Time start_ = SteadyNow();
   const CallKind kind_;
-  const absl::Duration timeout_;  // For the call.
+  // The timeout of the call.
+  const absl::Duration timeout_;
   // How long to wait for a server to come back.
   const absl::Duration retry_timeout_;
   const std::string method_;
   const grpc::ByteBuffer request_;
   std::unique_ptr<Attempt, Abandon> attempt_;
-  std::string token_;          // The token that the attempt has shown.
-  grpc::Status last_failure_;  // From an earlier attempt; OK if there was none.
+  // The token that the attempt has shown.
+  std::string token_;
+  // The failure of the last attempt that has failed; OK if there was none.
+  grpc::Status last_failure_;
   // An attempt began without a connection.
   bool was_away_ = false;
   // The server may have received the call, but has not answered.

@@ -47,7 +47,7 @@ absl::Status NoMemory(uint64_t bytes) {
       absl::StrCat("no memory for a request of ", bytes, " bytes"));
 }
 
-// For example "table 'a'", or "tables 'a', 'b', 'c' and 5 more".
+// Names tables, for example "table 'a'", or "tables 'a', 'b', 'c' and 5 more".
 std::string NameTables(const std::vector<std::string>& tables) {
   constexpr size_t kMaxNamed = 3;
   const std::set<std::string> all(tables.begin(), tables.end());
@@ -62,7 +62,8 @@ std::string NameTables(const std::vector<std::string>& tables) {
   return text;
 }
 
-// For example "a pull of 3 keys from table 'a'", or "... and 2 more".
+// Describes a call, for example "a pull of 3 keys from table 'a'"; if it has
+// more tables, adds for example " and 2 more".
 template <typename Request>
 std::string Describe(const char* call, const char* direction,
                      const Request& first, size_t num_tables) {
@@ -110,7 +111,8 @@ class ServerCall final : public PendingCall {
   UnaryCall call_;
 };
 
-// Valid until this thread calls the function again.
+// Lists the pieces of a message. The list is valid until this thread calls the
+// function again.
 MessagePieces PiecesOf(grpc::ByteBuffer* response) {
   thread_local std::vector<absl::string_view> pieces;
   ListPieces(response, &pieces);
@@ -490,7 +492,6 @@ std::unique_ptr<PendingCall> GrpcClient::StartCheckedPush(
   if (pieces.empty()) return Done(absl::OkStatus());
   const std::vector<absl::Span<const PushArgs>> messages =
       PackPieces(pieces, sizes, connection_->max_message_bytes());
-  // Makes all messages before the first one is sent: see the top of the file.
   std::vector<grpc::ByteBuffer> requests;
   for (const absl::Span<const PushArgs> message : messages) {
     absl::StatusOr<grpc::ByteBuffer> request = EncodePushes(message);

@@ -36,7 +36,8 @@ struct GrpcClientOptions {
   // `timeout`.
   absl::Duration connect_timeout = absl::InfiniteDuration();
   ClientTls tls;
-  std::shared_ptr<ClientToken> token;  // Null: none.
+  // Null if there is no token.
+  std::shared_ptr<ClientToken> token;
   // Sent in the handshake; values other than the default are for tests.
   uint32_t protocol_version = kProtocolVersion;
 };

@@ -82,8 +82,8 @@ class FrameGuard {
  public:
   // How many streams a peer may open before it has acknowledged SETTINGS.
   static constexpr int kMaxEarlyStreams = 100;
-  // Added to gRPC's limit, because a peer that has ended a stream may open a
-  // new one before gRPC knows.
+  // Streams that are allowed beyond gRPC's limit, because resets that end other
+  // streams may still be on their way.
   static constexpr uint64_t kSpareStreams = 100;
   static constexpr size_t kMaxHeaderBlock = 64 << 10;
   static constexpr absl::Duration kHeaderBlockTime = absl::Seconds(10);

@@ -1,8 +1,8 @@
 // One thread polls the listening sockets and a pipe; Stop() writes a byte to
 // the pipe to wake it. gRPC does not tell the listener when it closes a
 // connection. So the listener remembers the descriptor and the inode of each.
-// When the limit is reached, MakeRoom() counts how many of the descriptors
-// still are the same sockets.
+// When the limit is reached, MakeRoom() checks which of the descriptors still
+// are the same sockets.
 //
 // If the process has no free descriptor, the thread waits, and new connections
 // stay in the kernel's queue. Stop() removes the path of a Unix socket before
@@ -218,8 +218,6 @@ void Listener::Stop() {
     if (fd >= 0) close(fd);
     fd = -1;
   }
-  // Removes the path before it closes the socket: afterwards another server may
-  // use the path.
   if (!unix_path_.empty()) RemoveSocket(unix_path_);
   unix_path_.clear();
   for (const int fd : listening_) {

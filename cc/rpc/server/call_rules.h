@@ -30,8 +30,8 @@ absl::Status CheckRowQuota(const Caller& caller, const Shard& shard,
 // ResourceExhausted if the caller's token does not allow another table.
 absl::Status CheckTableQuota(const Caller& caller, const Shard& shard);
 
-// For other calls: a sufficient role, which is checked elsewhere, is all they
-// need.
+// Other calls need no check here: their method's rule in the .proto file is
+// enough.
 inline absl::Status CheckCall(const Caller&, const Shard&,
                               const google::protobuf::Message&) {
   return absl::OkStatus();

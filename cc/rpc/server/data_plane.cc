@@ -63,7 +63,7 @@ class DataPlane::Call {
   const Method* method = nullptr;
   bool answered = false;  // The next event is the end of the answer.
   absl::Time answered_at;
-  // Its place in Queue::unread while it is answered.
+  // The call's place in Queue::unread, once it is answered.
   std::list<Call*>::iterator unread;
   bool inside = false;          // The gate counts it until the answer is sent.
   uint64_t reserved_bytes = 0;  // For its answer.

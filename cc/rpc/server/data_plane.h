@@ -84,7 +84,8 @@ class DataPlane {
   // ResourceExhausted if it exceeds the limit; then unread answers are
   // cancelled to make room.
   absl::Status ReserveAnswer(Call* call, Queue* queue, uint64_t bytes);
-  // One part of the answer to a PullMany, with its header if it has one.
+  // Makes the answer to one pull. If `has_header`, the pull is a part of a
+  // PullMany, and the part's header comes first.
   absl::Status AnswerPart(const Call& call, const PullRequest& pull,
                           EmbeddingTable& table, bool has_header,
                           grpc::Slice* answer) const;

@@ -132,8 +132,6 @@ class RunningServer final : public GrpcServer {
       // An infinite grace would overflow the clock's arithmetic.
       const absl::Duration bounded =
           std::clamp(grace, absl::ZeroDuration(), absl::Hours(24));
-      // Ends these waits, because a worker that waits for others would hold up
-      // the stop for the whole grace period.
       shard_->EndWaits();
       gate_.Close(bounded);
       listener_.Stop();

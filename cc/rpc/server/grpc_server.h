@@ -29,7 +29,8 @@ struct GrpcServerOptions {
   uint64_t max_buffer_bytes = 0;
   // Further connections are closed at once.
   uint64_t max_connections = 10'000;
-  // Further calls of a connection wait in the client.
+  // The most calls in progress on one connection; further calls wait in the
+  // client.
   uint64_t max_calls_per_connection = 1024;
   // The largest number of calls in progress that do not move rows. Each holds a
   // thread. Three quarters of them may be waiting for other workers.

@@ -18,7 +18,7 @@ namespace {
 // client's message limit.
 constexpr int64_t kExportChunkBytes = 1 << 20;
 
-// Cancelled if nobody reads the stream any more.
+// Sends a message of a stream. Cancelled if the client has disconnected.
 template <typename Response>
 absl::Status Send(
     const grpc::ServerContext& context, const Response& response,

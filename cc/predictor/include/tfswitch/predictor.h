@@ -54,12 +54,14 @@ struct PredictorOptions {
 
 // The rows that a model serves.
 struct ServedState {
-  int64_t number = 0;  // The export whose rows are served.
+  // The export whose rows are served.
+  int64_t number = 0;
   // The base that this export builds on.
   int64_t base_number = 0;
   // The rows contain training up to this time.
   std::chrono::system_clock::time_point created;
-  bool is_held = false;  // RollBackRows holds this export.
+  // Whether RollBackRows has fixed the served export.
+  bool is_held = false;
   // How often a newer export was refused.
   int64_t num_refused = 0;
   // Why a newer export is refused at present; else empty.
@@ -70,7 +72,8 @@ struct ServedState {
   std::string addresses;
 };
 
-// "rows as of export 3, base 1" or "rows at grpc://...", with any error.
+// Describes the rows, for example as "rows as of export 3, base 1" or "rows at
+// grpc://...", and adds the error if there is one.
 TFSWITCH_EXPORTED std::string Describe(const ServedState& state);
 
 // Serves the newest version. A version is loaded when its files were the same
@@ -94,9 +97,12 @@ TFSWITCH_EXPORTED std::string Describe(const ServedState& state);
 class TFSWITCH_EXPORTED Predictor {
  public:
   struct State {
-    int64_t version = -1;               // The serving version.
-    int64_t loading = -1;               // -1: none.
-    std::map<int64_t, Status> refused;  // With the reasons.
+    // The serving version.
+    int64_t version = -1;
+    // The version that is being loaded; -1 if there is none.
+    int64_t loading = -1;
+    // The versions that were refused, with the reasons.
+    std::map<int64_t, Status> refused;
     // The result of the last check of the folder.
     Status folder;
     // The rows of the serving version at the last check; an error if it has no

@@ -93,7 +93,8 @@ struct TensorSpec {
   DataType dtype{};
   // -1: any size. nullopt: any rank.
   std::optional<std::vector<int64_t>> shape;
-  // The name in the graph. Empty if it is not one dense tensor.
+  // The tensor's name in the graph. Empty if the input or output is not a
+  // single dense tensor.
   std::string graph_name;
 };
 
