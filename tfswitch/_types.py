@@ -4,7 +4,7 @@ They name TensorFlow's and Keras's classes without an import, because programs
 that need neither also use these modules.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Union
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ IdsLike = Union["tf.RaggedTensor", "tf.SparseTensor", TensorLike]
 Gradient = Union["tf.Tensor", "tf.IndexedSlices", None]
 # A variable of TensorFlow or of Keras 3, which have no common class.
 Variable = Union["tf.Variable", "KerasVariable"]
+# A number, a variable, a schedule of steps, or a function without arguments.
+RateLike = Variable | Callable[..., Any] | float
 Shape = Union["tf.TensorShape", Sequence[int | None]]
 # The logs that Keras gives to callbacks, which may change them.
 Logs = dict[str, Any]

@@ -14,6 +14,7 @@ from tfswitch._settings._ranges import (
     PositiveOrNone,
     bad_argument,
 )
+from tfswitch._types import RateLike
 from tfswitch.optimizers._cowclip import CowClip
 
 # The classes by name, in the order of their definition.
@@ -40,7 +41,7 @@ class Optimizer(Policy):
     IS_IN_KERAS: ClassVar[bool] = False
     _MIXES_COORDINATES: ClassVar[bool] = False
 
-    learning_rate: Any = 0.01
+    learning_rate: RateLike = 0.01
 
     def __init_subclass__(
         cls,

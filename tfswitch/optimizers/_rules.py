@@ -5,7 +5,7 @@ message.
 """
 
 import dataclasses
-from typing import Annotated, Any
+from typing import Annotated
 
 from tfswitch._settings._ranges import (
     Decay,
@@ -17,6 +17,7 @@ from tfswitch._settings._ranges import (
     Unit,
     integers,
 )
+from tfswitch._types import RateLike
 from tfswitch.optimizers._base import Rule
 
 # The names that `tfswitch.optimizers` exports.
@@ -67,7 +68,7 @@ class SGD(Rule, kind="sgd", is_in_keras=True):
     >>> tsw.optimizers.SGD(0.1, momentum=0.9, nesterov=True)
     """
 
-    learning_rate: Any = 0.01
+    learning_rate: RateLike = 0.01
     momentum: Unit = 0.0
     nesterov: Flag = False
 
@@ -108,7 +109,7 @@ class Adagrad(Rule, kind="adagrad", is_in_keras=True):
     >>> tsw.optimizers.Adagrad(0.05, max_weight=10.0, min_weight=-10.0)
     """
 
-    learning_rate: Any = 0.001
+    learning_rate: RateLike = 0.001
     initial_accumulator_value: NonNegative = 0.1
     epsilon: Positive = 1e-7
 
@@ -176,7 +177,7 @@ class AdagradDecay(Rule, kind="adagrad_decay"):
     >>> tsw.optimizers.AdagradDecay(0.05, decay_step=10_000)
     """
 
-    learning_rate: Any = 0.001
+    learning_rate: RateLike = 0.001
     initial_accumulator_value: Positive = 0.1
     decay_step: Annotated[int, integers(1, 2**32 - 1)] = 100000
     decay_rate: Rate = 0.9
@@ -211,7 +212,7 @@ class Adam(Rule, kind="adam", is_in_keras=True):
     >>> tsw.optimizers.Adam(0.001)
     """
 
-    learning_rate: Any = 0.001
+    learning_rate: RateLike = 0.001
     beta_1: Decay = 0.9
     beta_2: Decay = 0.999
     epsilon: Positive = 1e-7
@@ -299,7 +300,7 @@ class RMSprop(Rule, kind="rmsprop", is_in_keras=True):
     >>> tsw.optimizers.RMSprop(0.001, rho=0.95, centered=True)
     """
 
-    learning_rate: Any = 0.001
+    learning_rate: RateLike = 0.001
     rho: Decay = 0.9
     momentum: Unit = 0.0
     epsilon: Positive = 1e-7
@@ -333,7 +334,7 @@ class Adadelta(Rule, kind="adadelta", is_in_keras=True):
     >>> tsw.optimizers.Adadelta(1.0)
     """
 
-    learning_rate: Any = 0.001
+    learning_rate: RateLike = 0.001
     rho: Decay = 0.95
     epsilon: Positive = 1e-7
 
@@ -373,7 +374,7 @@ class Ftrl(Rule, kind="ftrl", is_in_keras=True):
     >>> tsw.optimizers.Ftrl(0.1, l1_regularization_strength=0.01)
     """
 
-    learning_rate: Any = 0.001
+    learning_rate: RateLike = 0.001
     learning_rate_power: NonPositive = -0.5
     initial_accumulator_value: Positive = 0.1
     l1_regularization_strength: NonNegative = 0.0
@@ -436,7 +437,7 @@ class PaddleAdagrad(Rule, kind="paddle_adagrad", mixes_coordinates=True):
     >>> tsw.optimizers.PaddleAdagrad(0.05, min_weight=-10.0, max_weight=10.0)
     """
 
-    learning_rate: Any = 0.05
+    learning_rate: RateLike = 0.05
     initial_g2sum: Positive = 3.0
     show_scale: Flag = True
 
@@ -506,6 +507,6 @@ class Lion(Rule, kind="lion", is_in_keras=True):
     >>> tsw.optimizers.Lion(1e-4, weight_decay=0.01)
     """
 
-    learning_rate: Any = 0.001
+    learning_rate: RateLike = 0.001
     beta_1: Decay = 0.9
     beta_2: Decay = 0.99

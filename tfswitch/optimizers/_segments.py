@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tfswitch._settings._ranges import is_number
+from tfswitch._types import RateLike
 from tfswitch.optimizers._base import Optimizer
 from tfswitch.optimizers._conversion import get
 
@@ -40,9 +41,11 @@ class Segments(Optimizer, kind="segments", mixes_coordinates=True):
     """
 
     parts: Any = ()
-    learning_rate: Any = 1.0
+    learning_rate: RateLike = 1.0
 
-    def __init__(self, parts: Sequence[Any], learning_rate: Any = 1.0) -> None:
+    def __init__(
+        self, parts: Sequence[Any], learning_rate: RateLike = 1.0
+    ) -> None:
         object.__setattr__(self, "parts", _to_parts(parts))
         object.__setattr__(self, "learning_rate", learning_rate)
         super().__post_init__()

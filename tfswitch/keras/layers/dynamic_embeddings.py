@@ -431,7 +431,8 @@ def _attribute(feature: str) -> str:
 
 def _learn_alike(one: EmbeddingTable, other: EmbeddingTable) -> bool:
     """Whether two objects of one table have the same learning rate."""
-    a, b = one.optimizer.learning_rate, other.optimizer.learning_rate
+    a: Any = one.optimizer.learning_rate
+    b: Any = other.optimizer.learning_rate
     if one is other or a is b:
         return True
     if isinstance(a, float) and isinstance(b, float):
