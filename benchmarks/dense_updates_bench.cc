@@ -65,11 +65,11 @@ double Run(EmbeddingTable* table, const std::vector<Key>& batch,
   const size_t num_floats = batch.size() * kDim;
   const double begin = WallSeconds();
   Check(table->FindOrInsert(batch, absl::MakeSpan(rows->data(), num_floats)));
-  Check(table
-            ->ApplyGradients(batch,
-                             absl::MakeSpan(gradients.data(), num_floats),
-                             0.001f, /*insert_missing=*/true)
-            .status());
+  Check(
+      table
+          ->ApplyGradients({batch, absl::MakeSpan(gradients.data(), num_floats),
+                            0.001f, /*insert_missing=*/true})
+          .status());
   return WallSeconds() - begin;
 }
 

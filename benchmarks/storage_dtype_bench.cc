@@ -82,7 +82,7 @@ void Measure(const OptimizerConfig& optimizer, const std::string& title) {
   RaceTables(
       "speed", title + "push", &variants, &pushes, [] {},
       [&](EmbeddingTable* table, const std::vector<Key>& keys) {
-        Check(table->ApplyGradients(keys, gradients, 0.01f, true).status());
+        Check(table->ApplyGradients({keys, gradients, 0.01f, true}).status());
       });
 }
 

@@ -419,9 +419,9 @@ void MeasureBatches(EmbeddingTable* table) {
            in_batches(steps, [&](size_t begin, size_t n) {
              Check(table
                        ->ApplyGradients(
-                           absl::MakeConstSpan(steps.keys).subspan(begin, n),
-                           absl::MakeConstSpan(gradients).first(n * dim), 0.01f,
-                           /*insert_missing=*/false)
+                           {absl::MakeConstSpan(steps.keys).subspan(begin, n),
+                            absl::MakeConstSpan(gradients).first(n * dim),
+                            0.01f, /*insert_missing=*/false})
                        .status());
            });
          }}};
@@ -463,10 +463,10 @@ void MeasureTracking() {
   const std::vector<float> gradients(static_cast<size_t>(batch_size * dim),
                                      0.01f);
   const auto push = [&](EmbeddingTable* table, const std::vector<Key>& keys) {
-    Check(table
-              ->ApplyGradients(keys, gradients, 0.01f,
-                               /*insert_missing=*/false)
-              .status());
+    Check(
+        table
+            ->ApplyGradients({keys, gradients, 0.01f, /*insert_missing=*/false})
+            .status());
   };
   for (const bool is_zipf : {false, true}) {
     PositionSource source(is_zipf);

@@ -96,8 +96,13 @@ inline void Fill(EmbeddingTable* table, int64_t begin, int64_t end) {
     const int64_t n = std::min(block, end - at);
     keys.clear();
     for (int64_t i = 0; i < n; ++i) keys.push_back(KeyAt(at + i));
-    Check(table->Assign(
-        keys, absl::MakeConstSpan(values).first(static_cast<size_t>(n * dim))));
+    Check(table
+              ->AssignRows({keys,
+                            absl::MakeConstSpan(values).first(
+                                static_cast<size_t>(n * dim)),
+                            {}},
+                           AssignMode::kSaved)
+              .status());
   }
 }
 

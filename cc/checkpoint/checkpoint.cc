@@ -441,7 +441,7 @@ class PartWriter::TableWriter {
   }
 
   absl::Status WriteCandidates() {
-    const int width = snapshot_.table.candidate_floats();
+    const int width = CandidateFloats(snapshot_.table.config());
     if (width == 0) return absl::OkStatus();
     std::vector<Key> keys;
     std::vector<float> records;

@@ -40,8 +40,11 @@ int StateFloats(const Saved& saved) {
   return saved.table.slot_floats() -
          RowStatistics(saved.config.statistics).num_floats();
 }
+int StatisticsFloats(const EmbeddingTable& table) {
+  return RowStatistics(table.config().statistics).num_floats();
+}
 int StateFloats(const EmbeddingTable& table) {
-  return table.slot_floats() - table.statistics_floats();
+  return table.slot_floats() - StatisticsFloats(table);
 }
 
 // Converts saved slots for a table that has other statistics, or whose state is
@@ -56,7 +59,7 @@ class SlotConverter {
         from_state_(StateFloats(saved)),
         state_(StateFloats(table)),
         kept_state_(keeps_state ? state_ : 0),
-        kept_statistics_(keeps_statistics ? std::min(table.statistics_floats(),
+        kept_statistics_(keeps_statistics ? std::min(StatisticsFloats(table),
                                                      from_ - from_state_)
                                           : 0),
         is_needed_(from_ != table.slot_floats() || !keeps_state ||
@@ -100,7 +103,7 @@ class SlotConverter {
 absl::Status LoadCandidates(const SafetensorsFile& file, int64_t num_keys,
                             uint32_t first, uint32_t last,
                             EmbeddingTable& table) {
-  const int width = table.candidate_floats();
+  const int width = CandidateFloats(table.config());
   TFSWITCH_ASSIGN_OR_RETURN(const auto key_bytes,
                             file.Get("keys", "I64", {num_keys}));
   TFSWITCH_ASSIGN_OR_RETURN(const auto record_bytes,
@@ -266,7 +269,7 @@ class TableLoader {
   // threshold. Records with weights also have optimizer state, which must fit.
   bool TakesCandidates() const {
     const TableConfig& saved = saved_.config;
-    return keeps_statistics_ && table_.candidate_floats() > 0 &&
+    return keeps_statistics_ && CandidateFloats(config_) > 0 &&
            saved.admission.has_candidates() &&
            saved.statistics.kind == config_.statistics.kind &&
            HasWeights(saved) == HasWeights(config_) &&
@@ -283,12 +286,13 @@ class TableLoader {
   absl::Status Assign(absl::Span<const Key> keys,
                       absl::Span<const float> embeddings,
                       absl::Span<const float> slots) {
-    if (!converter_->is_needed()) {
-      return table_.AssignRows(keys, embeddings, slots).status();
+    std::vector<float> converted;
+    RowChunk rows{keys, embeddings, slots};
+    if (converter_->is_needed()) {
+      converted = converter_->Convert(slots, keys.size());
+      rows.slots = converted;
     }
-    return table_
-        .AssignRows(keys, embeddings, converter_->Convert(slots, keys.size()))
-        .status();
+    return table_.AssignRows(rows, AssignMode::kSaved).status();
   }
 
   absl::Status LoadRows(const v1::CheckpointFile& described,

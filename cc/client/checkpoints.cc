@@ -186,14 +186,17 @@ absl::StatusOr<v1::CheckpointReport> SaveCheckpoint(
     TFSWITCH_ASSIGN_OR_RETURN(v1::SaveShardResponse saved,
                               client.SaveShard(request, &progress));
     commit.mutable_manifest_parts()->Swap(saved.mutable_manifest_parts());
-    TFSWITCH_ASSIGN_OR_RETURN(const int64_t number,
-                              client.CommitCheckpoint(commit));
-    report.set_save(number);
+    v1::CommitCheckpointResponse committed;
+    TFSWITCH_RETURN_IF_ERROR(client.first_shard().Call(commit, &committed));
+    report.set_save(committed.save());
     return absl::OkStatus();
   };
   if (const absl::Status failed = save(); !failed.ok()) {
-    return WithCleanUp(failed,
-                       client.AbortSave(asked.path(), request.save_id()),
+    v1::AbortSaveRequest abort;
+    abort.set_path(asked.path());
+    abort.set_save_id(request.save_id());
+    v1::AbortSaveResponse aborted;
+    return WithCleanUp(failed, client.Call(abort, &aborted),
                        "files of this save stay in the folder");
   }
   return report;

@@ -47,12 +47,12 @@ absl::StatusOr<std::unique_ptr<GroupSession>> GroupSession::Join(
   TFSWITCH_RETURN_IF_ERROR(session->CheckIsAlone());
   TFSWITCH_RETURN_IF_ERROR(session->Rejoin());
   static std::atomic<bool> has_said{false};  // Says it once per process.
-  if (job.empty() && !first_step.has_value() && session->num_steps() > 0 &&
-      !has_said.exchange(true)) {
+  if (job.empty() && !first_step.has_value() &&
+      session->state().num_steps > 0 && !has_said.exchange(true)) {
     LogWriter::Get().WriteInOrder(
         kLines,
         absl::StrCat("tfswitch: group '", group, "' knows ",
-                     session->num_steps(), " steps of worker ", worker,
+                     session->state().num_steps, " steps of worker ", worker,
                      ", which begins a new run, as it has no job name. With "
                      "job= or TFSWITCH_JOB one that is started again goes on "
                      "where its job is"));
@@ -69,8 +69,8 @@ GroupSession::GroupSession(std::shared_ptr<GroupClient> groups,
       options_(options),
       job_(std::move(job)),
       first_step_(first_step) {
-  member_.set_group(std::move(group));
-  member_.set_worker(worker);
+  state_.member.set_group(std::move(group));
+  state_.member.set_worker(worker);
 }
 
 GroupSession::~GroupSession() {
@@ -85,7 +85,7 @@ GroupSession::~GroupSession() {
 }
 
 absl::Status GroupSession::CheckIsAlone() const {
-  const GroupMember own = member();
+  const GroupMember own = state().member;
   const auto stats = groups_->GroupStats(own.group(), kPartingTime);
   if (!stats.ok()) return absl::OkStatus();  // There is no group yet.
   const auto present = stats->processes().find(own.worker());
@@ -112,8 +112,8 @@ void GroupSession::KeepAlive() {
       }
       if (is_ending_) return;
       // If Leave() fails, the lease must end.
-      if (has_left_ || is_leaving_) continue;
-      member = member_;
+      if (state_.has_left || is_leaving_) continue;
+      member = state_.member;
     }
     // A given-up worker learns of it at the end of its step, and a server that
     // is away is asked again. Other errors would repeat until the lease ends,
@@ -146,7 +146,7 @@ auto GroupSession::WaitAloud(absl::Time start, absl::Time deadline,
       if (now - start >= kPatience) {
         HearOfLosses(kPartingTime);
         MutexLock lock(&mutex_);
-        waiting_for_.clear();
+        state_.waiting_for.clear();
       }
       return result;
     }
@@ -160,7 +160,7 @@ auto GroupSession::WaitAloud(absl::Time start, absl::Time deadline,
     {
       MutexLock lock(&mutex_);
       last_line_ = now;
-      waiting_for_ = whom;
+      state_.waiting_for = whom;
     }
     Say("waiting", absl::StrCat("waiting for ", whom));
   }
@@ -168,10 +168,11 @@ auto GroupSession::WaitAloud(absl::Time start, absl::Time deadline,
 
 absl::Status GroupSession::EndStep(bool contributes, double weight,
                                    const std::vector<WorkProgress>& progress) {
+  const State now = state();
   TFSWITCH_ASSIGN_OR_RETURN(
       const int64_t open_round,
-      groups_->Arrive(member(), clock(),
-                      contributes ? round() : WorkerGroup::kNoRound, weight,
+      groups_->Arrive(now.member, now.clock,
+                      contributes ? now.round : WorkerGroup::kNoRound, weight,
                       progress));
   Advance(contributes, open_round, is_waiting());
   return absl::OkStatus();
@@ -181,12 +182,13 @@ void GroupSession::Advance(bool contributes, int64_t open_round,
                            bool must_wait) {
   MutexLock lock(&mutex_);
   is_waiting_ = must_wait;
-  ++clock_;
-  ++num_steps_;
+  ++state_.clock;
+  ++state_.num_steps;
   is_leaving_ = false;  // A step after Leave() continues.
   // A contributor waits for its round next. If it came too late, it skips the
   // rounds that it has missed.
-  round_ = contributes ? std::max(round_, open_round - 1) : open_round;
+  state_.round =
+      contributes ? std::max(state_.round, open_round - 1) : open_round;
 }
 
 absl::StatusOr<Round> GroupSession::EndStepAndWaitForRound(
@@ -194,9 +196,10 @@ absl::StatusOr<Round> GroupSession::EndStepAndWaitForRound(
     const std::vector<WorkProgress>& progress) {
   if (is_waiting()) return WaitForRound(timeout);
   const absl::Time start = SteadyNow();
+  const State now = state();
   TFSWITCH_ASSIGN_OR_RETURN(
       const v1::ArriveResponse arrival,
-      groups_->ArriveAndWait(member(), clock(), round(), weight, progress,
+      groups_->ArriveAndWait(now.member, now.clock, now.round, weight, progress,
                              /*staleness=*/0,
                              std::min(start + timeout, NextLine(start))));
   Advance(/*contributes=*/true, arrival.open_round(),
@@ -204,7 +207,7 @@ absl::StatusOr<Round> GroupSession::EndStepAndWaitForRound(
   if (!arrival.has_round()) return WaitForRound(timeout, start);
   CountWait(start);
   MutexLock lock(&mutex_);
-  ++round_;
+  ++state_.round;
   return arrival.round();
 }
 
@@ -213,9 +216,10 @@ absl::Status GroupSession::EndStepAndWaitForTurn(
     const std::vector<WorkProgress>& progress) {
   if (is_waiting()) return WaitForTurn(staleness, timeout);
   const absl::Time start = SteadyNow();
+  const State now = state();
   TFSWITCH_ASSIGN_OR_RETURN(
       const v1::ArriveResponse arrival,
-      groups_->ArriveAndWait(member(), clock(), WorkerGroup::kNoRound,
+      groups_->ArriveAndWait(now.member, now.clock, WorkerGroup::kNoRound,
                              /*weight=*/0.0, progress, staleness,
                              std::min(start + timeout, NextLine(start))));
   Advance(/*contributes=*/false, arrival.open_round(),
@@ -229,13 +233,14 @@ absl::StatusOr<Round> GroupSession::WaitForRound(absl::Duration timeout,
                                                  absl::Time start) {
   absl::StatusOr<Round> closed =
       WaitAloud(start, start + timeout, [&](absl::Time until) {
-        return groups_->WaitForRound(member(), round(), until);
+        const State now = state();
+        return groups_->WaitForRound(now.member, now.round, until);
       });
   CountWait(start);
   TFSWITCH_RETURN_IF_ERROR(GaveUpAfter(timeout, closed.status()));
   MutexLock lock(&mutex_);
   is_waiting_ = false;
-  ++round_;
+  ++state_.round;
   return closed;
 }
 
@@ -244,7 +249,8 @@ absl::Status GroupSession::WaitForTurn(int64_t staleness,
                                        absl::Time start) {
   const absl::Status turn =
       WaitAloud(start, start + timeout, [&](absl::Time until) {
-        return groups_->WaitForTurn(member(), clock(), staleness, until);
+        const State now = state();
+        return groups_->WaitForTurn(now.member, now.clock, staleness, until);
       });
   CountWait(start);
   TFSWITCH_RETURN_IF_ERROR(GaveUpAfter(timeout, turn));
@@ -256,7 +262,7 @@ absl::Status GroupSession::WaitForTurn(int64_t staleness,
 absl::StatusOr<Round> GroupSession::FetchRound(int64_t number,
                                                absl::Duration timeout) {
   absl::StatusOr<Round> closed =
-      groups_->WaitForRound(member(), number, SteadyNow() + timeout);
+      groups_->WaitForRound(state().member, number, SteadyNow() + timeout);
   TFSWITCH_RETURN_IF_ERROR(GaveUpAfter(timeout, closed.status()));
   return closed;
 }
@@ -269,22 +275,22 @@ absl::Status GroupSession::WaitAtBarrier(const std::string& barrier,
   {
     MutexLock lock(&mutex_);
     barrier_generation = barrier_generation_;
-    if (barrier_.empty()) at_barrier_since_ = start;
+    if (state_.barrier.empty()) at_barrier_since_ = start;
     since = at_barrier_since_;
-    barrier_ = barrier;
+    state_.barrier = barrier;
   }
   const absl::StatusOr<WorkerGroup::Place> place =
       WaitAloud(since, start + timeout, [&](absl::Time until) {
-        return groups_->WaitAtBarrier(member(), barrier, barrier_generation,
-                                      until);
+        return groups_->WaitAtBarrier(state().member, barrier,
+                                      barrier_generation, until);
       });
   TFSWITCH_RETURN_IF_ERROR(GaveUpAfter(timeout, place.status()));
   CountWait(since);
   MutexLock lock(&mutex_);
   ++barrier_generation_;
-  barrier_.clear();
-  clock_ = place->clock();
-  round_ = place->round();
+  state_.barrier.clear();
+  state_.clock = place->clock();
+  state_.round = place->round();
   return absl::OkStatus();
 }
 
@@ -294,32 +300,32 @@ absl::Status GroupSession::Rejoin(uint64_t newer_instance) {
   bool is_repeating;
   {
     MutexLock lock(&mutex_);
-    before = member_;
-    first_step = first_step_.value_or(num_steps_);
+    before = state_.member;
+    first_step = first_step_.value_or(state_.num_steps);
     // Otherwise it continues after all steps that count. One of them may be its
     // own, if the answer to its end was lost.
-    is_repeating = first_step_.has_value() || num_steps_ < place_.num_steps();
+    is_repeating = first_step_.has_value() || state_.is_repeating();
     // A worker that has left joins as a new member.
-    if (has_left_) before.clear_incarnation();
+    if (state_.has_left) before.clear_incarnation();
   }
   // A restarted server has forgotten the group.
   TFSWITCH_RETURN_IF_ERROR(groups_->CreateGroup(before.group(), options_));
   TFSWITCH_ASSIGN_OR_RETURN(const WorkerGroup::Place joined,
                             JoinGroup(before, newer_instance, first_step));
   MutexLock lock(&mutex_);
-  member_.set_incarnation(joined.incarnation());
-  if (place_.group_instance() != joined.group_instance()) {
+  state_.member.set_incarnation(joined.incarnation());
+  if (state_.place.group_instance() != joined.group_instance()) {
     num_losses_ = losses_before_ = joined.num_losses();
   }
-  place_ = joined;
-  clock_ = joined.clock();
-  round_ = joined.round();
+  state_.place = joined;
+  state_.clock = joined.clock();
+  state_.round = joined.round();
   first_step_.reset();
-  num_steps_ = is_repeating ? first_step : joined.num_steps();
+  state_.num_steps = is_repeating ? first_step : joined.num_steps();
   barrier_generation_ = 0;
-  barrier_.clear();
+  state_.barrier.clear();
   is_waiting_ = false;
-  has_left_ = is_leaving_ = false;
+  state_.has_left = is_leaving_ = false;
   return absl::OkStatus();
 }
 
@@ -345,16 +351,16 @@ absl::Status GroupSession::Leave(absl::Duration timeout) {
   GroupMember leaving;
   {
     MutexLock lock(&mutex_);
-    if (has_left_) return absl::OkStatus();
+    if (state_.has_left) return absl::OkStatus();
     is_leaving_ = true;
-    leaving = member_;
+    leaving = state_.member;
   }
   // NotFound means that a restarted server does not know the group, so nobody
   // waits for this worker.
   const absl::Status left = groups_->Leave(leaving, timeout);
   if (!absl::IsNotFound(left)) TFSWITCH_RETURN_IF_ERROR(left);
   MutexLock lock(&mutex_);
-  has_left_ = true;
+  state_.has_left = true;
   return absl::OkStatus();
 }
 
@@ -366,7 +372,8 @@ void GroupSession::Say(const std::string& kind, const std::string& text) {
     events_.push_back({++num_events_, kind, text});
     if (events_.size() > kKeptEvents) events_.pop_front();
     changed_.NotifyAll();
-    line = absl::StrCat("tfswitch: group '", member_.group(), "': ", text);
+    line =
+        absl::StrCat("tfswitch: group '", state_.member.group(), "': ", text);
   }
   LogWriter::Get().WriteInOrder(kLines, line);
 }
@@ -386,7 +393,7 @@ GroupSession::Event GroupSession::NextEvent(int64_t after,
 }
 
 void GroupSession::HearOfLosses(absl::Duration timeout) {
-  const GroupMember own = member();
+  const GroupMember own = state().member;
   const auto stats = groups_->GroupStats(own.group(), timeout);
   if (!stats.ok()) return;  // The next renewal asks again.
   std::vector<uint32_t> given_up;
@@ -417,7 +424,7 @@ void GroupSession::HearOfLosses(absl::Duration timeout) {
     add(given_up, options_.lease, "");
     add(never_joined, options_.join_timeout, " without having joined");
     for (const std::string& each : texts) {
-      absl::StrAppend(&losses_, losses_.empty() ? "" : ", ", each);
+      absl::StrAppend(&state_.losses, state_.losses.empty() ? "" : ", ", each);
     }
   }
   for (const std::string& each : texts) Say("lost", each);
@@ -425,7 +432,7 @@ void GroupSession::HearOfLosses(absl::Duration timeout) {
 
 void GroupSession::Report(absl::Duration timeout,
                           const std::vector<int64_t>& dropped) {
-  const GroupMember own = member();
+  const GroupMember own = state().member;
   const auto stats =
       groups_->GroupStats(own.group(), std::min(timeout, kPartingTime));
   std::vector<std::string> lost;
@@ -469,9 +476,9 @@ void GroupSession::Report(absl::Duration timeout,
 void GroupSession::CountWait(absl::Time start) {
   const absl::Duration waited = SteadyNow() - start;
   MutexLock lock(&mutex_);
-  ++waits_.count;
-  waits_.total += waited;
-  waits_.longest = std::max(waits_.longest, waited);
+  ++state_.waits.count;
+  state_.waits.total += waited;
+  state_.waits.longest = std::max(state_.waits.longest, waited);
 }
 
 }  // namespace tfswitch

@@ -40,6 +40,40 @@ class GroupSession {
     absl::Duration longest;
   };
 
+  // The session at one moment.
+  struct State {
+    GroupMember member;  // Rejoin() gives it another incarnation.
+    // Where it began, as the group said in the last join.
+    WorkerGroup::Place place;
+    // How many steps have ended, and the round that the next one contributes
+    // to.
+    int64_t clock = 0;
+    int64_t round = 0;
+    // The number of the worker's steps before the present one, including steps
+    // of former processes. It is lower while this process repeats steps that
+    // count.
+    int64_t num_steps = 0;
+    bool has_left = true;  // And has not come back.
+    // The barrier at which it waits, as far as it knows; empty if none.
+    std::string barrier;
+    Waits waits;
+    // The workers that it waits for, once a line on stderr has named them; else
+    // empty.
+    std::string waiting_for;
+    // Names the other workers that were given up since this one joined, as far
+    // as it knows; empty if none. It learns of them at the end of a wait of at
+    // least kPatience, and with each renewal of the lease.
+    std::string losses;
+
+    // Whether the present step counts already, because a former process took
+    // it.
+    bool is_repeating() const { return num_steps < place.num_steps(); }
+    // How many steps count already, from the present one on.
+    int64_t num_to_repeat() const {
+      return std::clamp<int64_t>(place.num_steps() - num_steps, 0, clock);
+    }
+  };
+
   // An event of the group. Kind "waiting": this worker waits for others; a line
   // on stderr says so after kPatience, and again every kRepeatedEvery. Kind
   // "lost": workers were given up.
@@ -71,67 +105,25 @@ class GroupSession {
   GroupSession(const GroupSession&) = delete;
   GroupSession& operator=(const GroupSession&) = delete;
 
-  // This member. Rejoin() gives it another incarnation.
-  GroupMember member() const {
+  State state() const {
     MutexLock lock(&mutex_);
-    return member_;
-  }
-  // The barrier at which it waits, as far as it knows; empty if none.
-  std::string barrier() const {
-    MutexLock lock(&mutex_);
-    return barrier_;
-  }
-  // Whether it has left and has not come back.
-  bool has_left() const {
-    MutexLock lock(&mutex_);
-    return has_left_;
-  }
-  // How many steps have ended, and the round that the next one contributes to.
-  int64_t clock() const {
-    MutexLock lock(&mutex_);
-    return clock_;
-  }
-  int64_t round() const {
-    MutexLock lock(&mutex_);
-    return round_;
-  }
-
-  // The number of the worker's steps before the present one, including steps of
-  // former processes. It is lower while this process repeats steps that count.
-  int64_t num_steps() const {
-    MutexLock lock(&mutex_);
-    return num_steps_;
-  }
-  // Whether the present step counts already, because a former process took it.
-  bool is_repeating() const {
-    MutexLock lock(&mutex_);
-    return num_steps_ < place_.num_steps();
-  }
-  // How many steps count already, from the present one on.
-  int64_t num_to_repeat() const {
-    MutexLock lock(&mutex_);
-    return std::clamp<int64_t>(place_.num_steps() - num_steps_, 0, clock_);
+    return state_;
   }
   // Ends a step that counts already. The group is not told.
   void EndRepeatedStep() {
     MutexLock lock(&mutex_);
-    ++num_steps_;
+    ++state_.num_steps;
   }
 
-  // Where it began, as the group said in the last join.
-  WorkerGroup::Place place() const {
-    MutexLock lock(&mutex_);
-    return place_;
-  }
   // Sent with the end of each step; see GroupMember.
   void SetMark(int64_t mark) {
     MutexLock lock(&mutex_);
-    member_.set_mark(mark);
+    state_.member.set_mark(mark);
   }
 
-  // Ends a step. If it `contributes`, its contribution to round() has `weight`.
-  // NotFound if the group has given this worker up: call Rejoin(). `progress`
-  // is the step's progress in work queues; see Coordinator::Arrive.
+  // Ends a step. If it `contributes`, its contribution to its round has
+  // `weight`. NotFound if the group has given this worker up: call Rejoin().
+  // `progress` is the step's progress in work queues; see Coordinator::Arrive.
   absl::Status EndStep(bool contributes, double weight,
                        const std::vector<WorkProgress>& progress = {});
 
@@ -145,7 +137,7 @@ class GroupSession {
       int64_t staleness, absl::Duration timeout,
       const std::vector<WorkProgress>& progress = {});
 
-  // Waits until round(), to which the last step has contributed, has closed. If
+  // Waits until the round to which the last step has contributed has closed. If
   // that round had closed before the contribution came, returns the last closed
   // round. `start` is when the end of the step began.
   absl::StatusOr<Round> WaitForRound(absl::Duration timeout,
@@ -175,24 +167,6 @@ class GroupSession {
   // shorter.
   absl::Status Leave(absl::Duration timeout = absl::InfiniteDuration());
 
-  Waits waits() const {
-    MutexLock lock(&mutex_);
-    return waits_;
-  }
-  // The workers that it waits for, once a line on stderr has named them; else
-  // empty.
-  std::string waiting_for() const {
-    MutexLock lock(&mutex_);
-    return waiting_for_;
-  }
-
-  // Names the other workers that were given up since this one joined, as far as
-  // it knows; empty if none. It learns of them at the end of a wait of at least
-  // kPatience, and with each renewal of the lease.
-  std::string losses() const {
-    MutexLock lock(&mutex_);
-    return losses_;
-  }
   // Returns the first known event after number `after`; waits for one.
   Event NextEvent(int64_t after, absl::Duration timeout);
   // Reports at the end of the training which workers were lost, which of this
@@ -236,28 +210,18 @@ class GroupSession {
 
   mutable Mutex mutex_;
   CondVar changed_;
-  GroupMember member_ ABSL_GUARDED_BY(mutex_);
-  int64_t clock_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t round_ ABSL_GUARDED_BY(mutex_) = 0;
+  State state_ ABSL_GUARDED_BY(mutex_);
   std::optional<int64_t> first_step_
       ABSL_GUARDED_BY(mutex_);  // Set until it joins.
-  int64_t num_steps_ ABSL_GUARDED_BY(mutex_) = 0;
-  // The group's answer to the last join.
-  WorkerGroup::Place place_ ABSL_GUARDED_BY(mutex_);
   int64_t barrier_generation_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::string barrier_ ABSL_GUARDED_BY(mutex_);
   absl::Time at_barrier_since_ ABSL_GUARDED_BY(mutex_);
   // Whether a step has ended and the wait after it is not over.
   bool is_waiting_ ABSL_GUARDED_BY(mutex_) = false;
-  bool has_left_ ABSL_GUARDED_BY(mutex_) = true;
   bool is_leaving_ ABSL_GUARDED_BY(mutex_) = false;  // Leave() was called.
   bool is_ending_ ABSL_GUARDED_BY(mutex_) = false;
-  Waits waits_ ABSL_GUARDED_BY(mutex_);
-  std::string waiting_for_ ABSL_GUARDED_BY(mutex_);
   absl::Time last_line_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   int64_t num_losses_ ABSL_GUARDED_BY(mutex_) = 0;  // Known ones.
   int64_t losses_before_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::string losses_ ABSL_GUARDED_BY(mutex_);
   std::deque<Event> events_ ABSL_GUARDED_BY(mutex_);  // The last ones.
   int64_t num_events_ ABSL_GUARDED_BY(mutex_) = 0;
   std::string report_ ABSL_GUARDED_BY(mutex_);

@@ -145,13 +145,6 @@ absl::StatusOr<int64_t> ParameterClient::Erase(const TableRef& table,
   return response.erased_rows();
 }
 
-absl::StatusOr<v1::ShrinkResponse> ParameterClient::Shrink(
-    const v1::ShrinkRequest& request) {
-  v1::ShrinkResponse response;
-  TFSWITCH_RETURN_IF_ERROR(Call(request, &response));
-  return response;
-}
-
 std::unique_ptr<PendingCall> ParameterClient::StartReadUsage(
     const TableRef& table, absl::Span<const Key> keys, float day,
     absl::Span<UsageOfRow> usage, absl::Span<KeyState> states,
@@ -176,38 +169,11 @@ absl::Status ParameterClient::ReadUsage(const TableRef& table,
       ->Wait();
 }
 
-absl::Status ParameterClient::CommitExport(const TableRef& table,
-                                           const std::string& export_id,
-                                           bool commit) {
-  v1::CommitExportRequest request;
-  NameTable(table, &request);
-  request.set_export_id(export_id);
-  request.set_commit(commit);
-  v1::CommitExportResponse response;
-  return Call(request, &response);
-}
-
 absl::StatusOr<v1::SaveShardResponse> ParameterClient::SaveShard(
     const v1::SaveShardRequest& request, Progress*) {
   v1::SaveShardResponse response;
   TFSWITCH_RETURN_IF_ERROR(Call(request, &response));
   return response;
-}
-
-absl::StatusOr<int64_t> ParameterClient::CommitCheckpoint(
-    const v1::CommitCheckpointRequest& request) {
-  v1::CommitCheckpointResponse response;
-  TFSWITCH_RETURN_IF_ERROR(Call(request, &response));
-  return response.save();
-}
-
-absl::Status ParameterClient::AbortSave(const std::string& path,
-                                        const std::string& save_id) {
-  v1::AbortSaveRequest request;
-  request.set_path(path);
-  request.set_save_id(save_id);
-  v1::AbortSaveResponse response;
-  return Call(request, &response);
 }
 
 absl::StatusOr<v1::StageRestoreResponse> ParameterClient::StageRestore(

@@ -134,13 +134,6 @@ class ParameterClient {
   }
   // The longest time of a call, retries included.
   virtual absl::Duration timeout() const { return absl::InfiniteDuration(); }
-  // Turns the error of parsing an answer into one that blames the server.
-  virtual absl::Status AsServerFault(const absl::Status& malformed) const {
-    return malformed;
-  }
-  // Returns an identity for a write that has none; empty if this client never
-  // repeats calls.
-  virtual PushId NextWriteId() { return {}; }
 
   // OK if the table exists with an equal config; AlreadyExists if it exists
   // with another.
@@ -218,10 +211,6 @@ class ParameterClient {
   virtual absl::StatusOr<int64_t> Erase(const TableRef& table,
                                         absl::Span<const Key> keys);
 
-  // See Shard::Shrink. The report is the sum of all shards. After an error some
-  // shards may have been shrunk.
-  absl::StatusOr<v1::ShrinkResponse> Shrink(const v1::ShrinkRequest& request);
-
   // See EmbeddingTable::ReadUsage. REQUIRES: spans as long as `keys`.
   virtual absl::Status ReadUsage(const TableRef& table,
                                  absl::Span<const Key> keys, float day,
@@ -241,9 +230,6 @@ class ParameterClient {
   virtual absl::StatusOr<std::vector<ChangeCursor>> ExportChanges(
       const ExportChangesArgs& args,
       const std::function<absl::Status(const ChangeChunk&)>& visit) = 0;
-  // Ends an export with a rule: commits it, or aborts it. May be repeated.
-  virtual absl::Status CommitExport(const TableRef& table,
-                                    const std::string& export_id, bool commit);
 
   // The steps of SaveCheckpoint() and RestoreCheckpoint(), which callers use
   // instead; see protos/tfswitch/v1/parameter_server.proto. SaveShard() returns
@@ -251,11 +237,6 @@ class ParameterClient {
   // to `progress`, or prints progress lines itself if that is null.
   virtual absl::StatusOr<v1::SaveShardResponse> SaveShard(
       const v1::SaveShardRequest& request, Progress* progress);
-  // Returns the save's number.
-  virtual absl::StatusOr<int64_t> CommitCheckpoint(
-      const v1::CommitCheckpointRequest& request);
-  virtual absl::Status AbortSave(const std::string& path,
-                                 const std::string& save_id);
   virtual absl::StatusOr<v1::StageRestoreResponse> StageRestore(
       const v1::StageRestoreRequest& request, Progress* progress);
   virtual absl::Status CommitRestore(const std::string& restore_id, bool abort);
@@ -274,6 +255,13 @@ class ParameterClient {
   absl::StatusOr<WriteResult> Assign(const AssignArgs& args);
 
  protected:
+  // Turns the error of parsing an answer into one that blames the server.
+  virtual absl::Status AsServerFault(const absl::Status& malformed) const {
+    return malformed;
+  }
+  // Returns an identity for a write that has none; empty if this client never
+  // repeats calls.
+  virtual PushId NextWriteId() { return {}; }
   std::unique_ptr<PendingCall> StartReadUsage(const TableRef& table,
                                               absl::Span<const Key> keys,
                                               float day,

@@ -377,11 +377,6 @@ class ShardedClient : public ParameterClient {
     return cursors;
   }
 
-  absl::StatusOr<int64_t> CommitCheckpoint(
-      const v1::CommitCheckpointRequest& request) override {
-    return shards_[0]->CommitCheckpoint(request);
-  }
-
   absl::StatusOr<v1::StageRestoreResponse> StageRestore(
       const v1::StageRestoreRequest& request, Progress* progress) override {
     // Shard 0 decides which save is the newest.

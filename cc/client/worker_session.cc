@@ -89,9 +89,9 @@ absl::StatusOr<StepTag> WorkerSession::CurrentStep(const std::string& table) {
     MutexLock lock(&staged_mutex_);
     staged_tables_.insert(table);
   }
-  const GroupMember member = session_->member();
-  return StepTag{member.group(), member.worker(), member.incarnation(),
-                 session_->clock()};
+  const GroupSession::State now = session_->state();
+  return StepTag{now.member.group(), now.member.worker(),
+                 now.member.incarnation(), now.clock};
 }
 
 absl::Status WorkerSession::Prepare(const std::string& barrier) {
@@ -104,7 +104,7 @@ absl::Status WorkerSession::Prepare(const std::string& barrier) {
   if (unconfirmed_weight_.has_value()) TFSWITCH_RETURN_IF_ERROR(Arrive());
   if (is_unfinished_) TFSWITCH_RETURN_IF_ERROR(FinishStep());
   if (must_catch_up_) TFSWITCH_RETURN_IF_ERROR(CatchUp());
-  const std::string present = session_->barrier();
+  const std::string present = session_->state().barrier;
   if (present.empty() || present == barrier) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "worker ", options_.worker, " waits at barrier '", present,
@@ -143,7 +143,7 @@ absl::Status WorkerSession::BeginOnServers() {
   for (int i = 0; is_bsp() && i < kMaxDraws; ++i) {
     Round none;
     none.set_number(WorkerGroup::kNoRound);
-    none.set_group_instance(session_->place().group_instance());
+    none.set_group_instance(session_->state().place.group_instance());
     begun = Commit(none);
     const uint64_t newer = NewerInstanceOf(begun);
     if (newer == 0) break;
@@ -178,7 +178,7 @@ absl::Status WorkerSession::CatchUp() {
 }
 
 absl::StatusOr<std::optional<Round>> WorkerSession::LastClosedRound() {
-  const int64_t number = session_->round() - 1;
+  const int64_t number = session_->state().round - 1;
   if (!is_bsp() || number < 0) return std::nullopt;
   return session_->FetchRound(number, options_.wait_timeout);
 }
@@ -201,7 +201,7 @@ absl::Status WorkerSession::EndStep(double weight) {
 
 absl::Status WorkerSession::Arrive() {
   const double weight = *unconfirmed_weight_;
-  const int64_t clock = session_->clock();
+  const int64_t clock = session_->state().clock;
   absl::Status ended;
   bool has_closed = false;
   switch (options_.consistency.kind) {
@@ -223,7 +223,7 @@ absl::Status WorkerSession::Arrive() {
       break;
     }
   }
-  const bool has_arrived = has_closed || session_->clock() != clock;
+  const bool has_arrived = has_closed || session_->state().clock != clock;
   if (has_arrived) {
     CountProgress(unconfirmed_progress_);
     has_pushed_ = false;
@@ -295,7 +295,7 @@ absl::Status WorkerSession::FinishStep() {
     // A round is over even if it could not be applied.
     if (IsErrorOfAppliedRound(applied)) is_unfinished_ = false;
     if (is_unfinished_) TFSWITCH_RETURN_IF_ERROR(applied);
-    if (!Counts(*uncommitted_)) NoteDropped(session_->num_steps() - 1);
+    if (!Counts(*uncommitted_)) NoteDropped(session_->state().num_steps - 1);
     uncommitted_.reset();
     ForgetStagedTables();
     TFSWITCH_RETURN_IF_ERROR(applied);
@@ -318,7 +318,7 @@ void WorkerSession::NoteDropped(int64_t step) {
 
 absl::Status WorkerSession::CheckLosses() const {
   if (!options_.fails_on_loss) return absl::OkStatus();
-  const std::string losses = session_->losses();
+  const std::string losses = session_->state().losses;
   if (losses.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "group '", options_.group, "': ", losses, ", and worker ",
@@ -329,12 +329,11 @@ absl::Status WorkerSession::CheckLosses() const {
 
 bool WorkerSession::Counts(const Round& round) const {
   if (options_.group_options.carries_late_contributions) return true;
-  const uint64_t incarnation = session_->member().incarnation();
-  const int64_t clock = session_->clock() - 1;
+  const GroupSession::State now = session_->state();
   return std::any_of(round.contributions().begin(), round.contributions().end(),
                      [&](const Contribution& each) {
-                       return each.incarnation() == incarnation &&
-                              each.clock() == clock;
+                       return each.incarnation() == now.member.incarnation() &&
+                              each.clock() == now.clock - 1;
                      });
 }
 
@@ -348,7 +347,7 @@ absl::Status WorkerSession::ComeBack(const absl::Status& why,
           "tfswitch: group '", options_.group, "': ", why.message(),
           "; joining again",
           is_lost ? ". The step that has just ended does not count" : ""));
-  if (is_lost) NoteDropped(session_->num_steps());
+  if (is_lost) NoteDropped(session_->state().num_steps);
   is_unfinished_ = false;
   return JoinAgain();
 }
@@ -476,7 +475,7 @@ absl::StatusOr<std::optional<WorkItem>> WorkerSession::TakeWorkItem(
   TFSWITCH_RETURN_IF_ERROR(Prepare(""));
   TFSWITCH_ASSIGN_OR_RETURN(std::optional<WorkItem> taken, CallAsMember([&] {
                               return client_->groups().TakeWorkItem(
-                                  session_->member(), queue);
+                                  session_->state().member, queue);
                             }));
   if (!taken.has_value()) {
     own_items_.erase(queue);
@@ -496,7 +495,7 @@ absl::Status WorkerSession::AdvanceWorkItem(const std::string& queue,
   TFSWITCH_ASSIGN_OR_RETURN(OwnItem * own, FindWorkItem(queue, epoch, index));
   if (is_repeating()) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "worker ", options_.worker, " takes step ", session_->num_steps(),
+        "worker ", options_.worker, " takes step ", session_->state().num_steps,
         " again, which counts already, and work queue '", queue,
         "' has given it an item behind that; join without first_step"));
   }
@@ -524,8 +523,8 @@ absl::Status WorkerSession::FinishWorkItem(const std::string& queue,
         "has advanced it from ", own->counted, " to ", own->item.offset(),
         ": end the step first"));
   }
-  absl::Status finished =
-      client_->groups().FinishWorkItem(session_->member(), queue, epoch, index);
+  absl::Status finished = client_->groups().FinishWorkItem(
+      session_->state().member, queue, epoch, index);
   if (absl::IsNotFound(finished)) {
     TFSWITCH_RETURN_IF_ERROR(ComeBack(finished, /*has_arrived=*/!has_pushed_));
     return FindWorkItem(queue, epoch, index).status();  // It is lost.
@@ -556,7 +555,7 @@ absl::Status WorkerSession::Leave(absl::Duration timeout) {
   // A call that waits in another thread learns that the worker is no member any
   // more. It must not join again.
   is_leaving_ = true;
-  const bool is_member = !session_->has_left();
+  const bool is_member = !session_->state().has_left;
   absl::Status left = session_->Leave(timeout);
   if (left.ok()) {
     MutexLock lock(&mutex_);
@@ -591,21 +590,22 @@ absl::StatusOr<WorkerSession::Report> WorkerSession::GetReport() {
   TFSWITCH_ASSIGN_OR_RETURN(
       *report.mutable_workers(),
       client_->groups().GroupStats(options_.group, absl::InfiniteDuration()));
-  const GroupSession::Waits waits = session_->waits();
+  const GroupSession::State now = session_->state();
+  const GroupSession::Waits& waits = now.waits;
   report.set_group(options_.group);
   report.set_worker(options_.worker);
-  report.set_clock(session_->clock() - session_->num_to_repeat());
-  report.set_round(session_->round());
-  report.set_num_steps(session_->num_steps());
+  report.set_clock(now.clock - now.num_to_repeat());
+  report.set_round(now.round);
+  report.set_num_steps(now.num_steps);
   report.set_dropped_steps(num_dropped_);
-  report.set_left(session_->has_left());
+  report.set_left(now.has_left);
   report.set_in_step(has_pushed_ || has_applied_);
   report.set_num_waits(waits.count);
   report.set_waited_secs(absl::ToDoubleSeconds(waits.total));
   report.set_longest_wait_secs(absl::ToDoubleSeconds(waits.longest));
-  report.set_waiting_for(session_->waiting_for());
-  report.set_mark(session_->place().mark());
-  report.set_steps_since_mark(session_->place().steps_since_mark());
+  report.set_waiting_for(now.waiting_for);
+  report.set_mark(now.place.mark());
+  report.set_steps_since_mark(now.place.steps_since_mark());
   return report;
 }
 

@@ -55,7 +55,7 @@ class WorkerSession {
       std::shared_ptr<ParameterClient> client, const WorkerOptions& options);
 
   const WorkerOptions& options() const { return options_; }
-  GroupMember member() const { return session_->member(); }
+  GroupMember member() const { return session_->state().member; }
 
   // FailedPrecondition if the session's consistency does not allow pushes to a
   // table of this consistency.
@@ -71,7 +71,7 @@ class WorkerSession {
 
   // Whether the present step counts already, because a former process of this
   // worker took it. Its pushes must not be sent.
-  bool is_repeating() const { return session_->is_repeating(); }
+  bool is_repeating() const { return session_->state().is_repeating(); }
 
   // Ends a step of `weight` samples, and waits as options().consistency says.
   // After wait_timeout returns DeadlineExceeded, naming the workers that it
@@ -85,7 +85,7 @@ class WorkerSession {
 
   // The round to which the next step contributes. With bsp, the number of
   // applied rounds.
-  int64_t round() const { return session_->round(); }
+  int64_t round() const { return session_->state().round; }
 
   // Waits at a barrier until all workers of the group do. Meanwhile nobody
   // waits for this worker elsewhere. Afterwards all rounds are applied on all

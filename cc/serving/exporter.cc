@@ -30,6 +30,7 @@
 #include "cc/serving/export_folder.h"
 #include "cc/serving/row_difference.h"
 #include "cc/serving/row_file_writer.h"
+#include "cc/wire/report_conversion.h"
 
 namespace tfswitch {
 namespace {
@@ -280,10 +281,12 @@ absl::StatusOr<v1::PublishExportResponse> Publish(
     for (const std::string& table : tables) {
       // Ignores errors: they only make the next delta contain these rows once
       // more.
-      client
-          .CommitExport({table, present.at(table).identity.incarnation},
-                        writer->id(), report.published())
-          .IgnoreError();
+      v1::CommitExportRequest end;
+      NameTable({table, present.at(table).identity.incarnation}, &end);
+      end.set_export_id(writer->id());
+      end.set_commit(report.published());
+      v1::CommitExportResponse ended;
+      client.Call(end, &ended).IgnoreError();
     }
   }
   TFSWITCH_RETURN_IF_ERROR(status);

@@ -272,8 +272,8 @@ absl::Status Shard::CloseOptimizer(const TableConfig& config) {
   TFSWITCH_RETURN_IF_ERROR(
       open->ForEachRow(kMaxRows, [&](const RowChunk& rows) {
         return table
-            ->AssignRows(rows.keys, rows.embeddings,
-                         keeps_state ? rows.slots : absl::Span<const float>(),
+            ->AssignRows({rows.keys, rows.embeddings,
+                          keeps_state ? rows.slots : absl::Span<const float>()},
                          AssignMode::kNow)
             .status();
       }));
@@ -865,7 +865,7 @@ absl::StatusOr<int64_t> Shard::Assign(EmbeddingTable& table,
   TFSWITCH_RETURN_IF_ERROR(
       CheckFinite(table.config().name, "slot", keys, slots));
   return table.AssignRows(
-      keys, embeddings, slots,
+      {keys, embeddings, slots},
       only_missing ? AssignMode::kNowIfMissing : AssignMode::kNow);
 }
 
@@ -1624,8 +1624,8 @@ void Shard::InstallRestored(Loaded* loaded) {
     std::swap(tables_[name], table);
     released_rows_.erase(name);
   }
-  if (loaded->is_whole) coordinator_->VoidOpenSteps();
-  coordinator_->RestoreWorkQueues(loaded->work_queues);
+  coordinator_->RestoreWorkQueues(loaded->work_queues,
+                                  /*voids_open_steps=*/loaded->is_whole);
 }
 
 }  // namespace tfswitch

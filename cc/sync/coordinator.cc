@@ -91,14 +91,12 @@ absl::Status Coordinator::CreateGroup(const std::string& group,
     return make(DrawFirstIncarnation());
   }
   Group& present = *it->second;
-  if (present.options == options) return absl::OkStatus();
+  const absl::Status same = CheckSameOptions(group, present.options, options);
+  if (same.ok()) return same;
   Tick(&present, AwakeNow());
   // Without workers the former training has ended, so the group is made again.
   if (present.state.stats().num_active() == 0) return make(0);
-  return absl::AlreadyExistsError(absl::StrCat(
-      "group '", group, "' exists with other options: ",
-      present.options.ToString(), " here, ", options.ToString(),
-      " asked; give all workers the same ones, or the group another name"));
+  return same;
 }
 
 uint64_t Coordinator::DrawFirstIncarnation() {
@@ -170,26 +168,9 @@ absl::StatusOr<WorkerGroup::Place> Coordinator::Join(
   const WriteGate::Pass pass(gate_);
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(group));
-  if (!found->state.HasJoined(worker) &&
-      found->state.num_ever_joined() >= limits_.max_workers) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "no room for worker ", worker, " in group '", group,
-        "': ", found->state.num_ever_joined(),
-        " have joined it, as many as "
-        "--max_workers allows; give a worker the number of one that has gone"));
-  }
   Tick(found, AwakeNow());
-  if (!found->state.CanJoin(worker, request.job())) {
-    const auto name_of = [](const std::string& each) {
-      return each.empty() ? "a job without a name"
-                          : absl::StrCat("job '", each, "'");
-    };
-    return absl::AlreadyExistsError(absl::StrCat(
-        "group '", group, "' trains ", name_of(found->state.job()),
-        ", and worker ", worker, " is of ", name_of(request.job()),
-        "; give all workers of a job its name (job=, TFSWITCH_JOB), and jobs "
-        "that run at the same time groups of their own"));
-  }
+  TFSWITCH_RETURN_IF_ERROR(
+      found->state.CheckJoin(request, limits_.max_workers));
   const uint64_t first_incarnation =
       newer_instance > found->state.group_instance()
           ? std::max(DrawFirstIncarnation(),
@@ -218,7 +199,6 @@ WorkerGroup::Place Coordinator::Join(Group* group,
     }
     RevokeOpenAdvances(group);
     group->state = WorkerGroup(group->options, first_incarnation);
-    group->num_departures = 0;
   }
   WorkerGroup::Place member = group->state.Join(
       request.worker(), AwakeNow(), request.previous_incarnation(),
@@ -292,19 +272,18 @@ void Coordinator::Notify(Group* group) {
 void Coordinator::Settle(Group* group) {
   WorkerGroup& state = group->state;
   // Items return before a barrier opens: the same event may cause both.
-  if (group->num_departures != state.num_departures()) {
-    group->num_departures = state.num_departures();
+  const WorkerGroup::Effects effects = state.TakeEffects();
+  if (effects.has_lost_members) {
     for (auto& [name, queue] : *group->queues) {
       queue.ReturnItems([&](uint32_t worker, uint64_t incarnation) {
-        return state.IsMember(worker, incarnation);
+        return state.FindMember(worker, incarnation) != nullptr;
       });
     }
   }
-  const std::string opened = state.TakeOpenedBarrier();
-  if (opened.empty() && !state.is_anyone_waiting()) return;
+  if (effects.opened_barrier.empty() && !effects.is_anyone_waiting) return;
   for (auto& [name, queue] : *group->queues) {
     const std::string barrier = WorkQueueBarrier(name);
-    if (barrier == opened) queue.EndEpochIfFinished();
+    if (barrier == effects.opened_barrier) queue.EndEpochIfFinished();
     // Workers that wait at the barrier take over the items of a dead worker.
     // One that comes late, from an epoch that is over, does not wait.
     if (!queue.is_exhausted()) state.Release(barrier);
@@ -317,8 +296,7 @@ absl::StatusOr<int64_t> Coordinator::Arrive(const v1::ArriveRequest& request) {
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(member.group()));
   TFSWITCH_RETURN_IF_ERROR(CheckProgress(found, request).status());
-  if (found->state.ClockOf(member.worker(), member.incarnation()) ==
-      request.clock()) {
+  if (IsNew(*found, request)) {
     TFSWITCH_RETURN_IF_ERROR(Note([&](v1::CoordinationRecord* record) {
       *record->mutable_arrive() = request;
     }));
@@ -329,14 +307,17 @@ absl::StatusOr<int64_t> Coordinator::Arrive(const v1::ArriveRequest& request) {
   return found->state.open_round();
 }
 
+bool Coordinator::IsNew(const Group& group, const v1::ArriveRequest& request) {
+  const WorkerGroup::Worker* const member = group.state.FindMember(
+      request.member().worker(), request.member().incarnation());
+  return member != nullptr && member->clock == request.clock();
+}
+
 absl::StatusOr<bool> Coordinator::CheckProgress(
     Group* group, const v1::ArriveRequest& request) {
   const uint32_t worker = request.member().worker();
   const uint64_t incarnation = request.member().incarnation();
-  if (request.progress().empty() ||
-      group->state.ClockOf(worker, incarnation) != request.clock()) {
-    return false;
-  }
+  if (request.progress().empty() || !IsNew(*group, request)) return false;
   if (request.progress().size() > static_cast<int>(group->queues->size())) {
     return absl::InvalidArgumentError(
         absl::StrCat("worker ", worker, " has advanced in ",
@@ -358,12 +339,7 @@ absl::Status Coordinator::Arrive(Group* group,
   WorkerGroup& state = group->state;
   TFSWITCH_ASSIGN_OR_RETURN(const bool advances, CheckProgress(group, request));
   const int64_t open_round = state.open_round();
-  if (state.ClockOf(worker, incarnation) == request.clock()) {
-    state.NoteMark(worker, incarnation, request.member().mark());
-  }
-  absl::Status status = state.Arrive(
-      worker, incarnation, request.clock(), request.round(), request.weight(),
-      AwakeNow(), /*survives_worker=*/!request.progress().empty());
+  absl::Status status = state.Arrive(request, AwakeNow());
   if (advances && status.ok()) {
     const bool is_open = request.round() != WorkerGroup::kNoRound &&
                          open_round == state.open_round();
@@ -395,7 +371,8 @@ absl::Status Coordinator::Leave(const GroupMember& member) {
   const WriteGate::Pass pass(gate_);
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(member.group()));
-  if (!found->state.IsMember(member.worker(), member.incarnation())) {
+  if (found->state.FindMember(member.worker(), member.incarnation()) ==
+      nullptr) {
     return absl::OkStatus();
   }
   TFSWITCH_RETURN_IF_ERROR(Note([&](v1::CoordinationRecord* record) {
@@ -410,8 +387,7 @@ absl::Status Coordinator::Leave(const GroupMember& member) {
 }
 
 void Coordinator::Leave(Group* group, const GroupMember& member) {
-  group->state.NoteMark(member.worker(), member.incarnation(), member.mark());
-  group->state.Leave(member.worker(), member.incarnation());
+  group->state.Leave(member.worker(), member.incarnation(), member.mark());
   Notify(group);
 }
 
@@ -448,9 +424,10 @@ absl::Status Coordinator::Wait(Group* group, const GroupMember& member,
     if (is_over() || is_shut_down_) continue;
     // Wakes up in time to renew the worker's own lease.
     group->changed.WaitFor(
-        &mutex_, std::max(least, std::min({left, group->state.NextTick() - now,
-                                           group->options.lease / 3,
-                                           kInterruptInterval})));
+        &mutex_,
+        std::max(least,
+                 std::min({left, group->state.NextExpiry() - now,
+                           group->options.lease / 3, kInterruptInterval})));
   }
 }
 
@@ -464,7 +441,7 @@ absl::StatusOr<Round> Coordinator::WaitForRound(const GroupMember& member,
       [&] { return found->state.open_round() > number; },
       [&] {
         return absl::StrCat("round ", number, " waits for ",
-                            found->state.DescribeMissing(number, AwakeNow()));
+                            DescribeMissing(found->state, number, AwakeNow()));
       }));
   return found->state.ClosedRound(number);
 }
@@ -485,7 +462,7 @@ absl::Status Coordinator::WaitForTurn(const GroupMember& member, int64_t clock,
         return absl::StrCat(
             "worker ", member.worker(), " has ended ", clock, " steps, may be ",
             staleness, " ahead, and waits for ",
-            found->state.DescribeBehind(clock - staleness, AwakeNow()));
+            DescribeBehind(found->state, clock - staleness, AwakeNow()));
       });
 }
 
@@ -496,8 +473,10 @@ absl::StatusOr<WorkerGroup::Place> Coordinator::WaitAtBarrier(
   std::optional<WriteGate::Pass> pass(gate_);
   MutexLock lock(&mutex_);
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(member.group()));
-  if (found->state.BarrierGenerationOf(member.worker(), member.incarnation()) ==
-      request.barrier_generation()) {
+  const WorkerGroup::Worker* const entering =
+      found->state.FindMember(member.worker(), member.incarnation());
+  if (entering != nullptr &&
+      entering->barrier_generation == request.barrier_generation()) {
     TFSWITCH_RETURN_IF_ERROR(Note([&](v1::CoordinationRecord* record) {
       *record->mutable_enter() = request;
     }));
@@ -515,7 +494,7 @@ absl::StatusOr<WorkerGroup::Place> Coordinator::WaitAtBarrier(
       [&] {
         return absl::StrCat(
             "barrier '", request.barrier(), "' waits for ",
-            found->state.DescribeAbsent(request.barrier(), AwakeNow()));
+            DescribeAbsent(found->state, request.barrier(), AwakeNow()));
       }));
   TFSWITCH_RETURN_IF_ERROR(place.status());
   return **place;
@@ -780,18 +759,17 @@ absl::Status Coordinator::CheckRestore(const v1::SavedWorkQueues& saved) {
   return absl::OkStatus();
 }
 
-void Coordinator::VoidOpenSteps() {
+void Coordinator::RestoreWorkQueues(const v1::SavedWorkQueues& saved,
+                                    bool voids_open_steps) {
   MutexLock lock(&mutex_);
-  for (const auto& [name, group] : groups_) {
-    RevokeOpenAdvances(group.get());
-    group->state.VoidAll();
-    Settle(group.get());
-    group->changed.NotifyAll();
+  if (voids_open_steps) {
+    for (const auto& [name, group] : groups_) {
+      RevokeOpenAdvances(group.get());
+      group->state.VoidAll();
+      Settle(group.get());
+      group->changed.NotifyAll();
+    }
   }
-}
-
-void Coordinator::RestoreWorkQueues(const v1::SavedWorkQueues& saved) {
-  MutexLock lock(&mutex_);
   for (const SavedWorkQueue& each : saved.queues()) {
     WorkQueues& queues = queues_[each.group()];
     queues.erase(each.queue());

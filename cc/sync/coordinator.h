@@ -139,19 +139,17 @@ class Coordinator {
   // Replaces queues by saved ones of the same names. Workers lose their items
   // and must take new ones. Steps of an open round that have advanced in these
   // queues get weight 0, because their samples are trained again.
+  // If all tables are restored (`voids_open_steps`), first all contributions to
+  // open rounds get weight 0, and their samples are handed out again.
   //
   // REQUIRES: CheckRestore() is OK.
-  void RestoreWorkQueues(const v1::SavedWorkQueues& saved);
-
-  // Called when all tables are restored. Contributions to open rounds get
-  // weight 0, and their samples are handed out again.
-  void VoidOpenSteps();
+  void RestoreWorkQueues(const v1::SavedWorkQueues& saved,
+                         bool voids_open_steps);
 
   // From now on passes each change of a group or of a work queue to `log`
   // before it takes effect, as a CoordinationRecord for Replay(). A change that
   // `log` refuses does not happen. Changes wait while `gate` is closed.
-  // RestoreWorkQueues() and VoidOpenSteps() are not logged, so a save must
-  // follow them.
+  // RestoreWorkQueues() is not logged, so a save must follow it.
   //
   // REQUIRES: no other thread uses the coordinator.
   using Log = std::function<absl::Status(absl::string_view record)>;
@@ -192,8 +190,7 @@ class Coordinator {
     const std::string name;
     WorkerGroupOptions options;
     WorkerGroup state;
-    WorkQueues* const queues;    // Points into queues_.
-    int64_t num_departures = 0;  // Departures whose items were returned.
+    WorkQueues* const queues;  // Points into queues_.
     // Progress in open rounds; may also have entries of closed ones.
     std::vector<OpenAdvance> advances;
     absl::Time quiet_since;  // When it last changed, by AwakeNow().
@@ -235,6 +232,8 @@ class Coordinator {
   absl::Status Finish(Group* group, const v1::FinishWorkItemRequest& request,
                       WorkQueue* queue) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  // Whether the arrival is of the member's present step, and no repeated one.
+  static bool IsNew(const Group& group, const v1::ArriveRequest& request);
   // Whether the arrival would advance in work queues; a repeated one would not.
   // NotFound if the member does not have one of the items.
   absl::StatusOr<bool> CheckProgress(Group* group,

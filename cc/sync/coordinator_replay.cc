@@ -109,7 +109,6 @@ v1::SavedGroups Coordinator::SaveGroups() {
     each.set_group(name);
     *each.mutable_options() = ToProto(group->options);
     group->state.Save(&each);
-    each.set_num_settled_departures(group->num_departures);
     each.mutable_advances()->Add(group->advances.begin(),
                                  group->advances.end());
     for (const auto& [queue_name, queue] : *group->queues) {
@@ -127,7 +126,6 @@ absl::Status Coordinator::RestoreGroups(const v1::SavedGroups& saved) {
     MakeGroup(each.group(), options, each.group_instance());
     Group& group = *groups_.at(each.group());
     TFSWITCH_RETURN_IF_ERROR(group.state.Restore(each));
-    group.num_departures = each.num_settled_departures();
     group.advances = {each.advances().begin(), each.advances().end()};
     for (const v1::SavedGroup::Queue& queue : each.queues()) {
       TFSWITCH_ASSIGN_OR_RETURN(WorkQueue * restored,

@@ -38,12 +38,12 @@ absl::Status NotYet() { return absl::UnavailableError("not yet"); }
 
 void ReplicaCoordinator::Make(const WorkerGroupOptions& options) {
   options_ = options;
-  uint64_t first_free = last_instance_ + 1;
-  if (state_.has_value()) first_free = state_->next_incarnation() + 1;
   // The time makes the instance greater than those of earlier processes.
-  last_instance_ =
-      std::max(first_free, static_cast<uint64_t>(absl::GetCurrentTimeNanos()));
+  last_instance_ = std::max(next_incarnation_ + 1,
+                            static_cast<uint64_t>(absl::GetCurrentTimeNanos()));
+  next_incarnation_ = last_instance_;
   state_.emplace(options, last_instance_);
+  num_dropped_ = 0;
   applier_ = 0;
   applied_ = 0;
   parting_.clear();
@@ -100,20 +100,16 @@ absl::Status ReplicaCoordinator::HasEnded() const {
 
 void ReplicaCoordinator::Settle(absl::Time now) {
   if (!state_.has_value()) return;
-  const v1::GetGroupStatsResponse before = state_->stats();
-  state_->Tick(now);
+  if (const auto expiry = state_->ExpiryAt(now)) {
+    state_->Expire(*expiry);
+    changed_.NotifyAll();
+  }
   if (applier_ != 0 && now >= applier_lease_end_) {
     Fail(absl::StrCat("the worker that takes the steps was not heard of for ",
                       absl::FormatDuration(options_.lease)));
     return;
   }
   LeaveIfAllPart();
-  const v1::GetGroupStatsResponse after = state_->stats();
-  if (after.num_active() != before.num_active() ||
-      after.rounds() != before.rounds() ||
-      after.num_waiting() != before.num_waiting()) {
-    changed_.NotifyAll();
-  }
 }
 
 void ReplicaCoordinator::LeaveIfAllPart() {
@@ -151,7 +147,7 @@ absl::Status ReplicaCoordinator::Wait(
     }
     absl::Time next =
         applier_ == 0 ? absl::InfiniteFuture() : applier_lease_end_;
-    if (state_.has_value()) next = std::min(next, state_->NextTick());
+    if (state_.has_value()) next = std::min(next, state_->NextExpiry());
     changed_.WaitFor(
         &mutex_, std::max(absl::Milliseconds(1), std::min(left, next - now)));
   }
@@ -162,11 +158,12 @@ std::string ReplicaCoordinator::DescribeOpenRound() const {
     return "waiting for the worker that takes the steps";
   }
   return absl::StrCat("round ", applied_, " waits for ",
-                      state_->DescribeMissing(applied_));
+                      DescribeMissing(*state_, applied_));
 }
 
 ReplicaPlace ReplicaCoordinator::Admit(uint32_t worker, uint64_t previous) {
   ReplicaPlace joined = state_->Join(worker, AwakeNow(), previous);
+  next_incarnation_ = joined.incarnation() + 1;
   if (previous != 0) successors_[previous] = joined.incarnation();
   changed_.NotifyAll();
   return joined;
@@ -203,12 +200,7 @@ absl::Status ReplicaCoordinator::Join(const WorkerGroupOptions& options,
       });
   --num_joining_;
   TFSWITCH_RETURN_IF_ERROR(begun);
-  if (!(options == options_)) {
-    return absl::AlreadyExistsError(absl::StrCat(
-        "group '", name_, "' exists with other options: ", options_.ToString(),
-        " here, ", options.ToString(),
-        " asked; give all workers the same ones, or the group another name"));
-  }
+  TFSWITCH_RETURN_IF_ERROR(CheckSameOptions(name_, options_, options));
   *place = Admit(worker, previous);
   return WaitUntilApplied(worker, deadline, place);
 }
@@ -227,7 +219,7 @@ absl::Status ReplicaCoordinator::WaitUntilApplied(uint32_t worker,
           return absl::CancelledError(absl::StrCat(
               "group '", name_, "': worker ", worker, " has left"));
         }
-        if (!state_->IsMember(worker, place->incarnation())) {
+        if (state_->FindMember(worker, place->incarnation()) == nullptr) {
           const auto other = state_->PlaceAfterBarrier(worker, 0);
           if (!absl::IsNotFound(other.status())) return other.status();
           *place = Admit(worker, place->incarnation());
@@ -252,12 +244,15 @@ absl::Status ReplicaCoordinator::EndStep(uint32_t worker, double weight,
   TFSWITCH_RETURN_IF_ERROR(CheckWorker(place->incarnation()));
   if (!*has_arrived) {
     if (applier_ == 0 || IsOfBefore(place->incarnation())) return HasEnded();
-    const absl::Time now = AwakeNow();
-    const absl::Status arrived =
-        state_->Arrive(worker, place->incarnation(), place->clock(),
-                       place->round(), weight, now);
+    v1::ArriveRequest step;
+    step.mutable_member()->set_worker(worker);
+    step.mutable_member()->set_incarnation(place->incarnation());
+    step.set_clock(place->clock());
+    step.set_round(place->round());
+    step.set_weight(weight);
+    const absl::Status arrived = state_->Arrive(step, AwakeNow());
     if (absl::IsNotFound(arrived)) {
-      state_->CountDropped();
+      ++num_dropped_;
       *place = Admit(worker, place->incarnation());
     } else {
       TFSWITCH_RETURN_IF_ERROR(arrived);
@@ -318,7 +313,7 @@ absl::StatusOr<ReplicaPlace> ReplicaCoordinator::WaitAtBarrier(
       [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
         if (applied_ < state_->open_round()) return DescribeOpenRound();
         return absl::StrCat("barrier '", barrier, "' waits for ",
-                            state_->DescribeAbsent(barrier));
+                            DescribeAbsent(*state_, barrier));
       }));
   return after;
 }
@@ -353,7 +348,7 @@ absl::Status ReplicaCoordinator::LeaveTogether(uint32_t worker,
       [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
         if (applied_ < state_->open_round()) return DescribeOpenRound();
         return absl::StrCat("the end of the session waits for ",
-                            state_->DescribeAbsent(kEndOfSession));
+                            DescribeAbsent(*state_, kEndOfSession));
       });
 }
 
@@ -422,7 +417,10 @@ void ReplicaCoordinator::FailApplying(uint64_t applier,
 
 v1::GetGroupStatsResponse ReplicaCoordinator::stats() {
   MutexLock lock(&mutex_);
-  return state_.has_value() ? state_->stats() : v1::GetGroupStatsResponse();
+  if (!state_.has_value()) return {};
+  v1::GetGroupStatsResponse stats = state_->stats();
+  stats.set_dropped(stats.dropped() + num_dropped_);
+  return stats;
 }
 
 }  // namespace tfswitch

@@ -120,8 +120,7 @@ class ReplicaCoordinator {
   // be of an earlier process whose clock was ahead.
   bool IsOfBefore(uint64_t incarnation) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return incarnation < last_instance_ || !state_.has_value() ||
-           incarnation >= state_->next_incarnation();
+    return incarnation < last_instance_ || incarnation >= next_incarnation_;
   }
   void HearApplier() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Does what follows from an event and from the time.
@@ -151,6 +150,10 @@ class ReplicaCoordinator {
   std::optional<WorkerGroup> state_ ABSL_GUARDED_BY(mutex_);
   // The first incarnation of the present group.
   uint64_t last_instance_ ABSL_GUARDED_BY(mutex_) = 0;
+  // That of the next worker to join.
+  uint64_t next_incarnation_ ABSL_GUARDED_BY(mutex_) = 0;
+  // The steps that given-up workers have ended.
+  int64_t num_dropped_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t applier_ ABSL_GUARDED_BY(mutex_) = 0;  // 0 if there is none.
   absl::Time applier_lease_end_ ABSL_GUARDED_BY(mutex_);
   // When the applier last made a call, or waited in one.

@@ -1,4 +1,4 @@
-// Join, Arrive, Enter, Leave and Tick end with Settle(), so that no event
+// Join, Arrive, Enter, Leave and Expire end with Settle(), so that no event
 // forgets its consequences. Settle() ends the run if all its workers have left,
 // closes the open round if it is complete, and then opens a barrier if all
 // wait. A call that is repeated because its answer was lost has the number
@@ -51,6 +51,16 @@ std::string WorkerGroupOptions::ToString() const {
                       " carries_late_contributions=",
                       carries_late_contributions ? "true" : "false",
                       settings.empty() ? "" : " settings=", settings);
+}
+
+absl::Status CheckSameOptions(const std::string& group,
+                              const WorkerGroupOptions& present,
+                              const WorkerGroupOptions& asked) {
+  if (present == asked) return absl::OkStatus();
+  return absl::AlreadyExistsError(absl::StrCat(
+      "group '", group, "' exists with other options: ", present.ToString(),
+      " here, ", asked.ToString(),
+      " asked; give all workers the same ones, or the group another name"));
 }
 
 v1::GroupOptions ToProto(const WorkerGroupOptions& options) {
@@ -245,7 +255,9 @@ WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now,
                                std::any_of(open_.begin(), open_.end(), is_own);
   joined.last_round = has_contributed ? open_round_ : open_round_ - 1;
   const int64_t next_round = joined.last_round + 1;
-  if (!workers_.insert_or_assign(worker, joined).second) ++num_departures_;
+  if (!workers_.insert_or_assign(worker, joined).second) {
+    effects_.has_lost_members = true;
+  }
   if (waits_for_joins_) {
     if (seen_.size() == 1) joins_end_ = now + options_.join_timeout;
     if (seen_.size() >= num_awaited_) waits_for_joins_ = false;
@@ -263,16 +275,36 @@ WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now,
   return place;
 }
 
-bool WorkerGroup::CanJoin(uint32_t worker, const std::string& job) const {
-  return job == job_ ||
-         std::all_of(workers_.begin(), workers_.end(),
-                     [worker](const auto& w) { return w.first == worker; });
+absl::Status WorkerGroup::CheckJoin(const v1::JoinRequest& request,
+                                    uint64_t max_workers) const {
+  const uint32_t worker = request.worker();
+  if (ever_joined_.count(worker) == 0 && ever_joined_.size() >= max_workers) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "no room for worker ", worker, " in group '", request.group(),
+        "': ", ever_joined_.size(),
+        " have joined it, as many as "
+        "--max_workers allows; give a worker the number of one that has gone"));
+  }
+  if (request.job() == job_ ||
+      std::all_of(workers_.begin(), workers_.end(),
+                  [worker](const auto& w) { return w.first == worker; })) {
+    return absl::OkStatus();
+  }
+  const auto name_of = [](const std::string& each) {
+    return each.empty() ? "a job without a name"
+                        : absl::StrCat("job '", each, "'");
+  };
+  return absl::AlreadyExistsError(absl::StrCat(
+      "group '", request.group(), "' trains ", name_of(job_), ", and worker ",
+      worker, " is of ", name_of(request.job()),
+      "; give all workers of a job its name (job=, TFSWITCH_JOB), and jobs "
+      "that run at the same time groups of their own"));
 }
 
 void WorkerGroup::BeginJob(uint32_t worker, const std::string& job) {
   // The worker may still be a member, if its process of the former job was
   // killed.
-  num_departures_ += static_cast<int64_t>(workers_.erase(worker));
+  if (workers_.erase(worker) > 0) effects_.has_lost_members = true;
   Withdraw([](const Contribution&) { return true; });
   if (!job.empty()) stats_.clear_num_steps();
   positions_.clear();
@@ -313,9 +345,8 @@ WorkerGroup::Position WorkerGroup::PositionOf(uint32_t worker) const {
   return position;
 }
 
-void WorkerGroup::NoteMark(uint32_t worker, uint64_t incarnation,
-                           int64_t mark) {
-  if (mark <= 0 || !IsMember(worker, incarnation)) return;
+void WorkerGroup::NoteMark(uint32_t worker, int64_t mark) {
+  if (mark <= 0) return;
   Position& position = positions_[worker];
   if (mark > position.mark()) {
     position.set_mark(mark);
@@ -331,9 +362,13 @@ absl::Status WorkerGroup::Heartbeat(uint32_t worker, uint64_t incarnation,
   return absl::OkStatus();
 }
 
-absl::Status WorkerGroup::Arrive(uint32_t worker, uint64_t incarnation,
-                                 int64_t clock, int64_t round, double weight,
-                                 absl::Time now, bool survives_worker) {
+absl::Status WorkerGroup::Arrive(const v1::ArriveRequest& request,
+                                 absl::Time now) {
+  const uint32_t worker = request.member().worker();
+  const uint64_t incarnation = request.member().incarnation();
+  const int64_t clock = request.clock();
+  const int64_t round = request.round();
+  const double weight = request.weight();
   TFSWITCH_ASSIGN_OR_RETURN(Worker * found, Find(worker, incarnation));
   if (!std::isfinite(weight) || weight < 0.0) {
     return absl::InvalidArgumentError(
@@ -361,6 +396,7 @@ absl::Status WorkerGroup::Arrive(uint32_t worker, uint64_t incarnation,
   found->clock = clock + 1;
   NoteStep(found);
   ++(*stats_.mutable_num_steps())[worker];
+  NoteMark(worker, request.member().mark());
   const auto position = positions_.find(worker);
   if (position != positions_.end()) {
     position->second.set_steps(position->second.steps() + 1);
@@ -373,7 +409,7 @@ absl::Status WorkerGroup::Arrive(uint32_t worker, uint64_t incarnation,
     if (is_late && options_.carries_late_contributions) {
       stats_.set_carried(stats_.carried() + 1);
     } else if (is_late) {
-      CountDropped();
+      stats_.set_dropped(stats_.dropped() + 1);
     }
     if (!is_late || options_.carries_late_contributions) {
       Contribution& added = open_.emplace_back();
@@ -381,7 +417,7 @@ absl::Status WorkerGroup::Arrive(uint32_t worker, uint64_t incarnation,
       added.set_incarnation(incarnation);
       added.set_clock(clock);
       added.set_weight(weight);
-      added.set_survives_worker(survives_worker);
+      added.set_survives_worker(!request.progress().empty());
       found->last_round = open_round_;
     }
   }
@@ -466,13 +502,14 @@ void WorkerGroup::VoidAll() {
   for (Contribution& each : open_) each.set_weight(0.0);
 }
 
-void WorkerGroup::Leave(uint32_t worker, uint64_t incarnation) {
-  if (!IsMember(worker, incarnation)) return;
+void WorkerGroup::Leave(uint32_t worker, uint64_t incarnation, int64_t mark) {
+  if (FindMember(worker, incarnation) == nullptr) return;
+  NoteMark(worker, mark);
   workers_.erase(worker);
   left_.insert(worker);
   const auto position = positions_.find(worker);
   if (position != positions_.end()) position->second.set_has_left(true);
-  ++num_departures_;
+  effects_.has_lost_members = true;
   Settle();
 }
 
@@ -490,7 +527,7 @@ void WorkerGroup::Expire(const Expiry& expiry) {
   for (const uint32_t id : expiry.workers()) {
     if (workers_.erase(id) == 0) continue;
     stats_.set_expired(stats_.expired() + 1);
-    ++num_departures_;
+    effects_.has_lost_members = true;
     NoteLoss(id, /*has_joined=*/true);
   }
   if (expiry.ends_joins()) {
@@ -522,7 +559,7 @@ void WorkerGroup::RenewLeases(absl::Time now) {
   }
 }
 
-absl::Time WorkerGroup::NextTick() const {
+absl::Time WorkerGroup::NextExpiry() const {
   absl::Time next = waits_for_joins_ ? joins_end_ : absl::InfiniteFuture();
   for (const auto& [id, worker] : workers_) {
     next = std::min(next, worker.lease_end);
@@ -542,7 +579,7 @@ bool WorkerGroup::IsComplete() const {
                        [](const auto& w) { return w.second.is_waiting(); });
   }
   return std::none_of(workers_.begin(), workers_.end(), [this](const auto& w) {
-    return IsMissing(w.second, open_round_);
+    return w.second.IsMissingIn(open_round_);
   });
 }
 
@@ -578,7 +615,7 @@ void WorkerGroup::OpenIfAllWait() {
   const std::string* const found = BarrierToOpen();
   if (found == nullptr) return;
   const std::string barrier = *found;
-  opened_barrier_ = barrier;
+  effects_.opened_barrier = barrier;
   ++num_openings_;
   int64_t clock = 0;
   bool is_of_present_run = false;
@@ -658,29 +695,11 @@ int64_t WorkerGroup::SlowestClock() const {
   return slowest;
 }
 
-std::string WorkerGroup::DescribeMissing(int64_t round, absl::Time now) const {
-  return Describe(
-      now, [&](const Worker& worker) { return IsMissing(worker, round); });
-}
-
-std::string WorkerGroup::DescribeBehind(int64_t clock, absl::Time now) const {
-  return Describe(now, [&](const Worker& worker) {
-    return !worker.is_waiting() && worker.clock < clock;
-  });
-}
-
-std::string WorkerGroup::DescribeAbsent(const std::string& barrier,
-                                        absl::Time now) const {
-  return Describe(
-      now, [&](const Worker& worker) { return worker.barrier != barrier; });
-}
-
-template <typename Predicate>
-std::string WorkerGroup::Describe(absl::Time now,
-                                  const Predicate& is_named) const {
+std::string WorkerGroup::Describe(
+    absl::FunctionRef<bool(const Worker&)> is_meant, absl::Time now) const {
   std::vector<std::string> names;
   for (const auto& [id, worker] : workers_) {
-    if (!is_named(worker)) continue;
+    if (!is_meant(worker)) continue;
     names.push_back(absl::StrCat(
         "worker ", id,
         id < options_.num_workers ? absl::StrCat(" of ", options_.num_workers)
@@ -705,28 +724,41 @@ std::string WorkerGroup::Describe(absl::Time now,
   return absl::StrJoin(names, ", ");
 }
 
-bool WorkerGroup::IsMember(uint32_t worker, uint64_t incarnation) const {
+std::string DescribeMissing(const WorkerGroup& group, int64_t round,
+                            absl::Time now) {
+  return group.Describe(
+      [&](const auto& worker) { return worker.IsMissingIn(round); }, now);
+}
+
+std::string DescribeBehind(const WorkerGroup& group, int64_t clock,
+                           absl::Time now) {
+  return group.Describe(
+      [&](const auto& worker) {
+        return !worker.is_waiting() && worker.clock < clock;
+      },
+      now);
+}
+
+std::string DescribeAbsent(const WorkerGroup& group, const std::string& barrier,
+                           absl::Time now) {
+  return group.Describe(
+      [&](const auto& worker) { return worker.barrier != barrier; }, now);
+}
+
+const WorkerGroup::Worker* WorkerGroup::FindMember(uint32_t worker,
+                                                   uint64_t incarnation) const {
   const auto it = workers_.find(worker);
-  return it != workers_.end() && it->second.incarnation == incarnation;
+  const bool is_member =
+      it != workers_.end() && it->second.incarnation == incarnation;
+  return is_member ? &it->second : nullptr;
 }
 
-int64_t WorkerGroup::ClockOf(uint32_t worker, uint64_t incarnation) const {
-  return IsMember(worker, incarnation) ? workers_.at(worker).clock : -1;
-}
-
-int64_t WorkerGroup::BarrierGenerationOf(uint32_t worker,
-                                         uint64_t incarnation) const {
-  return IsMember(worker, incarnation) ? workers_.at(worker).barrier_generation
-                                       : -1;
-}
-
-bool WorkerGroup::is_anyone_waiting() const {
-  return std::any_of(workers_.begin(), workers_.end(),
-                     [](const auto& w) { return w.second.is_waiting(); });
-}
-
-std::string WorkerGroup::TakeOpenedBarrier() {
-  return std::exchange(opened_barrier_, "");
+WorkerGroup::Effects WorkerGroup::TakeEffects() {
+  Effects taken = std::exchange(effects_, {});
+  taken.is_anyone_waiting =
+      std::any_of(workers_.begin(), workers_.end(),
+                  [](const auto& w) { return w.second.is_waiting(); });
+  return taken;
 }
 
 v1::GetGroupStatsResponse WorkerGroup::stats() const {
@@ -760,7 +792,6 @@ void WorkerGroup::Save(v1::SavedGroup* saved) const {
   saved->set_next_incarnation(next_incarnation_);
   saved->set_first_of_present_run(first_of_present_run_);
   saved->set_num_openings(num_openings_);
-  saved->set_num_departures(num_departures_);
   saved->set_num_awaited(static_cast<uint32_t>(num_awaited_));
   saved->set_waits_for_joins(waits_for_joins_);
   saved->set_has_begun(has_begun_);
@@ -803,7 +834,6 @@ absl::Status WorkerGroup::Restore(const v1::SavedGroup& saved) {
   next_incarnation_ = saved.next_incarnation();
   first_of_present_run_ = saved.first_of_present_run();
   num_openings_ = saved.num_openings();
-  num_departures_ = saved.num_departures();
   num_awaited_ = saved.num_awaited();
   waits_for_joins_ = saved.waits_for_joins();
   has_begun_ = saved.has_begun();

@@ -38,6 +38,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -82,6 +83,12 @@ struct WorkerGroupOptions {
   }
 };
 
+// AlreadyExists, naming both, if the options of the group and those that a
+// worker asks for differ.
+absl::Status CheckSameOptions(const std::string& group,
+                              const WorkerGroupOptions& present,
+                              const WorkerGroupOptions& asked);
+
 // Durations are rounded to milliseconds in messages.
 v1::GroupOptions ToProto(const WorkerGroupOptions& options);
 WorkerGroupOptions FromProto(const v1::GroupOptions& proto);
@@ -113,6 +120,30 @@ class WorkerGroup {
   // How many closed rounds are kept for late requests.
   static constexpr size_t kKeptRounds = 1024;
   static constexpr size_t kStalenessBuckets = 65;
+
+  // A member.
+  struct Worker {
+    uint64_t incarnation = 0;
+    int64_t clock = 0;
+    // The last round in which this worker is not missing.
+    int64_t last_round = kNoRound;
+    absl::Time lease_end;
+    std::string barrier;             // Where it waits; empty if nowhere.
+    int64_t barrier_generation = 0;  // The number of barriers it has entered.
+    // The number of the last opening that it was part of; 0 if none.
+    int64_t opening = 0;
+    absl::Time joined;
+    // Not 0 if it has left the present run and come back. The bits say who must
+    // still end a step before it counts as training with the others: itself
+    // (kOwnStep), one that was there all the time (kTheirStep).
+    uint32_t missing_steps = 0;
+
+    bool has_come_back() const { return missing_steps != 0; }
+    bool is_waiting() const { return !barrier.empty(); }
+    bool IsMissingIn(int64_t round) const {
+      return !is_waiting() && last_round < round;
+    }
+  };
 
   // Incarnations count from `first_incarnation`. It must be another number
   // after a restart, so that earlier processes are not mistaken for present
@@ -148,32 +179,29 @@ class WorkerGroup {
   // further. If no worker trains, it continues where the furthest one has left.
   // Another name begins a new job without earlier steps.
   //
-  // REQUIRES: CanJoin(worker, job).
+  // REQUIRES: CheckJoin() is OK.
   Place Join(uint32_t worker, absl::Time now, uint64_t previous = 0,
              int64_t first_step = 0, const std::string& job = "",
              const std::string& process = "");
-  // False while other workers train another job.
-  bool CanJoin(uint32_t worker, const std::string& job) const;
-  const std::string& job() const { return job_; }
-  // Does nothing if the worker is not a member.
-  void NoteMark(uint32_t worker, uint64_t incarnation, int64_t mark);
+  // AlreadyExists while other workers train another job. ResourceExhausted if
+  // `max_workers` others have joined, now or earlier.
+  absl::Status CheckJoin(const v1::JoinRequest& request,
+                         uint64_t max_workers) const;
 
   // Renews the lease. NotFound if the worker is not a member (any more): it
   // must join again. FailedPrecondition if another incarnation of it is a
   // member.
   absl::Status Heartbeat(uint32_t worker, uint64_t incarnation, absl::Time now);
 
-  // The worker has ended its step number `clock`. It contributes to `round`,
-  // the one that was open when the step began, unless that is kNoRound.
-  // Repeating the last arrival is OK and changes nothing. For `survives_worker`
-  // see Contribution.
+  // The worker has ended its step number request.clock(). It contributes to
+  // request.round(), the one that was open when the step began, unless that is
+  // kNoRound. A contribution with progress survives its worker. Repeating the
+  // last arrival is OK and changes nothing.
   //
   // Besides the errors of Heartbeat: OutOfRange if `clock` is not the worker's
   // or `round` has not opened, InvalidArgument if `weight` is negative or not
   // finite.
-  absl::Status Arrive(uint32_t worker, uint64_t incarnation, int64_t clock,
-                      int64_t round, double weight, absl::Time now,
-                      bool survives_worker = false);
+  absl::Status Arrive(const v1::ArriveRequest& request, absl::Time now);
 
   // The worker waits at `barrier`. `barrier_generation` is the number of
   // barriers that its incarnation has entered before. Repeating the last call
@@ -204,19 +232,16 @@ class WorkerGroup {
   // more, either.
   void VoidAll();
 
-  // The worker has no more data, or ends early. Leaving twice is OK.
-  void Leave(uint32_t worker, uint64_t incarnation);
+  // The worker has no more data, or ends early. Leaving twice is OK. For `mark`
+  // see GroupMember.
+  void Leave(uint32_t worker, uint64_t incarnation, int64_t mark = 0);
 
   // The leases and waits for joins that have ended; nullopt if none has.
   using Expiry = v1::CoordinationRecord::Expiry;
   std::optional<Expiry> ExpiryAt(absl::Time now) const;
   void Expire(const Expiry& expiry);
-  void Tick(absl::Time now) {
-    if (const auto expiry = ExpiryAt(now)) Expire(*expiry);
-  }
-
-  // When Tick() next has something to do; InfiniteFuture if never.
-  absl::Time NextTick() const;
+  // When the next one ends; InfiniteFuture if none does.
+  absl::Time NextExpiry() const;
 
   int64_t open_round() const { return open_round_; }
 
@@ -228,39 +253,26 @@ class WorkerGroup {
   // worker is more than `staleness` steps behind it.
   bool MayProceed(int64_t clock, int64_t staleness) const;
 
-  // The least clock of the workers that do not wait at a barrier; INT64_MAX if
-  // there are none.
-  int64_t SlowestClock() const;
-
-  // For messages: describe the workers that keep round `round` open, that are
-  // behind `clock`, or that have not come to a barrier, as "worker 3 of 5 (at
-  // step 17, last heard 4 s ago), 2 of 5 workers that have not joined". With
-  // kNoTime the seconds are left out.
+  // For messages: describes the workers that `is_meant`, and those that have
+  // not joined, as "worker 3 of 5 (at step 17, last heard 4 s ago), 2 of 5
+  // workers that have not joined". With kNoTime the seconds are left out.
   static constexpr absl::Time kNoTime = absl::InfinitePast();
-  std::string DescribeMissing(int64_t round, absl::Time now = kNoTime) const;
-  std::string DescribeBehind(int64_t clock, absl::Time now = kNoTime) const;
-  std::string DescribeAbsent(const std::string& barrier,
-                             absl::Time now = kNoTime) const;
+  std::string Describe(absl::FunctionRef<bool(const Worker&)> is_meant,
+                       absl::Time now) const;
 
-  bool IsMember(uint32_t worker, uint64_t incarnation) const;
+  // Null if the worker is not a member (any more). The next event may delete
+  // it.
+  const Worker* FindMember(uint32_t worker, uint64_t incarnation) const;
   uint64_t group_instance() const { return group_instance_; }
-  bool HasJoined(uint32_t worker) const {  // Now or earlier.
-    return ever_joined_.count(worker) > 0;
-  }
-  size_t num_ever_joined() const { return ever_joined_.size(); }
-  // The incarnation of the next worker to join. Later ones are greater.
-  uint64_t next_incarnation() const { return next_incarnation_; }
-  // Counts a step that a given-up worker has ended.
-  void CountDropped() { stats_.set_dropped(stats_.dropped() + 1); }
-  // How many members have left, died, or been restarted.
-  int64_t num_departures() const { return num_departures_; }
-  // The number of steps that a member has ended; -1 if it is no member.
-  int64_t ClockOf(uint32_t worker, uint64_t incarnation) const;
-  // The number of barriers that a member has entered; -1 if it is no member.
-  int64_t BarrierGenerationOf(uint32_t worker, uint64_t incarnation) const;
-  bool is_anyone_waiting() const;  // At a barrier.
-  // The barrier that has opened since the last call of this; empty if none has.
-  std::string TakeOpenedBarrier();
+
+  // The effects of the events since the last call of TakeEffects().
+  struct Effects {
+    bool has_lost_members = false;   // They left, died, or were restarted.
+    std::string opened_barrier;      // Empty if none has opened.
+    bool is_anyone_waiting = false;  // At a barrier, now.
+  };
+  Effects TakeEffects();
+
   // The stats without work queues, which the coordinator adds.
   v1::GetGroupStatsResponse stats() const;
 
@@ -278,30 +290,7 @@ class WorkerGroup {
   static constexpr uint32_t kOwnStep = 1;
   static constexpr uint32_t kTheirStep = 2;
 
-  struct Worker {
-    uint64_t incarnation = 0;
-    int64_t clock = 0;
-    // The last round in which this worker is not missing.
-    int64_t last_round = kNoRound;
-    absl::Time lease_end;
-    std::string barrier;             // Where it waits; empty if nowhere.
-    int64_t barrier_generation = 0;  // The number of barriers it has entered.
-    // The number of the last opening that it was part of; 0 if none.
-    int64_t opening = 0;
-    absl::Time joined;
-    // Not 0 if it has left the present run and come back. The bits say who must
-    // still end a step before it counts as training with the others: itself
-    // (kOwnStep), one that was there all the time (kTheirStep).
-    uint32_t missing_steps = 0;
-
-    bool has_come_back() const { return missing_steps != 0; }
-    bool is_waiting() const { return !barrier.empty(); }
-  };
-
   absl::StatusOr<Worker*> Find(uint32_t worker, uint64_t incarnation);
-  bool IsMissing(const Worker& worker, int64_t round) const {
-    return !worker.is_waiting() && worker.last_round < round;
-  }
   // Whether rounds take more than one contribution of each worker.
   bool takes_many_contributions() const {
     return options_.contributions_per_round > options_.num_workers;
@@ -311,10 +300,10 @@ class WorkerGroup {
   // workers.
   template <typename Predicate>
   void Withdraw(const Predicate& is_meant);
-  // Describes the workers for which is_named(worker) is true, as "worker 3 (at
-  // step 17), ...".
-  template <typename Predicate>
-  std::string Describe(absl::Time now, const Predicate& is_named) const;
+  // The least clock of the workers that do not wait at a barrier; INT64_MAX if
+  // there are none.
+  int64_t SlowestClock() const;
+  void NoteMark(uint32_t worker, int64_t mark);
   void NoteLoss(uint32_t worker, bool has_joined);
   void BeginJob(uint32_t worker, const std::string& job);
   Position PositionOf(uint32_t worker) const;
@@ -343,8 +332,7 @@ class WorkerGroup {
   uint64_t next_incarnation_;
   uint64_t first_of_present_run_;  // The first incarnation of the present run.
   int64_t num_openings_ = 0;       // Barriers opened in the present run.
-  std::string opened_barrier_;     // For TakeOpenedBarrier().
-  int64_t num_departures_ = 0;
+  Effects effects_;                // Without is_anyone_waiting.
   size_t num_awaited_;  // How many workers must join before the run begins.
   bool waits_for_joins_;
   bool has_begun_ = false;  // This run, or one before it without a break.
@@ -361,6 +349,15 @@ class WorkerGroup {
   // ended and were not withdrawn.
   v1::GetGroupStatsResponse stats_;
 };
+
+// See WorkerGroup::Describe: the workers that keep a round open, that are
+// behind a clock, and that have not come to a barrier.
+std::string DescribeMissing(const WorkerGroup& group, int64_t round,
+                            absl::Time now = WorkerGroup::kNoTime);
+std::string DescribeBehind(const WorkerGroup& group, int64_t clock,
+                           absl::Time now = WorkerGroup::kNoTime);
+std::string DescribeAbsent(const WorkerGroup& group, const std::string& barrier,
+                           absl::Time now = WorkerGroup::kNoTime);
 
 }  // namespace tfswitch
 

@@ -60,11 +60,16 @@ StatisticsConfig StatisticsOfCandidates(StatisticsConfig config) {
 OptimizerConfig WeightConfig(const TableConfig& config) {
   return OptimizerConfig({config.optimizer.segments[0]});
 }
-int WeightSlotFloats(const TableConfig& config) {
-  return SlotFloats(WeightConfig(config), 1);
-}
 
 }  // namespace
+
+int CandidateFloats(const TableConfig& config) {
+  if (!config.admission.has_candidates()) return 0;
+  const bool has_weights =
+      config.admission.not_admitted.kind == NotAdmittedKind::kWeight;
+  return RowStatistics(StatisticsOfCandidates(config.statistics)).num_floats() +
+         (has_weights ? 1 + SlotFloats(WeightConfig(config), 1) : 0);
+}
 
 std::vector<float> MissingRow(const TableConfig& config) {
   std::vector<float> row(static_cast<size_t>(config.dim));
@@ -100,8 +105,7 @@ EmbeddingTable::Impl::Impl(const TableConfig& config, const KeyedHash& hash,
                    : scalar::FindBatchKernels(config.dim, codec_)),
       reservation_(std::move(reservation)),
       candidate_statistics_(StatisticsOfCandidates(config.statistics)),
-      candidate_floats_(candidate_statistics_.num_floats() +
-                        (has_weights() ? 1 + WeightSlotFloats(config) : 0)),
+      candidate_floats_(CandidateFloats(config)),
       missing_row_(MissingRow(config)),
       change_log_id_(DrawId()) {
   if (has_weights()) weight_optimizer_.emplace(WeightConfig(config), 1);
@@ -443,9 +447,11 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
   return num_updated;
 }
 
-absl::StatusOr<int64_t> EmbeddingTable::Impl::AssignRows(
-    absl::Span<const Key> keys, absl::Span<const float> embeddings,
-    absl::Span<const float> slots, AssignMode mode) {
+absl::StatusOr<int64_t> EmbeddingTable::Impl::AssignRows(const RowChunk& rows,
+                                                         AssignMode mode) {
+  const absl::Span<const Key> keys = rows.keys;
+  const absl::Span<const float> embeddings = rows.embeddings;
+  const absl::Span<const float> slots = rows.slots;
   TFSWITCH_RETURN_IF_ERROR(
       CheckFloats("embeddings", keys.size(), "dim", dim(), embeddings.size()));
   if (!slots.empty()) {
@@ -764,17 +770,6 @@ TableStats EmbeddingTable::Impl::stats() const {
 absl::StatusOr<std::unique_ptr<EmbeddingTable>> EmbeddingTable::Create(
     const TableConfig& config, const KeyedHash& hash) {
   return Impl::Create(config, hash);
-}
-
-absl::StatusOr<int64_t> EmbeddingTable::ApplyGradients(
-    absl::Span<const Key> keys, absl::Span<const float> gradients,
-    float learning_rate, bool insert_missing) {
-  GradientBatch batch;
-  batch.keys = keys;
-  batch.gradients = gradients;
-  batch.learning_rate = learning_rate;
-  batch.insert_missing = insert_missing;
-  return ApplyGradients(batch);
 }
 
 }  // namespace tfswitch

@@ -66,6 +66,17 @@ struct TableStats {
 
 // A push, in the form that the table expects.
 struct GradientBatch : StepSettings {
+  GradientBatch() = default;
+  // For tests and benchmarks.
+  GradientBatch(absl::Span<const Key> its_keys,
+                absl::Span<const float> its_gradients, float its_learning_rate,
+                bool inserts_missing)
+      : keys(its_keys),
+        gradients(its_gradients),
+        insert_missing(inserts_missing) {
+    learning_rate = its_learning_rate;
+  }
+
   absl::Span<const Key> keys;         // Unique.
   absl::Span<const float> gradients;  // keys.size() x dim.
   KeyObservations observations;
@@ -145,8 +156,8 @@ struct ChangeChunk {
   absl::Span<const Key> removed;
 };
 
-// A part of the rows that EmbeddingTable::ForEachRow visits. Valid only during
-// the callback.
+// A part of a table's rows. If EmbeddingTable::ForEachRow() passes it to a
+// callback, it is valid only during the callback.
 struct RowChunk {
   absl::Span<const Key> keys;
   absl::Span<const float> embeddings;  // keys.size() x dim, row-major.
@@ -213,6 +224,9 @@ class TableSnapshot {
 // REQUIRES: config.Validate() is OK.
 std::vector<float> MissingRow(const TableConfig& config);
 
+// The number of floats of a candidate's record; 0 without candidates.
+int CandidateFloats(const TableConfig& config);
+
 // Maps keys to rows. A row is an embedding followed by its slots: the state of
 // the optimizer and, if the config asks for them, statistics of the row's use
 // (row_statistics.h). All values in calls are float32:
@@ -275,11 +289,6 @@ class EmbeddingTable {
   // observations. The shard checks this; here nothing is checked.
   virtual absl::StatusOr<int64_t> ApplyGradients(
       const GradientBatch& batch) = 0;
-  // The same, for a batch without observations.
-  absl::StatusOr<int64_t> ApplyGradients(absl::Span<const Key> keys,
-                                         absl::Span<const float> gradients,
-                                         float learning_rate,
-                                         bool insert_missing);
 
   // Makes all calls of ApplyGradients() inside `apply` one step of a table with
   // dense updates; they must get the argument of `apply` as their `history`.
@@ -289,29 +298,15 @@ class EmbeddingTable {
       float learning_rate,
       absl::FunctionRef<absl::Status(const StepHistory*)> apply) = 0;
 
-  // The steps so far; empty without dense updates.
-  virtual SavedSteps SaveSteps() const = 0;
-  // Restores a result of SaveSteps(). Call it before the table has rows.
+  // Restores TableSnapshot::steps. Call it before the table has rows.
   // InvalidArgument if `saved` is not a valid log.
   virtual absl::Status RestoreSteps(const SavedSteps& saved) = 0;
 
-  // Sets embeddings. An existing row keeps its slots; a missing row is created
-  // with initial slots. If a key repeats, its last row counts.
-  absl::Status Assign(absl::Span<const Key> keys,
-                      absl::Span<const float> embeddings) {
-    return AssignRows(keys, embeddings, /*slots=*/{}).status();
-  }
-
-  // Sets whole rows, including slots: the reverse of ForEachRow. If `slots` is
-  // empty, sets only embeddings, like Assign(). Returns how many rows were set.
-  absl::StatusOr<int64_t> AssignRows(absl::Span<const Key> keys,
-                                     absl::Span<const float> embeddings,
-                                     absl::Span<const float> slots) {
-    return AssignRows(keys, embeddings, slots, AssignMode::kSaved);
-  }
-  virtual absl::StatusOr<int64_t> AssignRows(absl::Span<const Key> keys,
-                                             absl::Span<const float> embeddings,
-                                             absl::Span<const float> slots,
+  // Sets whole rows, including slots: the reverse of ForEachRow. If rows.slots
+  // is empty, sets only embeddings: an existing row keeps its slots, and a
+  // missing row is created with initial slots. If a key repeats, its last row
+  // counts. Returns how many rows were set.
+  virtual absl::StatusOr<int64_t> AssignRows(const RowChunk& rows,
                                              AssignMode mode) = 0;
 
   // Removes rows, and the records of waiting keys. Ignores keys that are absent
@@ -405,10 +400,6 @@ class EmbeddingTable {
   int dim() const { return config_.dim; }
   // Optimizer state and statistics.
   virtual int slot_floats() const = 0;
-  // Their last ones are the statistics.
-  virtual int statistics_floats() const = 0;
-  // The floats of a candidate's record; 0 without candidates.
-  virtual int candidate_floats() const = 0;
 
  private:
   // The only implementation. It is a derived class, so that its members need

@@ -268,7 +268,7 @@ absl::Status EmbeddingTable::Impl::ForEachCandidate(
 absl::Status EmbeddingTable::Impl::AssignCandidates(
     absl::Span<const Key> keys, absl::Span<const float> records) {
   TFSWITCH_RETURN_IF_ERROR(CheckFloats("records", keys.size(),
-                                       "candidate_floats", candidate_floats(),
+                                       "candidate_floats", candidate_floats_,
                                        records.size()));
   const size_t width = static_cast<size_t>(candidate_floats_);
   const ChangeClock::Change change(&change_clock_);

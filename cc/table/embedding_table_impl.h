@@ -150,11 +150,8 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   absl::Status TakeStep(
       float learning_rate,
       absl::FunctionRef<absl::Status(const StepHistory*)> apply) override;
-  SavedSteps SaveSteps() const override { return step_log_.Save(); }
   absl::Status RestoreSteps(const SavedSteps& saved) override;
-  absl::StatusOr<int64_t> AssignRows(absl::Span<const Key> keys,
-                                     absl::Span<const float> embeddings,
-                                     absl::Span<const float> slots,
+  absl::StatusOr<int64_t> AssignRows(const RowChunk& rows,
                                      AssignMode mode) override;
   int64_t Erase(absl::Span<const Key> keys) override;
   absl::StatusOr<ShrinkReport> Shrink(const EvictionConfig& rules, float day,
@@ -192,10 +189,6 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   int64_t size() const override;
   TableStats stats() const override;
   int slot_floats() const override { return row_floats() - dim(); }
-  int statistics_floats() const override { return statistics_.num_floats(); }
-  int candidate_floats() const override {
-    return config_.admission.has_candidates() ? candidate_floats_ : 0;
-  }
 
  private:
   // Does the kernels' work for single keys, and waits for locks.

@@ -621,7 +621,7 @@ TEST_F(CheckpointTest, StepsOfDenseUpdatesComeBackAndDamagedOnesAreNamed) {
   config.optimizer.is_dense = true;
   auto table = EmbeddingTable::Create(config).value();
   for (const float rate : {0.5f, 0.5f, 0.25f}) {
-    ASSERT_TRUE(table->ApplyGradients({7}, {1.0f}, rate, true).ok());
+    ASSERT_TRUE(table->ApplyGradients({{7}, {1.0f}, rate, true}).ok());
   }
   Save(*table, "s1");
   const std::string text = ManifestText();
@@ -661,8 +661,10 @@ class LoadedStateTest : public CheckpointTest {
     config_.statistics.kind = StatisticsKind::kUsage;
     auto table = EmbeddingTable::Create(config_).value();
     // Accumulators, count and day.
-    EXPECT_TRUE(
-        table->AssignRows({1}, {1.0f, 2.0f}, {5, 6, 7, kSavedDay}).ok());
+    EXPECT_TRUE(table
+                    ->AssignRows({{1}, {1.0f, 2.0f}, {5, 6, 7, kSavedDay}},
+                                 AssignMode::kSaved)
+                    .ok());
     Save(*table, "s1");
     config_.name = "loaded";
   }
@@ -683,7 +685,8 @@ class LoadedStateTest : public CheckpointTest {
   // The state of a row that was just made.
   Floats FreshState() {
     auto table = EmbeddingTable::Create(config_).value();
-    EXPECT_TRUE(table->Assign({1}, {1.0f, 2.0f}).ok());
+    EXPECT_TRUE(
+        table->AssignRows({{1}, {1.0f, 2.0f}, {}}, AssignMode::kSaved).ok());
     return SlotsOf(*table).first;
   }
 
@@ -697,7 +700,8 @@ class LoadedStateTest : public CheckpointTest {
                                   return absl::OkStatus();
                                 })
                     .ok());
-    const auto split = slots.end() - table.statistics_floats();
+    const auto split =
+        slots.end() - RowStatistics(table.config().statistics).num_floats();
     return {Floats(slots.begin(), split), Floats(split, slots.end())};
   }
 
@@ -750,7 +754,7 @@ TEST_F(CheckpointTest, IdsThatWaitKeepTheirCountsUnlessTheyHaveOptimizerState) {
     config.admission.policy = MinCountAdmission{5};
     config.admission.not_admitted.kind = kind;
     auto saved = EmbeddingTable::Create(config).value();
-    const Floats records(saved->candidate_floats(), 3.0f);
+    const Floats records(CandidateFloats(saved->config()), 3.0f);
     ASSERT_TRUE(saved->AssignCandidates({1}, records).ok());
     Save(*saved, kind == NotAdmittedKind::kZeros ? "s1" : "s2");
     config.optimizer = segments(AdamConfig{});

@@ -121,16 +121,16 @@ TEST_F(GroupSessionTest, WorkersContributeRoundByRound) {
     workers.emplace_back([&, w] {
       const auto session = Join(w, options);
       for (int64_t step = 0; step < 50 + 20 * w; ++step) {
-        EXPECT_EQ(session->clock(), step);
-        EXPECT_EQ(session->round(), step);
+        EXPECT_EQ(session->state().clock, step);
+        EXPECT_EQ(session->state().round, step);
         ASSERT_TRUE(session->EndStep(true, 2.0).ok());
         const auto round = session->WaitForRound(kLong);
         ASSERT_TRUE(round.ok()) << round.status();
         EXPECT_EQ(round->number(), step);
         EXPECT_EQ(round->total_weight(), step < 50 ? 4.0 : 2.0);
       }
-      EXPECT_EQ(session->waits().count, 50 + 20 * w);
-      EXPECT_GE(session->waits().total, session->waits().longest);
+      EXPECT_EQ(session->state().waits.count, 50 + 20 * w);
+      EXPECT_GE(session->state().waits.total, session->state().waits.longest);
     });
   }
   for (std::thread& worker : workers) worker.join();
@@ -167,13 +167,13 @@ TEST_F(GroupSessionTest, ARefusedHeartbeatIsSaidOnce) {
 
 TEST_F(GroupSessionTest, OneGivenUpHearsOfItAndComesBack) {
   const auto session = Join(3, {});
-  const GroupMember before = session->member();
+  const GroupMember before = session->state().member;
   ASSERT_TRUE(groups_->Leave(before, kLong).ok());
 
   EXPECT_EQ(session->EndStep(true, 1.0).code(), absl::StatusCode::kNotFound);
   ASSERT_TRUE(session->Rejoin().ok());
 
-  EXPECT_NE(session->member().incarnation(), before.incarnation());
+  EXPECT_NE(session->state().member.incarnation(), before.incarnation());
   EXPECT_TRUE(session->EndStep(true, 1.0).ok());
   EXPECT_TRUE(session->WaitForRound(kLong).ok());
 }
@@ -190,7 +190,7 @@ TEST_F(GroupSessionTest, OneThatFellBehindGoesOnWithTheOpenRound) {
   }
   ASSERT_TRUE(slow->EndStep(true, 1.0).ok());
   EXPECT_EQ(slow->WaitForRound(kLong)->number(), 9);
-  EXPECT_EQ(slow->round(), 10);
+  EXPECT_EQ(slow->state().round, 10);
   EXPECT_EQ(groups_->GroupStats("g", absl::Minutes(1))->dropped(), 1);
   ASSERT_TRUE(slow->EndStep(true, 1.0).ok());
   EXPECT_EQ(slow->WaitForRound(kLong)->contributions(0).worker(), 1u);
@@ -224,8 +224,8 @@ TEST_F(GroupSessionTest, AWaitInTwoPartsSaysHowLongItWasInAll) {
   // The wait may last longer, but not shorter.
   EXPECT_THAT(std::string(first.message()),
               testing::ContainsRegex("gave up after [3-9][0-9]+|[0-9]{3,}ms"));
-  EXPECT_EQ(session->waits().count, 1);
-  EXPECT_GE(session->waits().longest, absl::Milliseconds(30));
+  EXPECT_EQ(session->state().waits.count, 1);
+  EXPECT_GE(session->state().waits.longest, absl::Milliseconds(30));
   // However short.
   EXPECT_THAT(
       std::string(session->WaitForTurn(0, absl::Microseconds(1)).message()),
@@ -237,7 +237,7 @@ TEST_F(GroupSessionTest, OneGivenUpComesBackToAGroupThatOthersHaveLeft) {
   options.num_workers = 2;
   const auto ended = Join(0, options);
   const auto given_up = Join(1, options);
-  ASSERT_TRUE(groups_->Leave(given_up->member(), kLong).ok());
+  ASSERT_TRUE(groups_->Leave(given_up->state().member, kLong).ok());
   ASSERT_TRUE(ended->Leave().ok());
 
   EXPECT_EQ(given_up->EndStep(false, 0.0).code(), absl::StatusCode::kNotFound);

@@ -6,6 +6,7 @@
 
 #include "cc/base/steady_clock.h"
 #include "cc/client/checkpoints.h"
+#include "cc/client/done_call.h"
 #include "cc/client/local_client.h"
 #include "cc/shard/shard.h"
 #include "gmock/gmock.h"
@@ -126,12 +127,17 @@ TEST(ShardedClientTest, AFailedSaveOrRestoreNamesWhatStays) {
   class Failing final : public ForwardingClient {
    public:
     using ForwardingClient::ForwardingClient;
-    absl::Status AbortSave(const std::string&, const std::string&) override {
-      return absl::UnavailableError("no abort");
-    }
-    absl::StatusOr<int64_t> CommitCheckpoint(
-        const v1::CommitCheckpointRequest&) override {
-      return absl::ResourceExhaustedError("disk full");
+    std::unique_ptr<PendingCall> StartCall(
+        const google::protobuf::Message& request,
+        google::protobuf::Message* response, absl::Duration timeout) override {
+      const std::string& name = request.GetDescriptor()->name();
+      if (name == "AbortSaveRequest") {
+        return Done(absl::UnavailableError("no abort"));
+      }
+      if (name == "CommitCheckpointRequest") {
+        return Done(absl::ResourceExhaustedError("disk full"));
+      }
+      return ForwardingClient::StartCall(request, response, timeout);
     }
     absl::Status CommitRestore(const std::string&, bool) override {
       return absl::UnavailableError("no drop");

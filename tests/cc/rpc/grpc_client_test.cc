@@ -648,12 +648,13 @@ TEST(GrpcClientTest, AWriteWithoutAnAnswerSaysThatItMayHaveBeenApplied) {
                  AssignAll(*client, {1}, 2.0f).status());
   expect_unclear("erasure from table 't'", false,
                  client->Erase("t", {1}).status());
-  expect_unclear("shrink of table 't'", true, client->Shrink(shrink).status());
+  expect_unclear("shrink of table 't'", true,
+                 ShrinkOf(*client, shrink).status());
   expect_unclear("restore", true, client->CommitRestore("id", false));
   shrink.set_dry_run(true);
   for (const absl::Status& read :
        {PullRows(*client, "t", 2, {1}).status(),
-        client->Shrink(shrink).status(),
+        ShrinkOf(*client, shrink).status(),
         client->CommitRestore("id", /*abort=*/true)}) {
     EXPECT_EQ(read.code(), absl::StatusCode::kDeadlineExceeded);
     EXPECT_THAT(std::string(read.message()), Not(HasSubstr("applied")));

@@ -108,7 +108,7 @@ TEST_F(LostTablesTest, EveryCallSaysWhichServerHasLostTheTable) {
        }},
       {"assign", [&] { return client->Assign(assign).status(); }},
       {"erase", [&] { return client->Erase("t", keys).status(); }},
-      {"shrink", [&] { return client->Shrink(shrink).status(); }},
+      {"shrink", [&] { return ShrinkOf(*client, shrink).status(); }},
       {"usage",
        [&] {
          return client->ReadUsage("t", keys, kServersDay, absl::MakeSpan(usage),

@@ -203,7 +203,7 @@ TEST(RowLifeCallsTest, ServersShrinkTogether) {
   v1::ShrinkRequest args;
   args.set_table("t");
 
-  const auto report = client->Shrink(args);
+  const auto report = ShrinkOf(*client, args);
 
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ(report->evicted_rows(), 1 + 2 + 3);
@@ -222,7 +222,7 @@ TEST(RowLifeCallsTest, AServerThatWasAwayForAMomentIsTriedAgain) {
   v1::ShrinkRequest args;
   args.set_table("t");
 
-  const auto report = client->Shrink(args);
+  const auto report = ShrinkOf(*client, args);
 
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ(report->evicted_rows(), 1 + 2);
@@ -252,7 +252,7 @@ class ShrinkTest : public testing::Test {
 TEST_F(ShrinkTest, MaxRowsIsOfTheWholeTable) {
   args_.mutable_rules()->mutable_max_rows()->set_max_rows(300);
 
-  const auto report = client_->Shrink(args_);
+  const auto report = ShrinkOf(*client_, args_);
 
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ(report->evicted_rows(), 700);
@@ -266,7 +266,7 @@ TEST_F(ShrinkTest, TheErrorOfAServerIsNamedAndTheOthersShrinkAllTheSame) {
   const std::string gone = servers_[0]->address();
   servers_[0].reset();
 
-  const absl::Status status = client_->Shrink(args_).status();
+  const absl::Status status = ShrinkOf(*client_, args_).status();
 
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
   EXPECT_THAT(std::string(status.message()),
@@ -282,7 +282,7 @@ TEST_F(ShrinkTest, TheErrorOfAServerIsNamedAndTheOthersShrinkAllTheSame) {
 TEST_F(ShrinkTest, ServersWithoutRulesSayWhatIsMissing) {
   args_.clear_rules();
 
-  const absl::Status status = client_->Shrink(args_).status();
+  const absl::Status status = ShrinkOf(*client_, args_).status();
 
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(status.message()),

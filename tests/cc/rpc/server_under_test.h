@@ -120,6 +120,14 @@ inline absl::StatusOr<std::vector<float>> PullRows(
 }
 
 // Gradients of 1, learning rate of 1: each step takes 1 from every value.
+inline absl::StatusOr<v1::ShrinkResponse> ShrinkOf(
+    ParameterClient& client, const v1::ShrinkRequest& request) {
+  v1::ShrinkResponse response;
+  const absl::Status status = client.Call(request, &response);
+  if (!status.ok()) return status;
+  return response;
+}
+
 inline absl::StatusOr<WriteResult> PushOnes(ParameterClient& client,
                                             const std::string& table, int dim,
                                             const std::vector<Key>& keys,

@@ -323,7 +323,7 @@ TEST(WorkQueueOfUnreliableWorkersTest,
           absl::Status joined;
           do {
             joined = session->Rejoin();
-            const int64_t last = session->round() - 1;
+            const int64_t last = session->state().round - 1;
             if (joined.ok() && last >= 0) {
               joined = session->FetchRound(last, kLong).status();
             }
@@ -333,7 +333,8 @@ TEST(WorkQueueOfUnreliableWorkersTest,
         std::optional<WorkItem> item;
         for (;;) {
           if (!item.has_value()) {
-            const auto taken = groups->TakeWorkItem(session->member(), "q");
+            const auto taken =
+                groups->TakeWorkItem(session->state().member, "q");
             if (absl::IsNotFound(taken.status())) {
               come_back();
               continue;
@@ -353,7 +354,7 @@ TEST(WorkQueueOfUnreliableWorkersTest,
           }
           if (item->offset() == kSamples) {
             const absl::Status finished = groups->FinishWorkItem(
-                session->member(), "q", item->epoch(), item->index());
+                session->state().member, "q", item->epoch(), item->index());
             if (absl::IsNotFound(finished)) come_back();
             if (!absl::IsUnavailable(finished)) item.reset();
             continue;
@@ -363,7 +364,8 @@ TEST(WorkQueueOfUnreliableWorkersTest,
           const double weight = static_cast<double>(end - item->offset());
           {
             MutexLock lock(&mutex);
-            steps[{session->member().incarnation(), session->clock()}] = {
+            steps[{session->state().member.incarnation(),
+                   session->state().clock}] = {
                 {item->epoch(), item->index(), item->offset(), end}, weight};
           }
           absl::StatusOr<Round> round;

@@ -53,7 +53,7 @@ class Logged {
   void ExpectSameAfterReplay() {
     Coordinator other;
     ASSERT_TRUE(other.CheckRestore(queues_).ok());
-    other.RestoreWorkQueues(queues_);
+    other.RestoreWorkQueues(queues_, /*voids_open_steps=*/false);
     const absl::Status restored = other.RestoreGroups(groups_);
     ASSERT_TRUE(restored.ok()) << restored;
     for (size_t i = num_saved_; i < events_.size(); ++i) {

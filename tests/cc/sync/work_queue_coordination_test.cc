@@ -414,7 +414,7 @@ TEST_F(WorkQueueCoordinationTest, ARestoredQueueGoesOnInANewServer) {
 
   Coordinator other;
   ASSERT_TRUE(other.CheckRestore(saved).ok());
-  other.RestoreWorkQueues(saved);
+  other.RestoreWorkQueues(saved, /*voids_open_steps=*/false);
   EXPECT_EQ(other.WorkQueueStats("g", "q")->num_finished(), 1);
   ASSERT_TRUE(other.CreateGroup("g", {}).ok());
   const absl::Status differs =
@@ -437,7 +437,7 @@ TEST_F(WorkQueueCoordinationTest, ARestoreTakesItemsFromTheirWorkers) {
   CreateQueue(1);
   const auto saved = coordinator_.SaveWorkQueues();
   const WorkItem item = *Take(a);
-  coordinator_.RestoreWorkQueues(saved);
+  coordinator_.RestoreWorkQueues(saved, /*voids_open_steps=*/false);
   // Its step does not count, as somebody takes all of it again.
   EXPECT_EQ(Advance(&a, item, 4).code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(Finish(a, item).code(), absl::StatusCode::kFailedPrecondition);
@@ -453,7 +453,7 @@ TEST_F(WorkQueueCoordinationTest, WhatARestoreHandsOutAgainCountsForNothing) {
           .ok());
   const auto saved = coordinator_.SaveWorkQueues();
   ASSERT_TRUE(Advance(&a, *Take(a), 4).ok());  // And waits for B's step.
-  coordinator_.RestoreWorkQueues(saved);
+  coordinator_.RestoreWorkQueues(saved, /*voids_open_steps=*/false);
   ASSERT_TRUE(coordinator_
                   .Arrive(ArrivalOf(MemberOf("g", 1, b.place.incarnation()),
                                     b.place.clock(), b.place.round(), 3.0))
@@ -474,7 +474,7 @@ TEST_F(WorkQueueCoordinationTest, AVoidStepsItemIsTakenFromWhoeverHasIt) {
   const WorkItem item = *Take(a);
   ASSERT_TRUE(Advance(&a, item, 5).ok());
 
-  coordinator_.VoidOpenSteps();
+  coordinator_.RestoreWorkQueues({}, /*voids_open_steps=*/true);
 
   EXPECT_EQ(Finish(a, item).code(), absl::StatusCode::kFailedPrecondition);
   const WorkItem again = *Take(a);
@@ -494,7 +494,7 @@ TEST_F(WorkQueueCoordinationTest, ARestoreOfOtherQueuesLeavesAStepAlone) {
   ASSERT_EQ(saved.queues(0).queue(), "other");
   saved.mutable_queues()->RemoveLast();
   ASSERT_TRUE(Advance(&a, *Take(a), 4).ok());
-  coordinator_.RestoreWorkQueues(saved);
+  coordinator_.RestoreWorkQueues(saved, /*voids_open_steps=*/false);
   ASSERT_TRUE(coordinator_
                   .Arrive(ArrivalOf(MemberOf("g", 1, b.place.incarnation()),
                                     b.place.clock(), b.place.round(), 3.0))
@@ -513,7 +513,7 @@ TEST_F(WorkQueueCoordinationTest, ARestoreWakesThoseWhoWaitForTheEpochsEnd) {
   ASSERT_TRUE(Take(a).has_value());
   std::thread waiting([&] { EXPECT_TRUE(WaitAtBarrier(b).ok()); });
   WaitForWaiting(&coordinator_, 1);
-  coordinator_.RestoreWorkQueues(saved);
+  coordinator_.RestoreWorkQueues(saved, /*voids_open_steps=*/false);
   waiting.join();
   EXPECT_TRUE(Take(b).has_value());
 }

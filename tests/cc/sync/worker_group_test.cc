@@ -31,6 +31,34 @@ WorkerGroupOptions Options(uint32_t num_workers = 0) {
   return options;
 }
 
+void Tick(WorkerGroup* group, absl::Time now) {
+  if (const auto expiry = group->ExpiryAt(now)) group->Expire(*expiry);
+}
+
+bool IsMember(const WorkerGroup& group, uint32_t worker, uint64_t incarnation) {
+  return group.FindMember(worker, incarnation) != nullptr;
+}
+
+bool CanJoin(const WorkerGroup& group, uint32_t worker,
+             const std::string& job) {
+  v1::JoinRequest request;
+  request.set_worker(worker);
+  request.set_job(job);
+  return group.CheckJoin(request, /*max_workers=*/16).ok();
+}
+
+v1::ArriveRequest Arrival(uint32_t worker, uint64_t incarnation, int64_t clock,
+                          int64_t round, double weight, int64_t mark = 0) {
+  v1::ArriveRequest request;
+  request.mutable_member()->set_worker(worker);
+  request.mutable_member()->set_incarnation(incarnation);
+  request.mutable_member()->set_mark(mark);
+  request.set_clock(clock);
+  request.set_round(round);
+  request.set_weight(weight);
+  return request;
+}
+
 // A worker of the tests: does what a real one would do.
 struct Player {
   Player(WorkerGroup* of_group, uint32_t its_id)  // It has not joined.
@@ -44,9 +72,9 @@ struct Player {
     round = member.round();
   }
 
-  absl::Status Arrive(absl::Time now, double weight = 1.0) {
-    const absl::Status status =
-        group->Arrive(id, incarnation, clock, round, weight, now);
+  absl::Status Arrive(absl::Time now, double weight = 1.0, int64_t mark = 0) {
+    const absl::Status status = group->Arrive(
+        Arrival(id, incarnation, clock, round, weight, mark), now);
     if (status.ok()) ++clock;
     return status;
   }
@@ -76,7 +104,7 @@ TEST(WorkerGroupTest, ARoundClosesWhenEachWorkerHasContributed) {
   EXPECT_TRUE(a.Arrive(kStart, 4.0).ok());
   EXPECT_TRUE(b.Arrive(kStart, 2.0).ok());
   EXPECT_EQ(group.open_round(), 0);
-  EXPECT_EQ(group.DescribeMissing(0), "worker 1 of 3 (at step 0)");
+  EXPECT_EQ(DescribeMissing(group, 0), "worker 1 of 3 (at step 0)");
   EXPECT_TRUE(c.Arrive(kStart, 1.0).ok());
 
   EXPECT_EQ(group.open_round(), 1);
@@ -130,12 +158,12 @@ TEST(WorkerGroupTest, TheLastToLeaveFlushesTheRound) {
 TEST(WorkerGroupTest, AWorkerThatDiesIsDroppedWhenItsLeaseEnds) {
   WorkerGroup group(Options(2));
   Player a(&group, 0, kStart), b(&group, 1, kStart);
-  EXPECT_EQ(group.NextTick(), kStart + absl::Seconds(10));
+  EXPECT_EQ(group.NextExpiry(), kStart + absl::Seconds(10));
   EXPECT_TRUE(a.Arrive(kStart + absl::Seconds(9)).ok());
 
-  group.Tick(kStart + absl::Seconds(9.9));
+  Tick(&group, kStart + absl::Seconds(9.9));
   EXPECT_EQ(group.open_round(), 0);
-  group.Tick(kStart + absl::Seconds(10));
+  Tick(&group, kStart + absl::Seconds(10));
 
   EXPECT_EQ(group.open_round(), 1);
   EXPECT_EQ(group.stats().expired(), 1);
@@ -151,7 +179,7 @@ TEST(WorkerGroupTest, BeatingKeepsALease) {
   Player a(&group, 0, kStart);
   for (int second = 1; second < 100; second += 9) {
     const absl::Time now = kStart + absl::Seconds(second);
-    group.Tick(now);
+    Tick(&group, now);
     ASSERT_TRUE(group.Heartbeat(a.id, a.incarnation, now).ok());
   }
 }
@@ -162,7 +190,7 @@ TEST(WorkerGroupTest, NobodyRunsAheadBeforeAllHaveJoined) {
   EXPECT_TRUE(a.Arrive(kStart).ok());
   EXPECT_EQ(group.open_round(), 0);
   EXPECT_FALSE(group.MayProceed(1, 5));
-  EXPECT_EQ(group.DescribeMissing(0), "1 of 2 workers that have not joined");
+  EXPECT_EQ(DescribeMissing(group, 0), "1 of 2 workers that have not joined");
 
   Player b(&group, 1, kStart);
   EXPECT_EQ(b.clock, 0);
@@ -178,8 +206,8 @@ TEST(WorkerGroupTest, ThoseWhoNeverJoinAreGivenUp) {
   WorkerGroup group(options);
   Player a(&group, 0, kStart);
   EXPECT_TRUE(a.Arrive(kStart).ok());
-  EXPECT_EQ(group.NextTick(), kStart + absl::Seconds(60));
-  group.Tick(kStart + absl::Seconds(60));
+  EXPECT_EQ(group.NextExpiry(), kStart + absl::Seconds(60));
+  Tick(&group, kStart + absl::Seconds(60));
   EXPECT_EQ(group.open_round(), 1);
 }
 
@@ -198,7 +226,7 @@ TEST(WorkerGroupTest, AGroupThatAllHaveLeftBeginsAnew) {
   EXPECT_EQ(again.clock, 0);
   ASSERT_TRUE(again.Arrive(kStart).ok());
   EXPECT_EQ(group.open_round(), 1);
-  EXPECT_THAT(group.DescribeMissing(1), HasSubstr("not joined"));
+  EXPECT_THAT(DescribeMissing(group, 1), HasSubstr("not joined"));
   Player other(&group, 1, kStart);
   ASSERT_TRUE(other.Arrive(kStart).ok());
   EXPECT_EQ(group.open_round(), 2);
@@ -208,7 +236,7 @@ TEST(WorkerGroupTest, OneGivenUpThatComesBackDoesNotWaitForThoseWhoHaveEnded) {
   WorkerGroup group(Options(2));
   Player a(&group, 0, kStart), b(&group, 1, kStart);
   ASSERT_TRUE(a.Arrive(kStart + absl::Seconds(9)).ok());
-  group.Tick(kStart + absl::Seconds(10));  // b is given up.
+  Tick(&group, kStart + absl::Seconds(10));  // b is given up.
   EXPECT_EQ(group.open_round(), 1);
   group.Leave(a.id, a.incarnation);
   EXPECT_EQ(group.stats().num_active(), 0);
@@ -225,10 +253,10 @@ TEST(WorkerGroupTest, OneGivenUpThatComesBackDoesNotWaitForThoseWhoHaveEnded) {
   // A new process starts the next run, and a process of the former run belongs
   // to it.
   Player anew(&group, 0, later);
-  EXPECT_THAT(group.DescribeMissing(2), HasSubstr("not joined"));
+  EXPECT_THAT(DescribeMissing(group, 2), HasSubstr("not joined"));
   group.Leave(0, anew.incarnation);
   Player stray(&group, 1, later, back.incarnation);
-  EXPECT_THAT(group.DescribeMissing(2), HasSubstr("not joined"));
+  EXPECT_THAT(DescribeMissing(group, 2), HasSubstr("not joined"));
 }
 
 TEST(WorkerGroupTest, ALateWorkerJoinsTheOpenRound) {
@@ -259,7 +287,7 @@ TEST(WorkerGroupTest, AWorkerStartedAgainTakesItsOldPlace) {
   EXPECT_EQ(old.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(old.message(), HasSubstr("worker_id"));
   group.Leave(0, a.incarnation);  // Means the one that is gone.
-  EXPECT_TRUE(group.IsMember(0, again.incarnation));
+  EXPECT_TRUE(IsMember(group, 0, again.incarnation));
   EXPECT_EQ(group.stats().rejoined(), 1);
   // It has not heard that its contribution counts, and makes another one.
   EXPECT_EQ(again.round, 0);
@@ -279,7 +307,7 @@ TEST(WorkerGroupTest, WhatOneHasContributedThatComesBackStands) {
   EXPECT_TRUE(a.Arrive(kStart).ok());
   const absl::Time later = kStart + absl::Seconds(9);
   ASSERT_TRUE(group.Heartbeat(b.id, b.incarnation, later).ok());
-  group.Tick(kStart + absl::Seconds(10));
+  Tick(&group, kStart + absl::Seconds(10));
   EXPECT_EQ(group.stats().expired(), 1);
 
   Player back(&group, 0, later, a.incarnation);
@@ -291,7 +319,7 @@ TEST(WorkerGroupTest, WhatOneHasContributedThatComesBackStands) {
   EXPECT_EQ(group.open_round(), 1);
   EXPECT_THAT(WorkersOf(*group.ClosedRound(0)), testing::ElementsAre(0, 1));
   EXPECT_TRUE(back.Arrive(later).ok());
-  EXPECT_EQ(group.DescribeMissing(1), "worker 1 of 2 (at step 1)");
+  EXPECT_EQ(DescribeMissing(group, 1), "worker 1 of 2 (at step 1)");
 }
 
 TEST(WorkerGroupTest, NothingIsLeftOverForTheNextRun) {
@@ -359,9 +387,10 @@ TEST(WorkerGroupTest, ABarrierOpensWhenAllHaveCome) {
   ASSERT_TRUE(Enter(&b, "end").ok());
   EXPECT_TRUE(Waits(&group, a));
   EXPECT_EQ(group.stats().num_waiting(), 2);
-  EXPECT_EQ(group.DescribeAbsent("end"), "1 of 3 workers that have not joined");
+  EXPECT_EQ(DescribeAbsent(group, "end"),
+            "1 of 3 workers that have not joined");
   Player c(&group, 2, kStart);
-  EXPECT_EQ(group.DescribeAbsent("end"), "worker 2 of 3 (at step 0)");
+  EXPECT_EQ(DescribeAbsent(group, "end"), "worker 2 of 3 (at step 0)");
   EXPECT_TRUE(Waits(&group, b));
   ASSERT_TRUE(Enter(&c, "end").ok());
   for (Player* player : {&a, &b, &c}) EXPECT_FALSE(Waits(&group, *player));
@@ -377,7 +406,7 @@ TEST(WorkerGroupTest, NobodyWaitsForOneAtABarrierElsewhere) {
   ASSERT_TRUE(Enter(&b, "end").ok());  // Closes the round of a.
   EXPECT_EQ(group.open_round(), 1);
   EXPECT_TRUE(group.MayProceed(1, 0));
-  EXPECT_EQ(group.DescribeBehind(1), "");
+  EXPECT_EQ(DescribeBehind(group, 1), "");
   for (int i = 0; i < 3; ++i) {
     a.Proceed();
     ASSERT_TRUE(a.Arrive(kStart).ok());
@@ -392,7 +421,7 @@ TEST(WorkerGroupTest, NobodyWaitsForOneAtABarrierElsewhere) {
   EXPECT_EQ((*place)->round(), 4);
   a.Proceed();
   ASSERT_TRUE(a.Arrive(kStart).ok());
-  EXPECT_EQ(group.DescribeMissing(4, kStart + absl::Seconds(5)),
+  EXPECT_EQ(DescribeMissing(group, 4, kStart + absl::Seconds(5)),
             "worker 1 of 2 (at step 4, last heard 5 s ago)");
 }
 
@@ -402,7 +431,7 @@ TEST(WorkerGroupTest, LeavingAndDyingOpenABarrier) {
   ASSERT_TRUE(Enter(&a, "end", 0, kStart + absl::Seconds(5)).ok());
   group.Leave(b.id, b.incarnation);
   EXPECT_TRUE(Waits(&group, a));
-  group.Tick(kStart + absl::Seconds(10));
+  Tick(&group, kStart + absl::Seconds(10));
   EXPECT_FALSE(Waits(&group, a));
 }
 
@@ -507,7 +536,7 @@ TEST(WorkerGroupTest, OneThatIsBackBeforeAllHaveLeftWaitsForTheNextRun) {
   // Neither the barrier opens nor the round closes without it.
   EXPECT_TRUE(Waits(&group, back));
   EXPECT_EQ(group.open_round(), 1);
-  EXPECT_THAT(group.DescribeAbsent("saved"), HasSubstr("not joined"));
+  EXPECT_THAT(DescribeAbsent(group, "saved"), HasSubstr("not joined"));
   Player last(&group, 2, kStart);
   EXPECT_EQ(last.clock, 1);  // Where the others began.
   ASSERT_TRUE(last.Arrive(kStart).ok());
@@ -520,17 +549,17 @@ TEST(WorkerGroupTest, OneThatIsBackBeforeAllHaveLeftWaitsForTheNextRun) {
   group.Leave(back.id, back.incarnation);
   group.Leave(also_back.id, also_back.incarnation);
   Player again(&group, 0, kStart + absl::Seconds(9));
-  group.Tick(kStart + absl::Seconds(10));  // The last one is given up.
+  Tick(&group, kStart + absl::Seconds(10));  // The last one is given up.
   ASSERT_TRUE(Enter(&again, "saved", 0, kStart + absl::Seconds(15)).ok());
   for (int second = 20; second < 69; second += 5) {
     EXPECT_TRUE(Waits(&group, again)) << second;
-    group.Tick(kStart + absl::Seconds(second));
+    Tick(&group, kStart + absl::Seconds(second));
     ASSERT_TRUE(group
                     .Heartbeat(again.id, again.incarnation,
                                kStart + absl::Seconds(second))
                     .ok());
   }
-  group.Tick(kStart + absl::Seconds(69));
+  Tick(&group, kStart + absl::Seconds(69));
   EXPECT_FALSE(Waits(&group, again));
 }
 
@@ -607,9 +636,9 @@ TEST(WorkerGroupTest, ARepeatedArrivalChangesNothing) {
   WorkerGroup group(Options(2));
   Player a(&group, 0, kStart), b(&group, 1, kStart);
   EXPECT_TRUE(a.Arrive(kStart, 3.0).ok());
-  EXPECT_TRUE(group.Arrive(0, a.incarnation, 0, 0, 3.0, kStart).ok());
+  EXPECT_TRUE(group.Arrive(Arrival(0, a.incarnation, 0, 0, 3.0), kStart).ok());
   EXPECT_TRUE(b.Arrive(kStart).ok());
-  EXPECT_TRUE(group.Arrive(0, a.incarnation, 0, 0, 3.0, kStart).ok());
+  EXPECT_TRUE(group.Arrive(Arrival(0, a.incarnation, 0, 0, 3.0), kStart).ok());
   EXPECT_EQ(group.open_round(), 1);
   EXPECT_EQ(group.ClosedRound(0)->total_weight(), 4.0);
 }
@@ -618,7 +647,8 @@ TEST(WorkerGroupTest, WrongArrivalsAreRefused) {
   WorkerGroup group(Options(2));
   Player a(&group, 0, kStart), b(&group, 1, kStart);
   const auto arrive = [&](int64_t clock, int64_t round, double weight) {
-    return group.Arrive(0, a.incarnation, clock, round, weight, kStart).code();
+    return group.Arrive(Arrival(0, a.incarnation, clock, round, weight), kStart)
+        .code();
   };
   EXPECT_EQ(arrive(1, 0, 1.0), absl::StatusCode::kOutOfRange);
   EXPECT_EQ(arrive(0, 1, 1.0), absl::StatusCode::kOutOfRange);
@@ -627,7 +657,7 @@ TEST(WorkerGroupTest, WrongArrivalsAreRefused) {
   EXPECT_EQ(arrive(0, 0, std::nan("")), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(arrive(0, 0, std::numeric_limits<double>::infinity()),
             absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(group.Arrive(5, 1, 0, 0, 1.0, kStart).code(),
+  EXPECT_EQ(group.Arrive(Arrival(5, 1, 0, 0, 1.0), kStart).code(),
             absl::StatusCode::kNotFound);
   EXPECT_EQ(arrive(0, 0, 1.0), absl::StatusCode::kOk);
 }
@@ -700,14 +730,14 @@ TEST(WorkerGroupTest, StepsThatCountAreKnownWhoeverTookThem) {
   EXPECT_EQ(group.Join(0, kStart).num_steps(), 1);
   EXPECT_EQ(group.Join(1, kStart).num_steps(), 1);
   // All have gone, and another run begins.
-  group.Tick(kStart + Options(2).lease);
+  Tick(&group, kStart + Options(2).lease);
   const WorkerGroup::Place c = group.Join(0, kStart);
   EXPECT_EQ(c.clock(), 0);
   EXPECT_EQ(c.num_steps(), 1);
-  ASSERT_TRUE(group
-                  .Arrive(0, c.incarnation(), c.clock(), c.round(), 1.0, kStart,
-                          /*stands=*/true)
-                  .ok());
+  v1::ArriveRequest step =
+      Arrival(0, c.incarnation(), c.clock(), c.round(), 1.0);
+  step.add_progress();  // So it survives its worker.
+  ASSERT_TRUE(group.Arrive(step, kStart).ok());
   EXPECT_EQ(group.Join(0, kStart).num_steps(), 2);
   // A coordinator without them takes over those of the worker's checkpoint.
   EXPECT_EQ(group.Join(0, kStart, 0, /*first_step=*/1).num_steps(), 2);
@@ -768,7 +798,7 @@ TEST_P(RandomGroupTest, NobodyIsForgottenAndNothingCountsTwice) {
         break;
       case 2:
         now += absl::Seconds(draw(4));
-        group.Tick(now);
+        Tick(&group, now);
         break;
       case 3:
         if (it != alive.end() && draw(6) == 0) alive.erase(it);  // Dies.
@@ -808,28 +838,29 @@ TEST_P(RandomGroupTest, NobodyIsForgottenAndNothingCountsTwice) {
         offered.insert({id, player.incarnation, player.clock - 1});
         if (draw(4) == 0) {  // An answer got lost.
           ASSERT_TRUE(group
-                          .Arrive(id, player.incarnation, player.clock - 1,
-                                  player.round, 1.0, now)
+                          .Arrive(Arrival(id, player.incarnation,
+                                          player.clock - 1, player.round, 1.0),
+                                  now)
                           .ok());
         }
     }
     // If no worker is missing at the barrier, no worker still waits there.
-    if (group.DescribeAbsent("b").empty()) {
+    if (DescribeAbsent(group, "b").empty()) {
       for (const auto& [other, player] : alive) {
-        ASSERT_FALSE(group.IsMember(other, player.incarnation) &&
+        ASSERT_FALSE(IsMember(group, other, player.incarnation) &&
                      Waits(&group, player));
       }
     }
-    if (!group.DescribeMissing(group.open_round()).empty()) continue;
+    if (!DescribeMissing(group, group.open_round()).empty()) continue;
     for (const auto& [other, player] : alive) {
-      ASSERT_FALSE(group.IsMember(other, player.incarnation) &&
+      ASSERT_FALSE(IsMember(group, other, player.incarnation) &&
                    at_barrier.count(other) == 0 && waits_for_round(player))
           << "worker " << other << " waits for nobody";
     }
   }
   // All who are left go: everything offered has counted once,
   for (const auto& [id, player] : alive) group.Leave(id, player.incarnation);
-  group.Tick(now + absl::Hours(1));
+  Tick(&group, now + absl::Hours(1));
   std::set<std::tuple<uint32_t, uint64_t, int64_t>> counted;
   for (int64_t round = 0; round < group.open_round(); ++round) {
     const absl::StatusOr<Round> closed = group.ClosedRound(round);
@@ -870,8 +901,9 @@ TEST_P(RandomGroupTest, NoStepIsFurtherAheadThanTheStaleness) {
     }
     // Some worker can always continue, unless a new run waits for workers to
     // join.
-    bool can_proceed = alive.empty() ||
-                       absl::StrContains(group.DescribeBehind(0), "not joined");
+    bool can_proceed =
+        alive.empty() ||
+        absl::StrContains(DescribeBehind(group, 0), "not joined");
     for (const auto& [other, player] : alive) {
       can_proceed |= group.MayProceed(player.clock, staleness);
     }
@@ -905,14 +937,10 @@ struct JobPlayer : Player {
   }
 
   void Step(int64_t mark) {
-    group->NoteMark(id, incarnation, mark);
     Proceed();
-    EXPECT_TRUE(Arrive(kStart).ok());
+    EXPECT_TRUE(Arrive(kStart, 1.0, mark).ok());
   }
-  void Leave(int64_t mark) {
-    group->NoteMark(id, incarnation, mark);
-    group->Leave(id, incarnation);
-  }
+  void Leave(int64_t mark) { group->Leave(id, incarnation, mark); }
 
   std::pair<int64_t, int64_t> position;  // The mark, and the steps since.
 };
@@ -1006,12 +1034,12 @@ TEST(WorkerGroupTest, AnotherJobBeginsAnewOnceNobodyTrainsTheFormerOne) {
   JobPlayer a(&group, 0, kStart, "j"), b(&group, 1, kStart, "j");
   a.Step(5);
   b.Step(5);
-  EXPECT_TRUE(group.CanJoin(0, "j"));
-  EXPECT_FALSE(group.CanJoin(0, "k"));
-  EXPECT_FALSE(group.CanJoin(0, ""));
+  EXPECT_TRUE(CanJoin(group, 0, "j"));
+  EXPECT_FALSE(CanJoin(group, 0, "k"));
+  EXPECT_FALSE(CanJoin(group, 0, ""));
   GiveUp(&group, {0});
   // Its own former process, which was killed, is no hindrance.
-  EXPECT_TRUE(group.CanJoin(1, "k"));
+  EXPECT_TRUE(CanJoin(group, 1, "k"));
   JobPlayer next(&group, 1, kStart, "k");
   ExpectPosition(next.position, 0, 0);
   EXPECT_EQ(next.clock, 0);
@@ -1021,11 +1049,11 @@ TEST(WorkerGroupTest, AnotherJobBeginsAnewOnceNobodyTrainsTheFormerOne) {
 TEST(WorkerGroupTest, LossesHaveNumbersAndThoseWhoNeverJoinedAreAmongThem) {
   WorkerGroup group(Options(3));
   Player a(&group, 0, kStart);
-  group.Tick(kStart + absl::Seconds(5));
+  Tick(&group, kStart + absl::Seconds(5));
   EXPECT_EQ(group.stats().num_losses(), 0);
   ASSERT_TRUE(
       group.Heartbeat(0, a.incarnation, kStart + absl::Seconds(60)).ok());
-  group.Tick(kStart + absl::Seconds(60));
+  Tick(&group, kStart + absl::Seconds(60));
   const v1::GetGroupStatsResponse stats = group.stats();
   EXPECT_EQ(stats.num_losses(), 2);
   EXPECT_EQ(stats.losses().at(1).number(), 1);

@@ -41,7 +41,7 @@ TableConfig CandidateConfig() {
 
 void Assign(EmbeddingTable* table, const std::vector<Key>& keys, float value) {
   ASSERT_TRUE(
-      table->Assign(keys, std::vector<float>(keys.size() * 2, value)).ok());
+      Assign(*table, keys, std::vector<float>(keys.size() * 2, value)).ok());
 }
 
 // One step that adds 1 to each float.
@@ -196,7 +196,7 @@ TEST(ChangeLogTest, StampsMoveWithTheirRows) {
   std::vector<Key> keys(kRows);
   for (int i = 0; i < kRows; ++i) keys[i] = i;
   const std::vector<float> rows(keys.size() * 16, 1.0f);
-  ASSERT_TRUE(table->Assign(keys, rows).ok());
+  ASSERT_TRUE(Assign(*table, keys, rows).ok());
   ChangeFilter filter;
   filter.since = VisitMany(table.get(), filter).cursor;
   // The last ones, which move when the others have gone.

@@ -15,6 +15,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cc/table/table_testing.h"
+#include "tests/cc/testing/snapshots.h"
 
 namespace tfswitch {
 namespace {
@@ -160,7 +161,7 @@ class DenseUpdatesTest : public testing::TestWithParam<DenseCase> {
     for (float& g : gradients) g = normal(random_);
     variable->Step(keys, gradients, learning_rate);
     ASSERT_TRUE(
-        table->ApplyGradients(keys, gradients, learning_rate, true).ok());
+        table->ApplyGradients({keys, gradients, learning_rate, true}).ok());
   }
 
   const int seed_ = static_cast<int>(std::random_device()() % 1000000);
@@ -207,7 +208,7 @@ TEST_P(DenseUpdatesTest, RowsThatAreSavedGoOnElsewhere) {
                                    0.01f / static_cast<float>(round + 1)));
     }
     auto next = MakeTable(config);
-    ASSERT_TRUE(next->RestoreSteps(table->SaveSteps()).ok());
+    ASSERT_TRUE(next->RestoreSteps(SnapshotOf(*table)->steps).ok());
     ASSERT_TRUE(
         table
             ->ForEachRow(
@@ -217,7 +218,8 @@ TEST_P(DenseUpdatesTest, RowsThatAreSavedGoOnElsewhere) {
                       {chunk.keys.begin(), chunk.keys.end()},
                       {chunk.embeddings.begin(), chunk.embeddings.end()});
                   return next
-                      ->AssignRows(chunk.keys, chunk.embeddings, chunk.slots)
+                      ->AssignRows({chunk.keys, chunk.embeddings, chunk.slots},
+                                   AssignMode::kSaved)
                       .status();
                 })
             .ok());
@@ -239,9 +241,9 @@ TEST(DenseUpdates, ChangesAreTheRowsThatMovedWithoutAPush) {
   const std::vector<Key> keys = KeyRange(0, 3);
   FindOrInsertAll(table.get(), keys);
   ASSERT_TRUE(table
-                  ->ApplyGradients(absl::MakeConstSpan(keys).first(1),
-                                   std::vector<float>(kVariableDim, 1.0f), 0.1f,
-                                   false)
+                  ->ApplyGradients({absl::MakeConstSpan(keys).first(1),
+                                    std::vector<float>(kVariableDim, 1.0f),
+                                    0.1f, false})
                   .ok());
   const auto changes = [&](ChangeCursor* cursor) {
     std::map<Key, float> found;
@@ -263,9 +265,9 @@ TEST(DenseUpdates, ChangesAreTheRowsThatMovedWithoutAPush) {
 
   // Key 0 goes on moving while only key 1 is pushed to; key 2 rests.
   ASSERT_TRUE(table
-                  ->ApplyGradients(absl::MakeConstSpan(keys).subspan(1, 1),
-                                   std::vector<float>(kVariableDim, 1.0f), 0.1f,
-                                   false)
+                  ->ApplyGradients({absl::MakeConstSpan(keys).subspan(1, 1),
+                                    std::vector<float>(kVariableDim, 1.0f),
+                                    0.1f, false})
                   .ok());
   const std::map<Key, float> changed = changes(&cursor);
 
@@ -285,9 +287,9 @@ TEST(DenseUpdates, AScheduleMayChangeTheRateWithEachStep) {
     const float rate = 0.01f / (1.0f + static_cast<float>(step) * 1e-4f);
     const std::vector<Key> keys = {step < 20 ? 2 : Key{step % 2}};
     variable.Step(keys, gradient, rate);
-    ASSERT_TRUE(table->ApplyGradients(keys, gradient, rate, true).ok());
+    ASSERT_TRUE(table->ApplyGradients({keys, gradient, rate, true}).ok());
   }
-  EXPECT_EQ(table->SaveSteps().runs.size(), size_t{kSteps});
+  EXPECT_EQ(SnapshotOf(*table)->steps.runs.size(), size_t{kSteps});
   variable.ExpectEqual({0, 1, 2}, FindAll(*table, {0, 1, 2}));
 }
 
@@ -298,14 +300,14 @@ TEST(DenseUpdates, ANewIdBeginsAtTheStepOfTheTable) {
     const auto table = MakeTable(kVariableDim, DenseOf(rule));
     const std::vector<float> gradient(kVariableDim, 0.1f);
     for (int step = 0; step < 40; ++step) {
-      ASSERT_TRUE(table->ApplyGradients({1}, gradient, 0.1f, true).ok());
+      ASSERT_TRUE(table->ApplyGradients({{1}, gradient, 0.1f, true}).ok());
     }
     const std::vector<float> first =
         FindOrInsertAll(MakeTable(kVariableDim, rule).get(), {7});
 
     EXPECT_EQ(FindOrInsertAll(table.get(), {7}), first);
 
-    ASSERT_TRUE(table->ApplyGradients({1}, gradient, 0.1f, true).ok());
+    ASSERT_TRUE(table->ApplyGradients({{1}, gradient, 0.1f, true}).ok());
     EXPECT_LT(std::fabs(FindAll(*table, {7})[0]), std::fabs(first[0]));
   }
 }
@@ -316,7 +318,7 @@ TEST(DenseUpdates, LookupsLeaveRowsAsTheyAreWhereStepsHaveASum) {
     const std::vector<float> gradient(kVariableDim, 0.1f);
     for (int step = 0; step < 300; ++step) {
       EXPECT_TRUE(
-          table->ApplyGradients({Key{step % 7}}, gradient, 0.1f, true).ok());
+          table->ApplyGradients({{Key{step % 7}}, gradient, 0.1f, true}).ok());
       if (reads) FindOrInsertAll(table.get(), KeyRange(0, step % 7));
     }
     return FindAll(*table, KeyRange(0, 7));
@@ -341,7 +343,7 @@ TEST(DenseUpdates, PushesAtOnceApplyEachGradientOnce) {
       const std::vector<float> gradients(keys.size(), 1.0f);
       for (int i = 0; i < kSteps; ++i) {
         EXPECT_TRUE(
-            table->ApplyGradients(keys, gradients, 0x1p-14f, false).ok());
+            table->ApplyGradients({keys, gradients, 0x1p-14f, false}).ok());
         FindAll(*table, keys);
       }
     });
@@ -350,7 +352,7 @@ TEST(DenseUpdates, PushesAtOnceApplyEachGradientOnce) {
   EXPECT_EQ(table->stats().num_steps, kThreads * kSteps);
   // So many that the velocity comes to rest.
   for (int i = 0; i < 60; ++i) {
-    ASSERT_TRUE(table->ApplyGradients({}, {}, 0.0f, false).ok());
+    ASSERT_TRUE(table->ApplyGradients({{}, {}, 0.0f, false}).ok());
   }
   const std::vector<float> last = FindAll(*table, keys);
   for (size_t i = 0; i < keys.size(); ++i) {
@@ -373,7 +375,7 @@ TEST(DenseUpdates, ReadersAndPushesAtOnceLeaveTheRowsOfAVariable) {
       const std::vector<float> gradient(kVariableDim, 0.01f);
       for (int i = 0; i < kSteps; ++i) {
         EXPECT_TRUE(
-            table->ApplyGradients({static_cast<Key>(t)}, gradient, 0.1f, true)
+            table->ApplyGradients({{static_cast<Key>(t)}, gradient, 0.1f, true})
                 .ok());
       }
     });
@@ -389,8 +391,8 @@ TEST(DenseUpdates, ReadersAndPushesAtOnceLeaveTheRowsOfAVariable) {
 TEST(DenseUpdates, AStepNumberThatTheTableHasNotComeToIsCutOff) {
   const auto table = MakeTable(1, DenseOf(SgdConfig{0.9f}));
   const std::vector<float> slots = {0.5f, 1e30f};  // Velocity, bits of a step.
-  ASSERT_TRUE(table->AssignRows({7}, {1.0f}, slots).ok());
-  ASSERT_TRUE(table->ApplyGradients({8}, {1.0f}, 0.1f, true).ok());
+  ASSERT_TRUE(table->AssignRows({{7}, {1.0f}, slots}, AssignMode::kSaved).ok());
+  ASSERT_TRUE(table->ApplyGradients({{8}, {1.0f}, 0.1f, true}).ok());
   EXPECT_FLOAT_EQ(FindAll(*table, {7})[0], 1.45f);
 }
 
@@ -431,9 +433,9 @@ TEST(DenseUpdates, ShortRowsFollowAVariableByChance) {
   const std::vector<float> gradients(keys.size() * 8, 0.01f);
   for (int round = 0; round < 50; ++round) {
     for (EmbeddingTable* table : {rounded.get(), exact.get()}) {
-      ASSERT_TRUE(table->ApplyGradients(keys, gradients, 1e-4f, false).ok());
+      ASSERT_TRUE(table->ApplyGradients({keys, gradients, 1e-4f, false}).ok());
       for (int idle = 0; idle < 9; ++idle) {
-        ASSERT_TRUE(table->ApplyGradients({}, {}, 1e-4f, false).ok());
+        ASSERT_TRUE(table->ApplyGradients({{}, {}, 1e-4f, false}).ok());
       }
     }
   }
@@ -454,20 +456,20 @@ TEST(DenseUpdates, TheFirstStepOfAnIdIsThatOfItsAdmission) {
   const auto table = MakeTable(config);
   const std::vector<float> gradient = {1.0f, -1.0f};
   for (int step = 0; step < 10; ++step) {
-    ASSERT_TRUE(table->ApplyGradients({}, {}, 0.1f, false).ok());
+    ASSERT_TRUE(table->ApplyGradients({{}, {}, 0.1f, false}).ok());
   }
-  ASSERT_TRUE(table->ApplyGradients({7}, gradient, 0.1f, false).ok());
+  ASSERT_TRUE(table->ApplyGradients({{7}, gradient, 0.1f, false}).ok());
   EXPECT_EQ(FindAll(*table, {7})[0], 0.0f);
 
-  ASSERT_TRUE(table->ApplyGradients({7}, gradient, 0.1f, false).ok());
+  ASSERT_TRUE(table->ApplyGradients({{7}, gradient, 0.1f, false}).ok());
 
   // Its only gradient came with step 12, before which nothing happened to it.
   config.admission = AdmissionConfig();
   const auto other = MakeTable(config);
   for (int step = 0; step < 11; ++step) {
-    ASSERT_TRUE(other->ApplyGradients({}, {}, 0.1f, false).ok());
+    ASSERT_TRUE(other->ApplyGradients({{}, {}, 0.1f, false}).ok());
   }
-  ASSERT_TRUE(other->ApplyGradients({7}, gradient, 0.1f, true).ok());
+  ASSERT_TRUE(other->ApplyGradients({{7}, gradient, 0.1f, true}).ok());
   EXPECT_EQ(FindAll(*table, {7}), FindAll(*other, {7}));
 }
 

@@ -44,7 +44,7 @@ TEST(EmbeddingTableConcurrencyTest, EveryUpdateCountsAndNoReadIsTorn) {
   std::vector<std::function<void()>> threads(kNumUpdaters, [&] {
     for (int i = 0; i < num_steps; ++i) {
       num_updates +=
-          table->ApplyGradients(keys, gradients, 1.0f, i % 2 == 0).value();
+          table->ApplyGradients({keys, gradients, 1.0f, i % 2 == 0}).value();
     }
     --num_running;
   });
@@ -125,9 +125,9 @@ TEST(EmbeddingTableConcurrencyTest, GrowthUnderReadersAndUpdatersLosesNoKey) {
        [&] {
          const std::vector<float> gradients(old_keys.size() * kDim, -1.0f);
          while (is_growing) {
-           ASSERT_EQ(
-               table->ApplyGradients(old_keys, gradients, 1.0f, false).value(),
-               num_old);
+           ASSERT_EQ(table->ApplyGradients({old_keys, gradients, 1.0f, false})
+                         .value(),
+                     num_old);
            ++num_rounds;
          }
        }});
@@ -156,7 +156,7 @@ TEST(EmbeddingTableConcurrencyTest, ErasedRowsAreNeverReadAsAnotherKeysRow) {
       for (const Key key : keys) {
         values.insert(values.end(), kDim, static_cast<float>(key));
       }
-      ASSERT_TRUE(table->Assign(keys, values).ok());
+      ASSERT_TRUE(Assign(*table, keys, values).ok());
       std::shuffle(keys.begin(), keys.end(), random);
       keys.resize(kNumKeys / 5);
       table->Erase(keys);
@@ -164,30 +164,30 @@ TEST(EmbeddingTableConcurrencyTest, ErasedRowsAreNeverReadAsAnotherKeysRow) {
     --num_running;
   };
 
-  RunThreads({[&] { churn(1); }, [&] { churn(2); },
-              [&] {
-                const std::vector<Key> keys = KeyRange(1, kNumKeys);
-                std::vector<float> out(keys.size() * kDim);
-                while (num_running > 0) {
-                  ASSERT_TRUE(table->Find(keys, absl::MakeSpan(out)).ok());
-                  for (size_t i = 0; i < keys.size(); ++i) {
-                    const float* row = &out[i * kDim];
-                    ASSERT_TRUE(IsWhole(row, kDim)) << keys[i];
-                    ASSERT_TRUE(row[0] == 0.0f ||
-                                row[0] == static_cast<float>(keys[i]))
-                        << keys[i] << " " << row[0];
-                  }
-                }
-              },
-              [&] {
-                // Steps that change nothing, but write the whole row.
-                const std::vector<Key> keys = KeyRange(1, kNumKeys);
-                const std::vector<float> zeros(keys.size() * kDim);
-                while (num_running > 0) {
-                  ASSERT_TRUE(
-                      table->ApplyGradients(keys, zeros, 1.0f, false).ok());
-                }
-              }});
+  RunThreads(
+      {[&] { churn(1); }, [&] { churn(2); },
+       [&] {
+         const std::vector<Key> keys = KeyRange(1, kNumKeys);
+         std::vector<float> out(keys.size() * kDim);
+         while (num_running > 0) {
+           ASSERT_TRUE(table->Find(keys, absl::MakeSpan(out)).ok());
+           for (size_t i = 0; i < keys.size(); ++i) {
+             const float* row = &out[i * kDim];
+             ASSERT_TRUE(IsWhole(row, kDim)) << keys[i];
+             ASSERT_TRUE(row[0] == 0.0f ||
+                         row[0] == static_cast<float>(keys[i]))
+                 << keys[i] << " " << row[0];
+           }
+         }
+       },
+       [&] {
+         // Steps that change nothing, but write the whole row.
+         const std::vector<Key> keys = KeyRange(1, kNumKeys);
+         const std::vector<float> zeros(keys.size() * kDim);
+         while (num_running > 0) {
+           ASSERT_TRUE(table->ApplyGradients({keys, zeros, 1.0f, false}).ok());
+         }
+       }});
 
   EXPECT_EQ(table->stats().num_rows, table->size());
 }
@@ -255,7 +255,7 @@ TEST(EmbeddingTableConcurrencyTest, MixedWorkKeepsEachThreadsOwnKeysExact) {
             break;
           case 1:
             ASSERT_TRUE(
-                table->ApplyGradients(keys, gradients, 1.0f, true).ok());
+                table->ApplyGradients({keys, gradients, 1.0f, true}).ok());
             for (const Key key : keys) model[key] += 1.0f;
             break;
           case 2:

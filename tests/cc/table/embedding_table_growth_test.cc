@@ -58,9 +58,8 @@ TEST(EmbeddingTableGrowthTest, NoKeyIsLostAtAnySize) {
 
   for (int64_t size = 0; size < last;) {
     const int64_t step = std::min<int64_t>(last - size, 1 + size / 7);
-    ASSERT_TRUE(table
-                    ->Assign(absl::MakeConstSpan(all).subspan(size, step),
-                             absl::MakeConstSpan(values).subspan(size, step))
+    ASSERT_TRUE(Assign(*table, absl::MakeConstSpan(all).subspan(size, step),
+                       absl::MakeConstSpan(values).subspan(size, step))
                     .ok());
     size += step;
     const std::vector<float> out = FindAll(*table, all);

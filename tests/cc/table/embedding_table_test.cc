@@ -33,7 +33,7 @@ TEST(EmbeddingTableTest, FindOfMissingKeyReadsZerosAndInsertsNothing) {
 
 TEST(EmbeddingTableTest, FindCountsRepeatedKeysEachTime) {
   auto table = MakeTable(/*dim=*/2);
-  ASSERT_TRUE(table->Assign({7, 8}, {1.0f, 2.0f, 3.0f, 4.0f}).ok());
+  ASSERT_TRUE(Assign(*table, {7, 8}, {1.0f, 2.0f, 3.0f, 4.0f}).ok());
   std::vector<float> out(8);
 
   EXPECT_EQ(table->Find({8, 7, 9, 8}, absl::MakeSpan(out)).value(), 3);
@@ -65,11 +65,11 @@ TEST(EmbeddingTableTest, EveryInt64IsAnOrdinaryKey) {
 
   for (size_t i = 0; i < keys.size(); ++i) {
     EXPECT_THAT(FindAll(*table, {keys[i]}), ElementsAre(0.0f)) << keys[i];
-    ASSERT_TRUE(table->Assign({keys[i]}, {values[i]}).ok());
+    ASSERT_TRUE(Assign(*table, {keys[i]}, {values[i]}).ok());
   }
   EXPECT_EQ(table->size(), static_cast<int64_t>(keys.size()));
   EXPECT_EQ(FindAll(*table, keys), values);
-  EXPECT_EQ(table->ApplyGradients(keys, values, 1.0f, false).value(),
+  EXPECT_EQ(table->ApplyGradients({keys, values, 1.0f, false}).value(),
             static_cast<int64_t>(keys.size()));
   EXPECT_THAT(FindAll(*table, keys), Each(0.0f));
   EXPECT_EQ(table->Erase(keys), static_cast<int64_t>(keys.size()));
@@ -88,7 +88,7 @@ TEST(EmbeddingTableTest, KeysOfOneBucketOverflowAndAreAllFound) {
       values.push_back(1.0f + static_cast<float>(i));
     }
 
-    ASSERT_TRUE(table->Assign(keys, values).ok());
+    ASSERT_TRUE(Assign(*table, keys, values).ok());
     EXPECT_EQ(FindAll(*table, keys), values);
     std::vector<Key> spread;  // The table grows over the crowd.
     for (uint64_t i = 1; i <= 50000; ++i) {
@@ -139,9 +139,9 @@ TEST(EmbeddingTableTest, KeysThatWereChosenByTheirPublicHashDoNotCrowd) {
 
 TEST(EmbeddingTableTest, ApplyGradientsSkipsKeysWithoutARow) {
   auto table = MakeTable(/*dim=*/1);
-  ASSERT_TRUE(table->Assign({1}, {1.0f}).ok());
+  ASSERT_TRUE(Assign(*table, {1}, {1.0f}).ok());
 
-  EXPECT_EQ(table->ApplyGradients({1, 2}, {2.0f, 2.0f}, 0.25f, false).value(),
+  EXPECT_EQ(table->ApplyGradients({{1, 2}, {2.0f, 2.0f}, 0.25f, false}).value(),
             1);
   EXPECT_THAT(FindAll(*table, {1, 2}), ElementsAre(0.5f, 0.0f));
   EXPECT_EQ(table->size(), 1);
@@ -151,18 +151,19 @@ TEST(EmbeddingTableTest, ApplyGradientsWithInsertMissingStepsTheInitialRow) {
   auto table =
       MakeTable(/*dim=*/2, SgdConfig{}, ConstantInitializer{/*value=*/3.0f});
 
-  EXPECT_EQ(table->ApplyGradients({1, 2}, {2.0f, 0.0f, 4.0f, 0.0f}, 0.25f, true)
-                .value(),
-            2);
+  EXPECT_EQ(
+      table->ApplyGradients({{1, 2}, {2.0f, 0.0f, 4.0f, 0.0f}, 0.25f, true})
+          .value(),
+      2);
   EXPECT_THAT(FindAll(*table, {1, 2}), ElementsAre(2.5f, 3.0f, 2.0f, 3.0f));
 }
 
 TEST(EmbeddingTableTest, AssignKeepsSlotsOfAnExistingRow) {
   auto table = MakeTable(/*dim=*/1, AdagradConfig{1.0f, 0.0f});
-  ASSERT_TRUE(table->Assign({1}, {0.0f}).ok());
-  ASSERT_TRUE(table->ApplyGradients({1}, {4.0f}, 1.0f, false).ok());
+  ASSERT_TRUE(Assign(*table, {1}, {0.0f}).ok());
+  ASSERT_TRUE(table->ApplyGradients({{1}, {4.0f}, 1.0f, false}).ok());
 
-  ASSERT_TRUE(table->Assign({1, 2}, {7.0f, 8.0f}).ok());
+  ASSERT_TRUE(Assign(*table, {1, 2}, {7.0f, 8.0f}).ok());
 
   std::map<Key, std::pair<float, float>> rows;
   ASSERT_TRUE(
@@ -182,14 +183,14 @@ TEST(EmbeddingTableTest, AssignKeepsSlotsOfAnExistingRow) {
 TEST(EmbeddingTableTest, AssignOfRepeatedKeyKeepsTheLast) {
   auto table = MakeTable(/*dim=*/1);
 
-  ASSERT_TRUE(table->Assign({1, 2, 1}, {1.0f, 2.0f, 3.0f}).ok());
+  ASSERT_TRUE(Assign(*table, {1, 2, 1}, {1.0f, 2.0f, 3.0f}).ok());
 
   EXPECT_THAT(FindAll(*table, {1, 2}), ElementsAre(3.0f, 2.0f));
 }
 
 TEST(EmbeddingTableTest, EraseSkipsAbsentAndRepeatedKeys) {
   auto table = MakeTable(/*dim=*/1);
-  ASSERT_TRUE(table->Assign({1, 2}, {1.0f, 2.0f}).ok());
+  ASSERT_TRUE(Assign(*table, {1, 2}, {1.0f, 2.0f}).ok());
 
   EXPECT_EQ(table->Erase({2, 3, 2}), 1);
   EXPECT_EQ(table->size(), 1);
@@ -201,7 +202,7 @@ TEST(EmbeddingTableTest, ErasedRowsAreReusedAndStartAfresh) {
   const std::vector<Key> keys = KeyRange(0, 20000);
   const std::vector<float> first = FindOrInsertAll(table.get(), keys);
   const std::vector<float> gradients(keys.size() * 8, 1.0f);
-  ASSERT_TRUE(table->ApplyGradients(keys, gradients, 0.1f, false).ok());
+  ASSERT_TRUE(table->ApplyGradients({keys, gradients, 0.1f, false}).ok());
   const TableStats before = table->stats();
 
   for (int round = 0; round < 3; ++round) {
@@ -224,9 +225,9 @@ TEST(EmbeddingTableTest, EmptyBatchesDoNothing) {
 
   EXPECT_EQ(table->Find({}, {}).value(), 0);
   EXPECT_TRUE(table->FindOrInsert({}, {}).ok());
-  EXPECT_EQ(table->ApplyGradients({}, {}, 0.1f, true).value(), 0);
-  EXPECT_TRUE(table->Assign({}, {}).ok());
-  EXPECT_TRUE(table->AssignRows({}, {}, {}).ok());
+  EXPECT_EQ(table->ApplyGradients({{}, {}, 0.1f, true}).value(), 0);
+  EXPECT_TRUE(Assign(*table, {}, {}).ok());
+  EXPECT_TRUE(table->AssignRows({{}, {}, {}}, AssignMode::kSaved).ok());
   EXPECT_EQ(table->Erase({}), 0);
   EXPECT_TRUE(
       table
@@ -245,10 +246,10 @@ TEST(EmbeddingTableTest, WrongLengthNamesTheTableAndBothSizes) {
   for (const absl::Status& status :
        {table->Find(keys, absl::MakeSpan(seven)).status(),
         table->FindOrInsert(keys, absl::MakeSpan(seven)),
-        table->ApplyGradients(keys, seven, 0.1f, true).status(),
-        table->Assign(keys, seven),
-        table->AssignRows(keys, seven, eight).status(),
-        table->AssignRows(keys, eight, seven).status()}) {
+        table->ApplyGradients({keys, seven, 0.1f, true}).status(),
+        Assign(*table, keys, seven),
+        table->AssignRows({keys, seven, eight}, AssignMode::kSaved).status(),
+        table->AssignRows({keys, eight, seven}, AssignMode::kSaved).status()}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(status.message(), HasSubstr("table 'user': expected 8 floats"));
     EXPECT_THAT(status.message(), HasSubstr("got 7"));
@@ -267,7 +268,7 @@ TEST(EmbeddingTableTest, LargestRowsWork) {
 
   EXPECT_THAT(FindOrInsertAll(table.get(), keys), Each(1.0f));
   const std::vector<float> gradients(keys.size() * kMaxDim, 1.0f);
-  EXPECT_EQ(table->ApplyGradients(keys, gradients, 0.5f, false).value(), 3);
+  EXPECT_EQ(table->ApplyGradients({keys, gradients, 0.5f, false}).value(), 3);
   for (const float value : FindAll(*table, keys)) {
     ASSERT_NEAR(value, 0.5f, 1e-5f);
   }
@@ -354,23 +355,24 @@ TEST(EmbeddingTableTest, AssignRowsBringsAnExportedTableBack) {
     gradients[i] = static_cast<float>(i % 17) - 8.0f;
   }
   FindOrInsertAll(from.get(), keys);
-  ASSERT_TRUE(from->ApplyGradients(keys, gradients, 0.1f, false).ok());
+  ASSERT_TRUE(from->ApplyGradients({keys, gradients, 0.1f, false}).ok());
 
   auto to = MakeTable(/*dim=*/4, AdamConfig{});
   FindOrInsertAll(to.get(), KeyRange(0, 500));  // Some are overwritten.
   ASSERT_TRUE(from->ForEachRow(64,
                                [&](const RowChunk& chunk) {
                                  return to
-                                     ->AssignRows(chunk.keys, chunk.embeddings,
-                                                  chunk.slots)
+                                     ->AssignRows({chunk.keys, chunk.embeddings,
+                                                   chunk.slots},
+                                                  AssignMode::kSaved)
                                      .status();
                                })
                   .ok());
 
   EXPECT_EQ(FindAll(*to, keys), FindAll(*from, keys));
   // Slots came along: the next step is the same, too.
-  ASSERT_TRUE(from->ApplyGradients(keys, gradients, 0.1f, false).ok());
-  ASSERT_TRUE(to->ApplyGradients(keys, gradients, 0.1f, false).ok());
+  ASSERT_TRUE(from->ApplyGradients({keys, gradients, 0.1f, false}).ok());
+  ASSERT_TRUE(to->ApplyGradients({keys, gradients, 0.1f, false}).ok());
   EXPECT_EQ(FindAll(*to, keys), FindAll(*from, keys));
 }
 
@@ -383,7 +385,7 @@ TEST(EmbeddingTableTest, AFindAndAnUpdateOfOneBatchMayExceedTheKernelSize) {
   }
 
   FindOrInsertAll(table.get(), keys);
-  EXPECT_EQ(table->ApplyGradients(keys, gradients, 1.0f, false).value(),
+  EXPECT_EQ(table->ApplyGradients({keys, gradients, 1.0f, false}).value(),
             100000);
 
   const std::vector<float> out = FindAll(*table, keys);
@@ -477,7 +479,7 @@ TEST_P(EmbeddingTableModelTest, BehavesLikeAnUnorderedMap) {
             it->second[j] -= 0.5f * gradients[i * dim + j];
           }
         }
-        ASSERT_EQ(table->ApplyGradients(keys, gradients, 0.5f, insert_missing)
+        ASSERT_EQ(table->ApplyGradients({keys, gradients, 0.5f, insert_missing})
                       .value(),
                   num_updated);
         break;
@@ -488,7 +490,7 @@ TEST_P(EmbeddingTableModelTest, BehavesLikeAnUnorderedMap) {
           model[keys[i]].assign(values.begin() + i * dim,
                                 values.begin() + (i + 1) * dim);
         }
-        ASSERT_TRUE(table->Assign(keys, values).ok());
+        ASSERT_TRUE(Assign(*table, keys, values).ok());
         break;
       }
       case 5: {

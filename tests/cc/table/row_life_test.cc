@@ -286,7 +286,7 @@ TEST(RowLifeTest, RowsWithoutStatisticsAreMovedTogether) {
   for (size_t i = 0; i < values.size(); ++i) {
     values[i] = i / 64 % 10 == 0 ? 1.0f : 0.0f;
   }
-  ASSERT_TRUE(table->Assign(keys, values).ok());
+  ASSERT_TRUE(Assign(*table, keys, values).ok());
   EvictionConfig rules;
   rules.min_l2_norm = 1.0f;
   ASSERT_TRUE(table->Shrink(rules, 1.0f, /*dry_run=*/false).ok());

@@ -55,7 +55,7 @@ absl::Status Read(const EmbeddingTable& table, Source& source,
         for (size_t i = 0; i < chunk.keys.size(); ++i) {
           Add(chunk.keys[i],
               Slice(chunk.records, i,
-                    static_cast<size_t>(table.candidate_floats())),
+                    static_cast<size_t>(CandidateFloats(table.config()))),
               &state->candidates);
         }
         std::this_thread::yield();
@@ -95,7 +95,7 @@ void ChangeSomething(EmbeddingTable& table, std::mt19937& random) {
   for (float& value : values) value = static_cast<float>(random() % 64) / 64;
   switch (random() % 8) {
     case 0:
-      ASSERT_TRUE(table.Assign(keys, values).ok());
+      ASSERT_TRUE(Assign(table, keys, values).ok());
       break;
     case 1:
       table.Erase(keys);
@@ -104,7 +104,7 @@ void ChangeSomething(EmbeddingTable& table, std::mt19937& random) {
       ASSERT_TRUE(table.FindOrInsert(keys, absl::MakeSpan(values)).ok());
       break;
     case 3: {
-      if (table.statistics_floats() == 0) break;
+      if (RowStatistics(table.config().statistics).num_floats() == 0) break;
       EvictionConfig rules;
       rules.max_rows = static_cast<uint64_t>(kKeys / 2);
       ASSERT_TRUE(table.Shrink(rules, 3.0f, /*dry_run=*/false).ok());
@@ -153,7 +153,9 @@ class SnapshotTest : public testing::TestWithParam<size_t> {
     for (const auto& [key, row] : saved.rows) {
       const auto floats = absl::MakeConstSpan(row);
       ASSERT_TRUE(
-          table->AssignRows({&key, 1}, floats.subspan(0, 4), floats.subspan(4))
+          table
+              ->AssignRows({{&key, 1}, floats.subspan(0, 4), floats.subspan(4)},
+                           AssignMode::kSaved)
               .ok());
     }
     for (const auto& [key, row] : StateOf(*table).rows) {
@@ -228,9 +230,9 @@ TEST_P(SnapshotTest, OneThatIsGivenUpLeavesNothingBehind) {
   for (int i = 0; i < 30; ++i) ChangeSomething(*table_, random_);
   const auto all = KeyRange(0, kKeys);
   const std::vector<float> values(all.size() * 4, 0.5f);
-  ASSERT_TRUE(table_->Assign(all, values).ok());
+  ASSERT_TRUE(Assign(*table_, all, values).ok());
   auto snapshot = SnapshotOf(*table_);
-  ASSERT_TRUE(table_->Assign(all, values).ok());
+  ASSERT_TRUE(Assign(*table_, all, values).ok());
   EXPECT_GT(snapshot->kept_bytes(), kKeys * 4 * 2);
   EXPECT_EQ(snapshot
                 ->ForEachRow(10,
@@ -240,7 +242,7 @@ TEST_P(SnapshotTest, OneThatIsGivenUpLeavesNothingBehind) {
                 .code(),
             absl::StatusCode::kCancelled);
   snapshot.reset();
-  ASSERT_TRUE(table_->Assign(all, values).ok());
+  ASSERT_TRUE(Assign(*table_, all, values).ok());
   snapshot = SnapshotOf(*table_);
   EXPECT_EQ(snapshot->kept_bytes(), 0);
   const State now = StateOf(*table_);

@@ -115,7 +115,7 @@ TEST_P(StorageDtypeTest, StepsAreThoseOfFloatsRoundedToNearestForEachDim) {
       std::vector<float> gradients(keys.size() * static_cast<size_t>(dim));
       for (int step = 0; step < 3; ++step) {
         for (float& gradient : gradients) gradient = normal(random);
-        ASSERT_EQ(table->ApplyGradients(keys, gradients, 0.1f, false).value(),
+        ASSERT_EQ(table->ApplyGradients({keys, gradients, 0.1f, false}).value(),
                   static_cast<int64_t>(keys.size()));
         for (size_t i = 0; i < keys.size(); ++i) {
           optimizer.Step(rows[i].data(), gradients.data() + i * dim,
@@ -147,7 +147,7 @@ TEST_P(StorageDtypeTest, PushBeforeTheFirstLookupIsPushAfterIt) {
   FindOrInsertAll(read_first.get(), keys);
   const std::vector<float> gradients(keys.size() * 5, 0.37f);
   for (auto* table : {read_first.get(), pushed_first.get()}) {
-    ASSERT_TRUE(table->ApplyGradients(keys, gradients, 0.1f, true).ok());
+    ASSERT_TRUE(table->ApplyGradients({keys, gradients, 0.1f, true}).ok());
   }
 
   EXPECT_EQ(FindAll(*read_first, keys), FindAll(*pushed_first, keys));
@@ -190,14 +190,15 @@ TEST_P(StorageDtypeTest, RowsThatAreExportedAndAssignedAreTheSame) {
   const std::vector<Key> keys = KeyRange(0, 500);
   const std::vector<float> gradients(keys.size() * 9, 0.1f);
   for (int i = 0; i < 3; ++i) {
-    ASSERT_TRUE(table->ApplyGradients(keys, gradients, 0.1f, true).ok());
+    ASSERT_TRUE(table->ApplyGradients({keys, gradients, 0.1f, true}).ok());
   }
   ASSERT_TRUE(table
                   ->ForEachRow(64,
                                [&](const RowChunk& chunk) {
                                  return copy
-                                     ->AssignRows(chunk.keys, chunk.embeddings,
-                                                  chunk.slots)
+                                     ->AssignRows({chunk.keys, chunk.embeddings,
+                                                   chunk.slots},
+                                                  AssignMode::kSaved)
                                      .status();
                                })
                   .ok());
@@ -224,7 +225,8 @@ TEST_P(StorageDtypeTest, RowsAreFoundAfterAShrinkHasMovedThem) {
       values.insert(values.end(), 64, value_of(key));
       slots.insert(slots.end(), slot_floats, value_of(key));
     }
-    ASSERT_TRUE(table->AssignRows(keys, values, slots).ok());
+    ASSERT_TRUE(
+        table->AssignRows({keys, values, slots}, AssignMode::kSaved).ok());
   }
   const int64_t before =
       table->stats().row_bytes + table->stats().reserved_bytes;
@@ -341,9 +343,9 @@ TEST(StorageDtypeOfTableTest, SmallStepsAddUpByChanceAndAreLostToNearest) {
   for (const Rounding rounding : {Rounding::kStochastic, Rounding::kNearest}) {
     auto table = MakeTable(TypedConfig(
         4, FloatType::kBfloat16, FloatType::kFloat32, rounding, SgdConfig{}));
-    ASSERT_TRUE(table->Assign(keys, ones).ok());
+    ASSERT_TRUE(Assign(*table, keys, ones).ok());
     for (int step = 0; step < 1024; ++step) {
-      ASSERT_TRUE(table->ApplyGradients(keys, ones, 0x1p-12f, false).ok());
+      ASSERT_TRUE(table->ApplyGradients({keys, ones, 0x1p-12f, false}).ok());
     }
     const std::vector<float> values = FindAll(*table, keys);
     double sum = 0.0;
@@ -367,8 +369,8 @@ TEST(StorageDtypeOfTableTest, DrawsAreIndependentFromKeyToKeyAndStepToStep) {
   const std::vector<float> ones(keys.size() * 64, 1.0f);
   std::vector<std::vector<float>> after;
   for (int step = 0; step < 2; ++step) {
-    ASSERT_TRUE(table->Assign(keys, ones).ok());
-    ASSERT_TRUE(table->ApplyGradients(keys, ones, 0x1p-9f, false).ok());
+    ASSERT_TRUE(Assign(*table, keys, ones).ok());
+    ASSERT_TRUE(table->ApplyGradients({keys, ones, 0x1p-9f, false}).ok());
     after.push_back(FindAll(*table, keys));
   }
   const auto share_equal = [](const std::vector<float>& a, size_t offset_a,
@@ -392,12 +394,12 @@ TEST(StorageDtypeOfTableTest, NoReadIsTornByAStep) {
       MakeTable(TypedConfig(33, FloatType::kFloat16, FloatType::kBfloat16,
                             Rounding::kNearest, SgdConfig{}));
   const std::vector<Key> keys = KeyRange(0, 8);
-  ASSERT_TRUE(table->Assign(keys, std::vector<float>(8 * 33, 0.0f)).ok());
+  ASSERT_TRUE(Assign(*table, keys, std::vector<float>(8 * 33, 0.0f)).ok());
   const std::vector<float> gradients(8 * 33, -1.0f);
   std::atomic<bool> is_done{false};
   std::thread writer([&] {
     for (int i = 0; i < 2000 / kSlowdown; ++i) {
-      EXPECT_TRUE(table->ApplyGradients(keys, gradients, 1.0f, false).ok());
+      EXPECT_TRUE(table->ApplyGradients({keys, gradients, 1.0f, false}).ok());
     }
     is_done = true;
   });
@@ -416,7 +418,7 @@ TEST(StorageDtypeOfTableTest, NoReadIsTornByAStep) {
 TEST(StorageDtypeOfTableTest, WhatIsTooLargeForFloat16IsItsLargest) {
   auto table = MakeTable(TypedConfig(2, FloatType::kFloat16,
                                      FloatType::kFloat32, Rounding::kNearest));
-  ASSERT_TRUE(table->Assign({1}, {1e6f, -1e6f}).ok());
+  ASSERT_TRUE(Assign(*table, {1}, {1e6f, -1e6f}).ok());
   EXPECT_THAT(FindAll(*table, {1}), ElementsAre(65504.0f, -65504.0f));
 }
 
@@ -425,8 +427,8 @@ TEST(StorageDtypeOfTableTest, LongRowsAreStepped) {
       MakeTable(TypedConfig(kMaxDim, FloatType::kBfloat16, FloatType::kBfloat16,
                             Rounding::kNearest, AmsGradConfig{}));
   const std::vector<float> gradients(kMaxDim, 1.0f);
-  ASSERT_TRUE(table->ApplyGradients({1}, gradients, 0.5f, true).ok());
-  ASSERT_TRUE(table->ApplyGradients({1}, gradients, 0.5f, true).ok());
+  ASSERT_TRUE(table->ApplyGradients({{1}, gradients, 0.5f, true}).ok());
+  ASSERT_TRUE(table->ApplyGradients({{1}, gradients, 0.5f, true}).ok());
   for (const float value : FindAll(*table, {1})) {
     EXPECT_NEAR(value, -1.0f, 0.06f);
   }

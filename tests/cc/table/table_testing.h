@@ -59,6 +59,12 @@ inline std::vector<float> FindOrInsertAll(EmbeddingTable* table,
   return embeddings;
 }
 
+// Sets embeddings. Present rows keep their slots.
+inline absl::Status Assign(EmbeddingTable& table, absl::Span<const Key> keys,
+                           absl::Span<const float> embeddings) {
+  return table.AssignRows({keys, embeddings, {}}, AssignMode::kSaved).status();
+}
+
 // first, first + 1, ...
 inline std::vector<Key> KeyRange(Key first, int64_t count) {
   std::vector<Key> keys(static_cast<size_t>(count));

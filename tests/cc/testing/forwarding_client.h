@@ -77,10 +77,6 @@ class ForwardingClient : public ParameterClient {
       const std::function<absl::Status(const ChangeChunk&)>& visit) override {
     return client_->ExportChanges(args, visit);
   }
-  absl::StatusOr<int64_t> CommitCheckpoint(
-      const v1::CommitCheckpointRequest& request) override {
-    return client_->CommitCheckpoint(request);
-  }
   absl::StatusOr<v1::StageRestoreResponse> StageRestore(
       const v1::StageRestoreRequest& request, Progress* progress) override {
     return client_->StageRestore(request, progress);

@@ -29,6 +29,16 @@
 namespace tfswitch {
 namespace {
 
+absl::Status CommitExport(ParameterClient& client, const std::string& table,
+                          const std::string& export_id, bool commit) {
+  v1::CommitExportRequest request;
+  request.set_table(table);
+  request.set_export_id(export_id);
+  request.set_commit(commit);
+  v1::CommitExportResponse response;
+  return client.Call(request, &response);
+}
+
 TEST_P(ParameterClientSuite, PullWithoutInsertReadsZerosAndCreatesNothing) {
   ASSERT_TRUE(client().CreateTable(Config("t", 3)).ok());
 
@@ -244,16 +254,16 @@ TEST_P(ParameterClientSuite, ScoresStartAnewWhenTheirExportIsPublished) {
   EXPECT_EQ(base.rows.size(), 100);
   // Not published: they come again.
   EXPECT_EQ(ExportChanges(base.cursors, rule, "b").rows.size(), 100);
-  ASSERT_TRUE(client().CommitExport("t", "b", false).ok());
+  ASSERT_TRUE(CommitExport(client(), "t", "b", false).ok());
   EXPECT_EQ(ExportChanges(base.cursors, rule, "c").rows.size(), 100);
   for (int repetition = 0; repetition < 2; ++repetition) {
-    ASSERT_TRUE(client().CommitExport("t", "a", true).ok());
+    ASSERT_TRUE(CommitExport(client(), "t", "a", true).ok());
   }
   EXPECT_EQ(ExportChanges(base.cursors, rule, "d").rows.size(), 0);
   ASSERT_TRUE(Push("t", 2, {keys[5]}, {1, 1}).ok());
   EXPECT_EQ(ExportChanges(base.cursors, rule, "e").rows.size(), 1);
 
-  EXPECT_EQ(client().CommitExport("u", "a", true).code(),
+  EXPECT_EQ(CommitExport(client(), "u", "a", true).code(),
             absl::StatusCode::kNotFound);
   ExportChangesArgs args;
   args.table = "t";
