@@ -171,7 +171,7 @@ void ServeRaw(int listener, Shard* shard) {
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
   std::shared_ptr<EmbeddingTable> table;
   if (shard != nullptr) {
-    Check(shard->CreateTable(BenchTable()).status());
+    Check(shard->tables().Create(BenchTable()).status());
     table = shard->FindTable(BenchTable().name).value();
   }
   std::vector<Key> keys(num_keys);

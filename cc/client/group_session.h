@@ -109,6 +109,11 @@ class GroupSession {
     MutexLock lock(&mutex_);
     return state_;
   }
+  // As state().is_repeating(), without the copy: each push asks.
+  bool is_repeating() const {
+    MutexLock lock(&mutex_);
+    return state_.is_repeating();
+  }
   // Ends a step that counts already. The group is not told.
   void EndRepeatedStep() {
     MutexLock lock(&mutex_);

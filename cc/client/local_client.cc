@@ -20,6 +20,7 @@
 #include "cc/base/status_macros.h"
 #include "cc/client/done_call.h"
 #include "cc/shard/control_calls.h"
+#include "cc/shard/row_work.h"
 
 namespace tfswitch {
 namespace {
@@ -51,11 +52,12 @@ class LocalClient : public ParameterClient {
 
   absl::StatusOr<std::shared_ptr<const void>> HoldTable(
       const std::string& table) override {
-    TFSWITCH_RETURN_IF_ERROR(shard_->HoldTable(table));
+    TFSWITCH_RETURN_IF_ERROR(shard_->tables().Hold(table));
     // The pointer is null: only its deleter matters.
-    return std::shared_ptr<const void>(
-        nullptr,
-        [shard = shard_, table](const void*) { shard->ReleaseTable(table); });
+    return std::shared_ptr<const void>(nullptr,
+                                       [shard = shard_, table](const void*) {
+                                         shard->tables().Release(table);
+                                       });
   }
 
   std::unique_ptr<PendingCall> StartPull(
@@ -111,12 +113,12 @@ class LocalClient : public ParameterClient {
     v1::SaveShardResponse response;
     TFSWITCH_ASSIGN_OR_RETURN(
         *response.add_manifest_parts(),
-        shard_->SaveShard(request, CheckInterrupt, progress));
+        shard_->saves().Write(request, CheckInterrupt, progress));
     return response;
   }
   absl::StatusOr<v1::StageRestoreResponse> StageRestore(
       const v1::StageRestoreRequest& request, Progress* progress) override {
-    return shard_->StageRestore(request, CheckInterrupt, progress);
+    return shard_->restores().Stage(request, CheckInterrupt, progress);
   }
 
  private:
@@ -125,7 +127,7 @@ class LocalClient : public ParameterClient {
     TFSWITCH_ASSIGN_OR_RETURN(
         const auto table,
         shard_->FindTable({args.table, args.table_incarnation}));
-    TFSWITCH_RETURN_IF_ERROR(Shard::NoteDay(*table, args.day));
+    TFSWITCH_RETURN_IF_ERROR(NoteDay(*table, args.day));
     if (part.places.empty()) {
       return shard_->Pull(*table, args.keys, args.insert_missing,
                           part.embeddings, args.threads);

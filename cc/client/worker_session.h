@@ -71,7 +71,7 @@ class WorkerSession {
 
   // Whether the present step counts already, because a former process of this
   // worker took it. Its pushes must not be sent.
-  bool is_repeating() const { return session_->state().is_repeating(); }
+  bool is_repeating() const { return session_->is_repeating(); }
 
   // Ends a step of `weight` samples, and waits as options().consistency says.
   // After wait_timeout returns DeadlineExceeded, naming the workers that it

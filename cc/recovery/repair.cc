@@ -60,6 +60,60 @@ void PrintLog(const LogContents& log, Print print) {
   }
 }
 
+// Prints what is whole and what each kind of repair would lose. Returns whether
+// anything is damaged.
+bool PrintFindings(const DataFolder& folder, const v1::CheckpointServer& save,
+                   const LogContents& log, uint64_t known, Print print) {
+  const std::string& path = folder.path();
+  const bool is_damaged = !log.damage.ok() || folder.is_counter_lost();
+  if (folder.is_counter_lost()) {
+    print(absl::StrCat("damage: '", path, "/writes' is missing or damaged"));
+  }
+  if (!log.damage.ok()) {
+    print(absl::StrCat("first damage: ", log.damage.message()));
+  }
+  const auto print_lost = [&](absl::string_view flag, absl::string_view what,
+                              uint64_t whole) {
+    print(absl::StrCat("`tfswitch repair ", path, flag, "` ", what, ": ",
+                       DescribeLost(folder, known, whole), " are lost"));
+  };
+  if (is_damaged) {
+    print_lost("", "keeps all before the damage", *folder.num_writes());
+  }
+  print_lost(" --to_save",
+             save.saved_at_ms() > 0 ? "goes back to the newest whole save"
+                                    : "starts without rows",
+             save.num_writes());
+  if (!is_damaged) {
+    print("nothing is damaged: a server starts without a repair");
+  }
+  return is_damaged;
+}
+
+// Moves the removed records aside, and notes that the log ends with `last`.
+absl::Status CutLog(DataFolder* folder, const LogContents& log, bool is_cut,
+                    uint64_t known, uint64_t last, Print print) {
+  const std::string& path = folder->path();
+  const std::string aside = absl::StrCat(
+      path, "/log.removed-",
+      absl::FormatTime("%Y%m%dT%H%M%E3S", absl::Now(), absl::UTCTimeZone()));
+  std::error_code error;
+  if (is_cut) {
+    TFSWITCH_RETURN_IF_ERROR(PushLog::CutAside(log, aside));
+  } else if (!log.segments.empty()) {
+    const std::string log_folder = DataFolder::LogOf(path);
+    std::filesystem::rename(log_folder, aside, error);
+    if (error) return ErrnoStatus("rename", log_folder, error.value());
+    TFSWITCH_RETURN_IF_ERROR(SyncFolder(path));
+  }
+  TFSWITCH_RETURN_IF_ERROR(folder->NoteRepair(known, last));
+  print(absl::StrCat("repaired: the log ends with record ", last, "; ",
+                     std::filesystem::exists(aside, error)
+                         ? absl::StrCat("what was removed is in '", aside, "'")
+                         : "there was nothing to remove"));
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status Repair(const std::string& path, RepairKind kind,
@@ -74,9 +128,9 @@ absl::Status Repair(const std::string& path, RepairKind kind,
   const uint64_t applied = num_writes;
   Shard shard(shard_options);
   const std::string state = DataFolder::StateOf(path);
-  absl::StatusOr<Shard::RecoveredState> recovered = shard.RecoverState(state);
+  absl::StatusOr<RecoveredState> recovered = shard.own_state().Recover(state);
   if (absl::IsNotFound(recovered.status())) {
-    recovered = Shard::RecoveredState();
+    recovered = RecoveredState();
   }
   if (!recovered.ok()) {
     return absl::Status(
@@ -88,7 +142,7 @@ absl::Status Repair(const std::string& path, RepairKind kind,
   }
   const v1::CheckpointServer& save = recovered->server;
   num_writes = save.num_writes();
-  TFSWITCH_RETURN_IF_ERROR(shard.RecoverGroups(save));
+  TFSWITCH_RETURN_IF_ERROR(shard.own_state().RecoverGroups(save));
   PushLogOptions log_options;
   log_options.folder = DataFolder::LogOf(path);
   log_options.must_reach = folder->last_needed_record();
@@ -107,50 +161,13 @@ absl::Status Repair(const std::string& path, RepairKind kind,
                      shard_options.num_shards));
   PrintSaves(state, recovered->skipped, print);
   PrintLog(log, print);
-  const bool is_damaged = !log.damage.ok() || folder->is_counter_lost();
-  if (folder->is_counter_lost()) {
-    print(absl::StrCat("damage: '", path, "/writes' is missing or damaged"));
-  }
-  if (!log.damage.ok()) {
-    print(absl::StrCat("first damage: ", log.damage.message()));
-  }
-  const auto print_lost = [&](absl::string_view flag, absl::string_view what,
-                              uint64_t whole) {
-    print(absl::StrCat("`tfswitch repair ", path, flag, "` ", what, ": ",
-                       DescribeLost(*folder, known, whole), " are lost"));
-  };
-  if (is_damaged) print_lost("", "keeps all before the damage", num_writes);
-  print_lost(" --to_save",
-             save.saved_at_ms() > 0 ? "goes back to the newest whole save"
-                                    : "starts without rows",
-             save.num_writes());
-  if (!is_damaged) {
-    print("nothing is damaged: a server starts without a repair");
-  }
-  if (kind == RepairKind::kDryRun ||
-      (kind == RepairKind::kCut && !is_damaged)) {
+  const bool is_damaged = PrintFindings(*folder, save, log, known, print);
+  const bool is_cut = kind == RepairKind::kCut;
+  if (kind == RepairKind::kDryRun || (is_cut && !is_damaged)) {
     return absl::OkStatus();
   }
-
-  const std::string aside = absl::StrCat(
-      path, "/log.removed-",
-      absl::FormatTime("%Y%m%dT%H%M%E3S", absl::Now(), absl::UTCTimeZone()));
-  const bool is_cut = kind == RepairKind::kCut;
-  const uint64_t last = is_cut ? log.last : save.last_record();
-  std::error_code error;
-  if (is_cut) {
-    TFSWITCH_RETURN_IF_ERROR(PushLog::CutAside(log, aside));
-  } else if (!log.segments.empty()) {
-    std::filesystem::rename(log_options.folder, aside, error);
-    if (error) return ErrnoStatus("rename", log_options.folder, error.value());
-    TFSWITCH_RETURN_IF_ERROR(SyncFolder(path));
-  }
-  TFSWITCH_RETURN_IF_ERROR(folder->NoteRepair(known, last));
-  print(absl::StrCat("repaired: the log ends with record ", last, "; ",
-                     std::filesystem::exists(aside, error)
-                         ? absl::StrCat("what was removed is in '", aside, "'")
-                         : "there was nothing to remove"));
-  return absl::OkStatus();
+  return CutLog(folder.get(), log, is_cut, known,
+                is_cut ? log.last : save.last_record(), print);
 }
 
 }  // namespace tfswitch

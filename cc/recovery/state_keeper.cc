@@ -46,16 +46,16 @@ absl::Status StateKeeper::Recover(const Shard::Interrupt& interrupt) {
   const std::string state = DataFolder::StateOf(folder_.path());
   std::atomic<uint64_t>& num_writes = *folder_.num_writes();
   const uint64_t applied = num_writes;
-  absl::StatusOr<Shard::RecoveredState> recovered =
-      shard_.RecoverState(state, interrupt);
+  absl::StatusOr<RecoveredState> recovered =
+      shard_.own_state().Recover(state, interrupt);
   const bool is_first = absl::IsNotFound(recovered.status());
-  if (is_first) recovered = Shard::RecoveredState();
+  if (is_first) recovered = RecoveredState();
   int64_t num_replayed = 0;
   absl::Status status = recovered.status();
   if (status.ok()) {
     num_writes = recovered->server.num_writes();
     status = OpenLog(*recovered, interrupt, &num_replayed);
-    shard_.EndRecovery();
+    shard_.own_state().EndRecovery();
     if (status.ok()) status = folder_.NoteLog(options_.has_log);
   }
   if (!status.ok()) {
@@ -83,7 +83,7 @@ absl::Status StateKeeper::Recover(const Shard::Interrupt& interrupt) {
       absl::FromUnixMillis(recovered->server.saved_at_ms());
   if (!is_first || num_replayed > 0) {
     report.set_saved_at_ms(recovered->server.saved_at_ms());
-    shard_.SetRecovery(report);
+    shard_.own_state().SetReport(report);
   }
   for (const std::string& why : recovered->skipped) {
     Warn("save_damaged", absl::StrCat("a newer save is skipped: ", why));
@@ -92,7 +92,7 @@ absl::Status StateKeeper::Recover(const Shard::Interrupt& interrupt) {
     return absl::OkStatus();
   }
   int64_t num_rows = 0;
-  const auto tables = shard_.Tables();
+  const auto tables = shard_.tables().All();
   for (const auto& table : tables) num_rows += table->size();
   LogServerEvent(
       report.lost_writes() > 0 ? LogLevel::kWarning : LogLevel::kInfo,
@@ -108,7 +108,7 @@ absl::Status StateKeeper::Recover(const Shard::Interrupt& interrupt) {
 }
 
 absl::Status StateKeeper::SetSkippedAside(
-    const Shard::RecoveredState& recovered) const {
+    const RecoveredState& recovered) const {
   const std::string state = DataFolder::StateOf(folder_.path());
   for (size_t i = 0; i < recovered.skipped.size(); ++i) {
     TFSWITCH_RETURN_IF_ERROR(checkpoint::SetNewestAside(state));
@@ -131,7 +131,7 @@ absl::Status StateKeeper::SetSkippedAside(
   return absl::OkStatus();
 }
 
-absl::Status StateKeeper::OpenLog(const Shard::RecoveredState& recovered,
+absl::Status StateKeeper::OpenLog(const RecoveredState& recovered,
                                   const Shard::Interrupt& interrupt,
                                   int64_t* num_replayed) {
   const v1::CheckpointServer& server = recovered.server;
@@ -145,7 +145,7 @@ absl::Status StateKeeper::OpenLog(const Shard::RecoveredState& recovered,
       options.must_reach <= server.last_record()) {
     return SetSkippedAside(recovered);
   }
-  TFSWITCH_RETURN_IF_ERROR(shard_.RecoverGroups(server));
+  TFSWITCH_RETURN_IF_ERROR(shard_.own_state().RecoverGroups(server));
   absl::StatusOr<std::unique_ptr<PushLog>> log =
       PushLog::Open(options, server.last_record() + 1, server.last_record(),
                     [&](uint64_t number, uint32_t type,
@@ -160,20 +160,22 @@ absl::Status StateKeeper::OpenLog(const Shard::RecoveredState& recovered,
   MutexLock lock(&saving_);
   first_record_ = server.last_record() + 1;
   log_ = *std::move(log);
-  TFSWITCH_RETURN_IF_ERROR(shard_.StartLog(log_.get()));
+  TFSWITCH_RETURN_IF_ERROR(shard_.own_state().StartLog(log_.get()));
   // Groups are forgotten if they may lack the last steps of their workers: they
   // would refuse the next steps.
   const bool lacks_records = !had_log || folder_.is_repaired() ||
                              (folder_.has_machine_gone_down() &&
                               options.sync_every > absl::ZeroDuration());
-  if (lacks_records) TFSWITCH_RETURN_IF_ERROR(shard_.ForgetGroups());
+  if (lacks_records)
+    TFSWITCH_RETURN_IF_ERROR(shard_.own_state().ForgetGroups());
   if (options_.has_log) return absl::OkStatus();
   // The folder had a log, but the log is switched off now. Its writes must be
   // saved before writes without records come. Groups are not saved, because the
   // next calls of their workers have no records, either.
-  TFSWITCH_RETURN_IF_ERROR(shard_.StartLog(nullptr));
+  TFSWITCH_RETURN_IF_ERROR(shard_.own_state().StartLog(nullptr));
   TFSWITCH_RETURN_IF_ERROR(
-      shard_.SaveState(DataFolder::StateOf(folder_.path()), interrupt)
+      shard_.own_state()
+          .Save(DataFolder::StateOf(folder_.path()), interrupt)
           .status());
   log_ = nullptr;
   options.progress->acknowledged = 0;
@@ -205,7 +207,7 @@ absl::Status StateKeeper::Save(const Shard::Interrupt& interrupt) {
   MutexLock lock(&saving_);
   TFSWITCH_ASSIGN_OR_RETURN(
       const v1::CheckpointServer saved,
-      shard_.SaveState(DataFolder::StateOf(folder_.path()), interrupt));
+      shard_.own_state().Save(DataFolder::StateOf(folder_.path()), interrupt));
   if (log_ == nullptr) return absl::OkStatus();
   // Keeps the records since the previous save, in case this save is found
   // damaged. After a failed flush they are uncertain, and are not kept.

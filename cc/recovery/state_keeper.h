@@ -73,9 +73,9 @@ class StateKeeper {
   // Whether the log is long or cannot be written.
   bool IsLogLong() const;
   // Sets damaged saves aside after a good one was found.
-  absl::Status SetSkippedAside(const Shard::RecoveredState& recovered) const;
+  absl::Status SetSkippedAside(const RecoveredState& recovered) const;
   // Opens the log, and replays the writes that the recovered state lacks.
-  absl::Status OpenLog(const Shard::RecoveredState& recovered,
+  absl::Status OpenLog(const RecoveredState& recovered,
                        const Shard::Interrupt& interrupt,
                        int64_t* num_replayed);
 

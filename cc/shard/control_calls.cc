@@ -50,8 +50,8 @@ absl::Status Run(const ShardCall& call, const v1::CreateTableRequest& request,
   TFSWITCH_RETURN_IF_ERROR(CheckKnown(request.config()));
   const TableConfig config = FromProto(request.config());
   if (call.only_reads) {
-    TFSWITCH_ASSIGN_OR_RETURN(const Shard::TableHandle there,
-                              call.shard.OpenTable(config));
+    TFSWITCH_ASSIGN_OR_RETURN(const TableCatalogue::Handle there,
+                              call.shard.tables().Open(config));
     response->set_table_incarnation(there.incarnation);
     return absl::OkStatus();
   }
@@ -64,18 +64,18 @@ absl::Status Run(const ShardCall& call, const v1::CreateTableRequest& request,
     }
     v1::CreateTableRequest named = request;
     named.set_table_incarnation(incarnation);
-    return call.shard.Log(RecordType::kCreateTable, named);
+    return call.shard.journal().Log(RecordType::kCreateTable, named);
   };
-  const absl::StatusOr<WriteResult> written = call.shard.WriteOnce(
+  const absl::StatusOr<WriteResult> written = call.shard.journal().WriteOnce(
       IdOf(call, request), log,
       [&]() -> absl::StatusOr<int64_t> {
         TFSWITCH_ASSIGN_OR_RETURN(
-            const Shard::TableHandle made,
-            call.shard.CreateTable(config,
-                                   {incarnation,
-                                    {request.shard_instances().begin(),
-                                     request.shard_instances().end()}},
-                                   request.replaced_incarnation()));
+            const TableCatalogue::Handle made,
+            call.shard.tables().Create(config,
+                                       {incarnation,
+                                        {request.shard_instances().begin(),
+                                         request.shard_instances().end()}},
+                                       request.replaced_incarnation()));
         incarnation = made.incarnation;
         return made.created;
       },
@@ -83,7 +83,7 @@ absl::Status Run(const ShardCall& call, const v1::CreateTableRequest& request,
   if (absl::IsResourceExhausted(written.status()) &&
       request.replaced_incarnation() == 0) {
     // An existing table can be opened even if the disk is full.
-    const auto there = call.shard.OpenTable(config);
+    const auto there = call.shard.tables().Open(config);
     TFSWITCH_RETURN_IF_ERROR(there.ok() ? absl::OkStatus() : written.status());
     response->set_table_incarnation(there->incarnation);
     return absl::OkStatus();
@@ -105,11 +105,13 @@ absl::Status Run(const ShardCall& call, const v1::DropTableRequest& request,
   // drop a table that was created meanwhile.
   TFSWITCH_ASSIGN_OR_RETURN(
       const WriteResult written,
-      call.shard.WriteOnce(
+      call.shard.journal().WriteOnce(
           IdOf(call, request),
-          [&] { return call.shard.Log(RecordType::kDropTable, request); },
+          [&] {
+            return call.shard.journal().Log(RecordType::kDropTable, request);
+          },
           [&]() -> absl::StatusOr<int64_t> {
-            return call.shard.DropTable(request.table());
+            return call.shard.tables().Drop(request.table());
           },
           /*is_alone=*/true));
   response->set_dropped(written.num_rows != 0);
@@ -120,7 +122,8 @@ absl::Status Run(const ShardCall& call, const v1::DropTableRequest& request,
 absl::Status Run(const ShardCall& call, const v1::ListTablesRequest& request,
                  v1::ListTablesResponse* response) {
   if (request.table().empty()) {
-    for (const std::shared_ptr<EmbeddingTable>& table : call.shard.Tables()) {
+    for (const std::shared_ptr<EmbeddingTable>& table :
+         call.shard.tables().All()) {
       if (call.may_see && !call.may_see(table->config().name)) continue;
       *response->add_tables() = ToProto(DescribeTable(*table));
     }
@@ -146,7 +149,7 @@ absl::Status Run(const ShardCall& call, const v1::CommitRoundRequest& request,
   for (const auto& [table, incarnation] : request.table_incarnations()) {
     staged.emplace_back(table, incarnation);
   }
-  const absl::StatusOr<int64_t> committed = call.shard.CommitRound(
+  const absl::StatusOr<int64_t> committed = call.shard.rounds().Commit(
       request.group(), request.round(), staged, call.threads, call.interrupt);
   const bool is_over = IsErrorOfAppliedRound(committed.status());
   const uint64_t newer = is_over ? 0 : NewerInstanceOf(committed.status());
@@ -168,9 +171,9 @@ absl::Status Run(const ShardCall& call, const v1::EraseRequest& request,
   TFSWITCH_RETURN_IF_ERROR(call.shard.FindTable(TableOf(request)).status());
   TFSWITCH_ASSIGN_OR_RETURN(
       const WriteResult written,
-      call.shard.WriteOnce(
+      call.shard.journal().WriteOnce(
           IdOf(call, request),
-          [&] { return call.shard.Log(RecordType::kErase, request); },
+          [&] { return call.shard.journal().Log(RecordType::kErase, request); },
           [&]() -> absl::StatusOr<int64_t> {
             // The call may have waited while the table was replaced.
             TFSWITCH_ASSIGN_OR_RETURN(const auto table,
@@ -225,43 +228,44 @@ absl::Status Run(const ShardCall& call, const v1::CommitExportRequest& request,
 
 absl::Status Run(const ShardCall& call, const v1::PauseRoundsRequest& request,
                  v1::PauseRoundsResponse* response) {
-  TFSWITCH_ASSIGN_OR_RETURN(*response, call.shard.PauseRounds(request));
+  TFSWITCH_ASSIGN_OR_RETURN(*response, call.shard.rounds().Pause(request));
   return absl::OkStatus();
 }
 
 absl::Status Run(const ShardCall& call,
                  const v1::ChooseSnapshotRoundRequest& request,
                  v1::ChooseSnapshotRoundResponse* response) {
-  TFSWITCH_ASSIGN_OR_RETURN(*response, call.shard.ChooseSnapshotRound(request));
+  TFSWITCH_ASSIGN_OR_RETURN(*response,
+                            call.shard.rounds().ChooseSnapshotRound(request));
   return absl::OkStatus();
 }
 
 absl::Status Run(const ShardCall& call, const v1::SaveShardRequest& request,
                  v1::SaveShardResponse* response) {
   TFSWITCH_ASSIGN_OR_RETURN(*response->add_manifest_parts(),
-                            call.shard.SaveShard(request, call.interrupt));
+                            call.shard.saves().Write(request, call.interrupt));
   return absl::OkStatus();
 }
 
 absl::Status Run(const ShardCall& call,
                  const v1::CommitCheckpointRequest& request,
                  v1::CommitCheckpointResponse* response) {
-  TFSWITCH_ASSIGN_OR_RETURN(const int64_t number, call.shard.CommitCheckpoint(
-                                                      request, call.interrupt));
+  TFSWITCH_ASSIGN_OR_RETURN(const int64_t number,
+                            call.shard.saves().Commit(request, call.interrupt));
   response->set_save(number);
   return absl::OkStatus();
 }
 
 absl::Status Run(const ShardCall& call, const v1::AbortSaveRequest& request,
                  v1::AbortSaveResponse* response) {
-  return call.shard.AbortSave(request.path(), request.save_id(),
-                              call.interrupt);
+  return call.shard.saves().Abort(request.path(), request.save_id(),
+                                  call.interrupt);
 }
 
 absl::Status Run(const ShardCall& call, const v1::StageRestoreRequest& request,
                  v1::StageRestoreResponse* response) {
-  TFSWITCH_ASSIGN_OR_RETURN(*response,
-                            call.shard.StageRestore(request, call.interrupt));
+  TFSWITCH_ASSIGN_OR_RETURN(
+      *response, call.shard.restores().Stage(request, call.interrupt));
   return absl::OkStatus();
 }
 
@@ -273,7 +277,8 @@ absl::Status Run(const ShardCall& call, const v1::CommitRestoreRequest& request,
 
 absl::Status Run(const ShardCall& call, const v1::GetProgressRequest& request,
                  v1::GetProgressResponse* response) {
-  call.shard.AddProgressTo(request.id(), response);
+  call.shard.saves().AddProgressTo(request.id(), response);
+  call.shard.restores().AddProgressTo(request.id(), response);
   return absl::OkStatus();
 }
 

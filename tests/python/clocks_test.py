@@ -15,8 +15,8 @@ CALENDAR = {
     "cc/serving/export_folder.cc": 1,  # When an export was made.
     "cc/serving/remote_model.cc": 1,  # Since when a model is served.
     "cc/serving/served_rows.cc": 1,  # The same.
-    "cc/shard/shard.h": 1,  # In an error: when the server was started.
-    "cc/shard/shard_state.cc": 1,  # When a state was saved.
+    "cc/shard/own_state.cc": 1,  # When a state was saved.
+    "cc/shard/table_catalogue.h": 1,  # In an error: since when it runs.
     "cc/sync/coordinator.cc": 1,  # Numbers that grow over restarts.
     "cc/sync/replica_coordinator.cc": 1,  # The same.
     "cc/table/row_statistics.cc": 1,  # The day of a push.

@@ -31,7 +31,7 @@ absl::Status CheckRowQuota(const Caller& caller, const Shard& shard,
   if (record.quota.max_rows == TokenQuota::kNone) return absl::OkStatus();
   const auto count_rows = [&] {
     int64_t rows = 0;
-    for (const auto& each : shard.Tables()) {
+    for (const auto& each : shard.tables().All()) {
       if (!record.MayUse(each->config().name)) continue;
       rows += each->size();
       if (each->config().admission.has_candidates()) {
@@ -73,7 +73,7 @@ absl::Status CheckTableQuota(const Caller& caller, const Shard& shard) {
   const TokenRecord& record = caller.token()->record;
   const uint64_t limit = record.quota.max_tables;
   int64_t count = 0;
-  for (const auto& table : shard.Tables()) {
+  for (const auto& table : shard.tables().All()) {
     if (record.MayUse(table->config().name)) ++count;
   }
   if (static_cast<uint64_t>(count) < limit) return absl::OkStatus();

@@ -29,6 +29,7 @@
 #include "cc/rpc/deadlines.h"
 #include "cc/rpc/server/call_rules.h"
 #include "cc/rpc/status_conversion.h"
+#include "cc/shard/row_work.h"
 #include "cc/wire/codec.h"
 
 namespace tfswitch {
@@ -371,7 +372,7 @@ absl::Status DataPlane::AnswerPart(const Call& call, const PullRequest& pull,
                                    grpc::Slice* answer) const {
   // A caller of role read must not change the server's day.
   if (call.caller.May(v1::ROLE_TRAIN)) {
-    TFSWITCH_RETURN_IF_ERROR(Shard::NoteDay(table, pull.day));
+    TFSWITCH_RETURN_IF_ERROR(NoteDay(table, pull.day));
   }
   const size_t num_floats = pull.keys.size() * table.dim();
   char header[kMaxPartHeader + kMaxPullResponseHeader];

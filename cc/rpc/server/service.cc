@@ -86,12 +86,13 @@ absl::Status Service::Handshake(const ShardCall& call,
                                 const v1::HandshakeRequest& request,
                                 v1::HandshakeResponse* response) const {
   response->set_protocol_version(identity_.protocol_version);
-  response->set_shard_index(shard_->shard_index());
-  response->set_num_shards(shard_->num_shards());
+  response->set_shard_index(shard_->options().shard_index);
+  response->set_num_shards(shard_->options().num_shards);
   response->set_instance_id(shard_->instance_id());
   response->set_max_message_bytes(identity_.max_message_bytes);
   *response->mutable_security() = identity_.security;
-  if (const auto recovery = shard_->recovery(); recovery.has_value()) {
+  if (const auto recovery = shard_->own_state().report();
+      recovery.has_value()) {
     *response->mutable_recovery() = *recovery;
   }
   return CheckVersion(call, request.protocol_version());

@@ -167,11 +167,11 @@ TEST(ShardedClientTest, AShardThatWasStartedAnewComesToTheRoundOfTheOthers) {
   const WorkerGroup::Place place = groups.Join("g", 0, 0, 0, 0, "").value();
   const GroupMember worker = MemberOf("g", 0, place.incarnation());
   Round none = RoundOf(WorkerGroup::kNoRound, {}, place.group_instance() - 1);
-  ASSERT_TRUE(cluster.shard(1).CommitRound("g", none).ok());
+  ASSERT_TRUE(cluster.shard(1).rounds().Commit("g", none).ok());
   for (int64_t clock = 0; clock < 3; ++clock) {
     ASSERT_TRUE(groups.Arrive(worker, clock, clock, 1.0, {}).ok());
     const Round round = *groups.WaitForRound(worker, clock, SteadyNow());
-    ASSERT_EQ(cluster.shard(0).CommitRound("g", round).value(), clock);
+    ASSERT_EQ(cluster.shard(0).rounds().Commit("g", round).value(), clock);
   }
   const ScopedFolder folder;
 
@@ -179,7 +179,7 @@ TEST(ShardedClientTest, AShardThatWasStartedAnewComesToTheRoundOfTheOthers) {
 
   ASSERT_TRUE(report.ok()) << report.status();
   none.set_group_instance(place.group_instance());
-  EXPECT_EQ(cluster.shard(1).CommitRound("g", none).value(), 2);
+  EXPECT_EQ(cluster.shard(1).rounds().Commit("g", none).value(), 2);
 }
 
 TEST(ShardedClientTest, BadGradientReachesNoShard) {

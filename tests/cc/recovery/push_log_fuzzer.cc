@@ -77,7 +77,9 @@ class Server {
 
   int64_t NumRows() const {
     int64_t rows = 0;
-    for (const auto& table : shard_->Tables()) rows += table->stats().num_rows;
+    for (const auto& table : shard_->tables().All()) {
+      rows += table->stats().num_rows;
+    }
     return rows;
   }
 

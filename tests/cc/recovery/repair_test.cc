@@ -79,7 +79,9 @@ class Server {
 
   const absl::Status& status() const { return status_; }
   Shard& shard() { return *shard_; }
-  uint64_t lost_writes() const { return shard_->recovery()->lost_writes(); }
+  uint64_t lost_writes() const {
+    return shard_->own_state().report()->lost_writes();
+  }
   absl::Status Save() { return keeper_->Save(); }
 
   absl::Status Push(Key key) {
@@ -128,7 +130,7 @@ void MakeFolder(const std::string& path, bool is_always_synced) {
   config.name = "t";
   config.dim = 1;
   config.optimizer = SgdConfig{};
-  ASSERT_TRUE(server.shard().CreateTable(config).ok());
+  ASSERT_TRUE(server.shard().tables().Create(config).ok());
   for (Key key = 1; key <= kWrites; ++key) {
     ASSERT_TRUE(server.Push(key).ok());
     if (key == kFirstSaved || key == kSaved) {

@@ -64,19 +64,19 @@ class ServerRun {
     v1::SaveShardRequest save;
     save.set_path(path);
     save.set_save_id("s");
-    const auto part = shard_.SaveShard(save);
+    const auto part = shard_.saves().Write(save);
     if (!part.ok()) return part.status();
     v1::CommitCheckpointRequest commit;
     commit.set_path(path);
     commit.set_save_id("s");
     *commit.add_manifest_parts() = *part;
-    return shard_.CommitCheckpoint(commit).status();
+    return shard_.saves().Commit(commit).status();
   }
   absl::Status StageRestore(const std::string& path, const std::string& id) {
     v1::StageRestoreRequest restore;
     restore.set_path(path);
     restore.set_restore_id(id);
-    return shard_.StageRestore(restore).status();
+    return shard_.restores().Stage(restore).status();
   }
 
   // With gradients of 1 and a learning rate of 1.
@@ -157,8 +157,8 @@ TEST(StateKeeperTest, AServerComesBackAsItWasStopped) {
   {
     ServerRun run(scoped.path(), options);
     ASSERT_TRUE(run.Recover().ok());
-    EXPECT_FALSE(run->recovery().has_value());
-    ASSERT_TRUE(run->CreateTable(Adagrad(), {77, {5, 6}}).ok());
+    EXPECT_FALSE(run->own_state().report().has_value());
+    ASSERT_TRUE(run->tables().Create(Adagrad(), {77, {5, 6}}).ok());
     ASSERT_TRUE(run.Push(keys).ok());
     ASSERT_TRUE(run.Push({keys[3]}).ok());
     rows = run.Rows();
@@ -173,7 +173,7 @@ TEST(StateKeeperTest, AServerComesBackAsItWasStopped) {
   ASSERT_TRUE(table.ok()) << table.status();
   EXPECT_EQ((*table)->identity().shard_instances,
             (std::vector<uint64_t>{5, 6}));
-  EXPECT_EQ(run->recovery()->lost_writes(), 0u);
+  EXPECT_EQ(run->own_state().report()->lost_writes(), 0u);
 }
 
 TEST(StateKeeperTest, WritesGoOnWhileASaveIsWrittenAndAreNotInIt) {
@@ -182,7 +182,7 @@ TEST(StateKeeperTest, WritesGoOnWhileASaveIsWrittenAndAreNotInIt) {
   {
     ServerRun run(scoped.path());
     ASSERT_TRUE(run.Recover().ok());
-    ASSERT_TRUE(run->CreateTable(Adagrad()).ok());
+    ASSERT_TRUE(run->tables().Create(Adagrad()).ok());
     ASSERT_TRUE(run.Push({1, 2}, {9, 1}).ok());
     rows = run.Rows();
     bool was_pushed = false;
@@ -200,7 +200,7 @@ TEST(StateKeeperTest, WritesGoOnWhileASaveIsWrittenAndAreNotInIt) {
   ServerRun run(scoped.path());
   ASSERT_TRUE(run.Recover().ok());
   EXPECT_EQ(run.Rows(), rows);
-  EXPECT_EQ(run->recovery()->lost_writes(), 1u);
+  EXPECT_EQ(run->own_state().report()->lost_writes(), 1u);
   EXPECT_FALSE(run.Push({1, 3}, {9, 2})->duplicate);
 }
 
@@ -210,7 +210,7 @@ TEST(StateKeeperTest, WritesWaitOnceASaveHasTakenItsMemory) {
   options.max_save_bytes = 1;
   ServerRun run(scoped.path(), options);
   ASSERT_TRUE(run.Recover().ok());
-  ASSERT_TRUE(run->CreateTable(Adagrad()).ok());
+  ASSERT_TRUE(run->tables().Create(Adagrad()).ok());
   ASSERT_TRUE(run.Push({1}).ok());
   std::vector<Key> keys(50'000);
   std::future<bool> waiting;
@@ -281,7 +281,7 @@ TEST(StateKeeperTest, SavesOfChangesBringTheSameRowsAsTheyWere) {
     for (int start = 0; start < 4; ++start) {
       ServerRun run(scoped.path());
       ASSERT_TRUE(run.Recover().ok());
-      ASSERT_TRUE(run->CreateTable(config).ok());
+      ASSERT_TRUE(run->tables().Create(config).ok());
       ASSERT_EQ(run.Rows(), rows);
       if (start > 0) {
         ASSERT_EQ(counts(run), counted);
@@ -317,7 +317,7 @@ TEST(StateKeeperTest, ASaveThatSharesNoFileStays) {
   {
     ServerRun run(scoped.path());
     ASSERT_TRUE(run.Recover().ok());
-    ASSERT_TRUE(run->CreateTable(Adagrad()).ok());
+    ASSERT_TRUE(run->tables().Create(Adagrad()).ok());
     // The 31st has all rows again.
     for (Key key = 0; key < 33; ++key) {
       ASSERT_TRUE(run.Push({key}).ok());
@@ -339,7 +339,7 @@ TEST(StateKeeperTest, WritesSinceTheSaveAreCounted) {
   {
     ServerRun run(scoped.path());
     ASSERT_TRUE(run.Recover().ok());
-    ASSERT_TRUE(run->CreateTable(Adagrad()).ok());
+    ASSERT_TRUE(run->tables().Create(Adagrad()).ok());
     ASSERT_TRUE(run.keeper().Stop().ok());
     for (int i = 0; i < 3; ++i) ASSERT_TRUE(run.Push({1}).ok());
     ASSERT_EQ(run.Push({1}, {4, 1})->duplicate, false);
@@ -348,8 +348,8 @@ TEST(StateKeeperTest, WritesSinceTheSaveAreCounted) {
   for (const uint64_t lost : {4, 0}) {  // Those are said once.
     ServerRun run(scoped.path());
     ASSERT_TRUE(run.Recover().ok());
-    EXPECT_EQ(run->recovery()->lost_writes(), lost);
-    EXPECT_FALSE(run->recovery()->are_at_least());
+    EXPECT_EQ(run->own_state().report()->lost_writes(), lost);
+    EXPECT_FALSE(run->own_state().report()->are_at_least());
     EXPECT_TRUE(run.Rows().empty());
   }
 }
@@ -360,7 +360,7 @@ TEST(StateKeeperTest, AWriteThatWasSavedIsNotAppliedAgain) {
   {
     ServerRun run(scoped.path());
     ASSERT_TRUE(run.Recover().ok());
-    ASSERT_TRUE(run->CreateTable(Adagrad()).ok());
+    ASSERT_TRUE(run->tables().Create(Adagrad()).ok());
     num_rows = run.Push({1, 2, 3}, {9, 40})->num_rows;
     ASSERT_TRUE(run.Push({1}, {9, 41}).ok());
     ASSERT_TRUE(run.keeper().Stop().ok());
@@ -396,7 +396,7 @@ TEST(StateKeeperTest, ADamagedSaveIsSkippedAndAFolderWithNoGoodOneRefused) {
   {
     ServerRun run(scoped.path());
     ASSERT_TRUE(run.Recover().ok());
-    ASSERT_TRUE(run->CreateTable(Adagrad()).ok());
+    ASSERT_TRUE(run->tables().Create(Adagrad()).ok());
     ASSERT_TRUE(run.Push({1}, {9, 40}).ok());
     ASSERT_TRUE(run.keeper().Stop().ok());
     absl::SleepFor(absl::Milliseconds(2));  // A later id.
@@ -409,7 +409,7 @@ TEST(StateKeeperTest, ADamagedSaveIsSkippedAndAFolderWithNoGoodOneRefused) {
     ASSERT_TRUE(run.Recover().ok());
     EXPECT_EQ(run.Rows().count(1), 1u);
     EXPECT_EQ(run.Rows().count(2), 0u);
-    EXPECT_EQ(run->recovery()->lost_writes(), 1u);
+    EXPECT_EQ(run->own_state().report()->lost_writes(), 1u);
     // The damaged one is no save any more.
     ASSERT_TRUE(run.keeper().Stop().ok());
   }
@@ -438,7 +438,7 @@ TEST(StateKeeperTest, DamageInFilesThatAreNotNeededHindersNoStart) {
   {
     ServerRun run(whole);
     ASSERT_TRUE(run.Recover().ok());
-    ASSERT_TRUE(run->CreateTable(Adagrad()).ok());
+    ASSERT_TRUE(run->tables().Create(Adagrad()).ok());
     for (const Key key : {1, 2, 3}) {
       ASSERT_TRUE(run.Push({key}).ok());
       ASSERT_TRUE(run.keeper().Stop().ok());
@@ -497,7 +497,7 @@ TEST(StateKeeperTest, ItSavesAtIntervals) {
   options.save_every = absl::Milliseconds(20);
   ServerRun run(scoped.path(), {}, options);
   ASSERT_TRUE(run.Recover().ok());
-  ASSERT_TRUE(run->CreateTable(Adagrad()).ok());
+  ASSERT_TRUE(run->tables().Create(Adagrad()).ok());
 
   run.keeper().Start();
 
@@ -512,7 +512,7 @@ TEST(StateKeeperTest, FilesOfASaveThatDiedHalfWayAreRemoved) {
   {
     ServerRun run(scoped.path());
     ASSERT_TRUE(run.Recover().ok());
-    ASSERT_TRUE(run->CreateTable(Adagrad()).ok());
+    ASSERT_TRUE(run->tables().Create(Adagrad()).ok());
     ASSERT_TRUE(run.Push({1}).ok());
     ASSERT_TRUE(run.keeper().Stop().ok());
   }
@@ -534,13 +534,13 @@ TEST(StateKeeperTest, ClientsMayUseTheFolderButNotTheServersOwnState) {
   options.checkpoint_root = DataFolder::CheckpointsOf(scoped.path());
   ServerRun run(scoped.path(), options);
   ASSERT_TRUE(run.Recover().ok());
-  ASSERT_TRUE(run->CreateTable(Adagrad()).ok());
+  ASSERT_TRUE(run->tables().Create(Adagrad()).ok());
   ASSERT_TRUE(run.Push({1}).ok());
   v1::SaveShardRequest request;
   const auto save = [&](const std::string& path) {
     request.set_path(path);
     request.set_save_id(absl::StrCat("s", path.size()));
-    return run->SaveShard(request).status();
+    return run->saves().Write(request).status();
   };
 
   EXPECT_TRUE(save("daily").ok());
@@ -629,10 +629,10 @@ TEST(PushLogRecoveryTest, EachKindOfWriteComesBack) {
     ASSERT_TRUE(run.Recover().ok());
 
     EXPECT_EQ(run.Rows(), rows);
-    EXPECT_EQ(run->Tables().size(), 2u);
+    EXPECT_EQ(run->tables().All().size(), 2u);
     EXPECT_TRUE(run->FindTable("open").value()->config().optimizer ==
                 OptimizerConfig(AdagradConfig()));
-    EXPECT_EQ(run->recovery()->lost_writes(), 0u);
+    EXPECT_EQ(run->own_state().report()->lost_writes(), 0u);
     EXPECT_TRUE(run.Push({3, 6}, {9, 2})->duplicate);
   }
 }
@@ -683,7 +683,7 @@ TEST(PushLogRecoveryTest, EachGradientCountsOnceWhileStatesAreSaved) {
   for (const auto& [key, row] : rows) {
     EXPECT_EQ(row[0], -static_cast<float>(num_pushes)) << key;
   }
-  EXPECT_EQ(run->recovery()->lost_writes(), 0u);
+  EXPECT_EQ(run->own_state().report()->lost_writes(), 0u);
 }
 
 TEST(PushLogRecoveryTest, AStepOfWorkersThatIsOpenIsClosedAfterwards) {
@@ -727,7 +727,7 @@ TEST(PushLogRecoveryTest, AStepOfWorkersThatIsOpenIsClosedAfterwards) {
       };
       ASSERT_TRUE(run->Push({1, 2}, {8, 1}, true, step(0, 0)).ok());
       ASSERT_TRUE(run->Push({2, 3}, {9, 1}, true, step(1, 0)).ok());
-      ASSERT_EQ((*run)->CommitRound("g", round(0)).value(), 0);
+      ASSERT_EQ((*run)->rounds().Commit("g", round(0)).value(), 0);
       ASSERT_TRUE(run->Push({2, 3}, {8, 2}, true, step(0, 1)).ok());
       restart();
       ASSERT_TRUE(run->Push({3, 4}, {9, 2}, true, step(1, 1)).ok());
@@ -736,7 +736,7 @@ TEST(PushLogRecoveryTest, AStepOfWorkersThatIsOpenIsClosedAfterwards) {
         v1::PauseRoundsRequest hold;
         hold.set_save_id("s");
         hold.set_hold_ms(10'000);
-        ASSERT_TRUE((*run)->PauseRounds(hold).ok());
+        ASSERT_TRUE((*run)->rounds().Pause(hold).ok());
         v1::SaveShardRequest save;
         save.set_path(absl::StrCat(scoped.path(), "/save"));
         save.set_save_id("s");
@@ -744,13 +744,13 @@ TEST(PushLogRecoveryTest, AStepOfWorkersThatIsOpenIsClosedAfterwards) {
         v1::CommitRoundRequest& last = *save.mutable_cut()->add_rounds();
         last.set_group("g");
         *last.mutable_round() = round(1);
-        const auto part = (*run)->SaveShard(save);
+        const auto part = (*run)->saves().Write(save);
         ASSERT_TRUE(part.ok()) << part.status();
       } else {
-        ASSERT_EQ((*run)->CommitRound("g", round(1)).value(), 1);
+        ASSERT_EQ((*run)->rounds().Commit("g", round(1)).value(), 1);
       }
       restart();
-      ASSERT_EQ((*run)->CommitRound("g", round(1)).value(), 1);  // Again.
+      ASSERT_EQ((*run)->rounds().Commit("g", round(1)).value(), 1);  // Again.
       if (!is_killed) undisturbed = run->Rows();
       EXPECT_EQ(run->Rows(), undisturbed);
       EXPECT_EQ(undisturbed.size(), 4u);
@@ -848,7 +848,7 @@ TEST_F(GroupRecoveryTest, TheOpenStepOfAGroupCountsAfterAKill) {
         ASSERT_TRUE(round.ok()) << round.status();
         EXPECT_EQ(round->group_instance(), instance_);
         EXPECT_EQ(round->contributions_size(), 2);
-        ASSERT_EQ((*run_)->CommitRound("g", *round).value(), clock);
+        ASSERT_EQ((*run_)->rounds().Commit("g", *round).value(), clock);
         Kill(is_killed, is_saved);
       }
       if (!is_killed) undisturbed = run_->Rows();
@@ -1110,7 +1110,7 @@ TEST(PushLogRecoveryTest, RestoredRowsAreSavedAtOnce) {
   {
     ServerRun run(scoped.path() + "/data", options, WithLog());
     ASSERT_TRUE(run.Recover().ok());
-    ASSERT_TRUE(run->CreateTable(Adagrad()).ok());
+    ASSERT_TRUE(run->tables().Create(Adagrad()).ok());
     ASSERT_TRUE(run.Push({1, 2}).ok());
     ASSERT_TRUE(run.SaveNow().ok());
     ASSERT_TRUE(run.SaveForClient("saved").ok());
@@ -1142,7 +1142,7 @@ TEST(PushLogRecoveryTest, ADamagedLogDoesNotCostTheRowsOfTheSave) {
   {
     ServerRun run(scoped.path(), {}, options);
     ASSERT_TRUE(run.Recover().ok());
-    ASSERT_TRUE(run->CreateTable(Adagrad()).ok());
+    ASSERT_TRUE(run->tables().Create(Adagrad()).ok());
     ASSERT_TRUE(run.Push({1, 2}).ok());
     ASSERT_TRUE(run.SaveNow().ok());
     for (const Key key : {3, 4, 5}) ASSERT_TRUE(run.Push({key}).ok());
@@ -1179,7 +1179,7 @@ TEST(PushLogRecoveryTest, ADamagedLogDoesNotCostTheRowsOfTheSave) {
   ServerRun run(scoped.path(), {}, options);
   ASSERT_TRUE(run.Recover().ok());
   EXPECT_EQ(run.Rows().size(), 2u);
-  EXPECT_EQ(run->recovery()->lost_writes(), 3u);
+  EXPECT_EQ(run->own_state().report()->lost_writes(), 3u);
 }
 
 TEST(PushLogRecoveryTest, ARestoreThatAKillHasEndedIsUndone) {
@@ -1192,7 +1192,7 @@ TEST(PushLogRecoveryTest, ARestoreThatAKillHasEndedIsUndone) {
   {
     ServerRun run(data, options, WithLog());
     ASSERT_TRUE(run.Recover().ok());
-    ASSERT_TRUE(run->CreateTable(Adagrad()).ok());
+    ASSERT_TRUE(run->tables().Create(Adagrad()).ok());
     ASSERT_TRUE(run.SaveNow().ok());
     ASSERT_TRUE(run.Push({1, 2}).ok());
     ASSERT_TRUE(run.SaveForClient("saved").ok());

@@ -12,6 +12,7 @@
 #include "cc/base/status_macros.h"
 #include "cc/base/steady_clock.h"
 #include "cc/shard/control_calls.h"
+#include "cc/shard/row_work.h"
 #include "cc/wire/codec.h"
 #include "cc/wire/report_conversion.h"
 #include "google/protobuf/message.h"
@@ -65,7 +66,7 @@ absl::Status Pull(Shard& shard, PullRequest pull, v1::PullResponse* response) {
   const Blocks blocks(&pull);
   TFSWITCH_ASSIGN_OR_RETURN(
       const auto table, shard.FindTable({pull.table, pull.table_incarnation}));
-  TFSWITCH_RETURN_IF_ERROR(Shard::NoteDay(*table, pull.day));
+  TFSWITCH_RETURN_IF_ERROR(NoteDay(*table, pull.day));
   const size_t num_floats = pull.keys.size() * table->dim();
   if (num_floats > kMaxAnswerFloats) {
     return absl::ResourceExhaustedError("the answer is too long");

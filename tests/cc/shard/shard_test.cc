@@ -53,7 +53,7 @@ TableConfig Config(const std::string& name) {
 absl::StatusOr<WriteResult> WriteOnce(
     Shard& shard, uint64_t client_id, uint64_t sequence,
     absl::FunctionRef<absl::StatusOr<int64_t>()> write) {
-  return shard.WriteOnce(
+  return shard.journal().WriteOnce(
       {client_id, sequence}, [] { return absl::StatusOr<uint64_t>(0); }, write);
 }
 
@@ -69,18 +69,18 @@ TEST(ShardTest, ATableTooManyIsRefusedAndNamed) {
   ShardOptions options;
   options.max_tables = 2;
   Shard shard(options);
-  ASSERT_TRUE(shard.CreateTable(Config("a")).ok());
-  ASSERT_TRUE(shard.CreateTable(Config("b")).ok());
+  ASSERT_TRUE(shard.tables().Create(Config("a")).ok());
+  ASSERT_TRUE(shard.tables().Create(Config("b")).ok());
 
-  const absl::Status status = shard.CreateTable(Config("c")).status();
+  const absl::Status status = shard.tables().Create(Config("c")).status();
 
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(
       std::string(status.message()),
       AllOf(HasSubstr("'c'"), HasSubstr("2"), HasSubstr("--max_tables")));
-  EXPECT_FALSE(shard.CreateTable(Config("b"))->created);  // It is there.
-  ASSERT_TRUE(shard.DropTable("a"));
-  EXPECT_TRUE(shard.CreateTable(Config("c"))->created);
+  EXPECT_FALSE(shard.tables().Create(Config("b"))->created);  // It is there.
+  ASSERT_TRUE(shard.tables().Drop("a"));
+  EXPECT_TRUE(shard.tables().Create(Config("c"))->created);
 }
 
 TEST(ShardTest, OfManyWhoMakeATableAtOnceOneDoes) {
@@ -101,12 +101,13 @@ TEST(ShardTest, OfManyWhoMakeATableAtOnceOneDoes) {
       while (num_ready < kThreads) std::this_thread::yield();
       for (int i = 0; i < kTables; ++i) {
         const std::string name = std::to_string(i);
-        num_made += shard.CreateTable(Config(name))->created ? 1 : 0;
+        num_made += shard.tables().Create(Config(name))->created ? 1 : 0;
         found[t * kTables + i] = shard.FindTable(name).value();
         TableConfig other = Config(name);
         other.dim = 3;
         num_refused +=
-            absl::IsAlreadyExists(shard.CreateTable(other).status()) ? 1 : 0;
+            absl::IsAlreadyExists(shard.tables().Create(other).status()) ? 1
+                                                                         : 0;
       }
     });
   }
@@ -135,12 +136,13 @@ TEST(ShardTest, BloomFiltersOfAllTablesShareOneLimit) {
                                    config("", 1'000'000).admission.policy),
                                config("", 1).num_virtual_shards));
   Shard shard(options);
-  ASSERT_TRUE(shard.CreateTable(config("a", 1'000'000)).ok());
-  ASSERT_TRUE(shard.CreateTable(config("b", 1'000'000)).ok());
+  ASSERT_TRUE(shard.tables().Create(config("a", 1'000'000)).ok());
+  ASSERT_TRUE(shard.tables().Create(config("b", 1'000'000)).ok());
 
   const absl::Status beside =
-      shard.CreateTable(config("c", 1'000'000)).status();
-  const absl::Status alone = shard.CreateTable(config("c", 9'000'000)).status();
+      shard.tables().Create(config("c", 1'000'000)).status();
+  const absl::Status alone =
+      shard.tables().Create(config("c", 9'000'000)).status();
 
   EXPECT_EQ(beside.code(), absl::StatusCode::kResourceExhausted) << beside;
   EXPECT_EQ(alone.code(), absl::StatusCode::kInvalidArgument) << alone;
@@ -149,14 +151,14 @@ TEST(ShardTest, BloomFiltersOfAllTablesShareOneLimit) {
                 AllOf(HasSubstr("'c'"), HasSubstr(" GB"),
                       HasSubstr("--max_bloom_bytes")));
   }
-  EXPECT_TRUE(shard.CreateTable(Config("c")).ok());
-  ASSERT_TRUE(shard.DropTable("a"));
-  EXPECT_TRUE(shard.CreateTable(config("d", 1'000'000)).ok());
+  EXPECT_TRUE(shard.tables().Create(Config("c")).ok());
+  ASSERT_TRUE(shard.tables().Drop("a"));
+  EXPECT_TRUE(shard.tables().Create(config("d", 1'000'000)).ok());
 }
 
 TEST(ShardTest, KeyOfAnotherShardIsRefusedAndItsOwnerNamed) {
   Shard shard(ShardOptions{0, 2});
-  ASSERT_TRUE(shard.CreateTable(Config("t")).ok());
+  ASSERT_TRUE(shard.tables().Create(Config("t")).ok());
   const auto table = shard.FindTable("t").value();
   Key foreign = 0;
   while (OwnerOfVirtualShard(VirtualShardOf(foreign, 1024), 1024, 2) != 1) {
@@ -202,7 +204,7 @@ TEST(ShardTest, MoreServersThanVirtualShardsIsRefused) {
   TableConfig config = Config("t");
   config.num_virtual_shards = 2;
 
-  EXPECT_EQ(shard.CreateTable(config).status().code(),
+  EXPECT_EQ(shard.tables().Create(config).status().code(),
             absl::StatusCode::kInvalidArgument);
 }
 
@@ -225,7 +227,7 @@ TEST(ShardTest, APushThatRanOutOfMemoryCountsAsApplied) {
     small.rlim_cur = pages * static_cast<size_t>(sysconf(_SC_PAGESIZE)) +
                      (size_t{800} << 20);
     ASSERT_EQ(setrlimit(RLIMIT_AS, &small), 0);
-    const auto created = shard.CreateTable(config);
+    const auto created = shard.tables().Create(config);
     ASSERT_EQ(setrlimit(RLIMIT_AS, &before), 0);
     ASSERT_TRUE(created.ok()) << created.status();
   }
@@ -267,7 +269,7 @@ TEST(ShardTest, APushHeldBackPastTheWindowIsRefusedAndNotApplied) {
   Shard shard{ShardOptions{}};
   TableConfig config = Config("t");
   config.initializer = ConstantInitializer{10.0f};
-  ASSERT_TRUE(shard.CreateTable(config).ok());
+  ASSERT_TRUE(shard.tables().Create(config).ok());
   const auto table = shard.FindTable("t").value();
   const std::vector<Key> keys = {1};
   const std::vector<float> ones(2, 1.0f);
@@ -343,11 +345,11 @@ TEST(ShardTest, AWriteThatFailedMayBeTriedAgainUnderItsIdentity) {
 
 TEST(ShardTest, ADroppedTableLivesWhileItIsUsed) {
   Shard shard(ShardOptions{});
-  ASSERT_TRUE(shard.CreateTable(Config("t")).ok());
+  ASSERT_TRUE(shard.tables().Create(Config("t")).ok());
   const auto table = shard.FindTable("t").value();
 
-  EXPECT_TRUE(shard.DropTable("t"));
-  EXPECT_FALSE(shard.DropTable("t"));
+  EXPECT_TRUE(shard.tables().Drop("t"));
+  EXPECT_FALSE(shard.tables().Drop("t"));
 
   std::vector<float> out(2);
   EXPECT_TRUE(shard.Pull(*table, {1}, true, absl::MakeSpan(out)).ok());
@@ -355,15 +357,15 @@ TEST(ShardTest, ADroppedTableLivesWhileItIsUsed) {
 
 TEST(ShardTest, ATableGoesWithItsLastHold) {
   Shard shard(ShardOptions{});
-  EXPECT_FALSE(shard.HoldTable("t").ok());
-  ASSERT_TRUE(shard.CreateTable(Config("t")).ok());
-  ASSERT_TRUE(shard.CreateTable(Config("never held")).ok());
-  ASSERT_TRUE(shard.HoldTable("t").ok());
-  ASSERT_TRUE(shard.HoldTable("t").ok());
+  EXPECT_FALSE(shard.tables().Hold("t").ok());
+  ASSERT_TRUE(shard.tables().Create(Config("t")).ok());
+  ASSERT_TRUE(shard.tables().Create(Config("never held")).ok());
+  ASSERT_TRUE(shard.tables().Hold("t").ok());
+  ASSERT_TRUE(shard.tables().Hold("t").ok());
 
-  shard.ReleaseTable("t");
+  shard.tables().Release("t");
   EXPECT_TRUE(shard.FindTable("t").ok());
-  shard.ReleaseTable("t");
+  shard.tables().Release("t");
 
   EXPECT_FALSE(shard.FindTable("t").ok());
   EXPECT_TRUE(shard.FindTable("never held").ok());
@@ -372,8 +374,8 @@ TEST(ShardTest, ATableGoesWithItsLastHold) {
 TEST(ShardTest, ATableThatIsMadeAgainWithoutItsRowsIsWarnedOf) {
   Shard shard(ShardOptions{});
   const auto make = [&](bool with_row) {
-    ASSERT_TRUE(shard.CreateTable(Config("t")).ok());
-    ASSERT_TRUE(shard.HoldTable("t").ok());
+    ASSERT_TRUE(shard.tables().Create(Config("t")).ok());
+    ASSERT_TRUE(shard.tables().Hold("t").ok());
     if (!with_row) return;
     std::vector<float> out(2);
     ASSERT_TRUE(
@@ -382,20 +384,20 @@ TEST(ShardTest, ATableThatIsMadeAgainWithoutItsRowsIsWarnedOf) {
             .ok());
   };
   const auto warnings = [&](bool drops) {
-    if (drops) shard.DropTable("t");
+    if (drops) shard.tables().Drop("t");
     testing::internal::CaptureStderr();
     make(false);
     LogWriter::Get().Flush(absl::Minutes(1));
     return testing::internal::GetCapturedStderr();
   };
   make(true);
-  shard.ReleaseTable("t");
+  shard.tables().Release("t");
   EXPECT_THAT(warnings(/*drops=*/false), HasSubstr("table 't' had 1 rows"));
-  shard.ReleaseTable("t");  // It had none.
+  shard.tables().Release("t");  // It had none.
   EXPECT_EQ(warnings(/*drops=*/false), "");
-  shard.ReleaseTable("t");
+  shard.tables().Release("t");
   make(true);
-  shard.ReleaseTable("t");
+  shard.tables().Release("t");
   EXPECT_EQ(warnings(/*drops=*/true), "");
 }
 
@@ -452,15 +454,15 @@ class CheckpointFolderTest : public testing::Test {
 
   static absl::Status Save(Shard&& shard, const std::string& path,
                            const std::string& save_id = "s") {
-    EXPECT_TRUE(shard.CreateTable(Config("t")).ok());
+    EXPECT_TRUE(shard.tables().Create(Config("t")).ok());
     std::vector<float> out(6);
     EXPECT_TRUE(shard
                     .Pull(*shard.FindTable("t").value(), {1, 2, 3}, true,
                           absl::MakeSpan(out))
                     .ok());
-    const auto part = shard.SaveShard(SaveOf(path, save_id, false, {"t"}));
+    const auto part = shard.saves().Write(SaveOf(path, save_id, false, {"t"}));
     if (!part.ok()) return part.status();
-    return shard.CommitCheckpoint(CommitOf(path, save_id, {*part}, 2)).status();
+    return shard.saves().Commit(CommitOf(path, save_id, {*part}, 2)).status();
   }
 
   std::string root_;
@@ -469,11 +471,11 @@ class CheckpointFolderTest : public testing::Test {
 // As a handler of a signal might.
 TEST_F(CheckpointFolderTest, ASaveInsideASaveOfItsThreadIsRefused) {
   Shard shard(OptionsBelow(root_));
-  ASSERT_TRUE(shard.CreateTable(Config("t")).ok());
+  ASSERT_TRUE(shard.tables().Create(Config("t")).ok());
   absl::Status inside;
 
-  const auto part = shard.SaveShard(SaveOf("outer", "o", true), [&] {
-    inside = shard.SaveShard(SaveOf("inner", "i", true)).status();
+  const auto part = shard.saves().Write(SaveOf("outer", "o", true), [&] {
+    inside = shard.saves().Write(SaveOf("inner", "i", true)).status();
     return absl::OkStatus();
   });
 
@@ -483,24 +485,24 @@ TEST_F(CheckpointFolderTest, ASaveInsideASaveOfItsThreadIsRefused) {
 
 TEST_F(CheckpointFolderTest, ASaveDoesNotHaveATableThatWentWhileItWaited) {
   Shard shard(OptionsBelow(root_));
-  ASSERT_TRUE(shard.CreateTable(Config("t")).ok());
+  ASSERT_TRUE(shard.tables().Create(Config("t")).ok());
   std::promise<void> waits;
   std::once_flag is_said;
   std::future<absl::Status> second;
 
-  const auto first = shard.SaveShard(SaveOf("first", "f", true), [&] {
+  const auto first = shard.saves().Write(SaveOf("first", "f", true), [&] {
     if (second.valid()) return absl::OkStatus();
     second = std::async(std::launch::async, [&] {
-      return shard
-          .SaveShard(SaveOf("second", "s", true),
-                     [&] {
-                       std::call_once(is_said, [&] { waits.set_value(); });
-                       return absl::OkStatus();
-                     })
+      return shard.saves()
+          .Write(SaveOf("second", "s", true),
+                 [&] {
+                   std::call_once(is_said, [&] { waits.set_value(); });
+                   return absl::OkStatus();
+                 })
           .status();
     });
     waits.get_future().wait();
-    EXPECT_TRUE(shard.DropTable("t"));
+    EXPECT_TRUE(shard.tables().Drop("t"));
     return absl::OkStatus();
   });
 
@@ -523,15 +525,14 @@ TEST_F(CheckpointFolderTest, PathsOfClientsLieBelowTheRoot) {
                                 "good/../../x", "link", "link/x", "inner"}) {
     Shard shard(OptionsBelow(root_));
     const absl::Status stage =
-        shard.StageRestore(RestoreOf(path, "r")).status();
+        shard.restores().Stage(RestoreOf(path, "r")).status();
     EXPECT_EQ(stage.code(), absl::StatusCode::kPermissionDenied)
         << path << stage;
-    EXPECT_EQ(shard.AbortSave(path, "s").code(),
+    EXPECT_EQ(shard.saves().Abort(path, "s").code(),
               absl::StatusCode::kPermissionDenied)
         << path;
-    EXPECT_EQ(
-        shard.CommitCheckpoint(CommitOf(path, "s", {}, 2)).status().code(),
-        absl::StatusCode::kPermissionDenied)
+    EXPECT_EQ(shard.saves().Commit(CommitOf(path, "s", {}, 2)).status().code(),
+              absl::StatusCode::kPermissionDenied)
         << path;
     const absl::Status save = Save(std::move(shard), path);
     EXPECT_EQ(save.code(), absl::StatusCode::kPermissionDenied) << path;
@@ -553,75 +554,76 @@ TEST_F(CheckpointFolderTest, IdsThatAreNoNamesAreRefused) {
   Shard shard(OptionsBelow(root_));
   for (const std::string& id :
        std::vector<std::string>{"", "../x", "a/b", "a b", "a\nb"}) {
-    EXPECT_EQ(shard.SaveShard(SaveOf("x", id, false)).status().code(),
+    EXPECT_EQ(shard.saves().Write(SaveOf("x", id, false)).status().code(),
               absl::StatusCode::kInvalidArgument);
-    EXPECT_EQ(shard.AbortSave("x", id).code(),
+    EXPECT_EQ(shard.saves().Abort("x", id).code(),
               absl::StatusCode::kInvalidArgument);
-    EXPECT_EQ(shard.StageRestore(RestoreOf("good", id)).status().code(),
+    EXPECT_EQ(shard.restores().Stage(RestoreOf("good", id)).status().code(),
               absl::StatusCode::kInvalidArgument);
   }
   const std::string with_nul("x\0y", 3);
-  EXPECT_EQ(shard.SaveShard(SaveOf(with_nul, "s", false)).status().code(),
+  EXPECT_EQ(shard.saves().Write(SaveOf(with_nul, "s", false)).status().code(),
             absl::StatusCode::kInvalidArgument);
 }
 
 TEST_F(CheckpointFolderTest, AnAbortedSaveLeavesNoFilesAndWritesNoMore) {
   Shard shard(OptionsBelow(root_));
-  ASSERT_TRUE(shard.CreateTable(Config("t")).ok());
+  ASSERT_TRUE(shard.tables().Create(Config("t")).ok());
   std::vector<float> out(2);
   ASSERT_TRUE(
       shard.Pull(*shard.FindTable("t").value(), {1}, true, absl::MakeSpan(out))
           .ok());
-  const auto part = shard.SaveShard(SaveOf("x", "s", false));
+  const auto part = shard.saves().Write(SaveOf("x", "s", false));
   ASSERT_TRUE(part.ok()) << part.status();
   const std::string folder = root_ + "/x/t";
   EXPECT_FALSE(std::filesystem::is_empty(folder));
 
-  EXPECT_TRUE(shard.AbortSave("x", "s").ok());
-  EXPECT_TRUE(shard.AbortSave("x", "s").ok());
+  EXPECT_TRUE(shard.saves().Abort("x", "s").ok());
+  EXPECT_TRUE(shard.saves().Abort("x", "s").ok());
   EXPECT_TRUE(std::filesystem::is_empty(folder));
   // One that is repeated late.
-  EXPECT_EQ(shard.SaveShard(SaveOf("x", "s", false)).status().code(),
+  EXPECT_EQ(shard.saves().Write(SaveOf("x", "s", false)).status().code(),
             absl::StatusCode::kAborted);
   EXPECT_TRUE(std::filesystem::is_empty(folder));
   EXPECT_EQ(
-      shard.CommitCheckpoint(CommitOf("x", "s", {*part}, 2)).status().code(),
+      shard.saves().Commit(CommitOf("x", "s", {*part}, 2)).status().code(),
       absl::StatusCode::kFailedPrecondition);
 }
 
 TEST_F(CheckpointFolderTest, PartsThatAServerHasNotWrittenAreNotPublished) {
   Shard shard(OptionsBelow(root_));
-  ASSERT_TRUE(shard.CreateTable(Config("t")).ok());
+  ASSERT_TRUE(shard.tables().Create(Config("t")).ok());
   const v1::CheckpointPart part =
-      shard.SaveShard(SaveOf("good", "new", true)).value();
+      shard.saves().Write(SaveOf("good", "new", true)).value();
   // The same save, of other contents.
   Shard other(OptionsBelow(root_));
   const v1::CheckpointPart forged =
-      other.SaveShard(SaveOf("x", "new", true)).value();
+      other.saves().Write(SaveOf("x", "new", true)).value();
 
   for (const std::vector<v1::CheckpointPart>& parts :
        std::vector<std::vector<v1::CheckpointPart>>{{}, {forged}}) {
     v1::CommitCheckpointRequest commit = CommitOf("good", "new", parts, 1);
     commit.add_dropped_tables("t");
-    const absl::Status status = shard.CommitCheckpoint(commit).status();
+    const absl::Status status = shard.saves().Commit(commit).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr("save again"));
   }
   // One that was written elsewhere, and one that is not known.
-  EXPECT_FALSE(shard.CommitCheckpoint(CommitOf("x", "new", {part}, 1)).ok());
-  EXPECT_FALSE(other.CommitCheckpoint(CommitOf("good", "new", {part}, 1)).ok());
+  EXPECT_FALSE(shard.saves().Commit(CommitOf("x", "new", {part}, 1)).ok());
+  EXPECT_FALSE(other.saves().Commit(CommitOf("good", "new", {part}, 1)).ok());
   EXPECT_EQ(Shard(OptionsBelow(root_))
-                .StageRestore(RestoreOf("good", "r"))
+                .restores()
+                .Stage(RestoreOf("good", "r"))
                 ->num_rows(),
             3);
-  EXPECT_TRUE(shard.CommitCheckpoint(CommitOf("good", "new", {part}, 1)).ok());
+  EXPECT_TRUE(shard.saves().Commit(CommitOf("good", "new", {part}, 1)).ok());
 }
 
 TEST_F(CheckpointFolderTest, WhatNobodyPublishesGoesWithALaterSave) {
   ShardOptions options = OptionsBelow(root_);
   options.save_expiry = absl::ZeroDuration();
   Shard shard(options);
-  ASSERT_TRUE(shard.CreateTable(Config("t")).ok());
+  ASSERT_TRUE(shard.tables().Create(Config("t")).ok());
   std::vector<float> out(2);
   ASSERT_TRUE(
       shard.Pull(*shard.FindTable("t").value(), {1}, true, absl::MakeSpan(out))
@@ -631,20 +633,20 @@ TEST_F(CheckpointFolderTest, WhatNobodyPublishesGoesWithALaterSave) {
     return std::distance(begin(files), end(files));
   };
   const v1::CheckpointPart left =
-      shard.SaveShard(SaveOf("x", "left", true)).value();
+      shard.saves().Write(SaveOf("x", "left", true)).value();
   const v1::CheckpointPart part =
-      shard.SaveShard(SaveOf("x", "s", true)).value();
+      shard.saves().Write(SaveOf("x", "s", true)).value();
 
   EXPECT_EQ(count_files(), 1);
-  EXPECT_FALSE(shard.CommitCheckpoint(CommitOf("x", "left", {left}, 2)).ok());
-  ASSERT_TRUE(shard.CommitCheckpoint(CommitOf("x", "s", {part}, 2)).ok());
+  EXPECT_FALSE(shard.saves().Commit(CommitOf("x", "left", {left}, 2)).ok());
+  ASSERT_TRUE(shard.saves().Commit(CommitOf("x", "s", {part}, 2)).ok());
   // Published files stay.
-  ASSERT_TRUE(shard.SaveShard(SaveOf("x", "later", true)).ok());
+  ASSERT_TRUE(shard.saves().Write(SaveOf("x", "later", true)).ok());
   EXPECT_EQ(count_files(), 2);
   // A folder that was removed has no files.
   std::filesystem::remove_all(root_ + "/x");
   testing::internal::CaptureStderr();
-  ASSERT_TRUE(shard.SaveShard(SaveOf("y", "last", true)).ok());
+  ASSERT_TRUE(shard.saves().Write(SaveOf("y", "last", true)).ok());
   LogWriter::Get().Flush(absl::Minutes(1));
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
 }
@@ -653,15 +655,16 @@ TEST_F(CheckpointFolderTest, ARestoreStaysWithinTheBounds) {
   ShardOptions options = OptionsBelow(root_);
   options.max_tables = 1;
   Shard shard(options);
-  ASSERT_TRUE(shard.CreateTable(Config("other")).ok());
+  ASSERT_TRUE(shard.tables().Create(Config("other")).ok());
 
-  const absl::Status full = shard.StageRestore(RestoreOf("good", "r")).status();
+  const absl::Status full =
+      shard.restores().Stage(RestoreOf("good", "r")).status();
 
   EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted) << full;
   EXPECT_THAT(std::string(full.message()), HasSubstr("--max_tables"));
-  ASSERT_TRUE(shard.DropTable("other"));
-  ASSERT_TRUE(shard.CreateTable(Config("t")).ok());
-  EXPECT_TRUE(shard.StageRestore(RestoreOf("good", "s")).ok());
+  ASSERT_TRUE(shard.tables().Drop("other"));
+  ASSERT_TRUE(shard.tables().Create(Config("t")).ok());
+  EXPECT_TRUE(shard.restores().Stage(RestoreOf("good", "s")).ok());
 }
 
 TEST_F(CheckpointFolderTest, NewNamesThatCannotBeAreRefused) {
@@ -672,7 +675,7 @@ TEST_F(CheckpointFolderTest, NewNamesThatCannotBeAreRefused) {
     v1::StageRestoreRequest request = RestoreOf("good", "r", tables);
     request.mutable_new_names()->insert(new_names.begin(), new_names.end());
     request.set_state(static_cast<v1::StageRestoreRequest::State>(state));
-    return shard.StageRestore(request).status();
+    return shard.restores().Stage(request).status();
   };
   const auto invalid = absl::StatusCode::kInvalidArgument;
 
@@ -686,19 +689,19 @@ TEST_F(CheckpointFolderTest, NewNamesThatCannotBeAreRefused) {
   EXPECT_EQ(stage({"t"}, {{"t", std::string(250, 'x')}}).code(), invalid);
   EXPECT_EQ(stage({"t"}, {}, 3).code(), invalid);
   EXPECT_EQ(stage({"u"}, {{"u", "x"}}).code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(shard.num_staged_restores(), 0u);
+  EXPECT_EQ(shard.restores().num_staged(), 0u);
 }
 
 TEST_F(CheckpointFolderTest, ANewNameCountsForTheBoundsAndIsAnotherTable) {
   ShardOptions options = OptionsBelow(root_);
   options.max_tables = 2;
   Shard shard(options);
-  ASSERT_TRUE(shard.CreateTable(Config("t")).ok());
+  ASSERT_TRUE(shard.tables().Create(Config("t")).ok());
   v1::StageRestoreRequest request = RestoreOf("good", "r", {"t"});
   (*request.mutable_new_names())["t"] = "new";
   request.set_new_incarnation(7);
 
-  const auto staged = shard.StageRestore(request);
+  const auto staged = shard.restores().Stage(request);
 
   ASSERT_TRUE(staged.ok()) << staged.status();
   EXPECT_THAT(staged->tables(), testing::ElementsAre("new"));
@@ -708,7 +711,7 @@ TEST_F(CheckpointFolderTest, ANewNameCountsForTheBoundsAndIsAnotherTable) {
   EXPECT_EQ(shard.FindTable("t").value()->size(), 0);
   (*request.mutable_new_names())["t"] = "one_too_many";
   request.set_restore_id("s");
-  EXPECT_EQ(shard.StageRestore(request).status().code(),
+  EXPECT_EQ(shard.restores().Stage(request).status().code(),
             absl::StatusCode::kResourceExhausted);
 }
 
@@ -716,41 +719,42 @@ TEST_F(CheckpointFolderTest, ProgressIsThatOfTheCallsWhoseIdBeginsSo) {
   Shard shard(OptionsBelow(root_));
   const auto progress_of = [&](const std::string& id) {
     v1::GetProgressResponse response;
-    shard.AddProgressTo(id, &response);
+    shard.saves().AddProgressTo(id, &response);
+    shard.restores().AddProgressTo(id, &response);
     return std::make_pair(response.num_rows(), response.total_rows());
   };
   std::pair<int64_t, int64_t> at_begin;
 
-  ASSERT_TRUE(shard
-                  .StageRestore(RestoreOf("good", "call-1"),
-                                [&] {
-                                  at_begin = progress_of("call");
-                                  return absl::OkStatus();
-                                })
+  ASSERT_TRUE(shard.restores()
+                  .Stage(RestoreOf("good", "call-1"),
+                         [&] {
+                           at_begin = progress_of("call");
+                           return absl::OkStatus();
+                         })
                   .ok());
 
   EXPECT_EQ(at_begin.second, 3);
   EXPECT_EQ(progress_of("call"), std::make_pair(int64_t{3}, int64_t{3}));
   EXPECT_EQ(progress_of("other"), std::make_pair(int64_t{0}, int64_t{0}));
   ASSERT_TRUE(shard.CommitRestore("call-1", false).ok());
-  ASSERT_TRUE(shard.SaveShard(SaveOf("x", "save", true)).ok());
+  ASSERT_TRUE(shard.saves().Write(SaveOf("x", "save", true)).ok());
   EXPECT_EQ(progress_of("save"), std::make_pair(int64_t{3}, int64_t{3}));
 }
 
 TEST_F(CheckpointFolderTest, AbortingAPublishedSaveChangesNothing) {
   Shard shard(OptionsBelow(root_));
-  ASSERT_TRUE(shard.CreateTable(Config("t")).ok());
+  ASSERT_TRUE(shard.tables().Create(Config("t")).ok());
   std::vector<float> out(2);
   ASSERT_TRUE(
       shard.Pull(*shard.FindTable("t").value(), {1}, true, absl::MakeSpan(out))
           .ok());
-  const auto part = shard.SaveShard(SaveOf("x/.", "s", false));
+  const auto part = shard.saves().Write(SaveOf("x/.", "s", false));
   ASSERT_TRUE(part.ok()) << part.status();
-  ASSERT_TRUE(shard.CommitCheckpoint(CommitOf("x", "s", {*part}, 2)).ok());
+  ASSERT_TRUE(shard.saves().Commit(CommitOf("x", "s", {*part}, 2)).ok());
 
-  EXPECT_TRUE(shard.AbortSave("x", "s").ok());
+  EXPECT_TRUE(shard.saves().Abort("x", "s").ok());
 
-  EXPECT_EQ(shard.StageRestore(RestoreOf("x", "r"))->num_rows(), 1);
+  EXPECT_EQ(shard.restores().Stage(RestoreOf("x", "r"))->num_rows(), 1);
 }
 
 TEST_F(CheckpointFolderTest, ARepeatedRestoreIsStagedOnce) {
@@ -764,19 +768,20 @@ TEST_F(CheckpointFolderTest, ARepeatedRestoreIsStagedOnce) {
     return absl::OkStatus();
   };
   std::thread first([&] {
-    EXPECT_EQ(shard.StageRestore(RestoreOf("good", "r"), interrupt)->num_rows(),
-              3);
+    EXPECT_EQ(
+        shard.restores().Stage(RestoreOf("good", "r"), interrupt)->num_rows(),
+        3);
   });
   while (!is_loading) std::this_thread::yield();
   std::atomic<bool> has_asked{false};
   std::thread second([&] {
     // Asks whether to go on waiting, but does not read a file.
-    EXPECT_EQ(shard
-                  .StageRestore(RestoreOf("good", "r"),
-                                [&]() -> absl::Status {
-                                  has_asked = true;
-                                  return absl::OkStatus();
-                                })
+    EXPECT_EQ(shard.restores()
+                  .Stage(RestoreOf("good", "r"),
+                         [&]() -> absl::Status {
+                           has_asked = true;
+                           return absl::OkStatus();
+                         })
                   ->num_rows(),
               3);
   });
@@ -794,19 +799,19 @@ TEST_F(CheckpointFolderTest, ANewRestoreEndsTheOneBefore) {
   std::atomic<bool> is_loading{false};
   std::atomic<bool> go_on{false};
   std::thread first([&] {
-    EXPECT_EQ(shard
-                  .StageRestore(RestoreOf("good", "first"),
-                                [&]() -> absl::Status {
-                                  is_loading = true;
-                                  while (!go_on) std::this_thread::yield();
-                                  return absl::OkStatus();
-                                })
+    EXPECT_EQ(shard.restores()
+                  .Stage(RestoreOf("good", "first"),
+                         [&]() -> absl::Status {
+                           is_loading = true;
+                           while (!go_on) std::this_thread::yield();
+                           return absl::OkStatus();
+                         })
                   .status()
                   .code(),
               absl::StatusCode::kAborted);
   });
   while (!is_loading) std::this_thread::yield();
-  ASSERT_TRUE(shard.StageRestore(RestoreOf("good", "second")).ok());
+  ASSERT_TRUE(shard.restores().Stage(RestoreOf("good", "second")).ok());
   go_on = true;
   first.join();
 
@@ -819,8 +824,8 @@ TEST_F(CheckpointFolderTest, WhatIsStagedAndNotCommittedExpires) {
   ShardOptions options = OptionsBelow(root_);
   options.staged_restore_expiry = absl::Milliseconds(1);
   Shard shard(options);
-  ASSERT_TRUE(shard.StageRestore(RestoreOf("good", "r")).ok());
-  while (shard.num_staged_restores() > 0) std::this_thread::yield();
+  ASSERT_TRUE(shard.restores().Stage(RestoreOf("good", "r")).ok());
+  while (shard.restores().num_staged() > 0) std::this_thread::yield();
 
   EXPECT_EQ(shard.CommitRestore("r", false).code(),
             absl::StatusCode::kNotFound);
@@ -838,7 +843,7 @@ TEST(ShardTest, OnlyMissingRowsAreSetIfAskedAndCounted) {
   Shard shard(ShardOptions{});
   TableConfig config = Config("t");
   config.optimizer = AdagradConfig{0.5f, 0.0f};
-  ASSERT_TRUE(shard.CreateTable(config).ok());
+  ASSERT_TRUE(shard.tables().Create(config).ok());
   const auto table = shard.FindTable("t").value();
   ASSERT_EQ(shard.Assign(*table, {1, 2}, {1, 1, 2, 2}, {7, 7, 8, 8}).value(),
             2);
@@ -871,7 +876,7 @@ TEST(ShardTest, ADenseTableWithoutValuesDoesNotPassForZeros) {
   Shard shard(ShardOptions{});
   TableConfig config = Config("d");
   config.layout = "kernel:0 (2, 3)";
-  ASSERT_TRUE(shard.CreateTable(config).ok());
+  ASSERT_TRUE(shard.tables().Create(config).ok());
   const auto table = shard.FindTable("d").value();
   ASSERT_TRUE(shard.Assign(*table, {1, 2}, {1, 1, 2, 2}, {}).ok());
   std::vector<float> rows(6);
@@ -902,7 +907,7 @@ class ShrinkOnTimeTest : public testing::Test {
     TableConfig config = Config(name);
     config.eviction.min_l2_norm = 1e30f;
     config.eviction.every_secs = every_secs;
-    const absl::Status status = shard_.CreateTable(config).status();
+    const absl::Status status = shard_.tables().Create(config).status();
     ASSERT_TRUE(status.ok()) << status;
   }
 
@@ -938,9 +943,9 @@ class ShrinkOnTimeTest : public testing::Test {
     Fill("t");
     std::string path = testing::TempDir() + "/shrink_on_timeXXXXXX";
     EXPECT_NE(mkdtemp(path.data()), nullptr);
-    const auto part = shard_.SaveShard(SaveOf(path, "s", false, {"t"}));
+    const auto part = shard_.saves().Write(SaveOf(path, "s", false, {"t"}));
     EXPECT_TRUE(part.ok()) << part.status();
-    EXPECT_TRUE(shard_.CommitCheckpoint(CommitOf(path, "s", {*part}, 2)).ok());
+    EXPECT_TRUE(shard_.saves().Commit(CommitOf(path, "s", {*part}, 2)).ok());
     const std::string manifest = path + "/manifest.json";
     std::ifstream stream(manifest);
     std::string text{std::istreambuf_iterator<char>(stream), {}};
@@ -951,7 +956,7 @@ class ShrinkOnTimeTest : public testing::Test {
   }
 
   static void Restore(const std::string& path, Shard* shard) {
-    ASSERT_TRUE(shard->StageRestore(RestoreOf(path, "r", {"t"})).ok());
+    ASSERT_TRUE(shard->restores().Stage(RestoreOf(path, "r", {"t"})).ok());
     ASSERT_TRUE(shard->CommitRestore("r", /*abort=*/false).ok());
     std::error_code error;
     std::filesystem::remove_all(path, error);
@@ -964,7 +969,7 @@ TEST_F(ShrinkOnTimeTest, ATableThatIsMadeAnewGoesByItsNewRules) {
   Create("t", kOften);
   Fill("t");
   WaitUntilEmpty("t");
-  ASSERT_TRUE(shard_.DropTable("t"));
+  ASSERT_TRUE(shard_.tables().Drop("t"));
   WaitForClock();  // The table does not exist meanwhile.
 
   Create("t", 0.0f);
@@ -972,7 +977,7 @@ TEST_F(ShrinkOnTimeTest, ATableThatIsMadeAnewGoesByItsNewRules) {
   WaitForClock();
   EXPECT_EQ(Size("t"), 1);
 
-  ASSERT_TRUE(shard_.DropTable("t"));
+  ASSERT_TRUE(shard_.tables().Drop("t"));
   Create("t", kOften);
   Fill("t");
   WaitUntilEmpty("t");
@@ -990,7 +995,7 @@ TEST_F(ShrinkOnTimeTest, ATableThatARestoreMakesIsShrunkOnTime) {
 
 TEST_F(ShrinkOnTimeTest, ATableThatARestoreFillsGoesOnByItsOwnRules) {
   const std::string path = SaveFilledTable();
-  ASSERT_TRUE(shard_.DropTable("t"));
+  ASSERT_TRUE(shard_.tables().Drop("t"));
   Create("t", 0.0f);
 
   Restore(path, &shard_);
@@ -1001,7 +1006,7 @@ TEST_F(ShrinkOnTimeTest, ATableThatARestoreFillsGoesOnByItsOwnRules) {
 
 TEST_F(ShrinkOnTimeTest, ATableThatIsShrunkOnTimeStaysSoAfterARestore) {
   const std::string path = SaveFilledTable();
-  ASSERT_TRUE(shard_.DropTable("t"));
+  ASSERT_TRUE(shard_.tables().Drop("t"));
   Create("t", kOften);
 
   Restore(path, &shard_);
@@ -1022,10 +1027,10 @@ class RoundsTest : public testing::Test {
     config.initializer = ConstantInitializer{1.0f};
     config.consistency.kind = ConsistencyKind::kBsp;
     config.consistency.reduction = reduction;
-    EXPECT_TRUE(shard_.CreateTable(config).ok());
+    EXPECT_TRUE(shard_.tables().Create(config).ok());
     config.name = "asp";
     config.consistency = {};
-    EXPECT_TRUE(shard_.CreateTable(config).ok());
+    EXPECT_TRUE(shard_.tables().Create(config).ok());
   }
 
   absl::StatusOr<WriteResult> Push(const std::string& table,
@@ -1085,7 +1090,7 @@ TEST_F(RoundsTest, APushUpdatesNothingUntilItsRoundIsCommitted) {
   EXPECT_FALSE(pushed->duplicate);
   EXPECT_EQ(shard_.FindTable("t").value()->size(), 0);
 
-  EXPECT_EQ(shard_.CommitRound("g", RoundOf(0, {1.0})).value(), 0);
+  EXPECT_EQ(shard_.rounds().Commit("g", RoundOf(0, {1.0})).value(), 0);
 
   EXPECT_EQ(shard_.FindTable("t").value()->size(), 1);
   ASSERT_TRUE(Push("asp", {1}, {1, 1}).ok());
@@ -1096,22 +1101,22 @@ TEST_F(RoundsTest, ARestoreDropsWhatWaitsForItsRound) {
   const ScopedFolder folder;
   const std::string path = folder.path() + "/c";
   ASSERT_TRUE(Push("t", {1}, {1, 1}, StepOf(0)).ok());
-  ASSERT_TRUE(shard_.CommitRound("g", RoundOf(0, {1.0})).ok());
-  const auto part = shard_.SaveShard(SaveOf(path, "s", false, {"t"}));
+  ASSERT_TRUE(shard_.rounds().Commit("g", RoundOf(0, {1.0})).ok());
+  const auto part = shard_.saves().Write(SaveOf(path, "s", false, {"t"}));
   ASSERT_TRUE(part.ok()) << part.status();
-  ASSERT_TRUE(shard_.CommitCheckpoint(CommitOf(path, "s", {*part}, 2)).ok());
+  ASSERT_TRUE(shard_.saves().Commit(CommitOf(path, "s", {*part}, 2)).ok());
   const std::vector<float> saved = Rows("t", {1});
 
   ASSERT_TRUE(Push("t", {1}, {1, 1}, StepOf(0, 1)).ok());
-  ASSERT_TRUE(shard_.StageRestore(RestoreOf(path, "aborted")).ok());
+  ASSERT_TRUE(shard_.restores().Stage(RestoreOf(path, "aborted")).ok());
   ASSERT_TRUE(shard_.CommitRestore("aborted", /*abort=*/true).ok());
-  ASSERT_TRUE(shard_.CommitRound("g", RoundOf(1, {1.0})).ok());
+  ASSERT_TRUE(shard_.rounds().Commit("g", RoundOf(1, {1.0})).ok());
   EXPECT_NE(Rows("t", {1}), saved);
 
   ASSERT_TRUE(Push("t", {1}, {1, 1}, StepOf(0, 2)).ok());
-  ASSERT_TRUE(shard_.StageRestore(RestoreOf(path, "r")).ok());
+  ASSERT_TRUE(shard_.restores().Stage(RestoreOf(path, "r")).ok());
   ASSERT_TRUE(shard_.CommitRestore("r", /*abort=*/false).ok());
-  ASSERT_TRUE(shard_.CommitRound("g", RoundOf(2, {1.0})).ok());
+  ASSERT_TRUE(shard_.rounds().Commit("g", RoundOf(2, {1.0})).ok());
   EXPECT_EQ(Rows("t", {1}), saved);
 }
 
@@ -1119,13 +1124,13 @@ TEST_F(RoundsTest, TheMeanIsWeightedBySamples) {
   // With the same keys, as all blocks of a dense table, and with other ones.
   ASSERT_TRUE(Push("t", {1, 2}, {1, 2, 3, 4}, StepOf(0)).ok());
   ASSERT_TRUE(Push("t", {1, 2}, {5, 6, 7, 8}, StepOf(1)).ok());
-  ASSERT_TRUE(shard_.CommitRound("g", RoundOf(0, {1.0, 3.0})).ok());
+  ASSERT_TRUE(shard_.rounds().Commit("g", RoundOf(0, {1.0, 3.0})).ok());
   ASSERT_TRUE(Push("asp", {1, 2}, {4, 5, 6, 7}).ok());
   EXPECT_EQ(Rows("t", {1, 2}), Rows("asp", {1, 2}));
 
   ASSERT_TRUE(Push("t", {1, 3}, {1, 2, 3, 4}, StepOf(0, 1)).ok());
   ASSERT_TRUE(Push("t", {2, 1}, {5, 6, 7, 8}, StepOf(1, 1)).ok());
-  ASSERT_TRUE(shard_.CommitRound("g", RoundOf(1, {1.0, 3.0})).ok());
+  ASSERT_TRUE(shard_.rounds().Commit("g", RoundOf(1, {1.0, 3.0})).ok());
   ASSERT_TRUE(
       Push("asp", {1, 2, 3}, {5.5f, 6.5f, 3.75f, 4.5f, 0.75f, 1.0f}).ok());
   EXPECT_EQ(Rows("t", {1, 2, 3}), Rows("asp", {1, 2, 3}));
@@ -1133,21 +1138,21 @@ TEST_F(RoundsTest, TheMeanIsWeightedBySamples) {
 
 TEST_F(RoundsTest, OneWithoutGradientsCountsInTheMean) {
   ASSERT_TRUE(Push("t", {1}, {8, 4}, StepOf(0)).ok());
-  ASSERT_TRUE(shard_.CommitRound("g", RoundOf(0, {1.0, 3.0})).ok());
+  ASSERT_TRUE(shard_.rounds().Commit("g", RoundOf(0, {1.0, 3.0})).ok());
   ASSERT_TRUE(Push("asp", {1}, {2, 1}).ok());
   EXPECT_EQ(Rows("t", {1}), Rows("asp", {1}));
 }
 
 TEST_F(RoundsTest, ARoundWithoutSamplesTeachesNothing) {
   ASSERT_TRUE(Push("t", {1}, {8, 4}, StepOf(0)).ok());
-  EXPECT_EQ(shard_.CommitRound("g", RoundOf(0, {0.0})).value(), 0);
+  EXPECT_EQ(shard_.rounds().Commit("g", RoundOf(0, {0.0})).value(), 0);
   EXPECT_EQ(shard_.FindTable("t").value()->size(), 0);
 }
 
 TEST_F(SumRoundsTest, TheSumDoesNotLookAtSamples) {
   ASSERT_TRUE(Push("t", {1, 2}, {1, 2, 3, 4}, StepOf(0)).ok());
   ASSERT_TRUE(Push("t", {1, 2}, {5, 6, 7, 8}, StepOf(1)).ok());
-  ASSERT_TRUE(shard_.CommitRound("g", RoundOf(0, {0.25, 3.0})).ok());
+  ASSERT_TRUE(shard_.rounds().Commit("g", RoundOf(0, {0.25, 3.0})).ok());
   ASSERT_TRUE(Push("asp", {1, 2}, {6, 8, 10, 12}).ok());
   EXPECT_EQ(Rows("t", {1, 2}), Rows("asp", {1, 2}));
 }
@@ -1155,7 +1160,7 @@ TEST_F(SumRoundsTest, TheSumDoesNotLookAtSamples) {
 TEST_F(SumRoundsTest, ButAStepWithoutSamplesCountsForNothing) {
   ASSERT_TRUE(Push("t", {1, 2}, {1, 2, 3, 4}, StepOf(0)).ok());
   ASSERT_TRUE(Push("t", {1, 3}, {5, 6, 7, 8}, StepOf(1)).ok());
-  ASSERT_TRUE(shard_.CommitRound("g", RoundOf(0, {3.0, 0.0})).ok());
+  ASSERT_TRUE(shard_.rounds().Commit("g", RoundOf(0, {3.0, 0.0})).ok());
   ASSERT_TRUE(Push("asp", {1, 2}, {1, 2, 3, 4}).ok());
   EXPECT_EQ(Rows("t", {1, 2}), Rows("asp", {1, 2}));
   EXPECT_EQ(shard_.FindTable("t").value()->size(), 2);
@@ -1166,7 +1171,7 @@ TEST_F(SumRoundsTest, AKeyOfManyWorkersTakesOneStep) {
   ASSERT_TRUE(Push("t", {1, 1, 2}, {1, 1, 2, 2, 9, 9}, StepOf(0)).ok());
   ASSERT_TRUE(Push("t", {1}, {4, 4}, StepOf(0)).ok());
   ASSERT_TRUE(Push("t", {3, 1}, {5, 5, 8, 8}, StepOf(1)).ok());
-  ASSERT_TRUE(shard_.CommitRound("g", RoundOf(0, {1.0, 1.0})).ok());
+  ASSERT_TRUE(shard_.rounds().Commit("g", RoundOf(0, {1.0, 1.0})).ok());
   ASSERT_TRUE(Push("asp", {1, 2, 3}, {15, 15, 9, 9, 5, 5}).ok());
   EXPECT_EQ(Rows("t", {1, 2, 3}), Rows("asp", {1, 2, 3}));
 }
@@ -1175,7 +1180,7 @@ TEST_F(SumRoundsTest, TheLearningRateOfTheFirstContributionCounts) {
   // The rate of worker 0 counts, in any order of arrival.
   ASSERT_TRUE(Push("t", {1}, {1, 1}, StepOf(1), 0.125f).ok());
   ASSERT_TRUE(Push("t", {1}, {1, 1}, StepOf(0), 0.25f).ok());
-  ASSERT_TRUE(shard_.CommitRound("g", RoundOf(0, {1.0, 1.0})).ok());
+  ASSERT_TRUE(shard_.rounds().Commit("g", RoundOf(0, {1.0, 1.0})).ok());
   ASSERT_TRUE(Push("asp", {1}, {2, 2}, {}, 0.25f).ok());
   EXPECT_EQ(Rows("t", {1}), Rows("asp", {1}));
 }
@@ -1193,7 +1198,7 @@ TEST(RoundsOrderTest, TheResultDoesNotDependOnWhatArrivesFirst) {
     TableConfig config = Config("t");
     config.optimizer = AdamConfig{};
     config.consistency.kind = ConsistencyKind::kBsp;
-    ASSERT_TRUE(shard.CreateTable(config).ok());
+    ASSERT_TRUE(shard.tables().Create(config).ok());
     const auto table = shard.FindTable("t").value();
     for (int64_t number = 0; number < kRounds; ++number) {
       Round round;
@@ -1232,7 +1237,7 @@ TEST(RoundsOrderTest, TheResultDoesNotDependOnWhatArrivesFirst) {
         push.step = each.step;
         ASSERT_TRUE(shard.Push(*table, push).ok());
       }
-      ASSERT_EQ(shard.CommitRound("g", round).value(), number);
+      ASSERT_EQ(shard.rounds().Commit("g", round).value(), number);
     }
     std::vector<float> rows(2 * all_keys.size());
     ASSERT_TRUE(shard.Pull(*table, all_keys, false, absl::MakeSpan(rows)).ok());
@@ -1250,7 +1255,7 @@ TEST_F(RoundsTest, APushThatBelongsToNoStepIsRefused) {
 }
 
 TEST_F(RoundsTest, APushToAClosedRoundIsRefusedHoweverOftenItComes) {
-  ASSERT_TRUE(shard_.CommitRound("g", RoundOf(0, {1.0})).ok());
+  ASSERT_TRUE(shard_.rounds().Commit("g", RoundOf(0, {1.0})).ok());
   for (int attempt = 0; attempt < 2; ++attempt) {
     EXPECT_EQ(Push("t", {1}, {1, 1}, StepOf(0), 0.5f, 1).status().code(),
               absl::StatusCode::kFailedPrecondition);
@@ -1264,7 +1269,7 @@ TEST_F(RoundsTest, APushOfNanStagesNothing) {
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()), HasSubstr("id 7"));
 
-  EXPECT_EQ(shard_.CommitRound("g", RoundOf(0, {1.0})).value(), 0);
+  EXPECT_EQ(shard_.rounds().Commit("g", RoundOf(0, {1.0})).value(), 0);
   EXPECT_EQ(shard_.FindTable("t").value()->size(), 0);
 }
 
@@ -1274,7 +1279,7 @@ TEST_F(SumRoundsTest, ASumThatOverflowsIsRefusedToAllAndChangesNothing) {
   ASSERT_TRUE(Push("t", {1, 2}, {1, 1, big, 1}, StepOf(1)).ok());
   for (int worker = 0; worker < 2; ++worker) {
     const absl::Status status =
-        shard_.CommitRound("g", RoundOf(0, {1.0, 1.0})).status();
+        shard_.rounds().Commit("g", RoundOf(0, {1.0, 1.0})).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(status.message()), HasSubstr("id 2"));
   }
@@ -1285,7 +1290,7 @@ TEST_F(SumRoundsTest, ARepeatedPushIsStagedOnce) {
   EXPECT_FALSE(Push("t", {1}, {1, 1}, StepOf(0), 0.5f, 1)->duplicate);
   EXPECT_TRUE(Push("t", {1}, {1, 1}, StepOf(0), 0.5f, 1)->duplicate);
   EXPECT_FALSE(Push("t", {1}, {1, 1}, StepOf(0), 0.5f, 2)->duplicate);
-  ASSERT_TRUE(shard_.CommitRound("g", RoundOf(0, {1.0})).ok());
+  ASSERT_TRUE(shard_.rounds().Commit("g", RoundOf(0, {1.0})).ok());
   // Also when its round has been applied: the first answer was lost.
   EXPECT_TRUE(Push("t", {1}, {1, 1}, StepOf(0), 0.5f, 2)->duplicate);
   ASSERT_TRUE(Push("asp", {1}, {2, 2}).ok());
@@ -1294,7 +1299,7 @@ TEST_F(SumRoundsTest, ARepeatedPushIsStagedOnce) {
 
 TEST_F(RoundsTest, TablesOfOtherConsistencyDoNotWaitForTheRound) {
   EXPECT_EQ(Push("asp", {1}, {1, 1}, StepOf(0))->num_rows, 1);
-  EXPECT_EQ(shard_.CommitRound("g", RoundOf(0, {1.0})).value(), 0);
+  EXPECT_EQ(shard_.rounds().Commit("g", RoundOf(0, {1.0})).value(), 0);
   EXPECT_EQ(shard_.FindTable("asp").value()->size(), 1);
 }
 
@@ -1302,12 +1307,12 @@ TEST_F(RoundsTest, TablesOfOtherConsistencyDoNotWaitForTheRound) {
 class HeldRoundsTest : public SumRoundsTest {
  protected:
   HeldRoundsTest() {
-    EXPECT_TRUE(shard_.CommitRound("g", RoundOf(0, {1.0})).ok());
+    EXPECT_TRUE(shard_.rounds().Commit("g", RoundOf(0, {1.0})).ok());
     EXPECT_TRUE(Push("t", {1}, {1, 1}, StepOf(0, 1)).ok());
     v1::PauseRoundsRequest hold;
     hold.set_save_id("s");
     hold.set_hold_ms(10'000);
-    const auto held = shard_.PauseRounds(hold);
+    const auto held = shard_.rounds().Pause(hold);
     EXPECT_TRUE(held.ok()) << held.status();
     EXPECT_EQ(held->committed_size(), 1);
     EXPECT_EQ(held->committed(0).group(), "g");
@@ -1317,8 +1322,9 @@ class HeldRoundsTest : public SumRoundsTest {
 
   // Cancelled if it would wait.
   absl::StatusOr<int64_t> Commit(const Round& round) {
-    return shard_.CommitRound("g", round, {}, nullptr,
-                              [] { return absl::CancelledError("it waits"); });
+    return shard_.rounds().Commit("g", round, {}, nullptr, [] {
+      return absl::CancelledError("it waits");
+    });
   }
 
   static v1::SaveShardRequest SaveOfRounds(const std::vector<Round>& rounds) {
@@ -1343,13 +1349,13 @@ TEST_F(HeldRoundsTest, ARoundWaitsUnlessItIsAppliedAlready) {
             absl::CancelledError("it waits"));
   EXPECT_EQ(shard_.FindTable("t").value()->size(), 0);
 
-  ASSERT_TRUE(shard_.AbortSave(testing::TempDir() + "/x", "s").ok());
+  ASSERT_TRUE(shard_.saves().Abort(testing::TempDir() + "/x", "s").ok());
   EXPECT_EQ(Commit(RoundOf(1, {1.0})).value(), 1);
 }
 
 TEST_F(HeldRoundsTest, TheSaveBringsItsRoundsAndEndsItsHold) {
-  const auto part =
-      shard_.SaveShard(SaveOfRounds({RoundOf(0, {1.0}), RoundOf(1, {1.0})}));
+  const auto part = shard_.saves().Write(
+      SaveOfRounds({RoundOf(0, {1.0}), RoundOf(1, {1.0})}));
 
   ASSERT_TRUE(part.ok()) << part.status();
   EXPECT_EQ(shard_.FindTable("t").value()->size(), 1);
@@ -1361,14 +1367,14 @@ TEST_F(HeldRoundsTest, ARoundWhoseStepFailsIsSavedAsItIs) {
   ASSERT_TRUE(Push("t", {1}, {big, 1}, StepOf(0, 1)).ok());
   ASSERT_TRUE(Push("t", {1}, {big, 1}, StepOf(0, 1)).ok());
 
-  EXPECT_TRUE(shard_.SaveShard(SaveOfRounds({RoundOf(1, {1.0})})).ok());
+  EXPECT_TRUE(shard_.saves().Write(SaveOfRounds({RoundOf(1, {1.0})})).ok());
   EXPECT_EQ(shard_.FindTable("t").value()->size(), 0);
 }
 
 TEST_F(HeldRoundsTest, ASaveThatIsNotOfTheLastRoundIsRefused) {
   for (const Round& round : {RoundOf(-1, {1.0}), RoundOf(7, {1.0})}) {
     const absl::Status status =
-        shard_.SaveShard(SaveOfRounds({round})).status();
+        shard_.saves().Write(SaveOfRounds({round})).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
     EXPECT_THAT(std::string(status.message()),
                 AllOf(HasSubstr("'g'"), HasSubstr("round 0"),
@@ -1377,7 +1383,7 @@ TEST_F(HeldRoundsTest, ASaveThatIsNotOfTheLastRoundIsRefused) {
     v1::PauseRoundsRequest hold;
     hold.set_save_id("s");
     hold.set_hold_ms(10'000);
-    ASSERT_TRUE(shard_.PauseRounds(hold).ok());
+    ASSERT_TRUE(shard_.rounds().Pause(hold).ok());
   }
 }
 
@@ -1389,20 +1395,21 @@ TEST_F(HeldRoundsTest, OtherSavesComeAfterTheHold) {
   save.clear_cut();
   save.set_save_id("other");
 
-  EXPECT_FALSE(shard_.PauseRounds(hold)->waiting_for().empty());
-  EXPECT_EQ(shard_.SaveShard(save, [] { return absl::CancelledError("no"); })
+  EXPECT_FALSE(shard_.rounds().Pause(hold)->waiting_for().empty());
+  EXPECT_EQ(shard_.saves()
+                .Write(save, [] { return absl::CancelledError("no"); })
                 .status(),
             absl::CancelledError("no"));
-  EXPECT_EQ(shard_
-                .SaveState(testing::TempDir() + "/held_rounds_state",
-                           [] { return absl::CancelledError("no"); })
+  EXPECT_EQ(shard_.own_state()
+                .Save(testing::TempDir() + "/held_rounds_state",
+                      [] { return absl::CancelledError("no"); })
                 .status(),
             absl::CancelledError("no"));
 
   hold.set_save_id("s");
   hold.set_hold_ms(0);
-  ASSERT_TRUE(shard_.PauseRounds(hold).ok());
-  EXPECT_TRUE(shard_.SaveShard(save).ok());
+  ASSERT_TRUE(shard_.rounds().Pause(hold).ok());
+  EXPECT_TRUE(shard_.saves().Write(save).ok());
 }
 
 TEST_F(HeldRoundsTest, WhileASaveIsWrittenNoOtherHoldsRounds) {
@@ -1411,40 +1418,41 @@ TEST_F(HeldRoundsTest, WhileASaveIsWrittenNoOtherHoldsRounds) {
   hold.set_hold_ms(10'000);
   std::atomic<int> num_asked{0};
 
-  const auto part = shard_.SaveShard(SaveOfRounds({RoundOf(0, {1.0})}), [&] {
-    // On another thread, as calls come.
-    std::thread([&] {
-      const auto held = shard_.PauseRounds(hold);
-      EXPECT_FALSE(held.ok() && held->waiting_for().empty());
-      if (num_asked++ == 0) return;
-      EXPECT_TRUE(Commit(RoundOf(1, {1.0})).ok());  // The cut is taken.
-    }).join();
-    return absl::OkStatus();
-  });
+  const auto part =
+      shard_.saves().Write(SaveOfRounds({RoundOf(0, {1.0})}), [&] {
+        // On another thread, as calls come.
+        std::thread([&] {
+          const auto held = shard_.rounds().Pause(hold);
+          EXPECT_FALSE(held.ok() && held->waiting_for().empty());
+          if (num_asked++ == 0) return;
+          EXPECT_TRUE(Commit(RoundOf(1, {1.0})).ok());  // The cut is taken.
+        }).join();
+        return absl::OkStatus();
+      });
 
   ASSERT_TRUE(part.ok()) << part.status();
   EXPECT_GT(num_asked, 0);
-  EXPECT_TRUE(shard_.PauseRounds(hold)->waiting_for().empty());
+  EXPECT_TRUE(shard_.rounds().Pause(hold)->waiting_for().empty());
 }
 
 TEST_F(HeldRoundsTest, ASaveWithoutTheWorkQueuesOfItsCutIsRefused) {
   v1::SaveShardRequest request = SaveOfRounds({RoundOf(0, {1.0})});
   request.set_all_tables(true);
 
-  EXPECT_EQ(shard_.SaveShard(request).status().code(),
+  EXPECT_EQ(shard_.saves().Write(request).status().code(),
             absl::StatusCode::kAborted);
 }
 
 TEST_F(HeldRoundsTest, ASaveWhoseHoldHasEndedIsRefused) {
-  ASSERT_TRUE(shard_.SaveShard(SaveOfRounds({RoundOf(0, {1.0})})).ok());
+  ASSERT_TRUE(shard_.saves().Write(SaveOfRounds({RoundOf(0, {1.0})})).ok());
   v1::SaveShardRequest other = SaveOfRounds({RoundOf(0, {1.0})});
   other.set_save_id("other");
   v1::ChooseSnapshotRoundRequest take;
   take.set_save_id("other");
 
   for (const absl::Status& status :
-       {shard_.SaveShard(other).status(),
-        shard_.ChooseSnapshotRound(take).status()}) {
+       {shard_.saves().Write(other).status(),
+        shard_.rounds().ChooseSnapshotRound(take).status()}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
     EXPECT_THAT(std::string(status.message()),
                 AllOf(HasSubstr("'other'"), HasSubstr("Save again")));
@@ -1454,11 +1462,11 @@ TEST_F(HeldRoundsTest, ASaveWhoseHoldHasEndedIsRefused) {
 TEST_F(RoundsTest, WhatWasStagedGoesWithItsTable) {
   ASSERT_TRUE(Push("t", {1}, {1, 1}, StepOf(0)).ok());
   TableConfig config = shard_.FindTable("t").value()->config();
-  ASSERT_TRUE(shard_.DropTable("t"));
+  ASSERT_TRUE(shard_.tables().Drop("t"));
   config.dim = 3;
-  ASSERT_TRUE(shard_.CreateTable(config).ok());
+  ASSERT_TRUE(shard_.tables().Create(config).ok());
 
-  EXPECT_EQ(shard_.CommitRound("g", RoundOf(0, {1.0})).value(), 0);
+  EXPECT_EQ(shard_.rounds().Commit("g", RoundOf(0, {1.0})).value(), 0);
   EXPECT_EQ(shard_.FindTable("t").value()->size(), 0);
 }
 

@@ -1,0 +1,60 @@
+// The work on the rows of one table, for the calls of a shard and for closed
+// rounds. These functions have no state.
+
+#ifndef TFSWITCH_CC_SHARD_ROW_WORK_H_
+#define TFSWITCH_CC_SHARD_ROW_WORK_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "cc/base/hash.h"
+#include "cc/base/key_observations.h"
+#include "cc/base/parallel.h"
+#include "cc/shard/shard_options.h"
+#include "cc/table/embedding_table.h"
+#include "cc/wire/row_calls.h"
+
+namespace tfswitch {
+
+// Notes the day of the next calls for the table; see EmbeddingTable::NoteDay.
+// InvalidArgument if `day` is not a valid day.
+absl::Status NoteDay(EmbeddingTable& table, float day);
+
+// InvalidArgument if a key belongs to another shard.
+absl::Status CheckOwnership(const ShardOptions& options,
+                            const EmbeddingTable& table,
+                            absl::Span<const Key> keys);
+
+// A checked push, with the sums of its repeated keys.
+struct PreparedPush {
+  GradientBatch batch;
+  std::vector<Key> unique;
+  std::vector<float> sums;
+  OwnedObservations summed;
+};
+
+// Checks the push against the table. `prepared` points into itself and must
+// not move. REQUIRES: CheckPush() is OK.
+absl::Status PreparePush(const ShardOptions& options,
+                         const EmbeddingTable& table, const PushRequest& push,
+                         PreparedPush* prepared);
+
+// Calls work(begin, size) for ranges of keys, on several threads if they are
+// lent and there are enough keys. Returns the first error.
+absl::Status RunKeyRanges(const LentThreads* threads, size_t num_keys,
+                          size_t dim,
+                          absl::FunctionRef<absl::Status(size_t, size_t)> work);
+
+// Takes one optimizer step. Returns the number of updated rows.
+absl::StatusOr<int64_t> ApplyBatch(EmbeddingTable& table,
+                                   const GradientBatch& batch,
+                                   const LentThreads* threads);
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_SHARD_ROW_WORK_H_

@@ -1,0 +1,37 @@
+// The state that the parts of a shard share.
+
+#ifndef TFSWITCH_CC_SHARD_SHARD_CORE_H_
+#define TFSWITCH_CC_SHARD_SHARD_CORE_H_
+
+#include <memory>
+
+#include "cc/shard/gradient_accumulator.h"
+#include "cc/shard/interval_timer.h"
+#include "cc/shard/journal.h"
+#include "cc/shard/round_hold.h"
+#include "cc/shard/shard_options.h"
+#include "cc/shard/snapshots.h"
+#include "cc/shard/table_catalogue.h"
+#include "cc/sync/coordinator.h"
+
+namespace tfswitch {
+
+// Each member is constant or thread-safe. shard.h has the order of locks.
+struct ShardCore {
+  ShardCore(const ShardOptions& shard_options, IntervalTimer* shrink_timer)
+      : options(shard_options),
+        tables(options, journal, &stage, shrink_timer) {}
+
+  const ShardOptions options;
+  const std::shared_ptr<Coordinator> coordinator =
+      std::make_shared<Coordinator>(options.coordinator);
+  Journal journal{options};
+  GradientAccumulator stage{options.coordinator.max_groups};
+  RoundHold round_hold;
+  SaveTurn turn{&round_hold};
+  TableCatalogue tables;
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_SHARD_SHARD_CORE_H_

@@ -1,0 +1,319 @@
+#include "cc/shard/table_catalogue.h"
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/types/span.h"
+#include "cc/base/log_writer.h"
+#include "cc/base/memory_region.h"
+#include "cc/base/status_macros.h"
+#include "cc/table/counting_bloom.h"
+#include "cc/wire/table_config_conversion.h"
+
+namespace tfswitch {
+namespace {
+
+// How many dropped tables are remembered.
+constexpr size_t kMaxDropped = 4096;
+
+// The bytes of the admission's Bloom filter; 0 if it has none.
+double BloomBytes(const TableConfig& config, const ShardOptions& options) {
+  const auto* bloom =
+      std::get_if<BloomMinCountAdmission>(&config.admission.policy);
+  if (bloom == nullptr) return 0.0;
+  return CountingBloom::SizeBytes(*bloom, config.num_virtual_shards) /
+         options.num_shards;
+}
+
+}  // namespace
+
+absl::Status TableCatalogue::CheckRoomLocked(const TableConfig& config,
+                                             const TableMap& coming) const {
+  size_t num_tables = tables_.size();
+  double others = 0.0;
+  for (const auto& [name, table] : tables_) {
+    others += BloomBytes(table->config(), options_);
+  }
+  for (const auto& [name, table] : coming) {
+    if (tables_.count(name) > 0) continue;
+    ++num_tables;
+    others += BloomBytes(table->config(), options_);
+  }
+  if (num_tables >= options_.max_tables) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "no room for table '", config.name, "': there are ", num_tables,
+        options_.OnShard(),
+        ", as many as --max_tables allows; drop some, or start the server with "
+        "a larger one"));
+  }
+  const double bytes = BloomBytes(config, options_);
+  if (bytes == 0.0) return absl::OkStatus();
+  const double limit = options_.max_bloom_bytes != 0
+                           ? static_cast<double>(options_.max_bloom_bytes)
+                           : static_cast<double>(PhysicalMemoryBytes()) / 2;
+  const std::string limit_text = absl::StrCat(
+      limit / 1e9, " GB (",
+      options_.max_bloom_bytes != 0 ? "" : "half of this machine's memory; ",
+      "--max_bloom_bytes)");
+  if (bytes > limit) {
+    const auto& bloom =
+        std::get<BloomMinCountAdmission>(config.admission.policy);
+    return absl::InvalidArgumentError(absl::StrCat(
+        "table '", config.name, "': admission.bloom_min_count.capacity: ",
+        bloom.capacity, " ids with a false_positive_rate of ",
+        bloom.false_positive_rate, " take ", bytes / 1e9,
+        " GB of cells on each server, and the limit is ", limit_text,
+        "; lower the capacity, raise the rate, or use more servers"));
+  }
+  if (others + bytes <= limit) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "table '", config.name, "': the cells of its admission take ",
+      bytes / 1e9, " GB on each server, beside ", others / 1e9,
+      " GB of other tables, and the limit is ", limit_text,
+      "; lower the capacity, raise the rate, or use more servers"));
+}
+
+absl::StatusOr<TableCatalogue::Handle> TableCatalogue::Create(
+    const TableConfig& config, const TableIdentity& identity,
+    uint64_t replaced_incarnation) {
+  TFSWITCH_RETURN_IF_ERROR(config.ValidateNew());
+  if (options_.num_shards > config.num_virtual_shards) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "table '", config.name, "': num_virtual_shards (",
+        config.num_virtual_shards, ") must be at least the number of servers (",
+        options_.num_shards, ")"));
+  }
+  TFSWITCH_RETURN_IF_ERROR(CloseOptimizer(config));
+  std::shared_ptr<EmbeddingTable> table;
+  for (;;) {
+    {
+      MutexLock lock(&mutex_);
+      const auto it = tables_.find(config.name);
+      if (it != tables_.end()) {
+        return AttachExisting(it->second.get(), config, identity,
+                              replaced_incarnation);
+      }
+      TFSWITCH_RETURN_IF_ERROR(CheckRoomLocked(config, {}));
+      if (table != nullptr) {
+        const Handle made{true, table->incarnation()};
+        WarnOfReleased("it is made again, without rows", config.name);
+        tables_.emplace(config.name, std::move(table));
+        shrink_timer_.Set(config.name,
+                          absl::Seconds(config.eviction.every_secs));
+        journal_.Tell("table_made",
+                      {{"table", config.name}, {"dim", config.dim}});
+        return made;
+      }
+    }
+    // Made without the lock, which all calls need: reserving addresses takes a
+    // millisecond, and longer with many threads.
+    TFSWITCH_ASSIGN_OR_RETURN(table, EmbeddingTable::Create(config));
+    if (identity.incarnation != 0) table->set_identity(identity);
+  }
+}
+
+absl::Status TableCatalogue::CloseOptimizer(const TableConfig& config) {
+  if (config.optimizer.is_open) return absl::OkStatus();
+  std::shared_ptr<EmbeddingTable> open;
+  {
+    MutexLock lock(&mutex_);
+    const auto it = tables_.find(config.name);
+    if (it == tables_.end()) return absl::OkStatus();
+    open = it->second;
+  }
+  TableConfig former = config;
+  former.optimizer = open->config().optimizer;
+  if (!former.optimizer.is_open || former != open->config()) {
+    return absl::OkStatus();  // AttachExisting() returns the error.
+  }
+  TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
+                            EmbeddingTable::Create(config));
+  table->set_identity(open->identity());
+  table->NoteDay(open->last_day());
+  const bool keeps_state =
+      HaveEqualState(former.optimizer, config.optimizer, config.dim);
+  constexpr int64_t kMaxRows = 4096;
+  TFSWITCH_RETURN_IF_ERROR(
+      open->ForEachRow(kMaxRows, [&](const RowChunk& rows) {
+        return table
+            ->AssignRows({rows.keys, rows.embeddings,
+                          keeps_state ? rows.slots : absl::Span<const float>()},
+                         AssignMode::kNow)
+            .status();
+      }));
+  MutexLock lock(&mutex_);
+  const auto it = tables_.find(config.name);
+  if (it == tables_.end() || it->second != open) {
+    return absl::UnavailableError(absl::StrCat(
+        "table '", config.name, "' was dropped during the call. Try again"));
+  }
+  it->second.swap(table);
+  journal_.Tell("table_changed",
+                {{"table", config.name}, {"what", "optimizer"}});
+  return absl::OkStatus();
+}
+
+absl::StatusOr<TableCatalogue::Handle> TableCatalogue::Open(
+    const TableConfig& config) const {
+  TFSWITCH_ASSIGN_OR_RETURN(const auto table, Find(config.name));
+  return AttachExisting(table.get(), config, TableIdentity(), 0);
+}
+
+absl::StatusOr<TableCatalogue::Handle> TableCatalogue::AttachExisting(
+    EmbeddingTable* table, const TableConfig& config,
+    const TableIdentity& identity, uint64_t replaced_incarnation) const {
+  TableConfig wanted = config;
+  if (wanted.optimizer.is_open) wanted.optimizer = table->config().optimizer;
+  if (table->config() != wanted) {
+    return absl::AlreadyExistsError(absl::StrCat(
+        "table '", config.name, "' exists", options_.OnShard(),
+        " with another config: ", DescribeDifference(table->config(), wanted),
+        "; use the same settings or another name"));
+  }
+  if (identity.incarnation != 0 &&
+      table->incarnation() == replaced_incarnation) {
+    table->set_identity(identity);
+    journal_.Tell("table_changed",
+                  {{"table", config.name}, {"what", "identity"}});
+  }
+  return Handle{false, table->incarnation()};
+}
+
+std::shared_ptr<EmbeddingTable> TableCatalogue::Remove(
+    const std::string& name) {
+  released_rows_.erase(name);
+  const auto it = tables_.find(name);
+  if (it == tables_.end()) return nullptr;
+  std::shared_ptr<EmbeddingTable> table = std::move(it->second);
+  tables_.erase(it);
+  dropped_incarnations_.push_back(table->incarnation());
+  if (dropped_incarnations_.size() > kMaxDropped) {
+    dropped_incarnations_.pop_front();
+  }
+  shrink_timer_.Set(name, absl::ZeroDuration());
+  journal_.Tell("table_dropped", {{"table", name}, {"rows", table->size()}});
+  return table;
+}
+
+bool TableCatalogue::Drop(const std::string& name) {
+  stage_.DropTable(name);
+  std::shared_ptr<EmbeddingTable> dropped;  // Freed outside the lock.
+  MutexLock lock(&mutex_);
+  dropped = Remove(name);
+  return dropped != nullptr;
+}
+
+absl::Status TableCatalogue::Hold(const std::string& name) {
+  MutexLock lock(&mutex_);
+  if (tables_.count(name) == 0) {
+    return absl::NotFoundError(absl::StrCat("no table '", name, "'"));
+  }
+  ++holds_[name];
+  return absl::OkStatus();
+}
+
+void TableCatalogue::Release(const std::string& name) {
+  std::shared_ptr<EmbeddingTable> dropped;  // Freed outside the lock.
+  {
+    MutexLock lock(&mutex_);
+    if (--holds_[name] > 0) return;
+    holds_.erase(name);
+    dropped = Remove(name);
+    if (dropped == nullptr) return;
+    if (dropped->size() > 0) released_rows_[name] = dropped->size();
+  }
+  // This may come late, because no holder of the table is left to push.
+  stage_.DropTable(name);
+}
+
+void TableCatalogue::WarnOfReleased(absl::string_view what,
+                                    const std::string& name) {
+  for (auto it = released_rows_.begin(); it != released_rows_.end();) {
+    if (!name.empty() && it->first != name) {
+      ++it;
+      continue;
+    }
+    LogMessage(
+        LogLevel::kWarning, {"rows_freed"},
+        absl::StrCat(
+            "table '", it->first, "' had ", it->second,
+            " rows, which were freed when the last layer or EmbeddingTable of "
+            "it was collected: ",
+            what,
+            ". To go on with rows, keep one of these objects, or save and "
+            "restore them"));
+    it = released_rows_.erase(it);
+  }
+}
+
+absl::StatusOr<std::shared_ptr<EmbeddingTable>> TableCatalogue::Find(
+    const TableRef& table) const {
+  MutexLock lock(&mutex_);
+  const auto it = tables_.find(table.name);
+  if (it != tables_.end()) {
+    if (table.incarnation == 0 ||
+        table.incarnation == it->second->incarnation()) {
+      return it->second;
+    }
+    return absl::DataLossError(absl::StrCat(
+        "table '", table.name, "' on shard ", options_.shard_index,
+        " is not the one that this process has used: that one was dropped, or "
+        "was lost when a server was restarted, and it was made again. Call "
+        "`cluster.reset_lost_tables()` to go on with the rows that are there, "
+        "or restore a checkpoint"));
+  }
+  if (table.incarnation != 0 &&
+      std::find(dropped_incarnations_.begin(), dropped_incarnations_.end(),
+                table.incarnation) == dropped_incarnations_.end()) {
+    return absl::DataLossError(absl::StrCat(
+        "shard ", options_.shard_index, " has lost table '", table.name,
+        "' since ",
+        absl::FormatTime("%Y-%m-%d %H:%M:%S", started_, absl::UTCTimeZone()),
+        " UTC: it was restarted. Restore a checkpoint, or call "
+        "`cluster.reset_lost_tables()` to go on with empty rows"));
+  }
+  return absl::NotFoundError(absl::StrCat(
+      "no table '", table.name, "'", options_.OnShard(),
+      tables_.empty()
+          ? "; it has none"
+          : absl::StrCat("; it has: ",
+                         absl::StrJoin(tables_, ", ",
+                                       [](std::string* out, const auto& entry) {
+                                         absl::StrAppend(out, "'", entry.first,
+                                                         "'");
+                                       }))));
+}
+
+std::vector<std::shared_ptr<EmbeddingTable>> TableCatalogue::All() const {
+  MutexLock lock(&mutex_);
+  std::vector<std::shared_ptr<EmbeddingTable>> tables;
+  tables.reserve(tables_.size());
+  for (const auto& [name, table] : tables_) tables.push_back(table);
+  return tables;
+}
+
+bool TableCatalogue::IsPresent(const EmbeddingTable& table) const {
+  MutexLock lock(&mutex_);
+  const auto it = tables_.find(table.config().name);
+  return it != tables_.end() && it->second.get() == &table;
+}
+
+void TableCatalogue::Install(TableMap* tables) {
+  for (const auto& [name, table] : *tables) stage_.DropTable(name);
+  MutexLock lock(&mutex_);
+  for (auto& [name, table] : *tables) {
+    shrink_timer_.Set(name, absl::Seconds(table->config().eviction.every_secs));
+    std::swap(tables_[name], table);
+    released_rows_.erase(name);
+  }
+}
+
+void TableCatalogue::WarnOfUnsaved() {
+  MutexLock lock(&mutex_);
+  WarnOfReleased("it is not saved");
+}
+
+}  // namespace tfswitch
