@@ -66,7 +66,7 @@ std::vector<Variant> MakeVariants() {
   power.learning_rate_power = -0.4f;
   Add("ftrl, power -0.4", power, &variants);
 
-  const auto with = [&](const char* name, float StepOptions::*option,
+  const auto with = [&](const char* name, auto StepOptions::*option,
                         float value) {
     StepOptions options;
     options.*option = value;

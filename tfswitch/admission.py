@@ -55,11 +55,12 @@ class _Admission(Policy):
         """Returns the `admission` field of a table config."""
         arguments = self.get_config()
         value = arguments.pop("not_admitted")
-        constant = {"constant": {"value": value}}
-        return {
-            self._KIND: arguments,
-            "not_admitted": {value: {}} if isinstance(value, str) else constant,
-        }
+        read_as = (
+            {"kind": value.upper()}
+            if isinstance(value, str)
+            else {"kind": "CONSTANT", "constant": value}
+        )
+        return {self._KIND: arguments, "not_admitted": read_as}
 
 
 @dataclasses.dataclass(frozen=True)

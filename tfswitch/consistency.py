@@ -2,17 +2,15 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from tfswitch._settings._ranges import bad_argument, is_number
+from tfswitch._settings._policy import Policy
+from tfswitch._settings._ranges import choices, integers
 from tfswitch._types import Config
-
-_KINDS = ("asp", "ssp", "bsp")
-_REDUCTIONS = ("mean", "sum")
 
 
 @dataclasses.dataclass(frozen=True)
-class Consistency:
+class Consistency(Policy):
     """How much workers that train one model wait for each other. Immutable.
 
     The class methods `asp`, `ssp` and `bsp` make objects. Tables and workers
@@ -29,19 +27,9 @@ class Consistency:
     Consistency(kind='ssp', staleness=3, reduction='mean')
     """
 
-    kind: str = "asp"
-    staleness: int = 0
-    reduction: str = "mean"
-
-    def __post_init__(self) -> None:
-        if self.kind not in _KINDS:
-            raise bad_argument("kind", self.kind, f"one of {_KINDS}")
-        steps = self.staleness
-        if not (is_number(steps, int) and 0 <= steps < 2**32):
-            expected = "a number of steps of at least 0"
-            raise bad_argument("staleness", steps, expected)
-        if self.reduction not in _REDUCTIONS:
-            raise bad_argument("reduction", self.reduction, '"mean" or "sum"')
+    kind: Annotated[str, choices("asp", "ssp", "bsp")] = "asp"
+    staleness: Annotated[int, integers(0, 2**32 - 1)] = 0
+    reduction: Annotated[str, choices("mean", "sum")] = "mean"
 
     @classmethod
     def asp(cls) -> "Consistency":
@@ -74,17 +62,13 @@ class Consistency:
         """
         return cls("bsp", reduction=reduction)
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns the arguments of the constructor."""
-        return dataclasses.asdict(self)
-
     def to_table_config(self) -> dict[str, Any]:
         """Returns the `consistency` field of a table config."""
-        if self.kind == "ssp":
-            return {"ssp": {"staleness": self.staleness}}
-        if self.kind == "bsp":
-            return {"bsp": {"reduction": self.reduction.upper()}}
-        return {"asp": {}}
+        return {
+            "kind": self.kind.upper(),
+            "staleness": self.staleness,
+            "reduction": self.reduction.upper(),
+        }
 
 
 _FIELDS = {field.name for field in dataclasses.fields(Consistency)}
@@ -96,7 +80,7 @@ def get(identifier: ConsistencyLike | None) -> Consistency:
 
     Args:
         identifier: None for `Consistency.asp()`, "asp", "bsp", a `Consistency`,
-            or a config that its `get_config` returned.
+            or a config that its `get_config` or `to_config` returned.
 
     Raises:
         ValueError: If it is none of these.
@@ -107,8 +91,10 @@ def get(identifier: ConsistencyLike | None) -> Consistency:
         return identifier
     if isinstance(identifier, str) and identifier in ("asp", "bsp"):
         return Consistency(identifier)
-    if isinstance(identifier, Mapping) and identifier.keys() <= _FIELDS:
-        return Consistency(**identifier)
+    if isinstance(identifier, Mapping):
+        config = identifier.get("config", identifier)
+        if isinstance(config, Mapping) and config.keys() <= _FIELDS:
+            return Consistency.from_config(config)
     raise ValueError(
         '`consistency` must be "asp", "bsp" or what '
         "tfswitch.train.Consistency.asp(), .ssp(staleness) or .bsp() returns. "

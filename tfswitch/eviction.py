@@ -15,6 +15,7 @@ from tfswitch._settings._ranges import (
     NonNegative,
     Range,
     bad_argument,
+    choices,
     integers,
 )
 from tfswitch._types import Config
@@ -33,17 +34,9 @@ class _Eviction(Policy):
     # How often the server shrinks the table by itself; 0: never.
     every_secs: Annotated[float, _SECS] = 0.0
 
-    def _rules(self) -> dict[str, Any]:
-        arguments = self.get_config()
-        del arguments["every_secs"]
-        return {self._KIND: arguments}
-
     def to_table_config(self) -> dict[str, Any]:
         """Returns the `eviction` field of a table config."""
-        rules = self._rules()
-        if self.every_secs:
-            rules["every_secs"] = self.every_secs
-        return rules
+        return self.get_config()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +48,6 @@ class Ttl(_Eviction):
             a precision of three minutes.
         every_secs: How often the server evicts by itself; 0: only `shrink`.
     """
-
-    _KIND = "ttl"
 
     delete_after_unseen_days: NonNegative = 30.0
 
@@ -73,8 +64,6 @@ class ShowClickScore(_Eviction):
         every_secs: As for `Ttl`.
     """
 
-    _KIND = "show_click_score"
-
     delete_threshold: NonNegative = 0.8
 
 
@@ -86,8 +75,6 @@ class L2Norm(_Eviction):
         min_l2_norm: At least 0.
         every_secs: As for `Ttl`.
     """
-
-    _KIND = "l2_norm"
 
     min_l2_norm: NonNegative
 
@@ -107,17 +94,10 @@ class MaxRows(_Eviction):
     """
 
     max_rows: Annotated[int, integers(0, 2**62)]
-    order: str = "lru"
+    order: Annotated[str, choices("lru", "lfu")] = "lru"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.order not in ("lru", "lfu"):
-            raise bad_argument("order", self.order, '"lru" or "lfu"')
-
-    def _rules(self) -> dict[str, Any]:
-        return {
-            "max_rows": {"max_rows": self.max_rows, "order": self.order.upper()}
-        }
+    def to_table_config(self) -> dict[str, Any]:
+        return {**self.get_config(), "order": self.order.upper()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,11 +144,11 @@ class AnyOf(_Eviction):
             "every_secs": self.every_secs,
         }
 
-    def _rules(self) -> dict[str, Any]:
+    def to_table_config(self) -> dict[str, Any]:
         rules: dict[str, Any] = {}
         for policy in self.policies:
-            rules.update(policy._rules())
-        return rules
+            rules.update(policy.to_table_config())
+        return {**rules, "every_secs": self.every_secs}
 
 
 Eviction = Ttl | ShowClickScore | L2Norm | MaxRows | AnyOf

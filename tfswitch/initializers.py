@@ -7,12 +7,11 @@ because the table has a seed.
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from tfswitch._settings._policy import Policy
-from tfswitch._settings._ranges import bad_argument, is_number
+from tfswitch._settings._ranges import Finite, NonNegative
 from tfswitch._types import Config, KerasFunction
 
 __all__ = [
@@ -32,13 +31,6 @@ __all__ = [
 class Initializer(Policy):
     """Base of all initializers. Immutable; equal if all arguments are equal."""
 
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if not (is_number(value, int, float) and math.isfinite(value)):
-                raise bad_argument(field.name, value, "a finite number")
-            object.__setattr__(self, field.name, float(value))
-
     def to_table_config(self) -> dict[str, Any]:
         """Returns the `initializer` field of a table config."""
         return {self._KIND: self.get_config()}
@@ -49,7 +41,7 @@ class Constant(Initializer):
     """All values are `value`."""
 
     _KIND = "constant"
-    value: float = 0.0
+    value: Finite = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +65,8 @@ class RandomUniform(Initializer):
     """Uniform in [minval, maxval)."""
 
     _KIND = "uniform"
-    minval: float = -0.05
-    maxval: float = 0.05
+    minval: Finite = -0.05
+    maxval: Finite = 0.05
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,15 +82,8 @@ class RandomNormal(Initializer):
     """Normal with `mean` and `stddev`."""
 
     _KIND = "normal"
-    mean: float = 0.0
-    stddev: float = 0.05
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.stddev < 0.0:
-            raise ValueError(
-                f"`stddev` must not be negative. Received: stddev={self.stddev}"
-            )
+    mean: Finite = 0.0
+    stddev: NonNegative = 0.05
 
 
 @dataclasses.dataclass(frozen=True)

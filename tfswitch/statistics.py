@@ -29,7 +29,7 @@ class Usage(Policy):
 
     def to_table_config(self) -> dict[str, Any]:
         """Returns the `statistics` field of a table config."""
-        return {"usage": {}}
+        return {"kind": "USAGE"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,7 @@ class ShowClick(Policy):
 
     def to_table_config(self) -> dict[str, Any]:
         """Returns the `statistics` field of a table config."""
-        return {"show_click": self.get_config()}
+        return {"kind": "SHOW_CLICK", **self.get_config()}
 
 
 Statistics = Usage | ShowClick

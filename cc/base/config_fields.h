@@ -1,10 +1,10 @@
 // The fields of configs, each described once.
 //
-// A config is a struct with a function Fields(), which lists its fields.
-// Equality, validation, JSON and protos are made from this list. Some settings
-// are a choice between several kinds, for example of optimizers. Then each kind
-// is such a struct, with its name in kName, and a std::variant of the structs
-// holds the chosen kind.
+// A config is a struct that names its fields with TFSWITCH_FIELDS. Equality,
+// validation, JSON and protos are made from this list. The type of a field
+// defines its range. If a setting has several kinds, as optimizers have, each
+// kind is one such struct with its name, kName, and a std::variant of them
+// holds the chosen one.
 
 #ifndef TFSWITCH_CC_BASE_CONFIG_FIELDS_H_
 #define TFSWITCH_CC_BASE_CONFIG_FIELDS_H_
@@ -20,6 +20,8 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 
 namespace tfswitch {
 
@@ -33,13 +35,25 @@ struct FieldRange {
   bool excludes_max = false;
 };
 
+// A number whose type says its range, which validation checks. It is used like
+// a T. Its functions are always inlined: kernels for other processors use it,
+// and the linker must not choose their copy.
+template <typename T, const FieldRange& kRange>
+struct Ranged {
+  using Value = T;
+  static constexpr const FieldRange& range = kRange;
+  T value;
+
+  // NOLINTNEXTLINE(google-explicit-constructor)
+  [[gnu::always_inline]] constexpr Ranged(T v = T()) : value(v) {}
+  // NOLINTNEXTLINE(google-explicit-constructor)
+  [[gnu::always_inline]] constexpr operator T() const { return value; }
+};
+
 namespace ranges {
 inline constexpr double kMax = std::numeric_limits<float>::max();
 inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
-inline constexpr FieldRange kFlag{"true or false", 0.0, 1.0};
 inline constexpr FieldRange kUnit{"a number in [0, 1]", 0.0, 1.0};
-// For coefficients of moving averages: a coefficient of 1 would cause a
-// division by 0.
 inline constexpr FieldRange kDecay{"a number in [0, 1)", 0.0, 1.0, false, true};
 inline constexpr FieldRange kRate{"a number in (0, 1]", 0.0, 1.0, true};
 inline constexpr FieldRange kNonNegative{"a finite number >= 0", 0.0, kMax};
@@ -59,47 +73,46 @@ inline constexpr FieldRange kFraction{"a number between 0 and 1", 0.0, 1.0,
 inline constexpr FieldRange kCount{"an integer >= 1", 1.0, kInfinity};
 }  // namespace ranges
 
-// A field of a config: its name in protos, JSON and error messages; the
-// struct's member, which is a float, a bool, a uint32_t or a uint64_t; and the
-// range of its values.
-template <typename Struct, typename Value>
-struct ConfigField {
-  const char* name;
-  Value Struct::*member;
-  FieldRange range;
-};
-template <typename Struct, typename Value>
-ConfigField(const char*, Value Struct::*, FieldRange)
-    -> ConfigField<Struct, Value>;
+using Unit = Ranged<float, ranges::kUnit>;
+// For coefficients of moving averages: with 1 they would divide by 0.
+using Decay = Ranged<float, ranges::kDecay>;
+using Rate = Ranged<float, ranges::kRate>;
+using NonNegative = Ranged<float, ranges::kNonNegative>;
+using Positive = Ranged<float, ranges::kPositive>;
+using NonPositive = Ranged<float, ranges::kNonPositive>;
+using Finite = Ranged<float, ranges::kFinite>;
+using Fraction = Ranged<float, ranges::kFraction>;
 
-// Calls visit(name, member, range) for each field.
+// Lists the fields of a struct. They have the same names in the struct's
+// message, in JSON and in errors.
+#define TFSWITCH_FIELDS(...)                           \
+  static constexpr const char* kFields = #__VA_ARGS__; \
+  auto Fields() { return std::tie(__VA_ARGS__); }      \
+  auto Fields() const { return std::tie(__VA_ARGS__); }
+
+// Calls visit(name, field) for each field.
 template <typename Struct, typename Visit>
 void ForEachField(Struct& config, const Visit& visit) {
-  std::apply(
-      [&](const auto&... field) {
-        (visit(field.name, config.*field.member, field.range), ...);
-      },
-      std::remove_const_t<Struct>::Fields());
-}
-
-template <typename Struct>
-bool HaveEqualFields(const Struct& a, const Struct& b) {
-  return std::apply(
-      [&](const auto&... field) {
-        return ((a.*field.member == b.*field.member) && ...);
-      },
-      Struct::Fields());
+  absl::string_view rest = Struct::kFields;
+  const auto next = [&rest] {
+    const std::string name(rest.substr(0, rest.find(',')));
+    rest.remove_prefix(name.size());
+    absl::ConsumePrefix(&rest, ", ");
+    return name;
+  };
+  std::apply([&](auto&... field) { (visit(next(), field), ...); },
+             config.Fields());
 }
 
 template <typename Struct, typename = void>
 inline constexpr bool kHasFields = false;
 template <typename Struct>
 inline constexpr bool
-    kHasFields<Struct, std::void_t<decltype(Struct::Fields())>> = true;
+    kHasFields<Struct, std::void_t<decltype(Struct::kFields)>> = true;
 
 template <typename Struct, std::enable_if_t<kHasFields<Struct>, int> = 0>
 bool operator==(const Struct& a, const Struct& b) {
-  return HaveEqualFields(a, b);
+  return a.Fields() == b.Fields();
 }
 
 inline bool IsIn(double value, const FieldRange& range) {
@@ -116,14 +129,29 @@ struct FieldFault {
   std::string got;
 };
 
-// The first fault, if there is one.
+// Fields without a range have no fault.
+template <typename Field>
+std::optional<FieldFault> FaultOf(const std::string&, const Field&) {
+  return std::nullopt;
+}
+template <typename T, const FieldRange& kRange>
+std::optional<FieldFault> FaultOf(const std::string& name,
+                                  const Ranged<T, kRange>& field) {
+  if (IsIn(static_cast<double>(field.value), kRange)) return std::nullopt;
+  return FieldFault{name, kRange.text, absl::StrCat(field.value)};
+}
+template <typename T, const FieldRange& kRange>
+std::optional<FieldFault> FaultOf(
+    const std::string& name, const std::optional<Ranged<T, kRange>>& field) {
+  return field.has_value() ? FaultOf(name, *field) : std::nullopt;
+}
+
+// The first fault of the struct's own fields, if there is one.
 template <typename Struct>
 std::optional<FieldFault> FindFault(const Struct& config) {
   std::optional<FieldFault> fault;
-  ForEachField(config, [&](const char* name, const auto& value,
-                           const FieldRange& range) {
-    if (fault.has_value() || IsIn(static_cast<double>(value), range)) return;
-    fault = FieldFault{name, range.text, absl::StrCat(value)};
+  ForEachField(config, [&](const std::string& name, const auto& field) {
+    if (!fault.has_value()) fault = FaultOf(name, field);
   });
   return fault;
 }

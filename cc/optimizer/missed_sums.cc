@@ -206,12 +206,11 @@ void PlanMissedSteps(bool is_nesterov, SegmentStep* segment) {
   const Averages averages = segment->averages;
   // One of the two is 0.
   plan.weight_decay =
-      static_cast<double>(std::max(options.weight_decay, p.weight_decay));
+      static_cast<double>(std::max(options.weight_decay.value, p.weight_decay));
   const bool is_bounded = HasNormBounds(options) ||
-                          std::isfinite(options.min_weight) ||
-                          std::isfinite(options.max_weight);
-  // The upper limit of each move, as a fraction of the move before.
-  double ratio = 0.0;
+                          std::isfinite(options.min_weight.value) ||
+                          std::isfinite(options.max_weight.value);
+  double ratio = 0.0;  // Each move is at most this part of the one before.
   double root_2 = 1.0;
   switch (averages) {
     case Averages::kNone:

@@ -29,27 +29,27 @@ absl::Status ValidateSegment(absl::string_view prefix,
                       fault->expected, fault->got);
   }
   if (options.min_weight > options.max_weight) {
-    return FieldError(prefix, "options.min_weight",
-                      absl::StrCat("at most max_weight, ", options.max_weight),
-                      absl::StrCat(options.min_weight));
+    return FieldError(
+        prefix, "options.min_weight",
+        absl::StrCat("at most max_weight, ", options.max_weight.value),
+        absl::StrCat(options.min_weight.value));
   }
   if (options.min_norm > options.max_norm) {
-    return FieldError(prefix, "options.min_norm",
-                      absl::StrCat("at most max_norm, ", options.max_norm),
-                      absl::StrCat(options.min_norm));
+    return FieldError(
+        prefix, "options.min_norm",
+        absl::StrCat("at most max_norm, ", options.max_norm.value),
+        absl::StrCat(options.min_norm.value));
   }
   if (options.weight_decay != 0.0f &&
       std::holds_alternative<AdamWConfig>(segment.rule)) {
     return FieldError(prefix, "options.weight_decay",
                       "0 beside adamw, which has its own weight_decay",
-                      absl::StrCat(options.weight_decay));
+                      absl::StrCat(options.weight_decay.value));
   }
-  if (IsIn(static_cast<double>(segment.learning_rate_scale),
-           ranges::kNonNegative)) {
-    return absl::OkStatus();
+  if (const auto fault = FindFault(segment)) {
+    return FieldError(prefix, fault->name, fault->expected, fault->got);
   }
-  return FieldError(prefix, "learning_rate_scale", ranges::kNonNegative.text,
-                    absl::StrCat(segment.learning_rate_scale));
+  return absl::OkStatus();
 }
 
 // For tables with dense updates, refuses rules that cannot catch up with missed
@@ -78,7 +78,7 @@ absl::Status ValidateDense(absl::string_view prefix, const RuleConfig& rule) {
   if (const auto* rmsprop = std::get_if<RmspropConfig>(&rule)) {
     if (rmsprop->momentum == 0.0f) return absl::OkStatus();
     return FieldError(prefix, "rmsprop.momentum", "0 with dense updates",
-                      absl::StrCat(rmsprop->momentum));
+                      absl::StrCat(rmsprop->momentum.value));
   }
   if (std::holds_alternative<AdadeltaConfig>(rule)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
@@ -108,8 +108,7 @@ std::string OptimizerName(const OptimizerConfig& config) {
 absl::Status ValidateOptimizerConfig(const OptimizerConfig& config, int dim) {
   if (config.segments.empty()) {
     return absl::InvalidArgumentError(
-        "optimizer: expected one rule, or a list of segments with one rule "
-        "each, got neither or both");
+        "optimizer: expected segments with one rule each, got none");
   }
   int left = dim;
   for (size_t i = 0; i < config.segments.size(); ++i) {

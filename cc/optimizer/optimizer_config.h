@@ -13,7 +13,6 @@
 #include <cstdint>
 #include <limits>
 #include <string>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -31,36 +30,22 @@ inline constexpr int kMaxSegmentDim = 4096;
 // Operations on the gradient and the weights before and after any rule; see
 // optimizer.h for their order. With the defaults all are off.
 struct StepOptions {
-  float l2 = 0.0f;
-  float cowclip_r = 0.0f;
-  float cowclip_zeta = 1e-5f;  // Only with cowclip_r.
-  float clip_value = 0.0f;
-  float clip_norm = 0.0f;
-  float weight_decay = 0.0f;
-  float min_weight = -std::numeric_limits<float>::infinity();
-  float max_weight = std::numeric_limits<float>::infinity();
-  float min_norm = 0.0f;
-  float max_norm = std::numeric_limits<float>::infinity();
+  NonNegative l2 = 0.0f;
+  NonNegative cowclip_r = 0.0f;
+  NonNegative cowclip_zeta = 1e-5f;  // Only with cowclip_r.
+  NonNegative clip_value = 0.0f;
+  NonNegative clip_norm = 0.0f;
+  NonNegative weight_decay = 0.0f;
+  Ranged<float, ranges::kLowerBound> min_weight =
+      -std::numeric_limits<float>::infinity();
+  Ranged<float, ranges::kUpperBound> max_weight =
+      std::numeric_limits<float>::infinity();
+  NonNegative min_norm = 0.0f;
+  Ranged<float, ranges::kPositiveBound> max_norm =
+      std::numeric_limits<float>::infinity();
 
-  static constexpr auto Fields() {
-    return std::make_tuple(
-        ConfigField{"l2", &StepOptions::l2, ranges::kNonNegative},
-        ConfigField{"cowclip_r", &StepOptions::cowclip_r, ranges::kNonNegative},
-        ConfigField{"cowclip_zeta", &StepOptions::cowclip_zeta,
-                    ranges::kNonNegative},
-        ConfigField{"clip_value", &StepOptions::clip_value,
-                    ranges::kNonNegative},
-        ConfigField{"clip_norm", &StepOptions::clip_norm, ranges::kNonNegative},
-        ConfigField{"weight_decay", &StepOptions::weight_decay,
-                    ranges::kNonNegative},
-        ConfigField{"min_weight", &StepOptions::min_weight,
-                    ranges::kLowerBound},
-        ConfigField{"max_weight", &StepOptions::max_weight,
-                    ranges::kUpperBound},
-        ConfigField{"min_norm", &StepOptions::min_norm, ranges::kNonNegative},
-        ConfigField{"max_norm", &StepOptions::max_norm,
-                    ranges::kPositiveBound});
-  }
+  TFSWITCH_FIELDS(l2, cowclip_r, cowclip_zeta, clip_value, clip_norm,
+                  weight_decay, min_weight, max_weight, min_norm, max_norm)
 };
 
 inline bool HasNormBounds(const StepOptions& options) {
@@ -78,15 +63,13 @@ inline constexpr bool kIsRule = kIsAlternative<Struct, RuleConfig>;
 
 // A part of the row with its own rule and options.
 struct SegmentConfig {
-  int dim = 0;  // 0 is allowed for the last segment only: the rest of the row.
-  float learning_rate_scale = 1.0f;  // A factor of the push's learning rate.
+  int dim = 0;  // 0, only for the last segment: the rest of the row.
+  // A factor of the push's learning rate.
+  NonNegative learning_rate_scale = 1.0f;
   RuleConfig rule = SgdConfig{};
   StepOptions options;
 
-  bool operator==(const SegmentConfig& o) const {
-    return dim == o.dim && learning_rate_scale == o.learning_rate_scale &&
-           rule == o.rule && options == o.options;
-  }
+  TFSWITCH_FIELDS(dim, learning_rate_scale, rule, options)
 };
 
 struct OptimizerConfig {
@@ -108,11 +91,8 @@ struct OptimizerConfig {
   explicit OptimizerConfig(std::vector<SegmentConfig> parts)
       : segments(std::move(parts)) {}
 
-  bool operator==(const OptimizerConfig& o) const {
-    return segments == o.segments && is_dense == o.is_dense &&
-           is_open == o.is_open;
-  }
-  // Whether there is only one segment, and so one rule for the whole row.
+  TFSWITCH_FIELDS(segments, is_dense, is_open)
+  // Whether it is one rule for the whole row.
   bool IsSimple() const {
     return segments.size() == 1 && segments[0].dim == 0 &&
            segments[0].learning_rate_scale == 1.0f;

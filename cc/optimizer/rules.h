@@ -107,14 +107,10 @@ inline constexpr int kNumCorrections = 4096;
 
 struct SgdConfig {
   static constexpr char kName[] = "sgd";
-  float momentum = 0.0f;
+  Unit momentum = 0.0f;
   bool nesterov = false;
 
-  static constexpr auto Fields() {
-    return std::make_tuple(
-        ConfigField{"momentum", &SgdConfig::momentum, ranges::kUnit},
-        ConfigField{"nesterov", &SgdConfig::nesterov, ranges::kFlag});
-  }
+  TFSWITCH_FIELDS(momentum, nesterov)
   RulePlan Plan() const {
     if (momentum == 0.0f) return {};
     RulePlan plan{nesterov ? StepKind::kNesterov : StepKind::kMomentum,
@@ -127,16 +123,10 @@ struct SgdConfig {
 
 struct AdagradConfig {
   static constexpr char kName[] = "adagrad";
-  float initial_accumulator_value = 0.1f;
-  float epsilon = 1e-7f;
+  NonNegative initial_accumulator_value = 0.1f;
+  NonNegative epsilon = 1e-7f;
 
-  static constexpr auto Fields() {
-    return std::make_tuple(
-        ConfigField{"initial_accumulator_value",
-                    &AdagradConfig::initial_accumulator_value,
-                    ranges::kNonNegative},
-        ConfigField{"epsilon", &AdagradConfig::epsilon, ranges::kNonNegative});
-  }
+  TFSWITCH_FIELDS(initial_accumulator_value, epsilon)
   RulePlan Plan() const {
     RulePlan plan{StepKind::kAdagrad, "adagrad", 1};
     plan.initial_slot = initial_accumulator_value;
@@ -160,24 +150,13 @@ struct RowwiseAdagradConfig : AdagradConfig {
 // Adagrad whose accumulator decays, but never below the initial value.
 struct AdagradDecayConfig {
   static constexpr char kName[] = "adagrad_decay";
-  float initial_accumulator_value = 0.1f;
-  uint32_t decay_step = 100000;
-  float decay_rate = 0.9f;
+  Positive initial_accumulator_value = 0.1f;
+  Ranged<uint32_t, ranges::kSteps> decay_step = 100000;
+  Rate decay_rate = 0.9f;
   bool compat = false;  // At most one decay per step of the row, as in DeepRec.
 
-  static constexpr auto Fields() {
-    return std::make_tuple(
-        ConfigField{"initial_accumulator_value",
-                    &AdagradDecayConfig::initial_accumulator_value,
-                    ranges::kPositive},
-        ConfigField{"decay_step", &AdagradDecayConfig::decay_step,
-                    ranges::kSteps},
-        ConfigField{"decay_rate", &AdagradDecayConfig::decay_rate,
-                    ranges::kRate},
-        ConfigField{"compat", &AdagradDecayConfig::compat, ranges::kFlag});
-  }
-  // The float slot counts the periods by which the row's accumulator has
-  // decayed.
+  TFSWITCH_FIELDS(initial_accumulator_value, decay_step, decay_rate, compat)
+  // The float counts the periods for which the row has decayed.
   RulePlan Plan() const {
     RulePlan plan{StepKind::kAdagradDecay, "adagrad_decay", 1, 1};
     plan.initial_slot = initial_accumulator_value;
@@ -191,16 +170,11 @@ struct AdagradDecayConfig {
 
 struct AdamConfig {
   static constexpr char kName[] = "adam";
-  float beta_1 = 0.9f;
-  float beta_2 = 0.999f;
-  float epsilon = 1e-7f;
+  Decay beta_1 = 0.9f;
+  Decay beta_2 = 0.999f;
+  NonNegative epsilon = 1e-7f;
 
-  static constexpr auto Fields() {
-    return std::make_tuple(
-        ConfigField{"beta_1", &AdamConfig::beta_1, ranges::kDecay},
-        ConfigField{"beta_2", &AdamConfig::beta_2, ranges::kDecay},
-        ConfigField{"epsilon", &AdamConfig::epsilon, ranges::kNonNegative});
-  }
+  TFSWITCH_FIELDS(beta_1, beta_2, epsilon)
   // m[D], v[D], t.
   RulePlan Plan() const {
     RulePlan plan{StepKind::kAdam, "adam", 2, 1};
@@ -218,19 +192,12 @@ struct AdamConfig {
 // Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
 struct AdamWConfig {
   static constexpr char kName[] = "adamw";
-  float weight_decay = 0.004f;
-  float beta_1 = 0.9f;
-  float beta_2 = 0.999f;
-  float epsilon = 1e-7f;
+  NonNegative weight_decay = 0.004f;
+  Decay beta_1 = 0.9f;
+  Decay beta_2 = 0.999f;
+  NonNegative epsilon = 1e-7f;
 
-  static constexpr auto Fields() {
-    return std::make_tuple(
-        ConfigField{"weight_decay", &AdamWConfig::weight_decay,
-                    ranges::kNonNegative},
-        ConfigField{"beta_1", &AdamWConfig::beta_1, ranges::kDecay},
-        ConfigField{"beta_2", &AdamWConfig::beta_2, ranges::kDecay},
-        ConfigField{"epsilon", &AdamWConfig::epsilon, ranges::kNonNegative});
-  }
+  TFSWITCH_FIELDS(weight_decay, beta_1, beta_2, epsilon)
   RulePlan Plan() const {
     RulePlan plan = AdamConfig{beta_1, beta_2, epsilon}.Plan();
     plan.kind = StepKind::kAdamW;
@@ -256,18 +223,12 @@ struct AmsGradConfig : AdamConfig {
 
 struct RmspropConfig {
   static constexpr char kName[] = "rmsprop";
-  float rho = 0.9f;
-  float momentum = 0.0f;
-  float epsilon = 1e-7f;
+  Decay rho = 0.9f;
+  Unit momentum = 0.0f;
+  Positive epsilon = 1e-7f;
   bool centered = false;
 
-  static constexpr auto Fields() {
-    return std::make_tuple(
-        ConfigField{"rho", &RmspropConfig::rho, ranges::kDecay},
-        ConfigField{"momentum", &RmspropConfig::momentum, ranges::kUnit},
-        ConfigField{"epsilon", &RmspropConfig::epsilon, ranges::kPositive},
-        ConfigField{"centered", &RmspropConfig::centered, ranges::kFlag});
-  }
+  TFSWITCH_FIELDS(rho, momentum, epsilon, centered)
   // v[D], with momentum p[D], centered also q[D].
   RulePlan Plan() const {
     RulePlan plan;
@@ -292,14 +253,10 @@ struct RmspropConfig {
 
 struct AdadeltaConfig {
   static constexpr char kName[] = "adadelta";
-  float rho = 0.95f;
-  float epsilon = 1e-7f;
+  Decay rho = 0.95f;
+  Positive epsilon = 1e-7f;
 
-  static constexpr auto Fields() {
-    return std::make_tuple(
-        ConfigField{"rho", &AdadeltaConfig::rho, ranges::kDecay},
-        ConfigField{"epsilon", &AdadeltaConfig::epsilon, ranges::kPositive});
-  }
+  TFSWITCH_FIELDS(rho, epsilon)
   // a[D], d[D].
   RulePlan Plan() const {
     RulePlan plan{StepKind::kAdadelta, "adadelta", 2};
@@ -314,30 +271,16 @@ struct AdadeltaConfig {
 // Follow the regularised leader, per coordinate (McMahan et al., 2013).
 struct FtrlConfig {
   static constexpr char kName[] = "ftrl";
-  float learning_rate_power = -0.5f;
-  float initial_accumulator_value = 0.1f;
-  float l1_regularization_strength = 0.0f;
-  float l2_regularization_strength = 0.0f;
-  float l2_shrinkage_regularization_strength = 0.0f;
-  float beta = 0.0f;
+  NonPositive learning_rate_power = -0.5f;
+  Positive initial_accumulator_value = 0.1f;
+  NonNegative l1_regularization_strength = 0.0f;
+  NonNegative l2_regularization_strength = 0.0f;
+  NonNegative l2_shrinkage_regularization_strength = 0.0f;
+  NonNegative beta = 0.0f;
 
-  static constexpr auto Fields() {
-    return std::make_tuple(
-        ConfigField{"learning_rate_power", &FtrlConfig::learning_rate_power,
-                    ranges::kNonPositive},
-        ConfigField{"initial_accumulator_value",
-                    &FtrlConfig::initial_accumulator_value, ranges::kPositive},
-        ConfigField{"l1_regularization_strength",
-                    &FtrlConfig::l1_regularization_strength,
-                    ranges::kNonNegative},
-        ConfigField{"l2_regularization_strength",
-                    &FtrlConfig::l2_regularization_strength,
-                    ranges::kNonNegative},
-        ConfigField{"l2_shrinkage_regularization_strength",
-                    &FtrlConfig::l2_shrinkage_regularization_strength,
-                    ranges::kNonNegative},
-        ConfigField{"beta", &FtrlConfig::beta, ranges::kNonNegative});
-  }
+  TFSWITCH_FIELDS(learning_rate_power, initial_accumulator_value,
+                  l1_regularization_strength, l2_regularization_strength,
+                  l2_shrinkage_regularization_strength, beta)
   // n[D], z[D].
   RulePlan Plan() const { return Plan(StepKind::kFtrl, StepKind::kFtrlPower); }
 
@@ -366,16 +309,10 @@ struct GroupFtrlConfig : FtrlConfig {
 // The next three rules are those of Paddle's CTR accessor.
 struct PaddleAdagradConfig {
   static constexpr char kName[] = "paddle_adagrad";
-  float initial_g2sum = 3.0f;
+  Positive initial_g2sum = 3.0f;
   bool show_scale = true;  // Whether gradients are divided by the shows.
 
-  static constexpr auto Fields() {
-    return std::make_tuple(
-        ConfigField{"initial_g2sum", &PaddleAdagradConfig::initial_g2sum,
-                    ranges::kPositive},
-        ConfigField{"show_scale", &PaddleAdagradConfig::show_scale,
-                    ranges::kFlag});
-  }
+  TFSWITCH_FIELDS(initial_g2sum, show_scale)
   RulePlan Plan() const {
     RulePlan plan{StepKind::kPaddleAdagrad, "paddle_adagrad", 0, 1};
     plan.params.initial_value = initial_g2sum;
@@ -414,14 +351,10 @@ struct PaddleSharedAdamConfig : AdamConfig {
 // Moves weights by the sign of a moving average (Chen et al., 2023).
 struct LionConfig {
   static constexpr char kName[] = "lion";
-  float beta_1 = 0.9f;
-  float beta_2 = 0.99f;
+  Decay beta_1 = 0.9f;
+  Decay beta_2 = 0.99f;
 
-  static constexpr auto Fields() {
-    return std::make_tuple(
-        ConfigField{"beta_1", &LionConfig::beta_1, ranges::kDecay},
-        ConfigField{"beta_2", &LionConfig::beta_2, ranges::kDecay});
-  }
+  TFSWITCH_FIELDS(beta_1, beta_2)
   RulePlan Plan() const {
     RulePlan plan{StepKind::kLion, "lion", 1};
     plan.params.beta_1 = beta_1;

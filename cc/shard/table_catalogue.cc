@@ -63,8 +63,8 @@ absl::Status TableCatalogue::CheckRoomLocked(const TableConfig& config,
         std::get<BloomMinCountAdmission>(config.admission.policy);
     return absl::InvalidArgumentError(absl::StrCat(
         "table '", config.name, "': admission.bloom_min_count.capacity: ",
-        bloom.capacity, " ids with a false_positive_rate of ",
-        bloom.false_positive_rate, " take ", bytes / 1e9,
+        bloom.capacity.value, " ids with a false_positive_rate of ",
+        bloom.false_positive_rate.value, " take ", bytes / 1e9,
         " GB of cells on each server, and the limit is ", limit_text,
         "; lower the capacity, raise the rate, or use more servers"));
   }
@@ -102,7 +102,7 @@ absl::StatusOr<TableCatalogue::Handle> TableCatalogue::Create(
         WarnOfReleased("it is made again, without rows", config.name);
         tables_.emplace(config.name, std::move(table));
         shrink_timer_.Set(config.name,
-                          absl::Seconds(config.eviction.every_secs));
+                          absl::Seconds(config.eviction.every_secs.value));
         journal_.Tell("table_made",
                       {{"table", config.name}, {"dim", config.dim}});
         return made;
@@ -305,7 +305,7 @@ void TableCatalogue::Install(TableMap* tables) {
   for (const auto& [name, table] : *tables) stage_.DropTable(name);
   MutexLock lock(&mutex_);
   for (auto& [name, table] : *tables) {
-    shrink_timer_.Set(name, absl::Seconds(table->config().eviction.every_secs));
+    shrink_timer_.Set(name, absl::Seconds(table->config().eviction.every_secs.value));
     std::swap(tables_[name], table);
     released_rows_.erase(name);
   }

@@ -78,7 +78,8 @@ std::vector<float> MissingRow(const TableConfig& config) {
     case NotAdmittedKind::kWeight:
       break;
     case NotAdmittedKind::kConstant:
-      std::fill(row.begin(), row.end(), config.admission.not_admitted.constant);
+      std::fill(row.begin(), row.end(),
+                config.admission.not_admitted.constant.value);
       break;
     case NotAdmittedKind::kShared:
       Initializer(config.initializer, config.seed, config.dim)

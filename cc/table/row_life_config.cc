@@ -1,6 +1,5 @@
 #include "cc/table/row_life_config.h"
 
-#include <cmath>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
@@ -18,12 +17,7 @@ absl::Status FieldError(absl::string_view field, absl::string_view expected,
       absl::StrCat(field, ": expected ", expected, ", got ", got));
 }
 
-absl::Status CheckNonNegative(absl::string_view field, float value) {
-  if (value >= 0.0f && std::isfinite(value)) return absl::OkStatus();
-  return FieldError(field, "a finite number >= 0", value);
-}
-
-// `path` is the name of the config's field, such as "admission".
+// `path` is the config's field, such as "admission".
 template <typename Config>
 absl::Status CheckFields(absl::string_view path, const Config& config) {
   const std::optional<FieldFault> fault = FindFault(config);
@@ -39,8 +33,8 @@ absl::Status CheckBloomSize(const BloomMinCountAdmission& config,
       CountingBloom::CellsPerVirtualShard(config, num_virtual_shards);
   if (cells <= 0x1p32) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
-      "admission.bloom_min_count.capacity: ", config.capacity,
-      " ids with a false_positive_rate of ", config.false_positive_rate,
+      "admission.bloom_min_count.capacity: ", config.capacity.value,
+      " ids with a false_positive_rate of ", config.false_positive_rate.value,
       " take ", cells, " cells in each of ", num_virtual_shards,
       " virtual shards, about ",
       CountingBloom::SizeBytes(config, num_virtual_shards) / 1e9,
@@ -58,13 +52,12 @@ absl::Status ValidateAdmission(const AdmissionConfig& config,
   if (std::holds_alternative<ShowClickAdmission>(config.policy) &&
       statistics.kind != StatisticsKind::kShowClick) {
     return absl::InvalidArgumentError(
-        "admission.show_click: needs statistics.show_click, where shows and "
-        "clicks are counted");
+        "admission.show_click: needs statistics of kind SHOW_CLICK, where "
+        "shows "
+        "and clicks are counted");
   }
-  if (!std::isfinite(config.not_admitted.constant)) {
-    return FieldError("admission.not_admitted.constant.value",
-                      "a finite number", config.not_admitted.constant);
-  }
+  TFSWITCH_RETURN_IF_ERROR(
+      CheckFields("admission.not_admitted", config.not_admitted));
   if (config.not_admitted.kind != NotAdmittedKind::kWeight) {
     return absl::OkStatus();
   }
@@ -83,30 +76,19 @@ absl::Status ValidateAdmission(const AdmissionConfig& config,
 
 }  // namespace
 
-bool EvictionConfig::operator==(const EvictionConfig& o) const {
-  return delete_after_unseen_days == o.delete_after_unseen_days &&
-         delete_threshold == o.delete_threshold &&
-         min_l2_norm == o.min_l2_norm && max_rows == o.max_rows &&
-         order == o.order && every_secs == o.every_secs;
-}
-
 absl::Status ValidateEviction(const EvictionConfig& config) {
-  for (const EvictionRule& rule : kEvictionRules) {
-    TFSWITCH_RETURN_IF_ERROR(
-        CheckNonNegative(absl::StrCat("eviction.", rule.name, ".", rule.field),
-                         (config.*rule.value).value_or(0.0f)));
-  }
+  TFSWITCH_RETURN_IF_ERROR(CheckFields("eviction", config));
   constexpr uint64_t kMaxRows = std::numeric_limits<int64_t>::max();
   if (config.max_rows.value_or(0) > kMaxRows) {
-    return FieldError("eviction.max_rows.max_rows",
+    return FieldError("eviction.max_rows",
                       absl::StrCat("an integer from 0 to ", kMaxRows),
                       *config.max_rows);
   }
   if (config.every_secs != 0.0f && !config.has_rules()) {
     return FieldError("eviction.every_secs", "a rule beside it, or 0",
-                      config.every_secs);
+                      config.every_secs.value);
   }
-  return CheckNonNegative("eviction.every_secs", config.every_secs);
+  return absl::OkStatus();
 }
 
 absl::Status CheckCounted(const EvictionConfig& config,
@@ -114,19 +96,19 @@ absl::Status CheckCounted(const EvictionConfig& config,
   const bool has_usage = statistics.kind != StatisticsKind::kNone;
   if (config.delete_after_unseen_days.has_value() && !has_usage) {
     return absl::FailedPreconditionError(
-        "eviction.ttl: needs statistics.usage, where it is noted when a row "
-        "was last seen");
+        "eviction.delete_after_unseen_days: needs statistics of kind USAGE, "
+        "where it is noted when a row was last seen");
   }
   if (config.delete_threshold.has_value() &&
       statistics.kind != StatisticsKind::kShowClick) {
     return absl::FailedPreconditionError(
-        "eviction.show_click_score: needs statistics.show_click, where shows "
-        "and clicks are counted");
+        "eviction.delete_threshold: needs statistics of kind SHOW_CLICK, where "
+        "shows and clicks are counted");
   }
   if (config.max_rows.has_value() && !has_usage) {
     return absl::FailedPreconditionError(
-        "eviction.max_rows: needs statistics.usage, where it is counted how "
-        "often and when a row was seen");
+        "eviction.max_rows: needs statistics of kind USAGE, where it is "
+        "counted how often and when a row was seen");
   }
   return absl::OkStatus();
 }
@@ -135,9 +117,7 @@ absl::Status ValidateRowLife(const AdmissionConfig& admission,
                              const EvictionConfig& eviction,
                              const StatisticsConfig& statistics, int dim,
                              uint32_t num_virtual_shards) {
-  if (statistics.kind == StatisticsKind::kShowClick) {
-    TFSWITCH_RETURN_IF_ERROR(CheckFields("statistics.show_click", statistics));
-  }
+  TFSWITCH_RETURN_IF_ERROR(CheckFields("statistics", statistics));
   TFSWITCH_RETURN_IF_ERROR(
       ValidateAdmission(admission, statistics, dim, num_virtual_shards));
   TFSWITCH_RETURN_IF_ERROR(ValidateEviction(eviction));

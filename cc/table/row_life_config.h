@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <tuple>
 #include <variant>
 
 #include "absl/status/status.h"
@@ -24,24 +23,12 @@ enum class StatisticsKind { kNone, kUsage, kShowClick };
 struct StatisticsConfig {
   StatisticsKind kind = StatisticsKind::kNone;
   // kShowClick: score = (show - click) * nonclk_coeff + click * click_coeff.
-  float nonclk_coeff = 0.1f;
-  float click_coeff = 1.0f;
-  // Shows and clicks are multiplied by this each day.
-  float show_click_decay_rate = 0.98f;
+  NonNegative nonclk_coeff = 0.1f;
+  NonNegative click_coeff = 1.0f;
+  // The part of shows and clicks that is left after a day.
+  Rate show_click_decay_rate = 0.98f;
 
-  // The fields of kShowClick.
-  static constexpr auto Fields() {
-    return std::make_tuple(
-        ConfigField{"nonclk_coeff", &StatisticsConfig::nonclk_coeff,
-                    ranges::kNonNegative},
-        ConfigField{"click_coeff", &StatisticsConfig::click_coeff,
-                    ranges::kNonNegative},
-        ConfigField{"show_click_decay_rate",
-                    &StatisticsConfig::show_click_decay_rate, ranges::kRate});
-  }
-  bool operator==(const StatisticsConfig& o) const {
-    return kind == o.kind && HaveEqualFields(*this, o);
-  }
+  TFSWITCH_FIELDS(kind, nonclk_coeff, click_coeff, show_click_decay_rate)
 };
 
 // --- Admission --------------------------------------------------------------
@@ -51,19 +38,17 @@ struct StatisticsConfig {
 // only once.
 struct AlwaysAdmission {
   static constexpr char kName[] = "always";
-  static constexpr auto Fields() { return std::make_tuple(); }
+
+  TFSWITCH_FIELDS()
 };
 // An id gets a row at its min_count-th occurrence. The count is exact.
 struct MinCountAdmission {
   static constexpr char kName[] = "min_count";
   static constexpr FieldRange kRange{"an integer from 1 to 16777216", 1.0,
                                      16777216.0};
-  uint32_t min_count = 1;
+  Ranged<uint32_t, kRange> min_count = 1;
 
-  static constexpr auto Fields() {
-    return std::make_tuple(
-        ConfigField{"min_count", &MinCountAdmission::min_count, kRange});
-  }
+  TFSWITCH_FIELDS(min_count)
 };
 // Like MinCountAdmission, but with a counting Bloom filter instead of a record
 // for each waiting id. The filter has a fixed size, and admits about one id in
@@ -72,40 +57,26 @@ struct BloomMinCountAdmission {
   static constexpr char kName[] = "bloom_min_count";
   static constexpr FieldRange kRange{"an integer from 1 to 65535", 1.0,
                                      65535.0};
-  uint32_t min_count = 1;
-  uint64_t capacity = 100'000'000;  // How many ids are expected.
-  float false_positive_rate = 0.01f;
+  Ranged<uint32_t, kRange> min_count = 1;
+  // How many ids are expected.
+  Ranged<uint64_t, ranges::kCount> capacity = 100'000'000;
+  Fraction false_positive_rate = 0.01f;
 
-  static constexpr auto Fields() {
-    return std::make_tuple(
-        ConfigField{"min_count", &BloomMinCountAdmission::min_count, kRange},
-        ConfigField{"capacity", &BloomMinCountAdmission::capacity,
-                    ranges::kCount},
-        ConfigField{"false_positive_rate",
-                    &BloomMinCountAdmission::false_positive_rate,
-                    ranges::kFraction});
-  }
+  TFSWITCH_FIELDS(min_count, capacity, false_positive_rate)
 };
 // Each occurrence of an id gives it a row with this probability.
 struct ProbabilityAdmission {
   static constexpr char kName[] = "probability";
-  float probability = 1.0f;
+  Rate probability = 1.0f;
 
-  static constexpr auto Fields() {
-    return std::make_tuple(ConfigField{
-        "probability", &ProbabilityAdmission::probability, ranges::kRate});
-  }
+  TFSWITCH_FIELDS(probability)
 };
 // An id gets a row when its score of shows and clicks reaches embedx_threshold.
 struct ShowClickAdmission {
   static constexpr char kName[] = "show_click";
-  float embedx_threshold = 10.0f;
+  NonNegative embedx_threshold = 10.0f;
 
-  static constexpr auto Fields() {
-    return std::make_tuple(ConfigField{"embedx_threshold",
-                                       &ShowClickAdmission::embedx_threshold,
-                                       ranges::kNonNegative});
-  }
+  TFSWITCH_FIELDS(embedx_threshold)
 };
 
 using AdmissionPolicy =
@@ -122,17 +93,16 @@ enum class NotAdmittedKind {
 };
 struct NotAdmittedValue {
   NotAdmittedKind kind = NotAdmittedKind::kZeros;
-  float constant = 0.0f;
+  Finite constant = 0.0f;
 
-  bool operator==(const NotAdmittedValue& o) const {
-    return kind == o.kind && constant == o.constant;
-  }
+  TFSWITCH_FIELDS(kind, constant)
 };
 
 struct AdmissionConfig {
   AdmissionPolicy policy = AlwaysAdmission{};
   NotAdmittedValue not_admitted;
 
+  TFSWITCH_FIELDS(policy, not_admitted)
   bool is_always() const {
     return std::holds_alternative<AlwaysAdmission>(policy);
   }
@@ -140,9 +110,6 @@ struct AdmissionConfig {
   bool has_candidates() const {
     return std::holds_alternative<MinCountAdmission>(policy) ||
            std::holds_alternative<ShowClickAdmission>(policy);
-  }
-  bool operator==(const AdmissionConfig& o) const {
-    return policy == o.policy && not_admitted == o.not_admitted;
   }
 };
 
@@ -156,39 +123,24 @@ enum class EvictionOrder {
 // Determines which rows a shrink removes: those to which any of the rules that
 // are set applies.
 struct EvictionConfig {
-  // Removes rows without a push for more than this many days.
-  std::optional<float> delete_after_unseen_days;
-  // Removes rows whose score of shows and clicks is below this.
-  std::optional<float> delete_threshold;
-  // Removes rows whose embedding has a Euclidean norm below this.
-  std::optional<float> min_l2_norm;
-  // Keeps at most this many rows in the whole table.
+  // Rows without a push for more than this many days.
+  std::optional<NonNegative> delete_after_unseen_days;
+  // Rows with a score of shows and clicks below this.
+  std::optional<NonNegative> delete_threshold;
+  // Rows whose embedding has a Euclidean norm below this.
+  std::optional<NonNegative> min_l2_norm;
+  // Rows beyond this many in the whole table.
   std::optional<uint64_t> max_rows;
   EvictionOrder order = EvictionOrder::kLru;
-  // The interval at which the server shrinks the table; 0: only when asked.
-  float every_secs = 0.0f;
+  // The server shrinks the table at this interval; 0: never by itself.
+  NonNegative every_secs = 0.0f;
 
+  TFSWITCH_FIELDS(delete_after_unseen_days, delete_threshold, min_l2_norm,
+                  max_rows, order, every_secs)
   bool has_rules() const {
     return delete_after_unseen_days || delete_threshold || min_l2_norm ||
            max_rows;
   }
-  bool operator==(const EvictionConfig& o) const;
-};
-
-// A rule that consists of one number: the rule's name, the name of its field in
-// protos and JSON, the member, and the value that means "not set".
-struct EvictionRule {
-  const char* name;
-  const char* field;
-  std::optional<float> EvictionConfig::*value;
-  float otherwise;
-};
-inline constexpr EvictionRule kEvictionRules[] = {
-    {"ttl", "delete_after_unseen_days",
-     &EvictionConfig::delete_after_unseen_days, 30.0f},
-    {"show_click_score", "delete_threshold", &EvictionConfig::delete_threshold,
-     0.8f},
-    {"l2_norm", "min_l2_norm", &EvictionConfig::min_l2_norm, 0.0f},
 };
 
 // --- All three --------------------------------------------------------------

@@ -26,7 +26,7 @@ void RowStatistics::Init(float day, float* statistics) const {
 
 void RowStatistics::Decay(float day, float* statistics) const {
   const float days = std::floor(day) - std::floor(statistics[kLastSeenDay]);
-  const float rest = std::pow(config_.show_click_decay_rate, days);
+  const float rest = std::pow(config_.show_click_decay_rate.value, days);
   statistics[kShow] *= rest;
   statistics[kClick] *= rest;
 }

@@ -66,9 +66,10 @@ absl::Status ValidateInitializer(const std::string& table,
   if (uniform != nullptr &&
       (uniform->minval > uniform->maxval ||
        !std::isfinite(uniform->maxval - uniform->minval))) {
-    return FieldError(
-        table, "initializer.uniform", "minval <= maxval, a finite range apart",
-        absl::StrCat("minval ", uniform->minval, ", maxval ", uniform->maxval));
+    return FieldError(table, "initializer.uniform",
+                      "minval <= maxval, a finite range apart",
+                      absl::StrCat("minval ", uniform->minval.value,
+                                   ", maxval ", uniform->maxval.value));
   }
   return absl::OkStatus();
 }
@@ -167,9 +168,9 @@ absl::Status TableConfig::Validate() const {
   }
   if (optimizer.is_dense) {
     if (!layout.empty()) {
-      return FieldError(name, "optimizer.update",
-                        "SPARSE for a dense table, whose rows are in each push",
-                        "DENSE");
+      return FieldError(name, "optimizer.is_dense",
+                        "false for a dense table, whose rows are in each push",
+                        "true");
     }
     if (admission.not_admitted.kind == NotAdmittedKind::kWeight) {
       return FieldError(name, "admission.not_admitted",

@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -25,35 +24,23 @@ inline constexpr int kMaxDim = kMaxSegmentDim;
 // How a row is initialised. Each value depends only on seed, key and position.
 struct ConstantInitializer {  // Also "zeros" and "ones".
   static constexpr char kName[] = "constant";
-  float value = 0.0f;
+  Finite value = 0.0f;
 
-  static constexpr auto Fields() {
-    return std::make_tuple(
-        ConfigField{"value", &ConstantInitializer::value, ranges::kFinite});
-  }
+  TFSWITCH_FIELDS(value)
 };
 struct UniformInitializer {  // Keras's default for embeddings.
   static constexpr char kName[] = "uniform";
-  float minval = -0.05f;
-  float maxval = 0.05f;
+  Finite minval = -0.05f;
+  Finite maxval = 0.05f;
 
-  static constexpr auto Fields() {
-    return std::make_tuple(
-        ConfigField{"minval", &UniformInitializer::minval, ranges::kFinite},
-        ConfigField{"maxval", &UniformInitializer::maxval, ranges::kFinite});
-  }
+  TFSWITCH_FIELDS(minval, maxval)
 };
 struct NormalInitializer {
   static constexpr char kName[] = "normal";
-  float mean = 0.0f;
-  float stddev = 0.05f;
+  Finite mean = 0.0f;
+  NonNegative stddev = 0.05f;
 
-  static constexpr auto Fields() {
-    return std::make_tuple(
-        ConfigField{"mean", &NormalInitializer::mean, ranges::kFinite},
-        ConfigField{"stddev", &NormalInitializer::stddev,
-                    ranges::kNonNegative});
-  }
+  TFSWITCH_FIELDS(mean, stddev)
 };
 // Redrawn beyond two standard deviations.
 struct TruncatedNormalInitializer : NormalInitializer {
@@ -63,7 +50,8 @@ struct TruncatedNormalInitializer : NormalInitializer {
 // selects one input unit, and fan_out dim.
 struct GlorotUniformInitializer {
   static constexpr char kName[] = "glorot_uniform";
-  static constexpr auto Fields() { return std::make_tuple(); }
+
+  TFSWITCH_FIELDS()
 };
 
 using InitializerConfig =
@@ -86,11 +74,7 @@ struct ConsistencyConfig {
   uint32_t staleness = 0;                  // For kSsp, in steps.
   Reduction reduction = Reduction::kMean;  // For kBsp.
 
-  bool operator==(const ConsistencyConfig& o) const {
-    return kind == o.kind && staleness == o.staleness &&
-           reduction == o.reduction;
-  }
-
+  TFSWITCH_FIELDS(kind, staleness, reduction)
   // For example "asp", "ssp(3)", "bsp(mean)".
   std::string ToString() const;
 };
@@ -111,6 +95,7 @@ struct StorageDtypeConfig {
   // nearest.
   Rounding rounding = Rounding::kStochastic;
 
+  TFSWITCH_FIELDS(embeddings, slots, rounding)
   // Whether all parts are float32, so that nothing is rounded.
   bool is_plain() const {
     return embeddings == FloatType::kFloat32 && slots == FloatType::kFloat32;
@@ -167,18 +152,12 @@ struct TableConfig {
   EvictionConfig eviction;
   StorageDtypeConfig storage_dtype;
 
-  // Whether a setting depends on how often a push contains a key, or on its
-  // shows.
+  TFSWITCH_FIELDS(name, dim, optimizer, initializer, seed, num_virtual_shards,
+                  consistency, layout, statistics, admission, eviction,
+                  storage_dtype)
+  // Whether a setting depends on how often a key is in a push, or on its shows.
   bool NeedsCounts() const;
 
-  bool operator==(const TableConfig& o) const {
-    return name == o.name && dim == o.dim && optimizer == o.optimizer &&
-           initializer == o.initializer && seed == o.seed &&
-           num_virtual_shards == o.num_virtual_shards &&
-           consistency == o.consistency && layout == o.layout &&
-           statistics == o.statistics && admission == o.admission &&
-           eviction == o.eviction && storage_dtype == o.storage_dtype;
-  }
   bool operator!=(const TableConfig& o) const { return !(*this == o); }
 
   // InvalidArgument naming the table, the field, the value and the range.

@@ -1,19 +1,19 @@
-// Structs with Fields() are converted by protobuf's reflection. Their fields
-// have the same names as in the message, so that a new field needs no line
-// here. Only structs whose form differs from their message, such as segments
-// and kinds that are enums, have functions of their own.
+// A struct and its message have fields of the same names, and their enums the
+// same values, so that all are written and read by reflection. A new field
+// needs no line here.
 //
-// FromProto() reports no errors: an unknown storage dtype, or segments that
-// contradict each other, become a config that Validate() refuses.
-// DescribeDifference() compares the texts of all fields of the message, so that
-// it includes new fields, too.
+// FromProto() returns no errors. An enum value that this version does not know
+// becomes one that Validate() refuses. DescribeDifference() compares the texts
+// of all fields of the message, so that it covers new fields, too.
 
 #include "cc/wire/table_config_conversion.h"
 
 #include <algorithm>
 #include <cassert>
 #include <limits>
+#include <optional>
 #include <type_traits>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -29,41 +29,75 @@
 namespace tfswitch {
 namespace {
 
-constexpr uint32_t kDefaultVirtualShards = 1024;
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
 
-int ClampToInt(uint32_t value) {
-  return static_cast<int>(std::min<uint32_t>(
-      value, static_cast<uint32_t>(std::numeric_limits<int>::max())));
-}
+template <typename T>
+inline constexpr bool kIsVariant = false;
+template <typename... Kinds>
+inline constexpr bool kIsVariant<std::variant<Kinds...>> = true;
 
-// Finds the message's field of the same name as a struct's field.
-const google::protobuf::FieldDescriptor* FindField(
-    const google::protobuf::Message& message, const char* name) {
-  const auto* field = message.GetDescriptor()->FindFieldByName(name);
-  assert(field != nullptr);
-  return field;
-}
+// The functions of messages and of fields call each other.
+template <typename... Kinds>
+void WriteMessage(const std::variant<Kinds...>& kind, Message* to);
+template <typename Struct>
+void WriteMessage(const Struct& config, Message* to);
+template <typename... Kinds>
+void ReadMessage(const Message& from, std::variant<Kinds...>* kind);
+template <typename Struct>
+void ReadMessage(const Message& from, Struct* config);
 
-void SetField(google::protobuf::Message* to, const char* name, float value) {
-  to->GetReflection()->SetFloat(to, FindField(*to, name), value);
+template <typename Value>
+void WriteField(const Value& value, const FieldDescriptor* field, Message* to) {
+  const google::protobuf::Reflection* reflection = to->GetReflection();
+  if constexpr (std::is_same_v<Value, float>) {
+    reflection->SetFloat(to, field, value);
+  } else if constexpr (std::is_same_v<Value, bool>) {
+    reflection->SetBool(to, field, value);
+  } else if constexpr (std::is_same_v<Value, uint64_t>) {
+    reflection->SetUInt64(to, field, value);
+  } else if constexpr (std::is_same_v<Value, uint32_t>) {
+    reflection->SetUInt32(to, field, value);
+  } else if constexpr (std::is_same_v<Value, int>) {
+    // A negative dim would become a huge one. Validate() refuses 0 with a clear
+    // text.
+    reflection->SetUInt32(to, field, static_cast<uint32_t>(std::max(value, 0)));
+  } else if constexpr (std::is_same_v<Value, std::string>) {
+    reflection->SetString(to, field, value);
+  } else if constexpr (std::is_enum_v<Value>) {
+    reflection->SetEnumValue(to, field, static_cast<int>(value));
+  } else if constexpr (std::is_same_v<Value, StepOptions>) {
+    if (!(value == StepOptions())) {
+      WriteMessage(value, reflection->MutableMessage(to, field));
+    }
+  } else {
+    WriteMessage(value, reflection->MutableMessage(to, field));
+  }
 }
-void SetField(google::protobuf::Message* to, const char* name, bool value) {
-  to->GetReflection()->SetBool(to, FindField(*to, name), value);
+template <typename T, const FieldRange& kRange>
+void WriteField(const Ranged<T, kRange>& value, const FieldDescriptor* field,
+                Message* to) {
+  WriteField(value.value, field, to);
 }
-void SetField(google::protobuf::Message* to, const char* name, uint32_t value) {
-  to->GetReflection()->SetUInt32(to, FindField(*to, name), value);
+template <typename T>
+void WriteField(const std::optional<T>& value, const FieldDescriptor* field,
+                Message* to) {
+  if (value.has_value()) WriteField(*value, field, to);
 }
-void SetField(google::protobuf::Message* to, const char* name, uint64_t value) {
-  to->GetReflection()->SetUInt64(to, FindField(*to, name), value);
+template <typename T>
+void WriteField(const std::vector<T>& values, const FieldDescriptor* field,
+                Message* to) {
+  for (const T& value : values) {
+    WriteMessage(value, to->GetReflection()->AddMessage(to, field));
+  }
 }
 
 // Reads a field. If the field has presence and is unset, the value stays as it
 // is.
 template <typename Value>
-void GetField(const google::protobuf::Message& from, const char* name,
-              Value* value) {
+void ReadField(const Message& from, const FieldDescriptor* field,
+               Value* value) {
   const google::protobuf::Reflection* reflection = from.GetReflection();
-  const google::protobuf::FieldDescriptor* field = FindField(from, name);
   if (field->has_presence() && !reflection->HasField(from, field)) return;
   if constexpr (std::is_same_v<Value, float>) {
     *value = reflection->GetFloat(from, field);
@@ -71,210 +105,119 @@ void GetField(const google::protobuf::Message& from, const char* name,
     *value = reflection->GetBool(from, field);
   } else if constexpr (std::is_same_v<Value, uint64_t>) {
     *value = reflection->GetUInt64(from, field);
-  } else {
+  } else if constexpr (std::is_same_v<Value, uint32_t>) {
     *value = reflection->GetUInt32(from, field);
+  } else if constexpr (std::is_same_v<Value, int>) {
+    constexpr uint32_t kMax = std::numeric_limits<int>::max();
+    *value =
+        static_cast<int>(std::min(reflection->GetUInt32(from, field), kMax));
+  } else if constexpr (std::is_same_v<Value, std::string>) {
+    *value = reflection->GetString(from, field);
+  } else if constexpr (std::is_enum_v<Value>) {
+    constexpr int kUnknown = 255;
+    const int number = reflection->GetEnumValue(from, field);
+    const bool fits = number >= 0 && number <= kUnknown;
+    *value = static_cast<Value>(fits ? number : kUnknown);
+  } else {
+    ReadMessage(reflection->GetMessage(from, field), value);
+  }
+}
+template <typename T, const FieldRange& kRange>
+void ReadField(const Message& from, const FieldDescriptor* field,
+               Ranged<T, kRange>* value) {
+  ReadField(from, field, &value->value);
+}
+template <typename T>
+void ReadField(const Message& from, const FieldDescriptor* field,
+               std::optional<T>* value) {
+  if (!from.GetReflection()->HasField(from, field)) return;
+  ReadField(from, field, &value->emplace());
+}
+template <typename T>
+void ReadField(const Message& from, const FieldDescriptor* field,
+               std::vector<T>* values) {
+  const int size = from.GetReflection()->FieldSize(from, field);
+  if (size > 0) values->assign(size, T());
+  for (int i = 0; i < size; ++i) {
+    ReadMessage(from.GetReflection()->GetRepeatedMessage(from, field, i),
+                &(*values)[i]);
   }
 }
 
-template <typename Struct>
-void WriteFields(const Struct& config, google::protobuf::Message* to) {
-  ForEachField(config, [to](const char* name, const auto& value,
-                            const FieldRange&) { SetField(to, name, value); });
+// Calls visit(member, field) with the message's field of each member of a
+// struct. A variant that is a oneof of the message has no such field.
+template <typename Struct, typename Visit>
+void ForEachFieldOf(const Message& message, Struct& config,
+                    const Visit& visit) {
+  ForEachField(config, [&](const std::string& name, auto& member) {
+    const auto* field = message.GetDescriptor()->FindFieldByName(name);
+    assert(field != nullptr || kIsVariant<std::decay_t<decltype(member)>>);
+    visit(member, field);
+  });
 }
 
 template <typename Struct>
-void ReadFields(const google::protobuf::Message& from, Struct* config) {
-  ForEachField(*config,
-               [&from](const char* name, auto& value, const FieldRange&) {
-                 GetField(from, name, &value);
-               });
+void WriteMessage(const Struct& config, Message* to) {
+  ForEachFieldOf(*to, config,
+                 [to](const auto& member, const FieldDescriptor* field) {
+                   if constexpr (kIsVariant<std::decay_t<decltype(member)>>) {
+                     if (field == nullptr) return WriteMessage(member, to);
+                   }
+                   WriteField(member, field, to);
+                 });
+  if constexpr (std::is_same_v<Struct, StepOptions>) {
+    const StepOptions options_off;  // An unset option means off.
+    ForEachFieldOf(*to, options_off, [to](float off, const auto* field) {
+      const auto* reflection = to->GetReflection();
+      if (reflection->GetFloat(*to, field) == off) {
+        reflection->ClearField(to, field);
+      }
+    });
+  }
+}
+template <typename Struct>
+void ReadMessage(const Message& from, Struct* config) {
+  ForEachFieldOf(from, *config,
+                 [&from](auto& member, const FieldDescriptor* field) {
+                   if constexpr (kIsVariant<std::decay_t<decltype(member)>>) {
+                     if (field == nullptr) return ReadMessage(from, &member);
+                   }
+                   ReadField(from, field, &member);
+                 });
 }
 
 // Writes the chosen kind to the message's field of the same name.
 template <typename... Kinds>
-void WriteKind(const std::variant<Kinds...>& kind,
-               google::protobuf::Message* to) {
+void WriteMessage(const std::variant<Kinds...>& kind, Message* to) {
   std::visit(
       [to](const auto& config) {
-        WriteFields(config, to->GetReflection()->MutableMessage(
-                                to, FindField(*to, config.kName)));
+        WriteField(config, to->GetDescriptor()->FindFieldByName(config.kName),
+                   to);
       },
       kind);
 }
-
 // Reads the kind. If the message has none, or one that this version does not
 // know, `*kind` stays as it is.
 template <typename... Kinds>
-void ReadKind(const google::protobuf::Message& from,
-              std::variant<Kinds...>* kind) {
+void ReadMessage(const Message& from, std::variant<Kinds...>* kind) {
   ForEachKind<std::variant<Kinds...>>([&](auto config) {
-    const auto* field = FindField(from, config.kName);
+    const auto* field = from.GetDescriptor()->FindFieldByName(config.kName);
     if (!from.GetReflection()->HasField(from, field)) return;
-    ReadFields(from.GetReflection()->GetMessage(from, field), &config);
+    ReadField(from, field, &config);
     *kind = config;
   });
 }
 
-void WriteRule(const RuleConfig& rule, const StepOptions& options,
-               v1::OptimizerConfig* to) {
-  WriteKind(rule, to);
-  // An unset option means off.
-  const StepOptions off;
-  std::apply(
-      [&](const auto&... field) {
-        ((options.*field.member == off.*field.member
-              ? void()
-              : SetField(to->mutable_options(), field.name,
-                         options.*field.member)),
-         ...);
-      },
-      StepOptions::Fields());
-}
-
-SegmentConfig ReadRule(const v1::OptimizerConfig& from) {
-  SegmentConfig segment;
-  ReadKind(from, &segment.rule);
-  ReadFields(from.options(), &segment.options);
-  return segment;
-}
-
-v1::OptimizerConfig ToProto(const OptimizerConfig& config) {
-  v1::OptimizerConfig proto;
-  if (config.is_dense) proto.set_update(v1::OptimizerConfig::DENSE);
-  proto.set_is_open(config.is_open);
-  if (config.IsSimple()) {
-    WriteRule(config.segments[0].rule, config.segments[0].options, &proto);
-    return proto;
-  }
-  for (const SegmentConfig& segment : config.segments) {
-    v1::OptimizerConfig::Segment* to = proto.add_segments();
-    to->set_dim(static_cast<uint32_t>(std::max(segment.dim, 0)));
-    to->set_learning_rate_scale(segment.learning_rate_scale);
-    WriteRule(segment.rule, segment.options, to->mutable_optimizer());
-  }
-  return proto;
-}
-
-OptimizerConfig FromProto(const v1::OptimizerConfig& proto) {
-  OptimizerConfig config;
-  config.segments = {ReadRule(proto)};
-  config.is_dense = proto.update() == v1::OptimizerConfig::DENSE;
-  config.is_open = proto.is_open();
-  if (proto.segments().empty()) return config;
-  config.segments.clear();
-  const bool is_whole =
-      proto.kind_case() != v1::OptimizerConfig::KIND_NOT_SET ||
-      proto.has_options();
-  for (const v1::OptimizerConfig::Segment& segment : proto.segments()) {
-    // Validate() refuses a config without segments.
-    if (is_whole || !segment.optimizer().segments().empty())
-      return OptimizerConfig(std::vector<SegmentConfig>{});
-    config.segments.push_back(ReadRule(segment.optimizer()));
-    config.segments.back().dim = ClampToInt(segment.dim());
-    if (segment.has_learning_rate_scale()) {
-      config.segments.back().learning_rate_scale =
-          segment.learning_rate_scale();
-    }
-  }
-  return config;
-}
-
-v1::ConsistencyConfig ToProto(const ConsistencyConfig& config) {
-  v1::ConsistencyConfig proto;
-  switch (config.kind) {
-    case ConsistencyKind::kAsp:
-      proto.mutable_asp();
-      break;
-    case ConsistencyKind::kSsp:
-      proto.mutable_ssp()->set_staleness(config.staleness);
-      break;
-    case ConsistencyKind::kBsp:
-      proto.mutable_bsp()->set_reduction(config.reduction == Reduction::kSum
-                                             ? v1::ConsistencyConfig::SUM
-                                             : v1::ConsistencyConfig::MEAN);
-      break;
-  }
-  return proto;
-}
-
-v1::StatisticsConfig ToProto(const StatisticsConfig& config) {
-  v1::StatisticsConfig proto;
-  switch (config.kind) {
-    case StatisticsKind::kNone:
-      break;
-    case StatisticsKind::kUsage:
-      proto.mutable_usage();
-      break;
-    case StatisticsKind::kShowClick:
-      WriteFields(config, proto.mutable_show_click());
-      break;
-  }
-  return proto;
-}
-
-StatisticsConfig FromProto(const v1::StatisticsConfig& proto) {
-  StatisticsConfig config;
-  switch (proto.kind_case()) {
-    case v1::StatisticsConfig::kUsage:
-      config.kind = StatisticsKind::kUsage;
-      break;
-    case v1::StatisticsConfig::kShowClick:
-      config.kind = StatisticsKind::kShowClick;
-      ReadFields(proto.show_click(), &config);
-      break;
-    case v1::StatisticsConfig::KIND_NOT_SET:
-      break;
-  }
-  return config;
-}
-
-// The kinds are in the same order as the fields of their messages, whose
-// numbers begin with 1.
-v1::AdmissionConfig ToProto(const AdmissionConfig& config) {
-  v1::AdmissionConfig proto;
-  WriteKind(config.policy, &proto);
-  v1::AdmissionConfig::NotAdmitted* value = proto.mutable_not_admitted();
-  const int field = 1 + static_cast<int>(config.not_admitted.kind);
-  value->GetReflection()->MutableMessage(
-      value, value->GetDescriptor()->FindFieldByNumber(field));
-  if (value->has_constant()) {
-    value->mutable_constant()->set_value(config.not_admitted.constant);
-  }
-  return proto;
-}
-
-AdmissionConfig FromProto(const v1::AdmissionConfig& proto) {
-  AdmissionConfig config;
-  ReadKind(proto, &config.policy);
-  const v1::AdmissionConfig::NotAdmitted& value = proto.not_admitted();
-  const int field = std::max<int>(value.kind_case(), 1);
-  config.not_admitted = {static_cast<NotAdmittedKind>(field - 1),
-                         value.constant().value()};
-  return config;
-}
-
-// The values of both enums are in the same order. An unknown value becomes one
-// that Validate() refuses.
-template <typename Enum>
-Enum FromProtoEnum(int value) {
-  constexpr int kUnknown = 255;
-  return static_cast<Enum>(value < 0 || value > kUnknown ? kUnknown : value);
-}
-
-v1::StorageDtypeConfig ToProto(const StorageDtypeConfig& config) {
-  using Proto = v1::StorageDtypeConfig;
+template <typename Proto, typename Struct>
+Proto Written(const Struct& config) {
   Proto proto;
-  proto.set_embeddings(static_cast<Proto::FloatType>(config.embeddings));
-  proto.set_slots(static_cast<Proto::FloatType>(config.slots));
-  proto.set_rounding(static_cast<Proto::Rounding>(config.rounding));
+  WriteMessage(config, &proto);
   return proto;
 }
-
-StorageDtypeConfig FromProto(const v1::StorageDtypeConfig& proto) {
-  StorageDtypeConfig config;
-  config.embeddings = FromProtoEnum<FloatType>(proto.embeddings());
-  config.slots = FromProtoEnum<FloatType>(proto.slots());
-  config.rounding = FromProtoEnum<Rounding>(proto.rounding());
+template <typename Struct>
+Struct ReadFrom(const Message& proto) {
+  Struct config;
+  ReadMessage(proto, &config);
   return config;
 }
 
@@ -286,42 +229,35 @@ std::string Excerpt(const std::string& text, size_t at) {
                       text.size() > begin + kLength ? "..." : "");
 }
 
-// Returns a field as text, for example 16, "user" or adam { beta_1: 0.9 }.
-// `proto` is the message of `config`.
-std::string TextOf(const TableConfig& config, const v1::TableConfig& proto,
-                   const google::protobuf::FieldDescriptor* field) {
-  // These fields have texts for users.
-  if (field->name() == "consistency") return config.consistency.ToString();
-  if (field->name() == "storage_dtype") return config.storage_dtype.ToString();
+template <typename T, typename = void>
+inline constexpr bool kHasText = false;
+template <typename T>
+inline constexpr bool
+    kHasText<T, std::void_t<decltype(std::declval<T>().ToString())>> = true;
+
+// Returns the fields' names and texts for users, as 16, "user", bsp(mean),
+// segments { adam { beta_1: 0.9 } }.
+std::vector<std::pair<std::string, std::string>> TextsOf(
+    const TableConfig& config) {
+  const v1::TableConfig proto = ToProto(config);
+  std::vector<std::pair<std::string, std::string>> texts;
   google::protobuf::TextFormat::Printer printer;
   printer.SetSingleLineMode(true);
-  std::string text;
-  printer.PrintFieldValueToString(proto, field, -1, &text);
-  absl::StripTrailingAsciiWhitespace(&text);
-  return text.empty() ? "default" : text;
+  ForEachFieldOf(
+      proto, config, [&](const auto& member, const FieldDescriptor* field) {
+        std::string text;
+        if constexpr (kHasText<decltype(member)>) {
+          text = member.ToString();
+        } else {
+          printer.PrintFieldValueToString(proto, field, -1, &text);
+          absl::StripTrailingAsciiWhitespace(&text);
+        }
+        texts.emplace_back(field->name(), text.empty() ? "default" : text);
+      });
+  return texts;
 }
 
 }  // namespace
-
-ConsistencyConfig FromProto(const v1::ConsistencyConfig& proto) {
-  ConsistencyConfig config;
-  switch (proto.kind_case()) {
-    case v1::ConsistencyConfig::kSsp:
-      config.kind = ConsistencyKind::kSsp;
-      config.staleness = proto.ssp().staleness();
-      break;
-    case v1::ConsistencyConfig::kBsp:
-      config.kind = ConsistencyKind::kBsp;
-      if (proto.bsp().reduction() == v1::ConsistencyConfig::SUM) {
-        config.reduction = Reduction::kSum;
-      }
-      break;
-    case v1::ConsistencyConfig::kAsp:
-    case v1::ConsistencyConfig::KIND_NOT_SET:
-      break;
-  }
-  return config;
-}
 
 absl::Status CheckKnown(const google::protobuf::Message& config) {
   const google::protobuf::Reflection* reflection = config.GetReflection();
@@ -358,80 +294,20 @@ absl::Status CheckKnown(const google::protobuf::Message& config) {
   return absl::OkStatus();
 }
 
-v1::EvictionConfig ToProto(const EvictionConfig& config) {
-  v1::EvictionConfig proto;
-  for (const EvictionRule& rule : kEvictionRules) {
-    if (!(config.*rule.value).has_value()) continue;
-    SetField(proto.GetReflection()->MutableMessage(&proto,
-                                                   FindField(proto, rule.name)),
-             rule.field, *(config.*rule.value));
-  }
-  if (config.max_rows.has_value()) {
-    proto.mutable_max_rows()->set_max_rows(*config.max_rows);
-    proto.mutable_max_rows()->set_order(config.order == EvictionOrder::kLfu
-                                            ? v1::EvictionConfig::MaxRows::LFU
-                                            : v1::EvictionConfig::MaxRows::LRU);
-  }
-  proto.set_every_secs(config.every_secs);
-  return proto;
-}
-
-EvictionConfig FromProto(const v1::EvictionConfig& proto) {
-  EvictionConfig config;
-  for (const EvictionRule& rule : kEvictionRules) {
-    const auto* message = FindField(proto, rule.name);
-    if (!proto.GetReflection()->HasField(proto, message)) continue;
-    float value = rule.otherwise;
-    GetField(proto.GetReflection()->GetMessage(proto, message), rule.field,
-             &value);
-    config.*rule.value = value;
-  }
-  if (proto.has_max_rows()) {
-    config.max_rows = proto.max_rows().max_rows();
-    if (proto.max_rows().order() == v1::EvictionConfig::MaxRows::LFU) {
-      config.order = EvictionOrder::kLfu;
-    }
-  }
-  config.every_secs = proto.every_secs();
-  return config;
-}
-
 v1::TableConfig ToProto(const TableConfig& config) {
-  v1::TableConfig proto;
-  proto.set_name(config.name);
-  // Converted to unsigned, a negative dim would become a huge one, so it
-  // becomes 0, which Validate() refuses with a clear text.
-  proto.set_dim(static_cast<uint32_t>(std::max(config.dim, 0)));
-  *proto.mutable_optimizer() = ToProto(config.optimizer);
-  WriteKind(config.initializer, proto.mutable_initializer());
-  proto.set_seed(config.seed);
-  proto.set_num_virtual_shards(config.num_virtual_shards);
-  *proto.mutable_consistency() = ToProto(config.consistency);
-  proto.set_layout(config.layout);
-  *proto.mutable_statistics() = ToProto(config.statistics);
-  *proto.mutable_admission() = ToProto(config.admission);
-  *proto.mutable_eviction() = ToProto(config.eviction);
-  *proto.mutable_storage_dtype() = ToProto(config.storage_dtype);
-  return proto;
+  return Written<v1::TableConfig>(config);
 }
-
+v1::EvictionConfig ToProto(const EvictionConfig& config) {
+  return Written<v1::EvictionConfig>(config);
+}
 TableConfig FromProto(const v1::TableConfig& proto) {
-  TableConfig config;
-  config.name = proto.name();
-  config.dim = ClampToInt(proto.dim());
-  config.optimizer = FromProto(proto.optimizer());
-  ReadKind(proto.initializer(), &config.initializer);
-  config.seed = proto.seed();
-  config.num_virtual_shards = proto.num_virtual_shards() == 0
-                                  ? kDefaultVirtualShards
-                                  : proto.num_virtual_shards();
-  config.consistency = FromProto(proto.consistency());
-  config.layout = proto.layout();
-  config.statistics = FromProto(proto.statistics());
-  config.admission = FromProto(proto.admission());
-  config.eviction = FromProto(proto.eviction());
-  config.storage_dtype = FromProto(proto.storage_dtype());
-  return config;
+  return ReadFrom<TableConfig>(proto);
+}
+EvictionConfig FromProto(const v1::EvictionConfig& proto) {
+  return ReadFrom<EvictionConfig>(proto);
+}
+ConsistencyConfig FromProto(const v1::ConsistencyConfig& proto) {
+  return ReadFrom<ConsistencyConfig>(proto);
 }
 
 std::string TableConfigToJson(const TableConfig& config) {
@@ -447,20 +323,19 @@ absl::Status TableConfigFromJson(const std::string& json, TableConfig* config) {
 
 std::string DescribeDifference(const TableConfig& existing,
                                const TableConfig& asked) {
-  const v1::TableConfig here = ToProto(existing);
-  const v1::TableConfig wanted = ToProto(asked);
+  const auto here = TextsOf(existing);
+  const auto wanted = TextsOf(asked);
   std::vector<std::string> differences;
-  for (int i = 0; i < here.GetDescriptor()->field_count(); ++i) {
-    const auto* field = here.GetDescriptor()->field(i);
-    const std::string before = TextOf(existing, here, field);
-    const std::string after = TextOf(asked, wanted, field);
+  for (size_t i = 0; i < here.size(); ++i) {
+    const auto& [name, before] = here[i];
+    const std::string& after = wanted[i].second;
     if (before == after) continue;
     // Layouts are long texts, so only the part around the difference is shown.
     const size_t at =
         std::mismatch(before.begin(), before.end(), after.begin(), after.end())
             .first -
         before.begin();
-    differences.push_back(absl::StrCat(field->name(), " (", Excerpt(before, at),
+    differences.push_back(absl::StrCat(name, " (", Excerpt(before, at),
                                        " here, ", Excerpt(after, at),
                                        " asked)"));
   }

@@ -521,7 +521,7 @@ class Kill(keras.callbacks.Callback):
         if self.steps == int(stops_at):
             os.kill(os.getpid(), signal.SIGKILL)
 
-with tsw.connect(address, timeout=60):
+with tsw.connect(address, timeout_secs=60):
     worker = tsw.train.Worker(number, 2, consistency="bsp")
     model = checkpoint_test.make_worker_model(worker)
     ids = np.arange(32).reshape(16, 2)[number::2] % 7

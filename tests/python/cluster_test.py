@@ -45,7 +45,7 @@ def test_a_bad_server_address_is_named(address):
 
 @pytest.mark.parametrize("timeout", [0, -1.0, float("inf"), "5", True])
 def test_a_bad_timeout_is_named(timeout):
-    with pytest.raises(ValueError, match="Received: timeout="):
+    with pytest.raises(ValueError, match="Received: timeout_secs="):
         tsw.connect("local://", timeout_secs=timeout)
 
 

@@ -43,7 +43,7 @@ def test_a_reduction_that_there_is_not_is_named(reduction):
 
 
 def test_a_kind_that_there_is_not_is_named():
-    with pytest.raises(ValueError, match=r"'asp'.*kind='hogwild'"):
+    with pytest.raises(ValueError, match=r"ssp.*kind='hogwild'"):
         Consistency("hogwild")
 
 
@@ -84,14 +84,16 @@ def test_what_stands_for_no_consistency_is_named(identifier):
 @pytest.mark.parametrize(
     ("consistency", "expected"),
     [
-        (Consistency.asp(), {"asp": {}}),
-        (Consistency.ssp(4), {"ssp": {"staleness": 4}}),
-        (Consistency.bsp(), {"bsp": {"reduction": "MEAN"}}),
-        (Consistency.bsp("sum"), {"bsp": {"reduction": "SUM"}}),
+        (Consistency.asp(), ("ASP", 0, "MEAN")),
+        (Consistency.ssp(4), ("SSP", 4, "MEAN")),
+        (Consistency.bsp(), ("BSP", 0, "MEAN")),
+        (Consistency.bsp("sum"), ("BSP", 0, "SUM")),
     ],
 )
 def test_the_field_of_a_table_config(consistency, expected):
-    assert consistency.to_table_config() == expected
+    config = consistency.to_table_config()
+    assert tuple(config.values()) == expected
+    assert list(config) == ["kind", "staleness", "reduction"]
 
 
 # --- Tables and layers ------------------------------------------------------
@@ -150,7 +152,7 @@ def test_a_layer_takes_the_consistency_of_a_table_it_is_given(embedded):
 
     layer = tsw.keras.DynamicEmbedding(2, table=table)
 
-    assert layer.get_config()["consistency"]["kind"] == "bsp"
+    assert layer.get_config()["consistency"]["config"]["kind"] == "bsp"
     with pytest.raises(ValueError, match=r"`consistency` belongs to table 't'"):
         tsw.keras.DynamicEmbedding(2, table=table, consistency="asp")
 

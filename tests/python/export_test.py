@@ -382,7 +382,8 @@ with socket.socket(socket.AF_UNIX) as listener:
     listener.listen()
     address = "grpc+unix://" + listener.getsockname()
     tsw.export.Schedule(
-        {str(tmp_path)!r}, cluster=lambda: tsw.Cluster(address, timeout=1e4)
+        {str(tmp_path)!r},
+        cluster=lambda: tsw.Cluster(address, timeout_secs=1e4),
     ).start(0.001)
     connection = listener.accept()
     print("asked")

@@ -66,7 +66,7 @@ def steps(table):
 
 CALLS_IN_A_FORK = """
 address, folder = sys.argv[1:]
-cluster = tsw.connect(address, timeout=10)
+cluster = tsw.connect(address, timeout_secs=10)
 table = make_table()
 push(table)
 worker = tsw.train.Worker(0, 1)
@@ -124,7 +124,7 @@ calls = {
     ),
     "tables": lambda: cluster.tables(),
     "save": lambda: cluster.save(folder + "/checkpoint"),
-    "connect": lambda: tsw.connect(address, timeout=10),
+    "connect": lambda: tsw.connect(address, timeout_secs=10),
     "connect to another": lambda: tsw.connect("local://another"),
     "server": lambda: tsw.Server().start(),
     "end_step": lambda: worker.end_step(),
@@ -193,7 +193,7 @@ FORK_BEFORE_USE = """
 
 
 def train():
-    tsw.connect(address, timeout=10)
+    tsw.connect(address, timeout_secs=10)
     push(make_table(), 20)
 
 
@@ -219,7 +219,7 @@ def leave_the_block(server):
 
 first = tsw.Server().start()
 address = first.address
-cluster = tsw.connect(f"grpc://{address}", timeout=10)
+cluster = tsw.connect(f"grpc://{address}", timeout_secs=10)
 table = make_table()
 push(table)
 release, hold = os.pipe()
@@ -231,7 +231,7 @@ assert steps(table) == 2
 # Nor does a child that lives keep the address from the next server.
 first.stop()
 with tsw.Server(address):
-    tsw.connect(f"grpc://{address}", timeout=20)
+    tsw.connect(f"grpc://{address}", timeout_secs=20)
     second = make_table("second")
     push(second)
     assert steps(second) == 1
@@ -255,7 +255,7 @@ import tfswitch as tsw
 
 
 def look_up(address):
-    with tsw.connect(address, timeout=10):
+    with tsw.connect(address, timeout_secs=10):
         table = tsw.EmbeddingTable("t", 2, initializer="zeros")
         return table.lookup([1]).numpy().tolist()
 
@@ -270,7 +270,7 @@ class Batches(keras.utils.PyDataset):
 
 if __name__ == "__main__":
     address = sys.argv[1]
-    cluster = tsw.connect(address, timeout=10)
+    cluster = tsw.connect(address, timeout_secs=10)
     table = tsw.EmbeddingTable("t", 2, initializer="zeros")
     table.assign([1], np.ones((1, 2), np.float32))
     ids = keras.Input((1,), dtype="int64")

@@ -35,7 +35,7 @@ def in_a_step(call):
 
 address, path = sys.argv[1:]
 if path:
-    cluster = tsw.connect(address, timeout=1000)
+    cluster = tsw.connect(address, timeout_secs=1000)
     table = tsw.EmbeddingTable("t", 2)
     table.lookup_or_create([1])
     worker = tsw.train.Worker(0, 2, wait_secs=1000)
@@ -73,7 +73,7 @@ def test_a_connect_says_for_whom_it_waits_and_ends_with_ctrl_c(
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "s"))
     listener.listen()
-    call = "try:\n    tsw.connect(address, timeout=1000)"
+    call = "try:\n    tsw.connect(address, timeout_secs=1000)"
     with (
         listener,
         PythonProgram(
@@ -162,7 +162,7 @@ from tfswitch import _native
 
 config = {
     "name": "t", "dim": 2, "initializer": {"uniform": {}},
-    "optimizer": {"sgd": {}}}
+    "optimizer": {"segments": [{"sgd": {}}]}}
 table = _native.Cluster("local://", 60.0).open_table(json.dumps(config))
 
 all_call = threading.Barrier(5)

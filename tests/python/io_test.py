@@ -267,7 +267,7 @@ def test_npz_files_have_the_arrays_that_numpy_users_expect(embedded, tmp_path):
         metadata = json.loads(str(arrays["metadata"]))
     assert metadata["table"] == "user"
     assert metadata["dim"] == 2
-    assert "adagrad" in metadata["optimizer"]
+    assert "adagrad" in metadata["optimizer"]["segments"][0]
 
 
 def test_parquet_files_have_typed_columns_and_metadata(embedded, tmp_path):
@@ -507,7 +507,7 @@ def test_what_a_visitor_raises_ends_the_export(cluster):
         (
             "parquet",
             {"optimizer": "adagrad", "statistics": tsw.statistics.Usage()},
-            r"statistics None.*with \{'usage'",
+            r"statistics None.*with \{'kind': 'USAGE'",
         ),
     ],
 )

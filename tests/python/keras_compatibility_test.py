@@ -400,12 +400,8 @@ def test_dense_updates_stay_dense_whoever_decides_the_optimizer(where):
 
         for model in (first, second):
             table = model.get_layer("rows").table
-            assert (
-                table._cluster._list(table.name)[0]["config"]["optimizer"][
-                    "update"
-                ]
-                == "DENSE"
-            )
+            (info,) = table._cluster._list(table.name)
+            assert info["config"]["optimizer"]["is_dense"]
         if where:
             np.testing.assert_array_equal(
                 second.get_layer("rows").table.lookup([1]),

@@ -72,7 +72,8 @@ for i, optimizer in enumerate(optimizers):
     dim = (3, 16, 33)[i % 3]
     config = {
         "name": optimizer, "dim": dim, "seed": 7,
-        "initializer": {"uniform": {}}, "optimizer": {optimizer: {}},
+        "initializer": {"uniform": {}},
+        "optimizer": {"segments": [{optimizer: {}}]},
         "storage_dtype": {
             "embeddings": ("FLOAT32", "FLOAT16", "BFLOAT16")[i // 2]}}
     table = cluster.open_table(json.dumps(config))

@@ -20,6 +20,7 @@ _TYPES: dict[type, tuple[Any, ...]] = {
     float: NUMBERS,
     int: (int, np.integer),
     bool: (bool,),
+    str: (str,),
 }
 
 
@@ -70,6 +71,7 @@ NON_NEGATIVE_INT64 = Range(
 )
 
 Flag = Annotated[bool, FLAG]
+Finite = Annotated[float, FINITE]
 Unit = Annotated[float, Range("in [0, 1]", lambda v: 0.0 <= v <= 1.0)]
 Decay = Annotated[float, Range("in [0, 1)", lambda v: 0.0 <= v < 1.0)]
 Rate = Annotated[float, Range("in (0, 1]", lambda v: 0.0 < v <= 1.0)]
@@ -132,6 +134,12 @@ def integers(low: int, high: int) -> Range:
     return Range(
         f"an integer from {low} to {high}", lambda v: low <= v <= high, int
     )
+
+
+def choices(*names: str) -> Range:
+    """Returns the range of one of several texts."""
+    *others, last = (f'"{name}"' for name in names)
+    return Range(f"{', '.join(others)} or {last}", lambda v: v in names, str)
 
 
 def check_fields(made: Any, owner: str = "") -> None:

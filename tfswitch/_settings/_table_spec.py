@@ -1,8 +1,8 @@
 """The settings of a table's rows, which tables and layers have in common."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
 from tfswitch import admission as admission_lib
 from tfswitch import consistency as consistency_lib
@@ -11,18 +11,25 @@ from tfswitch import initializers as initializers_lib
 from tfswitch import optimizers as optimizers_lib
 from tfswitch import statistics as statistics_lib
 from tfswitch import storage_dtype as storage_dtype_lib
-from tfswitch._settings._ranges import Range, bad_argument
+from tfswitch._settings._ranges import check_fields, choices, integers
 from tfswitch.optimizers._conversion import from_table_config
 
 # The policies that need shows and clicks.
 _NEED_SHOW_CLICK = (admission_lib.ShowClick, eviction_lib.ShowClickScore)
 _NEED_USAGE = (eviction_lib.Ttl, eviction_lib.MaxRows)
 
-_SEED = Range(
-    "an integer from 0 to 2**64 - 1",
-    lambda v: 0 <= v < 2**64,
-    int,
-    or_none=True,
+# The settings that are objects, and the functions that make these.
+_OBJECTS: dict[str, Callable[[Any], Any]] = {
+    "initializer": initializers_lib.get,
+    "consistency": consistency_lib.get,
+    "admission": admission_lib.get,
+    "eviction": eviction_lib.get,
+    "statistics": statistics_lib.get,
+    "storage_dtype": storage_dtype_lib.get,
+}
+
+_SEED = integers(0, 2**64 - 1)._replace(
+    text="an integer from 0 to 2**64 - 1", or_none=True
 )
 
 
@@ -49,26 +56,21 @@ class TableSpec:
     admission: Any = None
     eviction: Any = None
     statistics: Any = None
-    update: str = "sparse"
+    update: Annotated[str, choices("sparse", "dense")] = "sparse"
     storage_dtype: Any = None
-    seed: int | None = None
+    seed: Annotated[int | None, _SEED] = None
     consistency: Any = None
     layout: str = ""
     is_open: bool = False
 
     def __post_init__(self) -> None:
-        if self.update not in ("sparse", "dense"):
-            raise bad_argument("update", self.update, '"sparse" or "dense"')
-        self._set(seed=_SEED.check("seed", self.seed))
-        admission = admission_lib.get(self.admission)
-        eviction = eviction_lib.get(self.eviction)
+        check_fields(self)
+        for name, get in _OBJECTS.items():
+            self._set(**{name: get(getattr(self, name))})
         self._set(
-            initializer=initializers_lib.get(self.initializer),
-            consistency=consistency_lib.get(self.consistency),
-            admission=admission,
-            eviction=eviction,
-            statistics=_find_statistics(self.statistics, admission, eviction),
-            storage_dtype=storage_dtype_lib.get(self.storage_dtype),
+            statistics=_find_statistics(
+                self.statistics, self.admission, self.eviction
+            )
         )
         if self.optimizer is not None:
             self._set(optimizer=optimizers_lib.get(self.optimizer))
@@ -81,27 +83,18 @@ class TableSpec:
         """Returns the message TableConfig of a table with these rows."""
         optimizer = self.optimizer.to_table_config()
         if self.update == "dense":
-            optimizer["update"] = "DENSE"
+            optimizer["is_dense"] = True
         if self.is_open:
             optimizer["is_open"] = True
         config: dict[str, Any] = {
             "name": name,
             "dim": dim,
             "optimizer": optimizer,
-            "initializer": self.initializer.to_table_config(),
             "seed": self.seed,
-            "consistency": self.consistency.to_table_config(),
+            "layout": self.layout,
         }
-        if self.layout:
-            config["layout"] = self.layout
-        for setting, default in {
-            "admission": admission_lib.Always(),
-            "eviction": None,
-            "statistics": None,
-            "storage_dtype": storage_dtype_lib.StorageDtype(),
-        }.items():
-            value = getattr(self, setting)
-            if value != default:
+        for setting in _OBJECTS:
+            if (value := getattr(self, setting)) is not None:
                 config[setting] = value.to_table_config()
         return config
 
@@ -113,20 +106,17 @@ class TableSpec:
         return dataclasses.replace(
             self,
             optimizer=optimizer,
-            update="dense" if config.get("update") == "DENSE" else "sparse",
+            update="dense" if config.get("is_dense") else "sparse",
         )
 
     def get_config(self) -> dict[str, Any]:
         """Returns the settings that Keras stores, by their names here."""
-        return {
-            "seed": self.seed,
-            "consistency": self.consistency.get_config(),
-            "admission": self.admission.to_config(),
-            "eviction": self.eviction and self.eviction.to_config(),
-            "statistics": self.statistics and self.statistics.to_config(),
-            "update": self.update,
-            "storage_dtype": self.storage_dtype.get_config(),
-        }
+        config: dict[str, Any] = {"seed": self.seed, "update": self.update}
+        for name in _OBJECTS:
+            value = getattr(self, name)
+            config[name] = None if value is None else value.to_config()
+        del config["initializer"]  # A layer has its own form of it.
+        return config
 
 
 # The default settings of a table.
@@ -135,13 +125,12 @@ DEFAULTS = {
 }
 
 
-def _find_statistics(statistics: Any, admission: Any, eviction: Any) -> Any:
+def _find_statistics(given: Any, admission: Any, eviction: Any) -> Any:
     """Returns the given statistics, or else those that the policies need.
 
     Raises:
         ValueError: If a policy needs a number that `statistics` do not count.
     """
-    given = statistics_lib.get(statistics)
     policies = [admission, *getattr(eviction, "policies", [eviction])]
     for policy in policies:
         if isinstance(policy, _NEED_SHOW_CLICK):

@@ -10,6 +10,7 @@ from absl import app
 from tfswitch._connection._reports import TableStats, format_bytes
 from tfswitch.cli._arguments import Parser, at_least
 from tfswitch.cluster import Cluster
+from tfswitch.optimizers._conversion import rules_of
 
 _COLUMNS = ("table", "dim", "rows", "memory", "optimizer", "lost")
 
@@ -70,12 +71,13 @@ def _with_scheme(address: str) -> str:
 
 def _describe(table: Mapping[str, Any]) -> dict[str, Any]:
     config, stats = table["config"], TableStats(table)
+    rules = rules_of(config["optimizer"])
     return {
         "table": config["name"],
         "dim": config["dim"],
         "rows": stats["num_rows"],
         "memory": stats.memory_bytes,
-        "optimizer": next(iter(config["optimizer"])),
+        "optimizer": rules[0] if len(rules) == 1 else "segments",
         "lost": stats["lost"],
     }
 

@@ -308,5 +308,5 @@ def _statistics_of(table: EmbeddingTable) -> dict[str, Any] | None:
     return None if statistics is None else statistics.to_table_config()
 
 
-def _kind_of(statistics: Mapping[str, Any] | None) -> list[str]:
-    return [] if statistics is None else list(statistics)
+def _kind_of(statistics: Mapping[str, Any] | None) -> Any:
+    return None if statistics is None else statistics["kind"]

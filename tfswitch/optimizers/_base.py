@@ -182,8 +182,10 @@ class Rule(Optimizer):
             elif value or (value == 0.0 and name.endswith("_weight")):
                 options[_WIRE_NAMES.get(name, name)] = value
         del arguments["learning_rate"]
-        config = {self.KIND: arguments}
-        return {**config, "options": options} if options else config
+        segment = {self.KIND: arguments}
+        if options:
+            segment["options"] = options
+        return {"segments": [segment]}
 
     @classmethod
     def from_table_config(

@@ -37,10 +37,6 @@ _EXCLUSIONS = (
 )
 
 
-# Fields of the message that are settings of the table.
-_OF_THE_TABLE = ("update", "is_open")
-
-
 def have_equal_state(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     """Whether two optimizers keep the same state and can replace each other.
 
@@ -53,19 +49,23 @@ def have_equal_state(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
         True if both have the same rules and segments; other arguments may
         differ. The caller also checks that both states have the same length.
     """
-    return _rules_of(a) == _rules_of(b)
+    return _states_of(a) == _states_of(b)
 
 
-def _rules_of(config: Mapping[str, Any]) -> list[tuple[int, str]]:
-    if "segments" in config:
-        return [
-            (segment["dim"], _rules_of(segment["optimizer"])[0][1])
-            for segment in config["segments"]
-        ]
-    beside = ("options", *_OF_THE_TABLE)
-    (rule,) = (name for name in config if name not in beside)
+def _states_of(config: Mapping[str, Any]) -> list[tuple[int, str]]:
     # AdamW has the state of Adam.
-    return [(0, "adam" if rule == "adamw" else rule)]
+    return [
+        (segment.get("dim", 0), "adam" if rule == "adamw" else rule)
+        for segment, rule in zip(
+            config["segments"], rules_of(config), strict=True
+        )
+    ]
+
+
+def rules_of(config: Mapping[str, Any]) -> list[str]:
+    """Returns the names of the rules of a `to_table_config`, by segment."""
+    beside = {"dim", "learning_rate_scale", "options"}
+    return [min(segment.keys() - beside) for segment in config["segments"]]
 
 
 class KerasRate:
@@ -132,16 +132,16 @@ def from_table_config(config: Mapping[str, Any]) -> Optimizer | None:
 
     Returns None if the config has segments, or a rule that is not known here.
     """
-    config = dict(config)
-    options = config.pop("options", {})
-    for name in _OF_THE_TABLE:
-        config.pop(name, None)
-    if config.pop("segments", None):
+    segment, *others = config["segments"]
+    scale = segment.get("learning_rate_scale", 1.0)
+    if others or segment.get("dim") or scale != 1.0:
         return None
-    ((kind, arguments),) = config.items()
+    (kind,) = rules_of(config)
     for cls in _rules().values():
         if cls.KIND == kind:
-            return cls.from_table_config(arguments, options)
+            return cls.from_table_config(
+                segment[kind], segment.get("options", {})
+            )
     return None
 
 

@@ -62,7 +62,7 @@ class Segments(Optimizer, kind="segments", mixes_coordinates=True):
             {
                 "dim": dim or 0,
                 "learning_rate_scale": part.learning_rate,
-                "optimizer": part.to_table_config(),
+                **part.to_table_config()["segments"][0],
             }
             for dim, part in self.parts
         ]

@@ -50,9 +50,10 @@ class CapiTest : public testing::TestWithParam<bool> {
     }
   }
 
-  void OpenTable(const std::string& optimizer = R"({"sgd": {}})") {
+  void OpenTable(const std::string& segment = R"({"sgd": {}})") {
     const std::string config =
-        R"({"name": "t", "dim": 2, "optimizer": )" + optimizer + "}";
+        R"({"name": "t", "dim": 2, "optimizer": {"segments": [)" + segment +
+        "]}}";
     ASSERT_EQ(api_->open_table(cluster_, config.c_str(), &table_, error_), 0)
         << error_;
   }
@@ -119,9 +120,10 @@ TEST_P(CapiTest, ManyTablesArePulledAndPushedInOneCall) {
   OpenTable();
   Tfswitch_Table* other = nullptr;
   ASSERT_EQ(
-      api_->open_table(cluster_,
-                       R"({"name": "u", "dim": 1, "optimizer": {"sgd": {}}})",
-                       &other, error_),
+      api_->open_table(
+          cluster_,
+          R"({"name": "u", "dim": 1, "optimizer": {"segments": [{"sgd": {}}]}})",
+          &other, error_),
       0)
       << error_;
   const std::vector<int64_t> keys = {5, 6, 5};

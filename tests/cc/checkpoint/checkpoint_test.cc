@@ -530,7 +530,8 @@ TEST_F(CheckpointTest, ManifestsAndPartsThatCannotBeAreRefusedByName) {
           {[](Table* t, File*) { t->set_slot_floats(-1); }, "slot_floats"},
           // Fewer than its statistics: slots would be read before their begin.
           {[](Table* t, File*) {
-             t->mutable_config()->mutable_statistics()->mutable_show_click();
+             t->mutable_config()->mutable_statistics()->set_kind(
+                 v1::StatisticsConfig::SHOW_CLICK);
            },
            "slot_floats of table 'user'"},
           {[](Table* t, File*) { t->mutable_config()->set_dim(0); },

@@ -315,7 +315,7 @@ std::vector<Golden> NumpyGoldens() {
       {0.25f, -1.15f, 2.05f, -0.25f, 0.1f, -0.0024799f, 0.0070198f, -0.0030597f,
        -0.0050485f, 0.00039999f});
 
-  const auto option = [](float StepOptions::*field, float value) {
+  const auto option = [](auto StepOptions::*field, float value) {
     StepOptions options;
     options.*field = value;
     return options;
@@ -477,16 +477,13 @@ std::vector<StepOptions> AllOptions() {
   all.max_weight = 0.9f;
   all.min_norm = 1.2f;
   all.max_norm = 1.5f;
-  std::apply(
-      [&](const auto&... field) {
-        const auto add = [&](const auto& f) {
-          StepOptions one;
-          one.*f.member = all.*f.member;
-          result.push_back(one);
-        };
-        (add(field), ...);
-      },
-      StepOptions::Fields());
+  ForEachField(all, [&](const std::string& name, const auto& value) {
+    StepOptions one;
+    ForEachField(one, [&](const std::string& its_name, auto& field) {
+      if (its_name == name) field = value.value;
+    });
+    result.push_back(one);
+  });
   result.push_back(all);
   return result;
 }

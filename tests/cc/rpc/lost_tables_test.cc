@@ -92,7 +92,7 @@ TEST_F(LostTablesTest, EveryCallSaysWhichServerHasLostTheTable) {
   assign.embeddings = values;
   v1::ShrinkRequest shrink;
   shrink.set_table("t");
-  shrink.mutable_rules()->mutable_l2_norm()->set_min_l2_norm(1.0f);
+  shrink.mutable_rules()->set_min_l2_norm(1.0f);
   ExportChangesArgs changes;
   changes.table = "t";
   const std::map<std::string, std::function<absl::Status()>> calls = {

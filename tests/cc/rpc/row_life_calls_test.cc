@@ -250,7 +250,7 @@ class ShrinkTest : public testing::Test {
 };
 
 TEST_F(ShrinkTest, MaxRowsIsOfTheWholeTable) {
-  args_.mutable_rules()->mutable_max_rows()->set_max_rows(300);
+  args_.mutable_rules()->set_max_rows(300);
 
   const auto report = ShrinkOf(*client_, args_);
 
@@ -262,7 +262,7 @@ TEST_F(ShrinkTest, MaxRowsIsOfTheWholeTable) {
 }
 
 TEST_F(ShrinkTest, TheErrorOfAServerIsNamedAndTheOthersShrinkAllTheSame) {
-  args_.mutable_rules()->mutable_max_rows()->set_max_rows(0);
+  args_.mutable_rules()->set_max_rows(0);
   const std::string gone = servers_[0]->address();
   servers_[0].reset();
 

@@ -218,25 +218,26 @@ struct Step {
 
 // Tables: t, u with an admission and an eviction, d dense, g of the group w.
 constexpr Step kGoodClient[] = {
-    {"CreateTable", R"(config { name: "t" dim: 4 optimizer { adagrad {} }
+    {"CreateTable",
+     R"(config { name: "t" dim: 4 optimizer { segments { adagrad {} } }
                                 num_virtual_shards: 4 })"},
     {"CreateTable", R"(config { name: "u" dim: 2 num_virtual_shards: 4
-         optimizer { adam {} options { l2: 0.5 clip_norm: 1 } }
-         statistics { show_click { show_click_decay_rate: 0.9 } }
-         admission { min_count { min_count: 2 } not_admitted { shared {} } }
-         eviction { ttl {} show_click_score {} l2_norm { min_l2_norm: 0.1 }
-                    max_rows { max_rows: 3 } every_secs: 60 } })"},
+         optimizer { segments { adam {} options { l2: 0.5 clip_norm: 1 } } }
+         statistics { kind: SHOW_CLICK show_click_decay_rate: 0.9 }
+         admission { min_count { min_count: 2 } not_admitted { kind: SHARED } }
+         eviction { delete_after_unseen_days: 30 delete_threshold: 0.8
+                    min_l2_norm: 0.1 max_rows: 3 every_secs: 60 } })"},
     {"CreateTable", R"(config { name: "b" dim: 3 num_virtual_shards: 4
-         optimizer { segments { dim: 1 optimizer { ftrl {} } }
-                     segments { dim: 2 optimizer { lion {} } } }
+         optimizer { segments { dim: 1 ftrl {} } segments { dim: 2 lion {} } }
          initializer { truncated_normal {} }
-         statistics { usage {} }
+         statistics { kind: USAGE }
          admission { bloom_min_count { min_count: 2 capacity: 100 } }
          storage_dtype { embeddings: BFLOAT16 slots: FLOAT16 } })"},
     {"CreateTable", R"(config { name: "d" dim: 2 num_virtual_shards: 4
-         optimizer { adamw {} update: DENSE } })"},
+         optimizer { segments { adamw {} } is_dense: true } })"},
     {"CreateTable", R"(config { name: "g" dim: 2 num_virtual_shards: 4
-         optimizer { sgd { momentum: 0.5 } } consistency { bsp {} } })"},
+         optimizer { segments { sgd { momentum: 0.5 } } }
+         consistency { kind: BSP } })"},
     {"ListTables", ""},
     {"CreateGroup", R"(group: "w" options { lease_ms: 60000 num_workers: 1
          join_timeout_ms: 60000 contributions_per_round: 1 })"},

@@ -3,6 +3,7 @@
 #ifndef TFSWITCH_TESTS_CC_TABLE_ODD_OPTIMIZERS_H_
 #define TFSWITCH_TESTS_CC_TABLE_ODD_OPTIMIZERS_H_
 
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -14,12 +15,12 @@ namespace tfswitch {
 template <typename Struct>
 Struct WithOddFields(Struct config) {
   float odd = 0.25f;
-  ForEachField(config, [&odd](const char*, auto& value,
-                              const FieldRange& range) {
-    if constexpr (std::is_same_v<std::decay_t<decltype(value)>, bool>) {
+  ForEachField(config, [&odd](const std::string&, auto& value) {
+    using Value = std::decay_t<decltype(value)>;
+    if constexpr (std::is_same_v<Value, bool>) {
       value = !value;
-    } else if constexpr (std::is_same_v<std::decay_t<decltype(value)>, float>) {
-      value = range.max == 0.0 ? -odd : odd;
+    } else if constexpr (std::is_same_v<typename Value::Value, float>) {
+      value = Value::range.max == 0.0 ? -odd : odd;
       odd += 1.0f / 64.0f;
     } else {
       value = 12345;

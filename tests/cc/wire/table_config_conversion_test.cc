@@ -2,16 +2,13 @@
 
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <string>
 #include <vector>
 
-#include "absl/strings/escaping.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cc/table/odd_optimizers.h"
 #include "tests/cc/table/row_lives.h"
-#include "tfswitch/v1/parameter_server.pb.h"
 
 namespace tfswitch {
 namespace {
@@ -78,29 +75,12 @@ TEST(TableConfigConversionTest, UnsetOptimizersHaveTheDefaultsOfTheStructs) {
   ForEachKind<RuleConfig>([](const auto& rule) {
     v1::TableConfig proto = ToProto(Base());
     proto.clear_optimizer();
-    const auto* field =
-        proto.optimizer().GetDescriptor()->FindFieldByName(rule.kName);
+    auto* segment = proto.mutable_optimizer()->add_segments();
+    const auto* field = segment->GetDescriptor()->FindFieldByName(rule.kName);
     ASSERT_NE(field, nullptr) << rule.kName;
-    v1::OptimizerConfig* optimizer = proto.mutable_optimizer();
-    optimizer->GetReflection()->MutableMessage(optimizer, field);
+    segment->GetReflection()->MutableMessage(segment, field);
     EXPECT_EQ(FromProto(proto).optimizer, OptimizerConfig(rule)) << rule.kName;
   });
-}
-
-TEST(TableConfigConversionTest, SegmentsAndARuleTogetherAreRefused) {
-  v1::TableConfig proto = ToProto(Base());
-  proto.mutable_optimizer()->add_segments();
-  EXPECT_FALSE(FromProto(proto).Validate().ok());
-  proto.mutable_optimizer()->clear_sgd();
-  EXPECT_TRUE(FromProto(proto).Validate().ok());
-  proto.mutable_optimizer()->mutable_options();
-  EXPECT_FALSE(FromProto(proto).Validate().ok());
-  proto.mutable_optimizer()->clear_options();
-  proto.mutable_optimizer()
-      ->mutable_segments(0)
-      ->mutable_optimizer()
-      ->add_segments();
-  EXPECT_FALSE(FromProto(proto).Validate().ok());
 }
 
 TEST(TableConfigConversionTest, ConsistencyAndLayoutComeBackEqual) {
@@ -155,7 +135,7 @@ TEST(TableConfigConversionTest, KindsAndValuesOfALaterVersionAreNamed) {
   EXPECT_THAT(std::string(CheckKnown(proto).message()),
               AllOf(HasSubstr("field 99"), HasSubstr("OptimizerConfig")));
   proto = ToProto(Base());
-  proto.mutable_consistency()->mutable_bsp()->set_reduction(
+  proto.mutable_consistency()->set_reduction(
       static_cast<v1::ConsistencyConfig::Reduction>(7));
   EXPECT_THAT(std::string(CheckKnown(proto).message()),
               HasSubstr("reduction 7"));
@@ -181,23 +161,24 @@ TEST(TableConfigConversionTest, UnsetFieldsHaveTheDefaultsOfTheStructs) {
   expected.dim = 4;
   EXPECT_EQ(FromProto(proto), expected);
 
-  proto.mutable_optimizer()->mutable_adagrad();
+  auto* segment = proto.mutable_optimizer()->add_segments();
+  segment->mutable_adagrad();
   proto.mutable_initializer()->mutable_normal();
   expected.optimizer = AdagradConfig{};
   expected.initializer = NormalInitializer{};
   EXPECT_EQ(FromProto(proto), expected);
 
-  proto.mutable_optimizer()->mutable_adam();
+  segment->mutable_adam();
   proto.mutable_initializer()->mutable_truncated_normal();
   expected.optimizer = AdamConfig{};
   expected.initializer = TruncatedNormalInitializer{};
   EXPECT_EQ(FromProto(proto), expected);
 
-  proto.mutable_optimizer()->mutable_adamw();
+  segment->mutable_adamw();
   expected.optimizer = AdamWConfig{};
   EXPECT_EQ(FromProto(proto), expected);
 
-  proto.mutable_optimizer()->mutable_sgd();
+  segment->mutable_sgd();
   proto.mutable_initializer()->mutable_uniform();
   expected.optimizer = SgdConfig{};
   expected.initializer = UniformInitializer{};
@@ -205,10 +186,7 @@ TEST(TableConfigConversionTest, UnsetFieldsHaveTheDefaultsOfTheStructs) {
 
   proto.mutable_consistency();
   EXPECT_EQ(FromProto(proto), expected);
-  proto.mutable_consistency()->mutable_ssp();
-  expected.consistency.kind = ConsistencyKind::kSsp;
-  EXPECT_EQ(FromProto(proto), expected);
-  proto.mutable_consistency()->mutable_bsp();
+  proto.mutable_consistency()->set_kind(v1::ConsistencyConfig::BSP);
   expected.consistency.kind = ConsistencyKind::kBsp;
   EXPECT_EQ(FromProto(proto), expected);
 }
@@ -238,29 +216,6 @@ TEST(TableConfigConversionTest, FloatsComeBackToTheBit) {
   }
 }
 
-TEST(TableConfigConversionTest, ManifestsOfEarlierVersionsAreRead) {
-  // They have 64-bit integers as numbers, and each option once it is on.
-  TableConfig expected;
-  expected.name = "user";
-  expected.dim = 16;
-  StepOptions options;
-  options.l2 = 0.5f;
-  options.min_weight = -1.0f;
-  expected.optimizer = {AdagradConfig{0.1f, 1e-7f}, options};
-  expected.seed = std::numeric_limits<uint64_t>::max();
-  expected.consistency = {ConsistencyKind::kBsp, 0, Reduction::kSum};
-  expected.eviction.max_rows = 7;
-  expected.eviction.order = EvictionOrder::kLfu;
-  EXPECT_EQ(Parse(R"({"name":"user","dim":16,"optimizer":{"adagrad":)"
-                  R"({"initial_accumulator_value":0.1,"epsilon":1e-07},)"
-                  R"("options":{"l2":0.5,"min_weight":-1.0}},)"
-                  R"("initializer":{"uniform":{"minval":-0.05,"maxval":0.05}},)"
-                  R"("seed":18446744073709551615,"num_virtual_shards":1024,)"
-                  R"("consistency":{"bsp":{"reduction":"SUM"}},)"
-                  R"("eviction":{"max_rows":{"max_rows":7,"order":"LFU"}}})"),
-            expected);
-}
-
 TEST(TableConfigConversionTest, AnErrorNamesTheFieldAndTheText) {
   const auto error = [](const std::string& json) {
     TableConfig config = Base();
@@ -273,13 +228,14 @@ TEST(TableConfigConversionTest, AnErrorNamesTheFieldAndTheText) {
   EXPECT_THAT(error(R"({"dimm":3})"),
               AllOf(HasSubstr("dimm"), HasSubstr("Received: {")));
   EXPECT_THAT(error(R"({"dim":-1})"), HasSubstr("dim"));
-  EXPECT_THAT(error(R"({"optimizer":{"adam":{"beta_1":"x"}}})"),
+  EXPECT_THAT(error(R"({"optimizer":{"segments":[{"adam":{"beta_1":"x"}}]}})"),
               HasSubstr("beta_1"));
-  EXPECT_THAT(error(R"({"optimizer":{"sgd":{},"adam":{}}})"),
+  EXPECT_THAT(error(R"({"optimizer":{"segments":[{"sgd":{},"adam":{}}]}})"),
               HasSubstr("oneof"));
-  EXPECT_THAT(error(R"({"optimizer":{"sgd":{"momentum":1e39}}})"),
-              HasSubstr("momentum"));
-  EXPECT_THAT(error(R"({"consistency":{"bsp":{"reduction":"mean"}}})"),
+  EXPECT_THAT(
+      error(R"({"optimizer":{"segments":[{"sgd":{"momentum":1e39}}]}})"),
+      HasSubstr("momentum"));
+  EXPECT_THAT(error(R"({"consistency":{"reduction":"mean"}})"),
               HasSubstr("reduction"));
   EXPECT_THAT(error(R"({"name":)" + std::string(200'000, '[') +
                     std::string(200'000, ']') + "}"),
@@ -305,34 +261,6 @@ TEST(TableConfigConversionTest, EachDifferingFieldIsDescribed) {
   EXPECT_EQ(DescribeDifference(here, asked),
             "consistency (asp here, bsp(mean) asked), "
             "layout (\"\" here, \"kernel\" asked)");
-}
-
-TEST(TableConfigConversionTest, ARecordedMessageIsRead) {
-  // Written by version 0.1.0 before configs were described in one list.
-  v1::CreateTableRequest request;
-  ASSERT_TRUE(request.ParseFromString(absl::HexStringToBytes(
-      "0801127d0a047573657210041a2aaa011d0801150000003f1a1412050d0000803ea2010a"
-      "0d0000003f5500000040aa01041a021a00b0010122072205150000003f28ffffffffffff"
-      "ffffff0130403a041a0208014a0712051500000040520d1a020803320712050d0000003f"
-      "5a0d0a002204080710012d0000704262040802180118092001f1014d00000000000000f9"
-      "014c000000000000008202100100000000000000020000"
-      "0000000000")));
-  const TableConfig config = FromProto(request.config());
-  EXPECT_EQ(config.seed, std::numeric_limits<uint64_t>::max());
-  ASSERT_EQ(config.optimizer.segments.size(), 2u);
-  EXPECT_EQ(config.optimizer.segments[0].learning_rate_scale, 0.5f);
-  EXPECT_EQ(config.optimizer.segments[0].options.max_norm, 2.0f);
-  EXPECT_EQ(std::get<AdagradConfig>(config.optimizer.segments[0].rule).epsilon,
-            1e-7f);
-  EXPECT_TRUE(config.optimizer.is_dense);
-  EXPECT_EQ(config.consistency.ToString(), "bsp(sum)");
-  EXPECT_EQ(config.statistics.click_coeff, 2.0f);
-  EXPECT_EQ(config.admission.not_admitted.constant, 0.5f);
-  EXPECT_EQ(config.eviction.max_rows, 7u);
-  EXPECT_EQ(config.eviction.order, EvictionOrder::kLfu);
-  EXPECT_EQ(config.eviction.every_secs, 60.0f);
-  EXPECT_EQ(config.storage_dtype.embeddings, FloatType::kBfloat16);
-  ExpectToComeBack(config);
 }
 
 }  // namespace
