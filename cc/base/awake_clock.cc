@@ -12,8 +12,9 @@
 namespace tfswitch {
 namespace {
 
-// A short interval, because even on a busy machine the time between two ticks
-// then seldom exceeds kLongestStep. If it does, leases last longer.
+// Ticks often, because even on a busy machine two ticks are then seldom more
+// than kLongestStep apart. If they are, the clock falls behind, and leases last
+// longer.
 constexpr std::chrono::milliseconds kTickInterval{100};
 
 // Thread-safe.

@@ -54,6 +54,8 @@ namespace ranges {
 inline constexpr double kMax = std::numeric_limits<float>::max();
 inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 inline constexpr FieldRange kUnit{"a number in [0, 1]", 0.0, 1.0};
+// The range for coefficients of moving averages. It excludes 1, which would
+// cause a division by 0.
 inline constexpr FieldRange kDecay{"a number in [0, 1)", 0.0, 1.0, false, true};
 inline constexpr FieldRange kRate{"a number in (0, 1]", 0.0, 1.0, true};
 inline constexpr FieldRange kNonNegative{"a finite number >= 0", 0.0, kMax};
@@ -122,7 +124,7 @@ inline bool IsIn(double value, const FieldRange& range) {
   return from && to;
 }
 
-// A field whose value is out of range.
+// A field whose value is out of its range.
 struct FieldFault {
   std::string name;
   const char* expected;
@@ -155,8 +157,8 @@ std::optional<FieldFault> FindFault(const Struct& config) {
   });
   return fault;
 }
-// Finds the first fault of the chosen kind; the fault's name is then
-// "KIND.FIELD".
+// Finds the first fault in the fields of the chosen kind. The name of the fault
+// is "KIND.FIELD".
 template <typename... Kinds>
 std::optional<FieldFault> FindFault(const std::variant<Kinds...>& kind) {
   return std::visit(

@@ -19,8 +19,9 @@ enum class SimdLevel { kScalar, kAvx2 };
 // "scalar" or "avx2".
 absl::string_view SimdLevelName(SimdLevel level);
 
-// The best level of this processor and this build. Always kScalar under
-// ThreadSanitizer, which has to see each memory access.
+// The best level that this processor and this build support. Under
+// ThreadSanitizer it is always kScalar, because ThreadSanitizer has to see each
+// memory access.
 SimdLevel BestSimdLevel();
 
 // The level that a value of TFSWITCH_SIMD selects. A null or empty value means

@@ -42,7 +42,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The folder of a path, with the slash; "." if there is none.
+// The path of the folder that contains `path`, with a slash at the end; "." if
+// `path` has no slash.
 std::string FolderOf(const std::string& path) {
   const size_t slash = path.rfind('/');
   return slash == std::string::npos ? "." : path.substr(0, slash + 1);
@@ -149,15 +150,16 @@ absl::StatusOr<std::string> ResolveBelow(const std::string& root,
                .first == base.end();
   };
   if (!is_below(found)) return outside("");
-  // Looks at the folder's entries and theirs, for example the folders of a
-  // checkpoint's tables.
+  // Checks the entries of the folder and of its subfolders, which are for
+  // example the tables of a checkpoint.
   fs::recursive_directory_iterator entry(found, error);
   for (; !error && entry != fs::recursive_directory_iterator();
        entry.increment(error)) {
     if (entry.depth() > 0) entry.disable_recursion_pending();
     std::error_code unknown;
     if (!entry->is_symlink(unknown)) {
-      // An entry that has disappeared since it was listed was a temporary file.
+      // If an entry has disappeared since it was listed, it was a temporary
+      // file.
       if (!unknown || unknown.value() == ENOENT) continue;
       return ErrnoStatus("examine", entry->path().string(), unknown.value());
     }
@@ -240,8 +242,8 @@ bool SetDirect(int fd, bool is_direct) {
              0;
 }
 
-// Copies pages into `buffer` and writes them from there. All writes but the
-// last one have whole pages.
+// Copies the pieces into `buffer` and writes them from there. All writes except
+// the last have whole pages.
 absl::Status WriteDirectly(int fd, const std::string& path,
                            absl::Span<const absl::Span<const char>> pieces,
                            const PageBuffer& buffer) {
@@ -250,8 +252,8 @@ absl::Status WriteDirectly(int fd, const std::string& path,
   const auto flush = [&]() -> absl::Status {
     size_t done = 0;
     while (is_direct && done < size) {
-      // O_DIRECT accepts whole pages only. So the end of the file, and the rest
-      // after a short write, are written without it.
+      // O_DIRECT accepts only whole pages. So the end of the file is written
+      // without O_DIRECT, and so is the rest after a short write.
       is_direct = (size - done) % kPageBytes == 0;
       if (!is_direct) break;
       const ssize_t written = write(fd, buffer.data() + done, size - done);
@@ -395,8 +397,8 @@ absl::StatusOr<std::unique_ptr<FolderLock>> FolderLock::Take(
   const int fd =
       open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
   if (fd < 0) return ErrnoStatus("create", path, errno);
-  // Locks the folder too: if somebody removes the lock file, the folder's lock
-  // remains. NFS cannot lock folders.
+  // Also locks the folder itself: if somebody removes the lock file, this
+  // second lock remains. NFS cannot lock folders.
   const int folder_fd =
       open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   auto lock = absl::WrapUnique(new FolderLock(fd, folder_fd));
@@ -436,8 +438,8 @@ absl::StatusOr<std::unique_ptr<FolderLock>> FolderLock::Take(
 }
 
 FolderLock::~FolderLock() {
-  // Forked children still have the descriptors, so close() alone would not
-  // release the locks.
+  // Unlocks first, because forked children still have the descriptors, so that
+  // close() alone would not release the locks.
   for (const int fd : {folder_fd_, fd_}) {
     if (fd < 0) continue;
     flock(fd, LOCK_UN);

@@ -10,16 +10,17 @@
 namespace tfswitch {
 namespace {
 
-// The argument of the first Arm(), never freed. Null before the first call.
+// How the first Arm() says that the process uses the core. Null before the
+// first call; never freed.
 std::atomic<const std::string*> first_use{nullptr};
 
 }  // namespace
 
 std::atomic<bool> ForkGuard::is_tripped_{false};
 
-// Registers the fork handler while the library is being loaded. A later
-// registration could run at the moment when another thread forks, and the child
-// would wait for its lock.
+// Registers the fork handler while the library is being loaded. If it were done
+// later, another thread could fork during the registration, and the child would
+// wait without end for the lock that this takes.
 const int ForkGuard::registration_error_ =
     pthread_atfork(nullptr, nullptr, AfterForkInChild);
 

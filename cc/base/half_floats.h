@@ -39,8 +39,8 @@ TFSWITCH_ALWAYS_INLINE float FloatOfBfloat16(uint16_t half) {
 TFSWITCH_ALWAYS_INLINE float FloatOfFloat16(uint16_t half) {
   const uint32_t sign = (uint32_t{half} & 0x8000) << 16;
   const uint32_t magnitude = uint32_t{half} & 0x7fff;
-  // Adds 112 = 127 - 15, the difference of the two biases, to the exponent; for
-  // infinity and NaN a second time.
+  // Adds 112 = 127 - 15, the difference of the two biases, to the exponent. For
+  // infinity and NaN, adds it a second time.
   const uint32_t normal = (magnitude << 13) + (112u << 23);
   const uint32_t special = normal + (112u << 23);
   const uint32_t small = BitsOfFloat(
@@ -75,8 +75,9 @@ TFSWITCH_ALWAYS_INLINE uint16_t Float16OfFloat(float value, uint32_t noise) {
   const uint32_t up =
       kIsStochastic ? noise & 0x1fff : 0xfff + ((magnitude >> 13) & 1);
   const uint32_t normal = ((magnitude + up) >> 13) - (112u << 10);
-  // float16 numbers below 2^-14 are multiples of 2^-24; `steps` says which.
-  // Adding 2^23 rounds it, because floats from 2^23 on have no fraction.
+  // A float16 number below 2^-14 is a multiple of 2^-24; `steps` is the factor.
+  // Adding 2^23 rounds it to an integer, because floats from 2^23 on have no
+  // fraction.
   constexpr uint32_t kSmall = 0x38800000;
   const float steps =
       FloatOfBits(IfLess(magnitude, kSmall, magnitude, 0)) * 0x1p24f;

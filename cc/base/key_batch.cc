@@ -19,8 +19,8 @@
 namespace tfswitch {
 namespace {
 
-// Threads share the copying only from this size on; copying fewer floats takes
-// only a few microseconds.
+// Only from this size on do threads share the copying. To copy fewer floats
+// takes only a few microseconds.
 constexpr size_t kMinFloatsPerRange = 16 * 1024;
 
 constexpr uint32_t kExponentMask = 0x7f800000u;
@@ -63,8 +63,8 @@ void CopyFloats(float* to, const float* from, size_t count) {
 template <size_t kDim>
 void AddFloats(float* to, const float* from, size_t count) {
   if constexpr (kDim != 0) {
-    // Reads both before it writes either, so that the compiler need not assume
-    // that they overlap.
+    // Reads both values before it writes either: the compiler must otherwise
+    // assume that the arrays overlap.
     float sum[kDim];
     float other[kDim];
     std::memcpy(sum, to, sizeof(sum));
@@ -91,9 +91,9 @@ void UniqueKeys::Rebuild(size_t capacity, absl::Span<const Key> unique) {
 
 size_t UniqueKeys::Run(absl::Span<const Key> keys, absl::Span<Key> unique,
                        absl::Span<int32_t> inverse) {
-  // Successive batches have similar numbers of keys. Slots for the keys of the
-  // last batch fit in the cache; slots for the largest possible number of keys
-  // would not.
+  // Makes slots for about as many distinct keys as the last batch had, because
+  // successive batches are similar. These slots fit in the cache; slots for the
+  // largest possible number would not.
   const size_t expected = std::min(
       keys.size(), std::max(last_count_ + last_count_ / 8, keys.size() / 8));
   size_t capacity = 64;
@@ -127,8 +127,8 @@ size_t UniqueKeys::Run(absl::Span<const Key> keys, absl::Span<Key> unique,
     for (size_t i = 0; i < size; ++i) {
       const int32_t place = slots[home[i]];
       inverse_data[begin + i] = place;
-      // Place -1 means an empty slot. Then the comparison with key 0 is made,
-      // too, but does not count.
+      // Place -1 means an empty slot. The comparison with key 0 is then made
+      // without a branch, but its result does not count.
       const bool is_found =
           (unique_data[std::max(place, 0)] == key_data[begin + i]) &
           (place >= 0);

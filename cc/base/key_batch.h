@@ -29,8 +29,8 @@ class UniqueKeys {
   size_t Run(absl::Span<const Key> keys, absl::Span<Key> unique,
              absl::Span<int32_t> inverse);
 
-  // The length of the longest run of filled slots after the last batch. No key
-  // was compared with more keys than that. For tests.
+  // The length of the longest run of adjacent filled slots after the last
+  // batch: no key was compared with more keys than that. For tests.
   size_t LongestRun() const;
 
  private:
@@ -44,7 +44,7 @@ class UniqueKeys {
 
   const KeyedHash hash_ = KeyedHash::Draw();
   std::vector<int32_t> slots_;  // Open addressing: place in `unique`, or -1.
-  int shift_ = 0;  // Shifting a hash right by this gives an index in slots_.
+  int shift_ = 0;               // hash >> shift_ is an index in slots_.
   size_t last_count_ = 0;  // The number of distinct keys in the last batch.
 };
 

@@ -72,7 +72,7 @@ OwnedObservations::OwnedObservations(absl::Span<const int32_t> inverse,
           values.empty() ? 1.0f : values[i];
     }
   };
-  // Without shows, each key's count is also its number of shows.
+  // If shows are not given, each key's count is also its number of shows.
   if (counts_needed || !each.counts.empty()) sum(each.counts, &counts_);
   if (!each.shows.empty()) sum(each.shows, &shows_);
   if (!each.clicks.empty()) sum(each.clicks, &clicks_);
@@ -85,8 +85,8 @@ OwnedObservations::OwnedObservations(const KeyObservations& all,
       clicks_(Gather(all.clicks, places)) {}
 
 void OwnedObservations::Append(const KeyObservations& more, size_t num_keys) {
-  // Appends shows before counts: if there are no shows yet, they are made from
-  // the present counts.
+  // Appends shows before counts: if there are no shows yet, the counts are
+  // taken for them, and these must not yet include the new keys.
   const auto append = [&](absl::Span<const float> values,
                           absl::Span<const float> instead, float otherwise,
                           std::vector<float>* to,

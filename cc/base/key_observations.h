@@ -15,15 +15,15 @@
 
 namespace tfswitch {
 
-// Used if a call gives no day: the server takes its own.
+// The day of a call that gives none: the server then uses its own day.
 inline constexpr float kServersDay = -1.0f;
 
 // InvalidArgument, naming the table, unless the day is kServersDay or a number
 // of days since 1970 that float32 represents exactly.
 absl::Status CheckDay(absl::string_view table, float day);
 
-// A span is empty, or has one value for each key. The values of a key that is
-// in a push several times are summed.
+// A span is empty, or has one value for each key. If a key is in a push several
+// times, its values are summed.
 struct KeyObservations {
   absl::Span<const float> counts;  // Occurrences in the batch. Empty: 1 each.
   absl::Span<const float> shows;   // Empty: as the counts.
@@ -51,9 +51,9 @@ class OwnedObservations {
   // Copies.
   explicit OwnedObservations(const KeyObservations& observations);
 
-  // Sums `each`, which has one observation per occurrence of a key, by distinct
-  // key. If there are no counts and they are `needed`, each occurrence counts
-  // 1.
+  // Sums observations by distinct key. `each` has one observation per
+  // occurrence of a key. If it has no counts and `counts_needed` is true, each
+  // occurrence counts 1.
   OwnedObservations(absl::Span<const int32_t> inverse, size_t num_unique,
                     const KeyObservations& each, bool counts_needed);
 
@@ -61,9 +61,9 @@ class OwnedObservations {
   OwnedObservations(const KeyObservations& all,
                     absl::Span<const size_t> places);
 
-  // Appends the observations of `num_keys` more keys. If only one of the two
-  // parts has values of a kind, the other part gets the values that an empty
-  // span stands for.
+  // Appends the observations of `num_keys` more keys. If only this object or
+  // only `more` has values of a kind (such as shows), the other one gets the
+  // values for which an empty span stands.
   void Append(const KeyObservations& more, size_t num_keys);
 
   KeyObservations view() const { return {counts_, shows_, clicks_}; }

@@ -25,9 +25,9 @@
 // The hash does not protect against an attacker who can measure the time of
 // single calls so precisely that it shows which keys share a bucket.
 //
-// The same key has another hash in each process. So all that must not depend on
-// the process uses HashKey() instead: values, the order in which they are
-// summed, random draws, files and messages.
+// The same key has another hash in each process. So HashKey() is used for
+// everything that must be the same in all processes: values, the order in which
+// they are summed, random draws, files and messages.
 
 #ifndef TFSWITCH_CC_BASE_KEYED_HASH_H_
 #define TFSWITCH_CC_BASE_KEYED_HASH_H_

@@ -42,8 +42,8 @@ void FlushAtExit() {
   if (LogWriter* const writer = of_process) writer->Flush(kPatience);
 }
 
-// The environment variable with the id of the process that shows events. A
-// forked child has another id, so it does not show them.
+// An environment variable: the id of the process that shows server events. A
+// forked child has another id, so the child does not show them.
 constexpr char kEventsOf[] = "TFSWITCH_SERVER_EVENTS_OF";
 
 std::atomic<bool> shows_server_events{false};
@@ -65,7 +65,8 @@ std::string MessageLine(LogLevel level, absl::string_view event,
                             message);
 }
 
-// Registers while the library is being loaded, before another thread can fork.
+// Registers the fork handler while the library is being loaded, before another
+// thread can fork.
 const int registered =
     pthread_atfork(nullptr, nullptr, ForgetInChild) + std::atexit(FlushAtExit);
 
@@ -155,8 +156,8 @@ bool LogWriter::WaitUntilWritten(absl::Duration patience) {
 }
 
 bool LogWriter::IsWithinLimits(const LogKind& kind, absl::string_view peer) {
-  // It takes hundreds of new peers, and so minutes, to reach this size. Then
-  // the limits of all peers are reset.
+  // The map reaches this size only after hundreds of new peers, which takes
+  // minutes. Then the limits of all peers are reset.
   if (buckets_.size() >= kMaxBuckets) buckets_.clear();
   const absl::Time now = SteadyNow();
   const auto refill = [&](const std::string& name, double share)
@@ -275,8 +276,8 @@ void LogServerEvent(LogLevel level, absl::string_view event,
   if (!ShowsServerEvents()) return;
   LogKind kind = {event};
   if (peer.empty()) {
-    // A limit above the number of tables that a server makes or recovers at
-    // once.
+    // This limit is above the number of tables that a server makes or recovers
+    // at once.
     kind.burst = 2000;
     kind.per_second = 10;
   }

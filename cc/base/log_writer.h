@@ -49,14 +49,14 @@ class LogWriter {
 
   // Adds a line without waiting. Control characters in `text` are escaped; long
   // text is cut. `peer` names the client that caused the line; each peer has a
-  // limit of its own, so that its lines do not displace those of others.
+  // limit of its own, so that its lines do not displace those of other peers.
   void Write(const LogKind& kind, absl::string_view text,
              absl::string_view peer = "");
 
   // Waits up to a second until the line is written, so that it is in order with
   // the lines of the host, such as a Python program. Never use it where a
-  // server answers calls. After a wait that failed, it does not wait again
-  // until a line has been written.
+  // server answers calls. If the line was not written in time, later calls do
+  // not wait until some line has been written.
   void WriteInOrder(const LogKind& kind, absl::string_view text);
 
   // Reports dropped lines, and waits until all lines are written. Returns false
@@ -86,15 +86,12 @@ class LogWriter {
   std::deque<std::string> queue_ ABSL_GUARDED_BY(mutex_);
   size_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t num_added_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint64_t num_done_ ABSL_GUARDED_BY(mutex_) = 0;     // Written or refused.
-  uint64_t num_refused_ ABSL_GUARDED_BY(mutex_) = 0;  // Numbers of dropped
-                                                      // lines that are not
-                                                      // reported yet. The key
-                                                      // is the name of a kind,
-                                                      // or that name and a
-                                                      // peer.
+  uint64_t num_done_ ABSL_GUARDED_BY(mutex_) = 0;  // Written or refused.
+  // Lines that stderr did not take and that are not reported yet.
+  uint64_t num_refused_ ABSL_GUARDED_BY(mutex_) = 0;
+  // The key is the name of a kind, or that name and a peer.
   std::map<std::string, Bucket> buckets_ ABSL_GUARDED_BY(mutex_);
-  // The key is the name of a kind.
+  // How many lines of each kind were dropped and are not reported yet.
   std::map<std::string, uint64_t> left_out_ ABSL_GUARDED_BY(mutex_);
   absl::Time say_at_ ABSL_GUARDED_BY(mutex_);  // When to report left_out_.
 };
@@ -131,8 +128,8 @@ void LogMessage(LogLevel level, const LogKind& kind, absl::string_view message,
 void LogMessageInOrder(LogLevel level, const LogKind& kind,
                        absl::string_view message);
 
-// The setting applies to those libraries of the process that have not written a
-// line yet.
+// Makes server events be written (see LogServerEvent()). This concerns only
+// libraries of the process that have not written a line yet.
 //
 // REQUIRES: no other thread runs yet.
 void ShowServerEvents();

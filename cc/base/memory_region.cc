@@ -1,7 +1,7 @@
 // Create() asks for `bytes`, or for a share of the remaining address space if
 // `bytes` exceeds this share. In the second case it first tries the addresses
-// beyond 2^47, which only some processors have, because they do not use up that
-// space. It halves the request until the system grants it and enough address
+// beyond 2^47, which do not count as that space. Only some processors have
+// them. It halves the request until the system grants it and enough address
 // space remains for everything else.
 //
 // Where the system overcommits memory, the whole reservation is usable at once
@@ -28,9 +28,9 @@
 namespace tfswitch {
 namespace {
 
-// How much Extend() makes usable at a time. Large steps need few mprotect()
-// calls; small ones count little memory as committed where the system does not
-// overcommit.
+// How many bytes Extend() makes usable at a time. Large steps need few
+// mprotect() calls. Small steps waste little where the system counts usable
+// memory as memory in use.
 constexpr size_t kMinUsableStep = 2 * kHugePageBytes;
 constexpr size_t kMaxUsableStep = 128 * kHugePageBytes;
 
@@ -61,7 +61,7 @@ void* Map(void* hint, size_t bytes, int protection) {
 // levels of page tables have. Returns MAP_FAILED on others.
 void* MapBeyondAddressSpace(size_t bytes, int protection) {
 #if TFSWITCH_THREAD_SANITIZER || defined(__SANITIZE_ADDRESS__)
-  return MAP_FAILED;  // Other processors have no such addresses.
+  return MAP_FAILED;  // The sanitizers do not support such addresses.
 #else
   void* const map =
       Map(reinterpret_cast<void*>(2 * kAddressSpace), bytes, protection);
@@ -74,8 +74,8 @@ void* MapBeyondAddressSpace(size_t bytes, int protection) {
 // Address space that stays free for everything else: stacks, messages, files.
 constexpr size_t kRoomForOthers = size_t{64} << 30;
 
-// Whether kRoomForOthers is still free. If the user has set a limit of the
-// address space, this is not checked.
+// Whether kRoomForOthers bytes of address space are still free. Always true if
+// the user has limited the address space of the process.
 bool LeavesRoom() {
   rlimit limit = {};
   if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
@@ -96,7 +96,8 @@ absl::StatusOr<MemoryReservation> MemoryReservation::Create(size_t bytes,
   const size_t wish = RoundUpTo(bytes, kHugePageBytes);
   const size_t left =
       kAddressSpace - std::min(kAddressSpace, reserved_bytes.load());
-  // One huge page more than asked, so that the beginning can be aligned.
+  // Each try reserves one huge page more than `size`, so that the beginning can
+  // be aligned.
   size_t size = std::min(
       wish, RoundUpTo(std::max(left / kShare, min_bytes), kHugePageBytes));
   void* map = size < wish
@@ -164,7 +165,8 @@ void MemorySpan::Release(size_t begin, size_t end) {
 void MemorySpan::Reset() {
   if (usable_ == 0) return;
 #if TFSWITCH_THREAD_SANITIZER
-  // The sanitizer treats the mapping of memory as a write to it.
+  // ThreadSanitizer would take a mapping over this memory for a write to it, so
+  // Release() is called instead.
   Release(0, usable_);
 #else
   void* const map =

@@ -56,7 +56,7 @@ class MemorySpan {
   // as zeros. Both are multiples of kSmallPageBytes.
   void Release(size_t begin, size_t end);
 
-  // Gives all memory back, like Release(), and its page tables as well. A part
+  // Gives all memory back, like Release(), and its page tables as well. Memory
   // that has had small pages can get huge ones only after this.
   void Reset();
 
@@ -67,8 +67,9 @@ class MemorySpan {
 };
 
 // Owns a reservation, aligned to kHugePageBytes, and unmaps it at destruction.
-// It gets small pages whatever the system's default is, so that little use
-// takes little memory; the PageKeeper makes huge pages.
+// The memory gets small pages whatever the system's default is, so that a table
+// with few rows takes little memory. The PageKeeper makes huge pages where they
+// are useful.
 //
 // Thread-compatible. Create() and the destructor may be called on any thread.
 class MemoryReservation {
@@ -115,7 +116,8 @@ class MemoryReservation {
 
 // Bytes of physical memory of this machine.
 size_t PhysicalMemoryBytes();
-// How many of these bytes are free, or can be freed by dropping cached files.
+// How many of these bytes are free. Memory that can be freed by dropping cached
+// files counts as free.
 size_t AvailableMemoryBytes();
 
 }  // namespace tfswitch

@@ -63,7 +63,7 @@ class CondVar {
     lock.release();
   }
 
-  // Returns false if `timeout`, or an hour, has passed without a notification.
+  // Returns false if no notification came within `timeout`, or within an hour.
   bool WaitFor(Mutex* mutex, absl::Duration timeout)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::unique_lock<std::mutex> lock(mutex->mutex_, std::adopt_lock);

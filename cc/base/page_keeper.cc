@@ -23,7 +23,7 @@ namespace {
 
 constexpr size_t kSmallPagesPerHugePage = kHugePageBytes / kSmallPageBytes;
 
-// Whether a table has used a part of the page already.
+// Whether some memory of the huge page is in use already.
 bool IsPartlyUsed(char* page) {
   unsigned char resident[kSmallPagesPerHugePage];
   return mincore(page, kHugePageBytes, resident) == 0 &&
@@ -69,7 +69,7 @@ bool PageKeeper::IsBusy(const MemorySpan& span) {
   const auto overlaps = [&span](const Request& request) {
     return request.Overlaps(span);
   };
-  // The thread does not run yet if the system could not start it before.
+  // Starts the thread if an earlier attempt to start it has failed.
   if (!pending_.empty()) StartThread();
   return overlaps(current_) ||
          std::any_of(pending_.begin(), pending_.end(), overlaps);
@@ -156,7 +156,7 @@ void PageKeeper::Serve(const Request& request) {
       span.Reset();
       break;
     case Kind::kJoin:
-      // If the kernel cannot join the pages, they stay small.
+      // If the kernel cannot join small pages into a huge one, they stay small.
       madvise(request.begin, request.bytes, MADV_COLLAPSE);
       break;
   }

@@ -47,12 +47,13 @@ class PageKeeper {
   // pending requests. The span may be used again when IsBusy() is false.
   void Reset(const MemorySpan& span);
 
-  // Whether requests for a part of `span` are still pending or in progress.
-  // Joining pages does not count, because it does no harm.
+  // Whether requests for a part of `span` are still pending or in progress. The
+  // joining of small pages into huge ones does not count: the span may be used
+  // meanwhile.
   bool IsBusy(const MemorySpan& span);
 
-  // Drops the requests for parts of `span`, and waits for one in progress. Call
-  // it before unmapping the span.
+  // Drops the requests for parts of `span`. If the thread is working on one,
+  // waits until it has finished. Call it before unmapping the span.
   void Cancel(const MemorySpan& span);
 
   // Waits until there is nothing left to do. For tests and measurements.

@@ -15,18 +15,19 @@ namespace {
 // or is interrupted delays the others little.
 constexpr size_t kRangesPerThread = 4;
 
-// Shared by the caller and the tasks, because a task may begin after the caller
-// has returned.
+// The caller and the tasks share this object, because a task may begin after
+// the caller has returned.
 struct Job {
   Job(absl::FunctionRef<void(size_t, size_t)> work_of_caller, size_t all,
       size_t ranges)
       : work(work_of_caller), size(all), num_ranges(ranges) {}
 
-  // Works on ranges until all have been taken.
+  // Works on one range after another, until all have been taken.
   void Help() {
     for (;;) {
       const size_t range = next.fetch_add(1, std::memory_order_relaxed);
-      // Once all ranges are taken, `work` may no longer exist.
+      // After all ranges were taken, the caller may have returned, and `work`
+      // may no longer exist.
       if (range >= num_ranges) return;
       try {
         work(size * range / num_ranges, size * (range + 1) / num_ranges);
@@ -65,7 +66,7 @@ void RunRanges(const LentThreads* threads, size_t size, size_t min_size,
     try {
       threads->Schedule([job] { job->Help(); });
     } catch (...) {
-      // Continues with the helpers that were started, and waits for them.
+      // Continues with those helpers that could be started.
       break;
     }
   }

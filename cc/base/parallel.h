@@ -21,7 +21,7 @@ class LentThreads {
   virtual int num_threads() const = 0;
 
   // Runs `task` on one of the threads at some time, maybe after the function to
-  // which they were lent has returned.
+  // which the threads were lent has returned.
   virtual void Schedule(std::function<void()> task) const = 0;
 };
 

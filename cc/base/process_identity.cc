@@ -19,8 +19,9 @@ std::string StartOf(int number) {
   const auto stat =
       ReadWholeFile(absl::StrCat("/proc/", number, "/stat"), 4096);
   if (!stat.ok()) return "";
-  // The line is "1 (a name) S ...": the state is the first field after the
-  // name, and the start the 20th (proc(5)). A zombie counts as ended.
+  // The line is "1 (a name) S ...". The first field after the name is the
+  // state, and the 20th the start time (proc(5)). A zombie, a process that has
+  // ended but was not waited for, counts as ended.
   const std::vector<absl::string_view> fields =
       absl::StrSplit(absl::string_view(*stat).substr(stat->rfind(')') + 1), ' ',
                      absl::SkipEmpty());
@@ -40,8 +41,8 @@ std::string ProcessIdentity(int number) {
   const ssize_t size = readlink("/proc/self/ns/pid", space, sizeof(space));
   const std::string boot = BootId();
   const std::string start = StartOf(number);
-  // In a namespace of its own, a process may see the /proc of another
-  // namespace.
+  // In a process namespace of its own, a process may see a /proc that belongs
+  // to another namespace. Its numbers would then have another meaning.
   char own[16] = "";
   if (readlink("/proc/self", own, sizeof(own) - 1) <= 0 ||
       absl::StrCat(getpid()) != own) {

@@ -20,8 +20,8 @@ std::string BootId();
 // Empty if there is no such process, or /proc cannot be read.
 std::string ProcessIdentity(int number);
 
-// The number of the process with this identity, if it runs on this machine and
-// in this namespace and is another process than this one; else 0.
+// The number of the process with this identity. 0 if the process does not run,
+// belongs to another machine or namespace, or is this process itself.
 int RunningProcess(absl::string_view identity);
 
 }  // namespace tfswitch

@@ -57,7 +57,8 @@ void Progress::Print(absl::Duration since_begin) const {
   std::string line = absl::StrFormat("%s: %.0f s so far", task_,
                                      absl::ToDoubleSeconds(since_begin));
   if (rows > 0 && total > 0) {
-    // Rows that were added after the start are not in the total.
+    // The total was counted at the start, so rows that were added later can
+    // make more rows than the total.
     absl::StrAppendFormat(&line, ", %d of %d rows (%d%%)", rows, total,
                           100 * std::min(rows, total) / total);
   } else if (rows > 0 || total > 0) {

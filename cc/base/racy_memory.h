@@ -37,8 +37,8 @@ namespace tfswitch {
 
 #if TFSWITCH_THREAD_SANITIZER
 
-// ThreadSanitizer does not know fences, so in its builds the accesses
-// themselves have the memory order.
+// ThreadSanitizer does not understand fences. So under it, each access is
+// atomic and has the memory order that a fence gives otherwise.
 template <typename T>
 TFSWITCH_ALWAYS_INLINE T RacyLoad(const T* from) {
   T value;
@@ -100,8 +100,8 @@ template <typename Modify>
 TFSWITCH_ALWAYS_INLINE void RacyModifyFloats(float* floats, size_t count,
                                              const Modify& modify) {
 #if TFSWITCH_THREAD_SANITIZER
-  // Room for the longest row: an embedding, slots of three times its length,
-  // and 8 floats.
+  // A buffer for the longest row: an embedding, slots of three times its
+  // length, and 64 floats.
   float scratch[4 * 4096 + 64];
   RacyLoadFloats(scratch, floats, count);
   modify(scratch);

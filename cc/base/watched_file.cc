@@ -10,13 +10,13 @@ absl::StatusOr<std::optional<std::string>> WatchedFile::ReadIfChanged(
   const absl::Time time = SteadyNow();
   if (!now && time < next_look_) return std::nullopt;
   next_look_ = time + kInterval;
-  // Takes the stamp before it reads, so that a file that is replaced meanwhile
-  // is read again.
+  // Gets the file's stamp (its version) before reading: if the file is replaced
+  // in between, the next check reads it again.
   TFSWITCH_ASSIGN_OR_RETURN(const FileStamp stamp, StampOf(path_));
   if (stamp_ == stamp) return std::nullopt;
   TFSWITCH_ASSIGN_OR_RETURN(std::string text, ReadWholeFile(path_, max_bytes_));
-  // Keeps no stamp of a file that could not be read, so that the next check
-  // tries again.
+  // Stores the stamp only after the file could be read. If it could not, the
+  // next check tries again.
   stamp_ = stamp;
   return text;
 }

@@ -17,7 +17,8 @@ namespace tfswitch {
 // Not thread-safe.
 class WatchedFile {
  public:
-  // For how long ReadIfChanged() does not check the file again.
+  // After a check, ReadIfChanged() does not look at the file again for this
+  // long.
   static constexpr absl::Duration kInterval = absl::Seconds(1);
 
   // Longer files are errors.
@@ -26,8 +27,9 @@ class WatchedFile {
 
   const std::string& path() const { return path_; }
 
-  // The contents, if they have changed since the last read; else nullopt. Also
-  // nullopt if the last check was a short time ago, unless `now` is true.
+  // Returns the contents if they have changed since the last read. Returns
+  // nullopt if they have not, or if the last check was less than kInterval ago
+  // and `now` is false.
   absl::StatusOr<std::optional<std::string>> ReadIfChanged(bool now = false);
 
  private:

@@ -10,13 +10,14 @@
 
 namespace tfswitch {
 
-// A thread that closes the gate has priority over later writes, so it waits
-// only for those that are already inside.
+// A thread that closes the gate waits only for writes that are already inside:
+// later writes wait for the thread.
 //
 // Thread-safe.
 class WriteGate {
  public:
-  // Held by a write from its record in the log until it has taken effect.
+  // A write holds this from the moment when it is logged until it has taken
+  // effect.
   class Pass {
    public:
     // Null: there is nothing to wait for.
@@ -33,8 +34,8 @@ class WriteGate {
     WriteGate* const gate_;
   };
 
-  // Like Pass, for a write that can be done later: does not wait for a closed
-  // gate.
+  // Like Pass, but does not wait if the gate is closed. For writes that can be
+  // done later.
   class TryPass {
    public:
     explicit TryPass(WriteGate* gate)
@@ -75,9 +76,9 @@ class WriteGate {
       while (is_closed_) changed_.Wait(&mutex_);
     }
   }
-  // Here and in Close() the operations are sequentially consistent. So if this
-  // thread still sees the gate open, the thread that closes it sees this one
-  // inside, and waits.
+  // The operations here and in Close() are sequentially consistent. So if this
+  // thread still sees an open gate, the thread that closes the gate sees this
+  // one inside, and waits for it.
   bool TryEnter() {
     inside_.fetch_add(1);
     if (!is_closed_) return true;

@@ -1,9 +1,9 @@
 // PartWriter needs no lock, because each attempt of a save has its own file
-// names. Commit() takes the folder's lock before it reads the former manifest,
-// and keeps it until old saves are removed. It checks all files, gives the
-// former manifest its numbered name, and then replaces manifest.json. After a
-// crash between these two, one save has both names, which ReadManifest() allows
-// for.
+// names. Commit() takes the folder's lock before it reads the previous
+// manifest, and keeps the lock until old saves are removed. It checks all
+// files, gives the previous manifest a second name with its number, and then
+// replaces manifest.json. After a crash between these two steps one save has
+// both names; ReadManifest() handles that.
 
 #include "cc/checkpoint/checkpoint.h"
 
@@ -43,7 +43,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char kFormatName[] = "tfswitch-checkpoint";  // For files of rows.
+constexpr char kFormatName[] = "tfswitch-checkpoint";  // For row files.
 // Rows are gathered in memory up to this size before a file is written.
 constexpr int64_t kBytesPerFile = int64_t{128} << 20;
 // A manifest has about 200 bytes for each 128 MiB of rows. Only items of work
@@ -64,13 +64,14 @@ int64_t RowBytes(const EmbeddingTable& table) {
       sizeof(Key) + sizeof(float) * (table.dim() + table.slot_floats()));
 }
 
-// Whether a file is taken over when only changes are saved.
+// Whether a save that writes only changes takes over this file of its base.
 bool HasRows(const v1::CheckpointFile& file) {
   return file.kind() == v1::CheckpointFile::ROWS ||
          file.kind() == v1::CheckpointFile::REMOVED;
 }
 
-// Whether PartWriter gives files in `folder` names of this form.
+// Whether `name` has the form of the names that PartWriter gives to files in
+// `folder`.
 bool IsFileNameIn(const std::string& folder, absl::string_view name) {
   return absl::ConsumePrefix(&name, folder + "/") &&
          absl::ConsumeSuffix(&name, ".safetensors") && !name.empty() &&
@@ -79,15 +80,16 @@ bool IsFileNameIn(const std::string& folder, absl::string_view name) {
          });
 }
 
-// Checks what the rules of the fields do not express. InvalidArgument, naming
-// the field and the file.
+// Checks what the options of the message's fields cannot express.
+// InvalidArgument, naming the field and the file.
 absl::Status CheckFile(const v1::CheckpointFile& file,
                        const std::string& folder, uint32_t num_virtual_shards) {
   const auto wrong = [&file](absl::string_view field, absl::string_view why) {
     return absl::InvalidArgumentError(
         absl::StrCat(field, " of '", absl::CHexEscape(file.name()), "'", why));
   };
-  // Each row or candidate has at least a key of 8 bytes, other entries more.
+  // Each row or candidate has a key, so at least 8 bytes. Other entries are
+  // longer.
   if (file.num_rows() > file.bytes() / static_cast<int64_t>(sizeof(Key))) {
     return wrong("num_rows",
                  absl::StrCat(": ", file.num_rows(), " do not fit in its ",
@@ -146,7 +148,8 @@ absl::Status CheckTable(const std::string& name,
       return wrong("num_rows", "its files have too many");
     }
   }
-  // The files may have more rows in all, because a row may be in several files.
+  // The files may have more rows than the table, because a row may be in
+  // several files.
   if (table.num_rows() <= num_rows) return absl::OkStatus();
   return wrong("num_rows", absl::StrCat(table.num_rows(),
                                         ", and its files have ", num_rows));
@@ -168,8 +171,8 @@ std::string ManifestPath(const std::string& path, int64_t number) {
                      : absl::StrFormat("%s/manifest-%06d.json", path, number);
 }
 
-// Reads the former save `number`, or the newest save for 0. NotFound if there
-// is no such file.
+// Reads the earlier save `number`, or the newest save for 0. NotFound if there
+// is no manifest of that number.
 absl::StatusOr<v1::CheckpointManifest> ReadSave(const std::string& path,
                                                 int64_t number) {
   v1::CheckpointManifest save;
@@ -190,7 +193,7 @@ void AddFileNames(const v1::CheckpointManifest& save,
   for (const auto& file : save.server().files()) names->insert(file.name());
 }
 
-// The numbers of the saves before the newest, newest first.
+// The numbers of the saves before the newest; the highest number is first.
 absl::StatusOr<std::vector<int64_t>> FormerSaves(const std::string& path) {
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<std::string> files,
                             ListFolder(path));
@@ -208,8 +211,8 @@ absl::StatusOr<std::vector<int64_t>> FormerSaves(const std::string& path) {
   return numbers;
 }
 
-// Whether `save` has, for a table of `newest`, rows of an incarnation that no
-// kept save has.
+// Whether `save` has rows that no kept save has: rows of an incarnation of one
+// of the tables in `newest`.
 bool HasLastRowsOf(const v1::CheckpointManifest& save,
                    const v1::CheckpointManifest& newest,
                    const std::vector<v1::CheckpointManifest>& kept) {
@@ -235,16 +238,17 @@ bool HaveCommonFiles(const v1::CheckpointManifest& a,
                      [&](const auto& file) { return files.count(file) > 0; });
 }
 
-// Moves saves that must stay from `old` to `kept`, in addition to those that
-// the caller keeps. Both lists have the newest save first.
+// Moves saves that must stay from `old` to `kept`, which already has the saves
+// that the caller keeps. In both lists the newest save is first.
 //
 // With `is_own`, saves share files, and a shared file may become damaged. So
-// the newest of the saves that share no file with `newest` stays, too.
+// one of the saves that share no file with `newest` stays as well: the newest
+// of these.
 void KeepSpecial(const v1::CheckpointManifest& newest, bool is_own,
                  std::vector<v1::CheckpointManifest>* old,
                  std::vector<v1::CheckpointManifest>* kept) {
-  // Two saves stay that have rows which were lost or belong to another
-  // training: the newest of them, and the one with most rows.
+  // Some saves have the last rows of a table that was lost or trained again
+  // from nothing. Two of them stay: the newest, and the one with the most rows.
   std::set<size_t> special;
   size_t largest = old->size();
   for (size_t i = 0; i < old->size(); ++i) {
@@ -269,8 +273,8 @@ void KeepSpecial(const v1::CheckpointManifest& newest, bool is_own,
   }
 }
 
-// Removes the saves that are not kept. A file that cannot be removed stays and
-// does no harm, because the newest save is published. Returns the first error.
+// Removes the saves that are not kept. A file that cannot be removed does no
+// harm, because the newest save is published already. Returns the first error.
 absl::Status RemoveOldSaves(const std::string& path,
                             const v1::CheckpointManifest& newest, int keep,
                             bool is_own) {
@@ -279,8 +283,8 @@ absl::Status RemoveOldSaves(const std::string& path,
   std::vector<v1::CheckpointManifest> kept = {newest};
   std::vector<v1::CheckpointManifest> old;
   for (const int64_t number : numbers) {
-    // If a save cannot be read, it is unknown which files it needs, so nothing
-    // is removed.
+    // If a save cannot be read, nothing is removed, because it is not known
+    // which files that save needs.
     TFSWITCH_ASSIGN_OR_RETURN(v1::CheckpointManifest save,
                               ReadSave(path, number));
     if (number >= newest.save()) continue;
@@ -298,7 +302,8 @@ absl::Status RemoveOldSaves(const std::string& path,
     return !error;
   };
   for (const auto& save : old) {
-    // The manifest goes first, so that no manifest names a missing file.
+    // Removes the manifest before the files, so that no manifest names a
+    // missing file.
     if (!remove(ManifestPath(path, save.save()))) {
       AddFileNames(save, &named);
       continue;
@@ -312,9 +317,9 @@ absl::Status RemoveOldSaves(const std::string& path,
   return status;
 }
 
-// Reads the newest save, and sets `*is_current` to whether it is manifest.json.
-// If that file was removed, it is the newest of the others. NotFound if there
-// is no save.
+// Reads the newest save, and sets `*is_current` to whether its manifest is
+// manifest.json. If that file was removed, the newest save is the one with the
+// highest number. NotFound if there is no save.
 absl::StatusOr<v1::CheckpointManifest> NewestSave(
     const std::string& path, const std::vector<int64_t>& former,
     bool* is_current) {
@@ -332,8 +337,8 @@ bool IsWorthExtending(const TableBase& base, const EmbeddingTable& table) {
   for (const v1::CheckpointFile& file : base.files) {
     if (HasRows(file)) bytes += file.bytes();
   }
-  // With few rows the headers take most of the bytes, so small files are always
-  // extended.
+  // In a table with few rows most bytes of the files are headers, so small
+  // files are always extended.
   constexpr int64_t kAnyway = int64_t{1} << 20;
   return bytes <= kAnyway + table.size() * RowBytes(table) * 3 / 2;
 }
@@ -356,15 +361,15 @@ SavedSteps StepsOf(const v1::CheckpointTable& table) {
 struct PartWriter::Data {
   std::string path;
   v1::CheckpointPart part;
-  // A save may be repeated while the first attempt still writes. The two must
-  // not share files.
+  // A client may repeat a save while the first attempt is still writing. This
+  // number is a part of the file names, so that the two attempts share no file.
   uint32_t attempt = std::random_device()();
   Interrupt interrupt;
-  std::vector<std::string> written;  // Files, relative to `path`.
+  std::vector<std::string> written;  // Relative to `path`.
   bool is_finished = false;
 
-  // Writes `file` to `folder` and adds it to `files`. Its kind and counts are
-  // set.
+  // Writes `file` to `folder` and adds it to `files`. The caller has set its
+  // kind and its counts.
   absl::Status Write(const std::string& folder, v1::CheckpointFile file,
                      const std::vector<TensorToWrite>& tensors,
                      std::map<std::string, std::string> metadata,
@@ -407,12 +412,12 @@ PartWriter::PartWriter(std::string path, std::string save_id,
 PartWriter::~PartWriter() {
   if (data_->is_finished) return;
   for (const std::string& file : data_->written) {
-    std::error_code error;  // A file that stays does no harm.
+    std::error_code error;  // Remaining files do no harm.
     fs::remove(fs::path(data_->path) / file, error);
   }
 }
 
-// Writes the files of one table: one for each part of its snapshot.
+// Writes the files of one table: one file for each part of the snapshot.
 class PartWriter::TableWriter {
  public:
   TableWriter(Data* data, TableSnapshot* snapshot, v1::CheckpointTable* saved)
@@ -648,11 +653,11 @@ v1::CheckpointPart PartWriter::Finish() {
 
 namespace {
 
-// How long a commit waits for another process's commit, which is short.
+// How long a commit waits for the commit of another process. Commits are short.
 constexpr absl::Duration kLockTimeout = absl::Seconds(30);
 
-// Adds another shard's part of a table to `joined`, which has the parts of the
-// shards before.
+// Adds the next shard's part of a table to `joined`, which has the parts of the
+// shards before it.
 absl::Status JoinTable(const std::string& what, const std::string& name,
                        const v1::CheckpointTable& table,
                        v1::CheckpointTable* joined) {
@@ -672,8 +677,8 @@ absl::Status JoinTable(const std::string& what, const std::string& name,
   if (table.has_last_day() && table.last_day() >= joined->last_day()) {
     joined->set_last_day(table.last_day());
   }
-  // A push had not reached all shards yet if their steps differ. The later step
-  // counts.
+  // If the steps differ, a push had not reached all shards when they were
+  // saved. The later step counts.
   if (table.steps().last_step() > joined->steps().last_step()) {
     *joined->mutable_steps() = table.steps();
   }
@@ -716,7 +721,8 @@ absl::StatusOr<v1::CheckpointManifest> JoinParts(
     if (manifest.has_work_queues() && !joined.has_work_queues()) {
       *joined.mutable_work_queues() = manifest.work_queues();
     }
-    // A client's part is not trusted about the state of a server.
+    // The state of a server is taken only from the server's own save, because a
+    // client's part cannot be trusted to have the right one.
     if (is_own) *joined.mutable_server() = manifest.server();
     for (const auto& [name, table] : manifest.tables()) {
       ++num_parts[name];
@@ -736,8 +742,8 @@ absl::StatusOr<v1::CheckpointManifest> JoinParts(
 }
 
 // Checks that each file that the parts name exists, and that this save has
-// written it, because the files of a manifest are later removed with it. Files
-// in `former` may be of an earlier save.
+// written it. A save must not name files of another save, because its files are
+// removed with it. Files in `former` may be of an earlier save.
 absl::Status CheckFiles(const std::string& path,
                         const v1::CheckpointManifest& manifest,
                         const std::set<std::string>& former,
@@ -787,7 +793,7 @@ absl::Status CheckDropped(const std::string& path,
       "without them"));
 }
 
-// Gives the newest save's manifest the name of a former save's.
+// Gives the newest save's manifest a second name, with its number.
 absl::Status Retire(const std::string& path,
                     const v1::CheckpointManifest& former) {
   const std::string from = ManifestPath(path, 0);
@@ -795,17 +801,17 @@ absl::Status Retire(const std::string& path,
   std::error_code error;
   fs::create_hard_link(from, to, error);
   if (!error || error.value() == EEXIST) return absl::OkStatus();
-  // Some file systems have no links, so the file is copied.
+  // Some file systems have no hard links, so the file is copied instead.
   TFSWITCH_ASSIGN_OR_RETURN(const std::string contents,
                             ReadWholeFile(from, kMaxManifestBytes));
   return WriteFileAtomically(to, contents);
 }
 
-// The saves that a folder has before a commit.
+// The saves in a folder before a commit.
 struct SavesBefore {
-  std::vector<int64_t> older;  // Newest first.
+  std::vector<int64_t> older;  // The newest first.
   std::optional<v1::CheckpointManifest> newest;
-  bool is_current = true;  // Whether the newest is manifest.json.
+  bool is_current = true;  // Whether it is manifest.json.
 
   int64_t last_number() const {
     return std::max(newest.has_value() ? newest->save() : 0,
@@ -820,7 +826,7 @@ absl::StatusOr<SavesBefore> FindSavesBefore(const std::string& path) {
   if (newest.ok()) {
     before.newest = *std::move(newest);
   } else if (!absl::IsNotFound(newest.status())) {
-    // Refuses, because a new save would hide the damage.
+    // Refuses the commit, because a new save would hide the damage.
     return absl::Status(
         newest.status().code(),
         absl::StrCat(newest.status().message(),
@@ -830,8 +836,8 @@ absl::StatusOr<SavesBefore> FindSavesBefore(const std::string& path) {
   return before;
 }
 
-// Returns the number of the save if it exists already, because the answer to a
-// first commit was lost.
+// Returns the number of the save if an earlier commit has published it. A
+// client repeats a commit if the answer was lost.
 std::optional<int64_t> FindSave(const std::string& path,
                                 const std::string& save_id,
                                 const SavesBefore& before) {
@@ -862,8 +868,7 @@ absl::Status CheckOwnPart(const std::string& path, const std::string& save_id,
                    "'. If it was restarted meanwhile, save again"));
 }
 
-// Gives the previous manifest the name of a former save, and writes the new
-// one.
+// Gives the previous manifest its second name, and writes the new manifest.
 absl::Status Publish(const std::string& path, const SavesBefore& before,
                      v1::CheckpointManifest* manifest) {
   manifest->set_save(before.last_number() + 1);
@@ -872,8 +877,8 @@ absl::Status Publish(const std::string& path, const SavesBefore& before,
         absl::StrCat("there is no number after save ", before.last_number(),
                      " in '", path, "'. Save to another path"));
   }
-  // The previous manifest gets its second name first. So if the new one cannot
-  // be written, the previous save is still the newest.
+  // If the new manifest then cannot be written, the previous save is still the
+  // newest.
   if (before.newest.has_value() && before.is_current) {
     TFSWITCH_RETURN_IF_ERROR(Retire(path, *before.newest));
   }
@@ -940,7 +945,7 @@ absl::Status RemoveUnpublished(const std::string& path,
                                const Interrupt& interrupt) {
   if (files.empty()) return absl::OkStatus();
   const auto lock = FolderLock::Take(path, kLockTimeout, interrupt);
-  // Without a folder there are no files.
+  // If there is no folder, there are no files.
   if (absl::IsNotFound(lock.status())) return absl::OkStatus();
   TFSWITCH_RETURN_IF_ERROR(lock.status());
   std::set<std::string> named;
@@ -951,8 +956,9 @@ absl::Status RemoveUnpublished(const std::string& path,
     AddFileNames(*save, &named);
     return absl::OkStatus();
   };
-  // Reads the newest first: on file systems without locks another process may
-  // just be making it a former one.
+  // Reads manifest.json before the numbered manifests. On file systems without
+  // locks another process may be giving it a number at this moment, and it must
+  // not be missed.
   TFSWITCH_RETURN_IF_ERROR(keep(0));
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<int64_t> numbers,
                             FormerSaves(path));
@@ -996,7 +1002,7 @@ absl::Status SetAside(const std::string& path, const std::string& manifest) {
   return SyncFolder(path);
 }
 
-// Describes the checkpoints in the parent folder of `path`.
+// Says which checkpoints are in the parent folder of `path`.
 std::string DescribeNeighbours(absl::string_view path) {
   while (absl::ConsumeSuffix(&path, "/")) {
   }
@@ -1064,7 +1070,7 @@ absl::StatusOr<v1::CheckpointManifest> ReadManifest(const std::string& path,
   }
   if (number == 0 && newer_than == 0) return newest;
   TFSWITCH_RETURN_IF_ERROR(former.status());
-  // After a crash the newest save may have both names.
+  // After a crash the manifest of the newest save may have both names.
   std::vector<int64_t> numbers;
   for (const int64_t each : *former) {
     if (!newest.ok() || each != newest->save()) numbers.push_back(each);

@@ -1,5 +1,5 @@
 // Files are loaded in the order of the manifest. A key that got its row during
-// the save may also be in a file of candidates. Its row counts.
+// the save may also be in a file of candidates; then it gets the row.
 
 #include <algorithm>
 #include <cstddef>
@@ -47,12 +47,12 @@ int StateFloats(const EmbeddingTable& table) {
   return table.slot_floats() - StatisticsFloats(table);
 }
 
-// Converts saved slots for a table that has other statistics, or whose state is
-// reset. Slots are the optimizer's state and then statistics. Statistics that
-// both have are kept.
+// Converts saved slots (the optimizer's state, then statistics) for a table
+// with different statistics, or whose state is reset. Statistics that both the
+// saved rows and the table have are kept.
 class SlotConverter {
  public:
-  // Rows without a saved day count as seen on `day`.
+  // If a saved row has no day of its last use, the row counts as used on `day`.
   SlotConverter(const Saved& saved, const EmbeddingTable& table,
                 bool keeps_state, bool keeps_statistics, float day)
       : from_(saved.table.slot_floats()),
@@ -90,7 +90,7 @@ class SlotConverter {
   }
 
  private:
-  // These count floats of a row.
+  // These members count floats of a row.
   const int from_;
   const int from_state_;
   const int state_;
@@ -140,7 +140,7 @@ absl::Status LoadBloom(const SafetensorsFile& file, int64_t num_shards,
   return absl::OkStatus();
 }
 
-// The virtual shards [first, last) of a shard.
+// The virtual shards [first, last) that a shard owns.
 struct VirtualShards {
   VirtualShards(uint32_t shard, uint32_t num_shards, uint32_t num_virtual)
       : first(FirstVirtualShardOf(shard, num_virtual, num_shards)),
@@ -195,11 +195,12 @@ class TableLoader {
         keeps_statistics_(state != LoadedState::kReset),
         keeps_state_(keeps_statistics_ && HasState(saved_, table)) {}
 
-  // Takes over the saved state that is not in files. FailedPrecondition if rows
-  // do not fit.
+  // Sets the state of the table that is in the manifest, not in files.
+  // FailedPrecondition if the saved rows do not fit the table.
   absl::Status Begin() {
     TFSWITCH_RETURN_IF_ERROR(CheckFits());
-    // All counts and decisions from now on use the saved days.
+    // From here on the table's clock is at the saved day, for all counts and
+    // decisions.
     if (keeps_statistics_ && saved_.table.has_last_day()) {
       table_.NoteDay(saved_.table.last_day());
     }
@@ -212,8 +213,9 @@ class TableLoader {
     return absl::OkStatus();
   }
 
-  // Returns files in the order of reading: later rows replace earlier ones, and
-  // candidates come before rows, because a key with a row is no candidate.
+  // Returns the files in the order in which they must be read. Later rows
+  // replace earlier ones. Candidates come before rows, because a key that has a
+  // row is no longer a candidate.
   std::vector<const v1::CheckpointFile*> FilesToRead() const {
     std::vector<const v1::CheckpointFile*> files;
     for (const v1::CheckpointFile& file : saved_.table.files()) {
@@ -265,8 +267,9 @@ class TableLoader {
         "; restore with state='reset_if_different' to begin that state anew"));
   }
 
-  // Whether saved counts of candidates can be used. They can under another
-  // threshold. Records with weights also have optimizer state, which must fit.
+  // Whether the saved counts of candidates can be used. A different threshold
+  // does not matter. Records with weights also contain optimizer state, which
+  // must fit.
   bool TakesCandidates() const {
     const TableConfig& saved = saved_.config;
     return keeps_statistics_ && CandidateFloats(config_) > 0 &&
@@ -322,7 +325,7 @@ class TableLoader {
     return AssignOwn(keys, floats(embedding_bytes), floats(slot_bytes));
   }
 
-  // Assigns the rows that this shard owns, in batches.
+  // Assigns those of the rows that this shard owns, in batches.
   absl::Status AssignOwn(absl::Span<const Key> keys,
                          absl::Span<const float> embeddings,
                          absl::Span<const float> slots) {
@@ -394,11 +397,11 @@ absl::Status LoadTable(const std::string& path,
   TableLoader loader(path, Saved(saved), shard_index, num_shards, state, table);
   TFSWITCH_RETURN_IF_ERROR(loader.Begin());
   const std::vector<const v1::CheckpointFile*> files = loader.FilesToRead();
-  // Each file is read while the rows of the previous file are assigned.
+  // Reads each file while the rows of the previous file are assigned.
   std::future<absl::StatusOr<SafetensorsFile>> next;
   const auto read_next = [&](size_t i, SafetensorsFile former) {
     if (i == files.size()) return;
-    // If no thread can be started, get() reads the file.
+    // If no thread can be started, get() reads the file on this thread.
     next = std::async(
         std::launch::async | std::launch::deferred,
         [&path, file = files[i], spare = std::move(former)]() mutable {

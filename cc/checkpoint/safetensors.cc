@@ -1,12 +1,13 @@
-// WriteSafetensors() passes header and arrays to one atomic write without a
-// copy, and computes the checksum from the same memory.
+// WriteSafetensors() writes the header and the arrays in one atomic write,
+// without copying them. It computes the checksum from the same memory.
 //
 // Open() compares the length of the file with the expected one before it reads
-// the header. ReadSafetensors() checks that the lengths of the arrays add up to
-// the bytes after the header before it allocates memory, so that a damaged
-// header cannot ask for too much. It checks the checksum before it returns, and
-// Get() checks type, shape and alignment. ReadMetadata() reads only the header
-// and checks no checksum, because a commit calls it for every file.
+// the header. ReadSafetensors() first checks that the lengths of the arrays add
+// up to the bytes after the header, and only then allocates memory. So a
+// damaged header cannot cause a huge allocation. It verifies the checksum
+// before it returns. Get() checks type, shape and alignment. ReadMetadata()
+// reads only the header and verifies no checksum, because a commit calls it for
+// every file.
 
 #include "cc/checkpoint/safetensors.h"
 
@@ -34,7 +35,8 @@ namespace tfswitch::checkpoint {
 namespace {
 
 constexpr size_t kLengthBytes = sizeof(uint64_t);
-// A header lists three arrays, so ours are much smaller than this.
+// The header of our files lists at most three arrays, so it is much shorter
+// than this limit.
 constexpr uint64_t kMaxHeaderBytes = uint64_t{1} << 20;
 
 absl::Status Malformed(const std::string& path, absl::string_view why) {
@@ -69,7 +71,7 @@ std::string ShapeText(const std::vector<int64_t>& shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
 
-// A file whose header has been read.
+// An open file whose header has been read.
 struct OpenFile {
   explicit OpenFile(int file) : fd(file) {}
   OpenFile(OpenFile&& other) noexcept
@@ -140,8 +142,8 @@ absl::StatusOr<WrittenFile> WriteSafetensors(
     offset += tensor.bytes.size();
   }
   std::string text = header.dump();
-  // Pads with spaces to a multiple of 8, so that arrays are aligned in a
-  // mapping.
+  // Adds spaces up to a multiple of 8 bytes, so that the arrays are aligned
+  // when the file is mapped into memory.
   text.append((8 - text.size() % 8) % 8, ' ');
   const uint64_t length = text.size();
   std::string prefix(reinterpret_cast<const char*>(&length), kLengthBytes);
@@ -175,7 +177,8 @@ absl::StatusOr<SafetensorsFile> ReadSafetensors(const std::string& path,
                                                 uint32_t expected_crc32,
                                                 SafetensorsFile former) {
   TFSWITCH_ASSIGN_OR_RETURN(const OpenFile opened, Open(path, expected_bytes));
-  // The header must fit the file before memory is allocated for the tensors.
+  // Checks that the arrays of the header fit the file before it allocates
+  // memory for them.
   const uint64_t data_bytes = opened.data_bytes;
   uint64_t tensor_bytes = 0;
   SafetensorsFile file;

@@ -1,6 +1,6 @@
 // Reads and writes files of named arrays in the safetensors format
-// (https://github.com/huggingface/safetensors): 8 bytes of header length, a
-// JSON header, and the arrays, little-endian, one after the other.
+// (https://github.com/huggingface/safetensors). A file has 8 bytes with the
+// length of the header, a JSON header, and the little-endian arrays.
 
 #ifndef TFSWITCH_CC_CHECKPOINT_SAFETENSORS_H_
 #define TFSWITCH_CC_CHECKPOINT_SAFETENSORS_H_
@@ -17,7 +17,7 @@
 
 namespace tfswitch::checkpoint {
 
-// An array to write. The bytes are not copied.
+// An array to write. The caller keeps the bytes alive; they are not copied.
 struct TensorToWrite {
   std::string name;
   std::string dtype;  // "I64", "F32" or "U8".
@@ -31,7 +31,8 @@ struct WrittenFile {
 };
 
 // Writes a file under a temporary name in the same folder, flushes it to disk,
-// and renames it to `path`. So the file is whole or does not exist.
+// and renames it to `path`. So the file at `path` is complete or does not
+// exist.
 absl::StatusOr<WrittenFile> WriteSafetensors(
     const std::string& path, absl::Span<const TensorToWrite> tensors,
     const std::map<std::string, std::string>& metadata);
@@ -41,7 +42,7 @@ class SafetensorsFile {
  public:
   // The bytes of a tensor of `dtype` "I64", "F32" or "U8", aligned for its
   // elements. DataLoss, naming the file and the tensor, if there is no such
-  // tensor or it has another dtype or shape.
+  // tensor, or if its dtype or shape is a different one.
   absl::StatusOr<absl::Span<const char>> Get(
       const std::string& name, const std::string& dtype,
       const std::vector<int64_t>& shape) const;
@@ -64,15 +65,16 @@ class SafetensorsFile {
 };
 
 // Reads the metadata that WriteSafetensors() was given. DataLoss, naming the
-// file, if it is missing, has not `expected_bytes`, or its header is malformed.
+// file, if the file is missing, does not have `expected_bytes`, or has a
+// malformed header.
 absl::StatusOr<std::map<std::string, std::string>> ReadMetadata(
     const std::string& path, int64_t expected_bytes);
 
-// Reads a file. DataLoss, naming the file and both values, if it is missing,
-// has not `expected_bytes`, is malformed, or has another checksum.
-// ResourceExhausted if there is no memory for the arrays of a well-formed
-// header. Reuses the memory of `former`, because getting fresh memory takes
-// longer than reading.
+// Reads a file. DataLoss, naming the file and both values, if the file is
+// missing, does not have `expected_bytes`, is malformed, or has a different
+// checksum. ResourceExhausted if memory is too short for the arrays of a
+// well-formed header. Reuses the memory of `former`, because new memory takes
+// longer to get than the file takes to read.
 absl::StatusOr<SafetensorsFile> ReadSafetensors(const std::string& path,
                                                 int64_t expected_bytes,
                                                 uint32_t expected_crc32,

@@ -1,17 +1,18 @@
-// A save names the incarnations of the tables that it has listed, so that a
-// server refuses a table that was made again meanwhile. If writing or
-// publishing fails, all servers remove their files of the save.
+// A save request names the incarnations of the tables that it has listed. So a
+// server refuses to save a table that was dropped and made again since then. If
+// writing or publishing fails, all servers remove their files of the save.
 //
-// A save has the rows of one round on all servers. So all servers first pause
-// rounds, and then the save chooses the round: no server can be past it. The
-// request has all that a server needs to apply missing rounds up to it, so that
-// no worker has to help. Servers go on when they have read their rows.
+// A save has the rows after one and the same round on all servers. To get that,
+// all servers first stop applying rounds; then the save chooses a round that
+// none of them has passed. The request has all that a server needs to apply the
+// rounds up to the chosen one, so that no worker has to help. A server applies
+// rounds again when it has read its rows.
 //
-// A restore stages on all servers before it commits on any. If the save is
-// damaged and the caller named none, it drops the staged data and tries the
-// save before. If that does not exist, the error of the newest save is
-// returned. Present tables keep their incarnations, so that other processes can
-// use them further.
+// A restore stages the rows on all servers before any server commits them. If
+// the newest save is damaged and the caller named no save, the staged rows are
+// dropped and the save before it is tried. If there is none, the error of the
+// newest save is returned. Tables that exist keep their incarnations, so that
+// other processes can continue to use them.
 
 #include "cc/client/checkpoints.h"
 
@@ -36,13 +37,13 @@
 namespace tfswitch {
 namespace {
 
-// How long servers pause rounds: from the first pause until the last server has
-// read its rows.
+// The longest time for which servers stop applying rounds: from the first pause
+// until the last server has read its rows.
 constexpr absl::Duration kHold = absl::Seconds(10);
-// How long to wait for other saves of the same servers.
+// How long a save waits for other saves on the same servers.
 constexpr absl::Duration kLongestWait = absl::Hours(1);
 
-// Ids sort by time, and two processes do not draw the same one.
+// The ids sort by time. A random part makes them differ between processes.
 std::string NewId() {
   const auto now = std::chrono::duration_cast<std::chrono::milliseconds>(
                        std::chrono::system_clock::now().time_since_epoch())
@@ -59,7 +60,8 @@ std::vector<std::string> WithoutRepetition(
   return names;
 }
 
-// A caller with a `progress_id` asks for the progress, and needs no lines.
+// No progress lines if there is a `progress_id`: its caller asks for the
+// progress by that id.
 Progress::Options LinesOf(const std::string& progress_id) {
   Progress::Options options;
   options.is_silent = !progress_id.empty();
@@ -72,11 +74,12 @@ absl::Status CheckPath(const std::string& path) {
 }
 
 // Returns the error that ended a call. If cleaning up failed too, the message
-// says why, and names what stays.
+// says why, and names the files or data that were not removed (`stays`).
 absl::Status WithCleanUp(const absl::Status& failed,
                          const absl::Status& clean_up,
                          absl::string_view stays) {
-  // If path or role were refused to both, nothing was begun.
+  // If the server refused the caller's path or role to both calls, the first
+  // call has begun nothing that needs cleaning up.
   const bool is_refused =
       absl::IsPermissionDenied(clean_up) && absl::IsPermissionDenied(failed);
   if (clean_up.ok() || is_refused) return failed;
@@ -85,7 +88,8 @@ absl::Status WithCleanUp(const absl::Status& failed,
                                    clean_up.message()));
 }
 
-// Makes all servers pause rounds, and returns which they have applied.
+// Makes all servers stop applying rounds. Returns the rounds that they have
+// applied.
 absl::Status PauseRounds(ParameterClient& client, const std::string& save_id,
                          v1::PauseRoundsResponse* held) {
   v1::PauseRoundsRequest hold;
@@ -93,7 +97,8 @@ absl::Status PauseRounds(ParameterClient& client, const std::string& save_id,
   const absl::Time give_up = SteadyNow() + kLongestWait;
   for (;;) {
     hold.set_hold_ms(absl::ToInt64Milliseconds(kHold));
-    // Shard 0 comes first, so that only one of two concurrent saves goes on.
+    // Shard 0 is asked first: of two saves at the same time it lets only one
+    // continue.
     TFSWITCH_RETURN_IF_ERROR(client.first_shard().Call(hold, held));
     if (held->waiting_for().empty()) {
       TFSWITCH_RETURN_IF_ERROR(client.Call(hold, held));
@@ -104,7 +109,8 @@ absl::Status PauseRounds(ParameterClient& client, const std::string& save_id,
           absl::StrCat("a save has waited for ", held->waiting_for(), " for ",
                        absl::FormatDuration(kLongestWait)));
     }
-    // Ends the pause, so that workers do not wait for the other save.
+    // Another save is running. Ends this pause, so that workers do not wait
+    // until that save has ended.
     hold.set_hold_ms(0);
     TFSWITCH_RETURN_IF_ERROR(client.Call(hold, held));
     TFSWITCH_RETURN_IF_ERROR(CheckInterrupt());
@@ -112,7 +118,7 @@ absl::Status PauseRounds(ParameterClient& client, const std::string& save_id,
   }
 }
 
-// Makes all servers pause rounds, and sets the round of a save.
+// Makes all servers stop applying rounds, and chooses the round of the save.
 absl::Status ChooseSnapshotRound(ParameterClient& client,
                                  v1::SaveShardRequest* request) {
   v1::PauseRoundsResponse held;
@@ -221,8 +227,8 @@ absl::StatusOr<v1::CheckpointReport> RestoreCheckpoint(
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<uint64_t> instances,
                             client.ShardInstances());
   request.mutable_shard_instances()->Add(instances.begin(), instances.end());
-  // Tables that exist, even in part, keep the incarnation that other processes
-  // know.
+  // A table that exists, even in part, keeps its incarnation, because other
+  // processes know it.
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<TableInfo> infos,
                             client.ListTables(""));
   for (const TableInfo& info : infos) {
@@ -234,16 +240,18 @@ absl::StatusOr<v1::CheckpointReport> RestoreCheckpoint(
   absl::StatusOr<v1::StageRestoreResponse> staged;
   absl::Status newest;
   for (;; request.set_newer_than(request.newer_than() + 1)) {
-    // GetProgress() finds the restore by the beginning of its id.
+    // The id begins with the progress_id, by which GetProgress() finds the
+    // restore.
     request.set_restore_id(absl::StrCat(asked.progress_id(), NewId()));
     Progress progress(absl::StrCat("restoring from '", asked.path(), "'"),
                       /*total_rows=*/0, LinesOf(asked.progress_id()));
     staged = client.StageRestore(request, &progress);
     if (staged.ok()) break;
-    // If this fails, the next StageRestore() drops the staged data, too.
+    // If this call fails, the next StageRestore() drops the staged data
+    // instead.
     const absl::Status dropped =
         client.CommitRestore(request.restore_id(), /*abort=*/true);
-    // No earlier save exists.
+    // There is no earlier save.
     if (!newest.ok() && absl::IsNotFound(staged.status())) return newest;
     if (asked.save() != 0 || !absl::IsDataLoss(staged.status())) {
       return WithCleanUp(staged.status(), dropped,

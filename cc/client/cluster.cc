@@ -12,8 +12,8 @@ Cluster::Cluster(std::unique_ptr<ParameterClient> client, bool is_remote)
 
 absl::Status Cluster::Join(const WorkerOptions& options) {
   const std::shared_ptr<WorkerSession> former = worker();
-  // If the same worker joins again, it does not leave in between: a barrier at
-  // which all others wait would open.
+  // If the same worker joins again, the old session must not leave first: a
+  // barrier at which all other workers wait would open.
   const bool takes_its_place =
       former != nullptr && former->options().group == options.group &&
       former->options().worker == options.worker &&

@@ -1,4 +1,4 @@
-// A process's connection to a cluster, and its worker there.
+// A process's connection to a cluster, and the worker that trains through it.
 
 #ifndef TFSWITCH_CC_CLIENT_CLUSTER_H_
 #define TFSWITCH_CC_CLIENT_CLUSTER_H_
@@ -15,7 +15,8 @@
 
 namespace tfswitch {
 
-// An open cluster: its client, its worker, and the identity of its pushes.
+// A connection to a cluster: its client, its worker, and the ids for its
+// pushes.
 //
 // Thread-safe.
 class Cluster {
@@ -25,10 +26,11 @@ class Cluster {
   ParameterClient& client() { return *client_; }
   // Joins a group as a worker. A worker that joined before leaves its group.
   absl::Status Join(const WorkerOptions& options);
-  // The worker that trains here; null if Join() was not called.
+  // The worker of this process; null if Join() was not called.
   std::shared_ptr<WorkerSession> worker() const;
 
-  // The day of pushes, in days since 1970; see kServersDay.
+  // The day that pushes carry, in days since 1970. kServersDay means that the
+  // server uses its own clock.
   void set_day(float day) { day_.store(day, std::memory_order_relaxed); }
   float day() const { return day_.load(std::memory_order_relaxed); }
 
@@ -37,7 +39,7 @@ class Cluster {
   int num_shards() const { return client_->num_shards(); }
   bool is_remote() const { return is_remote_; }
 
-  // A new identity for one push.
+  // A new id for one push. Servers apply a push with the same id only once.
   PushId NextPushId() {
     return {client_id_, next_sequence_.fetch_add(1, std::memory_order_relaxed)};
   }
@@ -48,7 +50,7 @@ class Cluster {
   const bool is_remote_;
   const uint64_t client_id_;
 
-  // Has its own synchronisation.
+  // Atomic, so no mutex guards these fields.
   std::atomic<uint64_t> next_sequence_{1};
   std::atomic<float> day_{kServersDay};
 

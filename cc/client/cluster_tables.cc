@@ -1,12 +1,13 @@
-// mutex_ guards only known_, and is not held during calls of servers. Make()
-// and Reset() go from the last shard to the first, and pass on the incarnation
-// that each shard answers. So if two processes make the same table at once, the
-// last shard decides.
+// mutex_ guards only known_, and is not held during calls to servers. Make()
+// and Reset() call the shards from the last to the first. Each call gets the
+// incarnation that the shard before it has answered. So if two processes make
+// the same table at once, the last shard decides which incarnation counts.
 //
-// If a part is missing, Join() compares the runs of the servers for which the
-// table was made with their present runs. In the same run a process is making
-// or dropping the part; in another run the part is lost. Survey() adds tables
-// that only this client knows, because all servers may have lost them.
+// If a shard has no part of a table, Join() compares two runs of its server:
+// the run when the table was made, and the present run. If they are the same, a
+// process is just making or dropping the part. If not, the server was restarted
+// and has lost the part. Survey() also lists tables that only this client
+// knows, because all servers may have lost them.
 
 #include "cc/client/cluster_tables.h"
 
@@ -54,7 +55,7 @@ absl::StatusOr<uint64_t> ClusterTables::Make(const TableConfig& config,
     incarnation = info.identity.incarnation;
   }
   if (known != 0) {
-    // The error tells whether the table was dropped or lost.
+    // The error of this call says whether the table was dropped or lost.
     const absl::Status status =
         shards_[0]->ListTables({config.name, known}).status();
     if (!absl::IsNotFound(status)) TFSWITCH_RETURN_IF_ERROR(status);
@@ -65,7 +66,8 @@ absl::StatusOr<uint64_t> ClusterTables::Make(const TableConfig& config,
     TFSWITCH_ASSIGN_OR_RETURN(identity.incarnation,
                               shards_[i]->MakeTable(config, identity, 0));
   }
-  if (config.optimizer.is_open) {  // The table may have an optimizer already.
+  // The table may exist already, with an optimizer.
+  if (config.optimizer.is_open) {
     TFSWITCH_RETURN_IF_ERROR(
         List({config.name, identity.incarnation}).status());
   } else {
@@ -75,7 +77,7 @@ absl::StatusOr<uint64_t> ClusterTables::Make(const TableConfig& config,
 }
 
 absl::Status ClusterTables::Drop(const std::string& table) {
-  // Asks every shard, also after an error, so that as many parts as possible
+  // Calls every shard, also after an error, so that as many parts as possible
   // are dropped. A shard that has lost its part has nothing to drop.
   absl::Status first;
   bool is_dropped = false;
@@ -103,7 +105,8 @@ absl::StatusOr<std::vector<TableInfo>> ClusterTables::ListAll() {
   TFSWITCH_ASSIGN_OR_RETURN(const auto tables, Survey());
   std::vector<TableInfo> infos;
   for (const auto& [name, table] : tables) {
-    // If this client knew another incarnation, GoOn() must report that first.
+    // If this client knew another incarnation, GoOn() must report the change
+    // first.
     if (table.info.lost.ok() && !table.is_other()) {
       Remember(table.info, table.parts);
     }
@@ -194,7 +197,7 @@ absl::StatusOr<TableInfo> ClusterTables::Join(const std::string& name,
                                               const Parts& parts) const {
   const TableInfo* const first = FirstOf(parts);
   if (first == nullptr) {
-    // The error of the shard names the tables that exist.
+    // This error of the shard names the tables that exist.
     const absl::Status status = shards_[0]->ListTables(name).status();
     if (!status.ok()) return status;
     return absl::NotFoundError(absl::StrCat("no table '", name, "' yet"));
@@ -208,7 +211,7 @@ absl::StatusOr<TableInfo> ClusterTables::Join(const std::string& name,
   for (const std::optional<TableInfo>& part : parts) {
     if (!part.has_value()) continue;
     ++sum.num_shards;
-    // A process is setting the table's optimizer, on one shard after another.
+    // Another process is setting the table's optimizer, shard by shard.
     if (sum.config.optimizer.is_open && !part->config.optimizer.is_open) {
       sum.config = part->config;
       sum.slot_floats = part->slot_floats;
@@ -223,14 +226,15 @@ absl::StatusOr<TableInfo> ClusterTables::Join(const std::string& name,
     sum.stats.num_candidates += part->stats.num_candidates;
     sum.stats.admission_bytes += part->stats.admission_bytes;
     sum.stats.change_bytes += part->stats.change_bytes;
-    // Each server counts all steps of the table.
+    // Each server counts all steps of the table, so the counts are not added.
     sum.stats.num_steps = std::max(sum.stats.num_steps, part->stats.num_steps);
   }
   const std::vector<uint64_t>& born = sum.identity.shard_instances;
   for (size_t i = 0; i < parts.size() && sum.lost.ok(); ++i) {
     if (!parts[i].has_value()) {
-      // In the run for which the table was made, the server has not made its
-      // part yet, or has just dropped it. In another run it has lost the part.
+      // If the server still runs since the table was made, it has not made its
+      // part yet, or has just dropped it. If it was restarted, it has lost the
+      // part.
       TFSWITCH_ASSIGN_OR_RETURN(const std::vector<uint64_t> now,
                                 shards_[i]->ShardInstances());
       if (born.size() == parts.size() && now[0] == born[i]) continue;
@@ -302,8 +306,8 @@ absl::Status ClusterTables::GoOn(bool may_reset,
       if (!table.is_other()) continue;
       changed->push_back({name, {}, -1});
       Remember(table.info, table.parts);
-      // A process that only reads has made the table again, with an open
-      // optimizer.
+      // The table was made again by a process that only reads, so it has no
+      // optimizer yet. Sets the one that this client knows.
       if (table.info.config.optimizer.is_open && table.known.has_value()) {
         TFSWITCH_RETURN_IF_ERROR(
             Make(table.known->config, table.info.identity.incarnation)
@@ -331,7 +335,7 @@ absl::StatusOr<ResetTable> ClusterTables::Reset(const std::string& name,
   const std::optional<TableInfo>& last = parts.back();
   if (last.has_value() &&
       last->identity.incarnation != present->identity.incarnation) {
-    // Another process is resetting the table, and has begun with the last
+    // Another process is resetting the table too, and has begun with the last
     // shard.
     identity.incarnation = last->identity.incarnation;
   }
@@ -340,8 +344,8 @@ absl::StatusOr<ResetTable> ClusterTables::Reset(const std::string& name,
       reset.shards.insert(reset.shards.begin(), static_cast<int>(i));
       if (is_counted) reset.num_lost_rows += table.known->num_rows[i];
     }
-    // If another process resets it too, the last shard decides whose
-    // incarnation counts.
+    // If another process resets the table too, both take the incarnation that
+    // the last shard answers.
     TFSWITCH_ASSIGN_OR_RETURN(
         identity.incarnation,
         shards_[i]->MakeTable(
@@ -358,7 +362,8 @@ void ClusterTables::Remember(const TableInfo& info, const Parts& parts) {
     if (!part.has_value()) return;
     known.num_rows.push_back(part->stats.num_rows);
   }
-  // Rows of a table that was just made are not counted yet.
+  // The count of 0 says nothing: rows of a table that was just made are not
+  // counted yet.
   if (info.stats.num_rows == 0) known.num_rows.clear();
   Remember(info.config.name, std::move(known));
 }

@@ -1,4 +1,4 @@
-// A client's knowledge of the tables of a cluster.
+// The tables of a cluster as a client knows them.
 
 #ifndef TFSWITCH_CC_CLIENT_CLUSTER_TABLES_H_
 #define TFSWITCH_CC_CLIENT_CLUSTER_TABLES_H_
@@ -18,29 +18,32 @@
 
 namespace tfswitch {
 
-// Calls need the number of virtual shards of their table, and its incarnation.
-// This class knows them for tables that its client has made or listed, and asks
-// for others once. It takes another incarnation only if the caller learns of
-// it: in a call that makes, lists or resets tables, or by a warning.
+// Caches for each table its number of virtual shards and its incarnation (the
+// id that a table gets each time it is made). Most calls must send both. Tables
+// that this client has made or listed are in the cache; for any other table the
+// servers are asked once. A cached incarnation is replaced only in ways that
+// the caller notices: in a call that makes, lists or resets tables, or with a
+// warning.
 //
 // Thread-safe.
 class ClusterTables {
  public:
   using Shards = std::vector<std::unique_ptr<ParameterClient>>;
 
-  // The routing of a table that a call needs.
+  // Says where a table's keys are. Calls for the table need it.
   struct TableRouting {
     uint32_t num_virtual_shards = 0;
     uint64_t incarnation = 0;
     bool is_dense = false;  // Each push goes to all shards.
   };
 
-  // REQUIRES: `shards` stay as they are, and outlive it.
+  // REQUIRES: `shards` does not change, and outlives this object.
   ClusterTables(const Shards& shards, OnLostTables on_lost_tables)
       : shards_(shards), on_lost_tables_(on_lost_tables) {}
 
-  // Calls of ParameterClient, made to all shards. A table that is not whole
-  // gives DataLoss; ListAll() puts the error in TableInfo::lost.
+  // The calls of ParameterClient, sent to all shards. If a shard has lost its
+  // part of a table, they return DataLoss; ListAll() puts that error in
+  // TableInfo::lost.
   absl::StatusOr<uint64_t> Make(const TableConfig& config,
                                 uint64_t incarnation);
   absl::Status Drop(const std::string& table);
@@ -49,34 +52,35 @@ class ClusterTables {
   absl::StatusOr<std::vector<uint64_t>> ShardInstances() const;
   absl::StatusOr<std::vector<ResetTable>> ResetLost();
 
-  // NotFound if there is no such table; Unavailable while a process makes it.
+  // NotFound if there is no such table; Unavailable while a process is making
+  // the table on the shards.
   absl::StatusOr<TableRouting> RoutingOf(const std::string& table);
-  // 0 if the table is not known.
+  // 0 if the cache does not have the table.
   uint64_t KnownIncarnation(const std::string& table);
-  // Forgets tables that may have been replaced.
+  // Removes tables that may have been replaced from the cache.
   void Forget(const std::vector<std::string>& tables);
 
   void set_on_lost_tables(OnLostTables on_lost_tables) {
     on_lost_tables_ = on_lost_tables;
   }
   bool recovers() const { return on_lost_tables_ != OnLostTables::kFail; }
-  // Recovers after a DataLoss as `on_lost_tables` says, and warns on stderr.
-  // REQUIRES: recovers().
+  // Called after a call returned DataLoss: does what `on_lost_tables` says, and
+  // writes a warning to stderr.
   absl::Status Recover();
 
  private:
-  // A table as this client saw it last.
+  // A table as it was when this client last asked the servers.
   struct Known {
     TableConfig config;
     uint64_t incarnation = 0;
-    std::vector<int64_t> num_rows;  // By shard; empty if not counted.
+    std::vector<int64_t> num_rows;  // By shard; may be empty.
   };
   // Each shard's part of one table; nullopt if the shard has no such table.
   using Parts = std::vector<std::optional<TableInfo>>;
   struct Surveyed {
     std::optional<Known> known;
     Parts parts;
-    TableInfo info;  // Without shards, if all have lost the table.
+    TableInfo info;  // num_shards is 0 if all have lost it.
 
     bool is_other() const {
       return known.has_value() &&
@@ -86,21 +90,24 @@ class ClusterTables {
 
   static const TableInfo* FirstOf(const Parts& parts);
   absl::StatusOr<Parts> PartsOf(const TableRef& table) const;
-  // Sums up the parts, and finds out whether a server has lost one. NotFound if
-  // there are no parts.
+  // Sums up the parts, and finds out whether a server has lost its part.
+  // NotFound if no shard has a part.
   absl::StatusOr<TableInfo> Join(const std::string& name,
                                  const Parts& parts) const;
-  // For a table that no shard has. DataLoss if it is lost. If a shard knows
-  // that it was dropped, forgets it and returns OK.
+  // For a table that no shard has. Returns DataLoss if the table is lost. If a
+  // shard knows that the table was dropped, removes it from the cache and
+  // returns OK.
   absl::Status LostEverywhere(const TableRef& table);
-  // By name, all tables that are on a shard, and known ones that are lost.
+  // Returns, by name, all tables of which a shard has a part, and the tables of
+  // the cache that all shards have lost.
   absl::StatusOr<std::map<std::string, Surveyed>> Survey();
-  // Accepts tables that have another incarnation than this client knew. Whole
-  // tables are accepted as they are; tables with lost parts are reset if
-  // `may_reset`. `changed` lists the accepted ones, also after an error.
+  // Accepts tables whose incarnation is not the cached one. Whole tables are
+  // accepted as they are. Tables with lost parts are reset if `may_reset`.
+  // `changed` lists the accepted tables, also after an error.
   absl::Status GoOn(bool may_reset, std::vector<ResetTable>* changed);
-  // Makes the missing parts of a table. All parts get a new incarnation, so
-  // that other processes notice it, and older checkpoints can be told apart.
+  // Makes the missing parts of a table. All parts get a new incarnation: so
+  // other processes notice the reset, and older checkpoints are seen to be of
+  // the former table.
   absl::StatusOr<ResetTable> Reset(const std::string& name,
                                    const Surveyed& table);
   // REQUIRES: every shard has a part of the table.

@@ -1,4 +1,4 @@
-// Chooses the keys of a dense table's blocks.
+// Chooses the keys under which the blocks of a dense table are stored.
 
 #ifndef TFSWITCH_CC_CLIENT_DENSE_KEYS_H_
 #define TFSWITCH_CC_CLIENT_DENSE_KEYS_H_
@@ -10,11 +10,12 @@
 
 namespace tfswitch {
 
-// Writes the key of each block. A dense table is a long vector, cut into B
-// blocks that are rows of a table with V virtual shards. The hash of block b's
-// key puts it in virtual shard floor(b * V / B). So each server has a
-// contiguous run of blocks, for any number of servers, and at most one block
-// more than its even share, rounded to virtual shards.
+// Writes the key of each block to `keys`. A dense table is a long vector that
+// is cut into B blocks. The blocks are the rows of a table with V virtual
+// shards. The hash of block b's key places it in virtual shard floor(b * V /
+// B). So each server has a contiguous range of blocks, for any number of
+// servers. No server has more than one block above its equal share, rounded to
+// virtual shards.
 //
 // REQUIRES: num_virtual_shards is a power of two.
 void DenseKeys(uint32_t num_virtual_shards, absl::Span<Key> keys);

@@ -1,4 +1,4 @@
-// A PendingCall with a known result.
+// A PendingCall whose result is known from the start.
 
 #ifndef TFSWITCH_CC_CLIENT_DONE_CALL_H_
 #define TFSWITCH_CC_CLIENT_DONE_CALL_H_

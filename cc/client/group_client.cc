@@ -1,10 +1,10 @@
-// Waits poll: the server may hold a poll for at most half of the client's
-// timeout, and the client polls until the deadline of the wait. So even a long
-// wait consists of short calls, and notices that a server is gone. Each wait
-// polls at least once, also after its deadline.
+// A wait is a series of polls, which go on until the deadline of the wait. The
+// server may delay the answer to a poll by at most half of the client's
+// timeout. So even a long wait consists of short calls, and notices when a
+// server is gone. Each wait polls at least once, even if its deadline is over.
 //
-// Call() turns a server's DeadlineExceeded into Unavailable, because callers
-// read DeadlineExceeded as "other workers have not come". All calls are
+// Call() turns a server's DeadlineExceeded into Unavailable, because to callers
+// DeadlineExceeded means that other workers have not come. All calls are
 // repeated while the server is away.
 
 #include "cc/client/group_client.h"
@@ -40,7 +40,6 @@ absl::StatusOr<Response> GroupClient::Call(
     const google::protobuf::Message& request, absl::Duration timeout) {
   Response response;
   const absl::Status status = server_->Call(request, &response, timeout);
-  // To callers DeadlineExceeded means that other workers have not come.
   if (absl::IsDeadlineExceeded(status)) {
     return absl::UnavailableError(status.message());
   }

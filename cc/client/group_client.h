@@ -1,4 +1,5 @@
-// A client of the coordinator of worker groups, local or on a server.
+// A client of the coordinator of worker groups. The coordinator is in this
+// process or on a server.
 
 #ifndef TFSWITCH_CC_CLIENT_GROUP_CLIENT_H_
 #define TFSWITCH_CC_CLIENT_GROUP_CLIENT_H_
@@ -20,14 +21,14 @@ namespace tfswitch {
 
 class ParameterClient;
 
-// Offers the calls of Coordinator, which return its errors. Over a network they
-// may also return Unavailable, naming the server. Deadlines are times of
-// SteadyNow().
+// Has the calls of Coordinator, with the same errors. If the coordinator is on
+// a server, a call may also return Unavailable, naming the server. Deadlines
+// are times of SteadyNow().
 //
 // Thread-safe.
 class GroupClient {
  public:
-  // `server` has the coordinator, and must outlive this.
+  // `server` reaches the coordinator, and must outlive this object.
   explicit GroupClient(ParameterClient* server) : server_(server) {}
   virtual ~GroupClient() = default;
 
@@ -43,19 +44,19 @@ class GroupClient {
   virtual absl::StatusOr<int64_t> Arrive(
       const GroupMember& member, int64_t clock, int64_t round, double weight,
       const std::vector<WorkProgress>& progress);
-  // Calls Arrive(), and waits in the same call for a time that the
-  // implementation chooses. A step with a contribution waits until its round
-  // has closed; one without waits until the next step may begin with
-  // `staleness`.
+  // Calls Arrive(), and then waits in the same call, for a time that the
+  // implementation chooses. A step that contributes to a round waits until the
+  // round has closed. Any other step waits until the worker's next step may
+  // begin with `staleness`.
   virtual absl::StatusOr<v1::ArriveResponse> ArriveAndWait(
       const GroupMember& member, int64_t clock, int64_t round, double weight,
       const std::vector<WorkProgress>& progress, int64_t staleness,
       absl::Time deadline);
-  // `timeout` is as for Heartbeat().
+  // `timeout` limits the wait as in Heartbeat().
   virtual absl::Status Leave(const GroupMember& member, absl::Duration timeout);
 
-  // At the deadline the waits return DeadlineExceeded, naming the workers that
-  // they waited for.
+  // These three calls wait for other workers. At the deadline they return
+  // DeadlineExceeded, naming the workers that have not come.
   virtual absl::StatusOr<Round> WaitForRound(const GroupMember& member,
                                              int64_t number,
                                              absl::Time deadline);
@@ -84,12 +85,14 @@ class GroupClient {
   absl::StatusOr<Response> Call(
       const google::protobuf::Message& request,
       absl::Duration timeout = absl::InfiniteDuration());
-  // Polls until the answer says that the wait is over, or the deadline comes.
+  // Sends the request again and again until the answer says that the wait is
+  // over, or the deadline has come.
   template <typename Request, typename Response>
   absl::StatusOr<Response> Poll(Request request, absl::Time deadline,
                                 bool (Response::*is_over)() const);
-  // How long the server may hold the next poll, so that its answer comes within
-  // the client's timeout. The server may have a lower limit.
+  // How long the server may delay the answer to the next poll, so that the
+  // answer comes within the client's timeout. The server may set a shorter
+  // limit.
   int64_t NextPollMs(absl::Time deadline) const;
 
   ParameterClient* server_;

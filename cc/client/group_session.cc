@@ -1,12 +1,12 @@
 // mutex_ guards the worker's clock, round and place. It is never held during a
-// call, so that the keeper can renew the lease while another thread waits. One
-// call (ArriveAndWait) ends a step and waits. If the wait is not over when the
-// call returns, is_waiting_ stays set and the next call only waits, so that a
-// step does not end twice.
+// call, so that the thread keeper_ can renew the lease while another thread
+// waits. One call (ArriveAndWait) ends a step and waits. If the wait is not
+// over when the call returns, is_waiting_ stays set. The next call then only
+// waits, so that a step does not end twice.
 //
-// When Leave() begins, the keeper stops renewing the lease: if the server does
-// not hear of the leave, other workers wait only until the lease ends. The
-// destructor first tells the keeper to stop, then leaves, then joins the
+// Leave() first makes keeper_ stop renewing the lease. So even if the server
+// does not receive the call, other workers wait only until the lease ends. The
+// destructor tells keeper_ to stop, then leaves the group, then joins the
 // thread.
 
 #include "cc/client/group_session.h"
@@ -29,7 +29,7 @@
 namespace tfswitch {
 namespace {
 
-// Adds the length of the wait to its error.
+// Adds to the error how long the wait was.
 absl::Status GaveUpAfter(absl::Duration timeout, const absl::Status& status) {
   if (!absl::IsDeadlineExceeded(status)) return status;
   return absl::DeadlineExceededError(absl::StrCat(
@@ -46,7 +46,7 @@ absl::StatusOr<std::unique_ptr<GroupSession>> GroupSession::Join(
       std::move(groups), group, options, worker, first_step, job));
   TFSWITCH_RETURN_IF_ERROR(session->CheckIsAlone());
   TFSWITCH_RETURN_IF_ERROR(session->Rejoin());
-  static std::atomic<bool> has_said{false};  // Says it once per process.
+  static std::atomic<bool> has_said{false};  // At most once per process.
   if (job.empty() && !first_step.has_value() &&
       session->state().num_steps > 0 && !has_said.exchange(true)) {
     LogWriter::Get().WriteInOrder(
@@ -79,7 +79,7 @@ GroupSession::~GroupSession() {
     is_ending_ = true;
     changed_.NotifyAll();
   }
-  // If the server does not hear of it, the lease ends by itself.
+  // If the server does not receive this call, the lease ends by itself.
   Leave(kPartingTime).IgnoreError();
   if (keeper_.joinable()) keeper_.join();
 }
@@ -111,13 +111,13 @@ void GroupSession::KeepAlive() {
                          std::max(next - SteadyNow(), absl::Milliseconds(1)));
       }
       if (is_ending_) return;
-      // If Leave() fails, the lease must end.
+      // After a failed Leave(), the lease must still end.
       if (state_.has_left || is_leaving_) continue;
       member = state_.member;
     }
-    // A given-up worker learns of it at the end of its step, and a server that
-    // is away is asked again. Other errors would repeat until the lease ends,
-    // so they are reported, once.
+    // Two errors need no report: a worker that was given up learns of it at the
+    // end of its step, and a server that is away is asked again. Any other
+    // error would repeat until the lease ends, so it is reported once.
     const absl::Status renewed = groups_->Heartbeat(member, options_.lease / 3);
     if (renewed.ok()) HearOfLosses(options_.lease / 3);
     if (renewed.ok() || absl::IsUnavailable(renewed) ||
@@ -185,8 +185,8 @@ void GroupSession::Advance(bool contributes, int64_t open_round,
   ++state_.clock;
   ++state_.num_steps;
   is_leaving_ = false;  // A step after Leave() continues.
-  // A contributor waits for its round next. If it came too late, it skips the
-  // rounds that it has missed.
+  // A step that contributed waits for its round next. If the contribution came
+  // too late, the worker skips the rounds that closed without it.
   state_.round =
       contributes ? std::max(state_.round, open_round - 1) : open_round;
 }
@@ -302,13 +302,13 @@ absl::Status GroupSession::Rejoin(uint64_t newer_instance) {
     MutexLock lock(&mutex_);
     before = state_.member;
     first_step = first_step_.value_or(state_.num_steps);
-    // Otherwise it continues after all steps that count. One of them may be its
-    // own, if the answer to its end was lost.
+    // If false, the worker continues after all counted steps. The last of them
+    // may be a step of this process for whose end the answer was lost.
     is_repeating = first_step_.has_value() || state_.is_repeating();
     // A worker that has left joins as a new member.
     if (state_.has_left) before.clear_incarnation();
   }
-  // A restarted server has forgotten the group.
+  // If the server was restarted, it has forgotten the group.
   TFSWITCH_RETURN_IF_ERROR(groups_->CreateGroup(before.group(), options_));
   TFSWITCH_ASSIGN_OR_RETURN(const WorkerGroup::Place joined,
                             JoinGroup(before, newer_instance, first_step));
@@ -355,8 +355,8 @@ absl::Status GroupSession::Leave(absl::Duration timeout) {
     is_leaving_ = true;
     leaving = state_.member;
   }
-  // NotFound means that a restarted server does not know the group, so nobody
-  // waits for this worker.
+  // NotFound means that a restarted server does not know the group. So no
+  // worker waits for this one.
   const absl::Status left = groups_->Leave(leaving, timeout);
   if (!absl::IsNotFound(left)) TFSWITCH_RETURN_IF_ERROR(left);
   MutexLock lock(&mutex_);
@@ -439,7 +439,7 @@ void GroupSession::Report(absl::Duration timeout,
   std::vector<std::string> texts;
   if (stats.ok()) {
     MutexLock lock(&mutex_);
-    // Sorts losses by the numbers of the workers.
+    // A map sorts the losses by the numbers of the workers.
     const std::map<uint32_t, v1::GetGroupStatsResponse::Loss> losses(
         stats->losses().begin(), stats->losses().end());
     for (const auto& [worker, loss] : losses) {

@@ -1,5 +1,5 @@
-// One worker's membership in a group: joins, renews its lease, ends steps,
-// leaves.
+// One worker's membership in a group: joins the group, renews its lease, ends
+// steps, leaves.
 
 #ifndef TFSWITCH_CC_CLIENT_GROUP_SESSION_H_
 #define TFSWITCH_CC_CLIENT_GROUP_SESSION_H_
@@ -24,59 +24,62 @@
 
 namespace tfswitch {
 
-// A background thread renews the lease every third of its length, so that a
-// worker with a long step is not taken for dead.
+// A background thread renews the lease every third of its length. So a worker
+// is not given up during a long step.
 //
-// EndStep..., WaitFor..., WaitAtBarrier, Rejoin and Leave may be called by one
-// thread at a time; all other methods are thread-safe.
+// One thread at a time may call EndStep..., WaitFor..., WaitAtBarrier, Rejoin
+// and Leave. All other methods are thread-safe.
 class GroupSession {
  public:
   static constexpr absl::Duration kPartingTime = absl::Seconds(2);
 
-  // Time spent waiting for other workers.
+  // How often and how long this worker has waited for other workers.
   struct Waits {
     int64_t count = 0;
     absl::Duration total;
     absl::Duration longest;
   };
 
-  // The session at one moment.
+  // The state of a session at one moment.
   struct State {
-    GroupMember member;  // Rejoin() gives it another incarnation.
-    // Where it began, as the group said in the last join.
+    // Identifies this worker in calls. Rejoin() changes its incarnation.
+    GroupMember member;
+    // Where this worker began: the group's answer to the last join.
     WorkerGroup::Place place;
-    // How many steps have ended, and the round that the next one contributes
-    // to.
+    // How many steps have ended, and the round to which the next step
+    // contributes.
     int64_t clock = 0;
     int64_t round = 0;
     // The number of the worker's steps before the present one, including steps
-    // of former processes. It is lower while this process repeats steps that
-    // count.
+    // of former processes of this worker. It is lower while this process
+    // repeats steps that the group has counted already.
     int64_t num_steps = 0;
-    bool has_left = true;  // And has not come back.
-    // The barrier at which it waits, as far as it knows; empty if none.
+    // Whether this worker has left and has not joined again.
+    bool has_left = true;
+    // The barrier at which this worker waits, as far as this process knows;
+    // empty if none.
     std::string barrier;
     Waits waits;
-    // The workers that it waits for, once a line on stderr has named them; else
-    // empty.
+    // The workers for which this worker waits, once a line on stderr has named
+    // them; empty before that.
     std::string waiting_for;
-    // Names the other workers that were given up since this one joined, as far
-    // as it knows; empty if none. It learns of them at the end of a wait of at
-    // least kPatience, and with each renewal of the lease.
+    // Names the other workers that the group has given up since this worker
+    // joined, as far as this process knows; empty if none. It asks the group
+    // after a wait of at least kPatience, and at each renewal of the lease.
     std::string losses;
 
-    // Whether the present step counts already, because a former process took
-    // it.
+    // Whether the group has counted the present step already, because a former
+    // process of this worker took the step.
     bool is_repeating() const { return num_steps < place.num_steps(); }
-    // How many steps count already, from the present one on.
+    // How many steps, from the present one on, the group has counted already.
     int64_t num_to_repeat() const {
       return std::clamp<int64_t>(place.num_steps() - num_steps, 0, clock);
     }
   };
 
-  // An event of the group. Kind "waiting": this worker waits for others; a line
-  // on stderr says so after kPatience, and again every kRepeatedEvery. Kind
-  // "lost": workers were given up.
+  // An event of the group. Kind "waiting": this worker has waited for others
+  // longer than kPatience; a line on stderr says so, and is repeated every
+  // kRepeatedEvery. Kind "lost": the group has given up workers.
   struct Event {
     int64_t number = 0;  // From 1; 0 means no event.
     std::string kind;
@@ -87,19 +90,20 @@ class GroupSession {
   static constexpr absl::Duration kPatience = absl::Seconds(2);
   static constexpr absl::Duration kRepeatedEvery = absl::Seconds(30);
 
-  // Makes the group if it does not exist, and joins as `worker`. A process that
-  // continues from its own checkpoint passes as `first_step` the num_steps() of
-  // the checkpoint. If `job` is given, the worker continues where that job is.
-  // While other workers train another job, this waits for a lease and a little
-  // more, because they may be dead.
+  // Makes the group if it does not exist, and joins it as `worker`. A process
+  // that continues from its own checkpoint passes the num_steps() of the
+  // checkpoint as `first_step`. If `job` is set and that job trains already,
+  // the worker continues where the job is. If another job trains in the group,
+  // its workers may be dead: Join() waits for their lease and a little more
+  // before it fails.
   static absl::StatusOr<std::unique_ptr<GroupSession>> Join(
       std::shared_ptr<GroupClient> groups, const std::string& group,
       const WorkerGroupOptions& options, uint32_t worker,
       std::optional<int64_t> first_step = std::nullopt,
       const std::string& job = "");
 
-  // Leaves if Leave() was not called. Errors are ignored, because the lease
-  // ends anyway. Waits for a server that is away at most kPartingTime and a
+  // Leaves the group if Leave() was not called. Errors are ignored, because the
+  // lease ends anyway. If the server is away, waits at most kPartingTime and a
   // third of the lease.
   ~GroupSession();
   GroupSession(const GroupSession&) = delete;
@@ -109,32 +113,34 @@ class GroupSession {
     MutexLock lock(&mutex_);
     return state_;
   }
-  // As state().is_repeating(), without the copy: each push asks.
+  // Returns state().is_repeating(), but copies no state, because each push
+  // calls this.
   bool is_repeating() const {
     MutexLock lock(&mutex_);
     return state_.is_repeating();
   }
-  // Ends a step that counts already. The group is not told.
+  // Ends a step that the group has counted already. Does not call the group.
   void EndRepeatedStep() {
     MutexLock lock(&mutex_);
     ++state_.num_steps;
   }
 
-  // Sent with the end of each step; see GroupMember.
+  // The mark is sent at the end of each step; see GroupMember.
   void SetMark(int64_t mark) {
     MutexLock lock(&mutex_);
     state_.member.set_mark(mark);
   }
 
-  // Ends a step. If it `contributes`, its contribution to its round has
-  // `weight`. NotFound if the group has given this worker up: call Rejoin().
-  // `progress` is the step's progress in work queues; see Coordinator::Arrive.
+  // Ends a step. If it `contributes`, its contribution to round() has `weight`.
+  // Returns NotFound if the group has given this worker up; then call Rejoin().
+  // `progress` says how far the step has trained the items of work queues; see
+  // Coordinator::Arrive.
   absl::Status EndStep(bool contributes, double weight,
                        const std::vector<WorkProgress>& progress = {});
 
   // Calls EndStep() and then WaitForRound() or WaitForTurn(), with fewer calls
-  // of the server. If the wait failed, the step has ended, and calling this
-  // again only waits.
+  // to the server. If only the wait failed, the step has ended: another call of
+  // the method waits again and ends no second step.
   absl::StatusOr<Round> EndStepAndWaitForRound(
       double weight, absl::Duration timeout,
       const std::vector<WorkProgress>& progress = {});
@@ -142,13 +148,14 @@ class GroupSession {
       int64_t staleness, absl::Duration timeout,
       const std::vector<WorkProgress>& progress = {});
 
-  // Waits until the round to which the last step has contributed has closed. If
-  // that round had closed before the contribution came, returns the last closed
-  // round. `start` is when the end of the step began.
+  // Waits until round(), to which the last step has contributed, has closed. If
+  // the round closed before the contribution arrived, returns the last closed
+  // round. `start` is the time at which the end of the step began.
   absl::StatusOr<Round> WaitForRound(absl::Duration timeout,
                                      absl::Time start = SteadyNow());
 
-  // Waits until the next step may begin with at most `staleness`.
+  // Waits until the next step may begin: no other worker is more than
+  // `staleness` steps behind.
   absl::Status WaitForTurn(int64_t staleness, absl::Duration timeout,
                            absl::Time start = SteadyNow());
 
@@ -156,27 +163,28 @@ class GroupSession {
   // have contributed to it.
   absl::StatusOr<Round> FetchRound(int64_t number, absl::Duration timeout);
 
-  // Waits at a barrier until all workers of the group do. Meanwhile nobody
-  // waits for this worker elsewhere. Afterwards all have the same clock. If it
-  // failed, call it again to continue waiting: all other calls return
-  // FailedPrecondition until it succeeds.
+  // Waits at a barrier until all workers of the group wait there. Until then no
+  // other wait of the group waits for this worker. Afterwards all workers have
+  // the same clock. After an error, call this again to continue waiting; until
+  // it succeeds, all other calls return FailedPrecondition.
   absl::Status WaitAtBarrier(const std::string& barrier,
                              absl::Duration timeout);
 
-  // Joins again after the group has given this worker up, or after it has left.
-  // `newer_instance` is as in Coordinator::Join.
+  // Joins again after the group has given this worker up, or after Leave(). For
+  // `newer_instance` see Coordinator::Join.
   absl::Status Rejoin(uint64_t newer_instance = 0);
 
-  // Leaves the group: nobody waits for this worker any more. Idempotent. Waits
-  // for the server at most `timeout`, or the client's timeout if that is
-  // shorter.
+  // Leaves the group, so that no worker waits for this one any more.
+  // Idempotent. Waits for the server at most `timeout`, or the client's timeout
+  // if that is shorter.
   absl::Status Leave(absl::Duration timeout = absl::InfiniteDuration());
 
-  // Returns the first known event after number `after`; waits for one.
+  // Returns the first event whose number is above `after`. Waits for one if
+  // there is none.
   Event NextEvent(int64_t after, absl::Duration timeout);
   // Reports at the end of the training which workers were lost, which of this
   // worker's steps do not count (`dropped`), and which items of work queues are
-  // not done. Prints nothing if there is nothing to report, or nothing has
+  // not done. Prints nothing if there is nothing to report, or if nothing has
   // changed since the last report.
   void Report(absl::Duration timeout, const std::vector<int64_t>& dropped);
 
@@ -191,17 +199,19 @@ class GroupSession {
     MutexLock lock(&mutex_);
     return is_waiting_;
   }
-  // FailedPrecondition if another process of this machine is this worker.
+  // FailedPrecondition if another process of this machine has joined as the
+  // same worker and still runs.
   absl::Status CheckIsAlone() const;
   void KeepAlive();
   void CountWait(absl::Time start);
-  // Calls wait(until) repeatedly, with times up to `deadline`, and reports the
-  // workers that it waits for.
+  // Calls wait(until) again and again, with times up to `deadline`. Between the
+  // calls, reports the workers for which this worker waits.
   template <typename Wait>
   auto WaitAloud(absl::Time start, absl::Time deadline, const Wait& wait);
-  // When to report next that a wait that began at `start` goes on.
+  // When to write the next line about a wait that began at `start`.
   absl::Time NextLine(absl::Time start) const;
-  // Calls GroupClient::Join() until another job has ended.
+  // Calls GroupClient::Join(), and repeats it while another job trains in the
+  // group.
   absl::StatusOr<WorkerGroup::Place> JoinGroup(const GroupMember& before,
                                                uint64_t newer_instance,
                                                int64_t first_step);
@@ -220,12 +230,13 @@ class GroupSession {
       ABSL_GUARDED_BY(mutex_);  // Set until it joins.
   int64_t barrier_generation_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Time at_barrier_since_ ABSL_GUARDED_BY(mutex_);
-  // Whether a step has ended and the wait after it is not over.
+  // Whether a step has ended and the wait after the step is not over.
   bool is_waiting_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_leaving_ ABSL_GUARDED_BY(mutex_) = false;  // Leave() was called.
   bool is_ending_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Time last_line_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
-  int64_t num_losses_ ABSL_GUARDED_BY(mutex_) = 0;  // Known ones.
+  // The losses that this process knows of.
+  int64_t num_losses_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t losses_before_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<Event> events_ ABSL_GUARDED_BY(mutex_);  // The last ones.
   int64_t num_events_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -1,4 +1,4 @@
-// One PendingCall for several that run at the same time.
+// Makes one PendingCall of several that run at the same time.
 
 #ifndef TFSWITCH_CC_CLIENT_JOINED_CALLS_H_
 #define TFSWITCH_CC_CLIENT_JOINED_CALLS_H_
@@ -12,8 +12,8 @@
 
 namespace tfswitch {
 
-// Waits for all calls, also after an error, because they use their caller's
-// buffers. Returns the first error; without an error calls `join`.
+// Waits for all calls, even if one fails, because they use the caller's buffers
+// until they end. Returns the first error. If there is none, calls `join`.
 //
 // Not thread-safe, as any PendingCall.
 class JoinedCalls final : public PendingCall {

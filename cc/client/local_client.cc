@@ -1,8 +1,8 @@
-// Calls of the shard run on the caller's thread, and end before the Start...()
-// function returns. A pull writes rows directly to the caller's memory. If
-// places are given, it reads rows into a buffer and copies them. All pushes of
-// a call go to PushChecked() together, which finds the errors that only the
-// shard can find before it applies any.
+// A call of the shard runs on the caller's thread, and ends before the
+// Start...() function returns. A pull writes rows directly to the caller's
+// memory. If `places` are given, it reads rows into a buffer and copies them.
+// All pushes of a call are passed to PushChecked() together. It finds the
+// errors that only the shard can find before it applies any of them.
 //
 // Control calls run the same functions as on a server, with the same messages.
 // Saves and restores call CheckInterrupt() between their steps, so that the
@@ -39,8 +39,8 @@ class LocalClient : public ParameterClient {
       absl::Duration /*timeout*/) override {
     ShardCall call{*shard_, CheckInterrupt};
     if (request.GetDescriptor() == v1::AbortSaveRequest::descriptor()) {
-      // It removes a save that the user has interrupted, so an interrupt must
-      // not end it.
+      // AbortSave() removes a save that the user has interrupted, so the same
+      // interrupt must not end this call.
       call.interrupt = [] { return absl::OkStatus(); };
     }
     return Done(RunAny(call, request, response));
@@ -53,7 +53,7 @@ class LocalClient : public ParameterClient {
   absl::StatusOr<std::shared_ptr<const void>> HoldTable(
       const std::string& table) override {
     TFSWITCH_RETURN_IF_ERROR(shard_->tables().Hold(table));
-    // The pointer is null: only its deleter matters.
+    // The pointer is null: only its deleter, which releases the table, matters.
     return std::shared_ptr<const void>(nullptr,
                                        [shard = shard_, table](const void*) {
                                          shard->tables().Release(table);
@@ -107,7 +107,8 @@ class LocalClient : public ParameterClient {
     return std::vector<ChangeCursor>{cursor};
   }
 
-  // These are not sent as messages, because they report their progress.
+  // Saves and restores are called directly, not as messages, because they
+  // report their progress.
   absl::StatusOr<v1::SaveShardResponse> SaveShard(
       const v1::SaveShardRequest& request, Progress* progress) override {
     v1::SaveShardResponse response;

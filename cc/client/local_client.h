@@ -1,4 +1,4 @@
-// ParameterClient on a Shard in this process: the embedded mode.
+// ParameterClient for tables in this process, which a Shard holds.
 
 #ifndef TFSWITCH_CC_CLIENT_LOCAL_CLIENT_H_
 #define TFSWITCH_CC_CLIENT_LOCAL_CLIENT_H_
@@ -10,7 +10,7 @@
 
 namespace tfswitch {
 
-// Calls do their work when they are started; Wait() only returns the status.
+// Start...() does the whole work of a call; Wait() only returns the status.
 //
 // Thread-safe.
 std::unique_ptr<ParameterClient> NewLocalClient(std::shared_ptr<Shard> shard);

@@ -1,5 +1,5 @@
-// Makes the messages of control calls, for clients of this process and of
-// servers alike. If a caller wants another type than the response message,
+// Makes the messages of control calls, for tables in this process and on
+// servers. If a caller wants another type than the response message,
 // MessageCall keeps the response and converts it.
 
 #include "cc/client/parameter_client.h"
@@ -38,7 +38,8 @@ class MessageCall final : public PendingCall {
  private:
   const Read read_;
   Response response_;
-  const std::unique_ptr<PendingCall> call_;  // Last: it writes the response.
+  // Declared last and so destroyed first, because the call fills response_.
+  const std::unique_ptr<PendingCall> call_;
 };
 
 template <typename Request>

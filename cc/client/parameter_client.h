@@ -1,5 +1,5 @@
-// A worker's access to tables in this process, on one server, or on many. All
-// implementations pass one behaviour suite
+// A worker's access to tables, which are in this process, on one server or on
+// many servers. One suite of tests runs against all implementations
 // (tests/cc/testing/parameter_client_suite.h).
 
 #ifndef TFSWITCH_CC_CLIENT_PARAMETER_CLIENT_H_
@@ -31,44 +31,51 @@
 
 namespace tfswitch {
 
-// How calls treat a table if a server has lost its part in a restart.
+// Says how calls treat a table if a server has lost its part in a restart.
 enum class OnLostTables {
-  kFail,      // Calls fail with DataLoss until the table is restored, or this
-              // process resets it.
-  kRecreate,  // The server gets an empty part, and calls continue.
-  kFollow,  // For clients that only read: calls fail until another process has
-            // made the table whole.
+  // Calls fail with DataLoss until the table is restored, or this process
+  // resets it.
+  kFail,
+  // The server gets an empty part, and calls continue.
+  kRecreate,
+  // For clients that only read: calls fail until another process has restored
+  // or reset the table.
+  kFollow,
 };
 
-// A table that had lost rows and is used again.
+// A table that had lost rows and can be used again.
 struct ResetTable {
   std::string name;
-  // Shards that now have empty parts. Empty if another process has made the
-  // table whole.
+  // The shards whose parts were replaced by empty ones. Empty if another
+  // process has restored or reset the table.
   std::vector<int> shards;
-  int64_t num_lost_rows = -1;  // When they were last counted; -1: never.
+  // How many rows the lost parts had when rows were last counted; -1 if they
+  // never were.
+  int64_t num_lost_rows = -1;
 };
 
 struct PullArgs : PullRequest {
   int dim = 0;
-  const LentThreads* threads = nullptr;  // Lent during the call's Wait().
+  // Threads that Wait() may use; they return to their owner when Wait() ends.
+  const LentThreads* threads = nullptr;
 };
 
 struct PushArgs : PushRequest {
   int dim = 0;
-  // If set, it keeps `gradients` alive and unchanged, also after the call. A
-  // client over the network can then send them without a copy.
+  // If set, this pointer keeps `gradients` alive and unchanged, also after the
+  // call. So a client over the network can send them without a copy.
   std::shared_ptr<const void> gradients_owner;
-  // Set by the client: the push is a step of all rows, and is not split.
+  // Set by the client for a dense table: the push is a step of all rows, so
+  // every shard gets it.
   bool is_dense = false;
-  const LentThreads* threads = nullptr;  // As for a pull.
+  const LentThreads* threads = nullptr;  // See PullArgs.
 };
 
 struct AssignArgs : AssignRequest {
   int dim = 0;
 };
 
-// One of several pulls.
+// One of the pulls of a call.
 struct PullPart {
   size_t num_floats() const { return args.keys.size() * args.dim; }
   RowTarget target() const {
@@ -82,7 +89,7 @@ struct PullPart {
   absl::Span<const size_t> places = {};
 };
 
-// One of several pushes. *result is set if the call ends with OK.
+// One of the pushes of a call. *result is set if the call ends with OK.
 struct PushPart {
   PushArgs args;
   WriteResult* result = nullptr;
@@ -92,38 +99,40 @@ struct PushPart {
 struct ExportChangesArgs {
   std::string table;
   uint64_t table_incarnation = 0;
-  // Where the last export ended, for each shard. Empty means all rows.
+  // The point at which the last export of each shard ended. If empty, all rows
+  // are exported.
   std::vector<ChangeCursor> since;
   std::optional<ScoreRule> rule;
   float day = kServersDay;
   std::string export_id;
 };
 
-// A call in flight. The thread that started the call must call Wait(), once.
-// Wait() may do the work of the call.
+// A call that has begun. The thread that started the call must call Wait()
+// once. Wait() may do the work of the call.
 class PendingCall {
  public:
   virtual ~PendingCall() = default;
   virtual absl::Status Wait() = 0;
 };
 
-// Control calls are messages. The functions here make them, and StartCall()
-// sends them. A client of many servers sends a message to all and sums up the
-// answers; it overrides functions for which that is not enough.
+// Control calls are protobuf messages. The methods here make the messages, and
+// StartCall() sends them. A client of many servers sends each message to all
+// servers and sums up the answers. It overrides the methods for which a sum is
+// not enough.
 //
 // Thread-safe.
 //
-// If a server is away, a call ends within the client's timeout with Unavailable
-// or DeadlineExceeded, naming the server. Calls whose work grows with the table
-// (shrinks, exports, checkpoints) may take longer.
+// If a server is away, a call returns Unavailable or DeadlineExceeded within
+// the client's timeout, and names the server. Calls whose work grows with the
+// table (shrinks, exports, checkpoints) may take longer.
 class ParameterClient {
  public:
   virtual ~ParameterClient() = default;
 
-  // Starts a control call: a message of cc/shard/control_calls.h. *response
-  // must have the request's response type, and is filled in if the call ends
-  // with OK. The call ends within `timeout`, or the client's timeout if that is
-  // shorter. `request` is not used after this returns.
+  // Starts a control call: sends a message of cc/shard/control_calls.h.
+  // *response must have the request's response type, and is filled in if the
+  // call ends with OK. The call ends within `timeout`, or the client's timeout
+  // if that is shorter. `request` may be destroyed when this returns.
   virtual std::unique_ptr<PendingCall> StartCall(
       const google::protobuf::Message& request,
       google::protobuf::Message* response, absl::Duration timeout) = 0;
@@ -132,24 +141,24 @@ class ParameterClient {
                     absl::Duration timeout = absl::InfiniteDuration()) {
     return StartCall(request, response, timeout)->Wait();
   }
-  // The longest time of a call, retries included.
+  // The longest time that a call takes, with its retries.
   virtual absl::Duration timeout() const { return absl::InfiniteDuration(); }
 
   // OK if the table exists with an equal config; AlreadyExists if it exists
-  // with another.
+  // with a different config.
   absl::Status CreateTable(const TableConfig& config) {
     return MakeTable(config, {DrawId(), {}}, 0).status();
   }
-  // As CreateTable(), with an identity; see Shard::CreateTable. Returns the
-  // incarnation of the table that now exists.
+  // Like CreateTable(), for a given `identity`; see Shard::CreateTable. Returns
+  // the incarnation of the table that exists after the call.
   virtual absl::StatusOr<uint64_t> MakeTable(const TableConfig& config,
                                              const TableIdentity& identity,
                                              uint64_t replaced_incarnation);
   // NotFound if there is no such table.
   virtual absl::Status DropTable(const std::string& table);
-  // Holds a table of this process: it is dropped when the last hold is
-  // destroyed. Tables on servers stay, and the result is null. A hold may
-  // outlive the client. NotFound if there is no such table.
+  // Holds a table of this process. The table is dropped when its last hold is
+  // destroyed. A hold may outlive the client. For tables on servers the result
+  // is null, and the table stays. NotFound if there is no such table.
   virtual absl::StatusOr<std::shared_ptr<const void>> HoldTable(
       const std::string& table) {
     return nullptr;
@@ -158,36 +167,35 @@ class ParameterClient {
   virtual absl::StatusOr<std::vector<TableInfo>> ListTables(
       const TableRef& table);
 
-  // The id of each shard's present run; see TableIdentity.
+  // The id of the present run of each shard's server; see TableIdentity.
   virtual absl::StatusOr<std::vector<uint64_t>> ShardInstances() = 0;
 
   virtual void SetOnLostTables(OnLostTables on_lost_tables) {}
-  // Gives servers empty parts of the tables whose parts they have lost. Returns
-  // these tables.
+  // Makes empty parts on the servers that have lost their parts of tables.
+  // Returns these tables.
   virtual absl::StatusOr<std::vector<ResetTable>> ResetLostTables() {
     return std::vector<ResetTable>();
   }
 
-  // Starts to read embeddings, with as few messages as possible. For each part
-  // the embedding of args.keys[i] is written to
-  // embeddings[i * dim, (i + 1) * dim), or where `places` says. `parts` is not
-  // used after this returns, but the data that its args and spans point to is.
-  // Several parts may have the same table.
+  // Starts to read embeddings, with as few messages as possible. For each part,
+  // writes the embedding of args.keys[i] to embeddings[i * dim, (i + 1) * dim),
+  // or to the row that `places` names. `parts` itself may be destroyed when
+  // this returns, but the data of its args and spans must live until Wait()
+  // returns. Several parts may have the same table.
   virtual std::unique_ptr<PendingCall> StartPull(
       absl::Span<const PullPart> parts) = 0;
 
-  // Starts to apply one optimizer step per key; `parts` is as for StartPull().
-  // A bsp table stages the gradients under args.step until the round is
-  // committed.
+  // Starts to apply one optimizer step per key. The rules for `parts` are those
+  // of StartPull(). A bsp table stages the gradients under args.step until the
+  // round is committed.
   //
-  // The shapes, numbers and rates of all parts are checked before any is sent.
-  // So nothing is applied if a gradient is NaN or Inf: the call returns
-  // InvalidArgument, naming the key. Other errors may come after some parts
-  // were applied: a server is away, or finds that the table does not exist,
-  // memory is out, or the bsp step is over. Pushes with an id may be repeated
-  // then.
+  // Checks the shapes, numbers and rates of all parts before it sends any part.
+  // If a gradient is NaN or Inf, nothing is applied, and the call returns
+  // InvalidArgument, naming the key. After other errors some parts may have
+  // been applied: a server is away or has no such table, memory is out, or the
+  // bsp step is over. Then a push that has an id may be repeated.
   std::unique_ptr<PendingCall> StartPush(absl::Span<const PushPart> parts);
-  // As StartPush(), without the checks. REQUIRES: CheckPush() is OK for each
+  // Like StartPush(), without the checks. REQUIRES: CheckPush() is OK for each
   // part.
   virtual std::unique_ptr<PendingCall> StartCheckedPush(
       absl::Span<const PushPart> parts) = 0;
@@ -200,10 +208,10 @@ class ParameterClient {
   virtual absl::StatusOr<std::vector<v1::ServerSecurity>> AskForSecurity() {
     return std::vector<v1::ServerSecurity>();
   }
-  // Starts to apply a closed round on one shard, since each shard may lack
-  // other rounds. *committed becomes the last round that was applied; see
-  // Shard::CommitRound. `staged` are the tables that this worker has pushed to
-  // in the round.
+  // Starts to apply a closed round on one shard. Each shard needs a call of its
+  // own, because shards may lack different rounds. *committed becomes the
+  // number of the last applied round; see Shard::CommitRound. `staged` are the
+  // tables to which this worker has pushed in the round.
   virtual std::unique_ptr<PendingCall> StartCommitRound(
       int shard, const std::string& group, const Round& round,
       int64_t* committed, const std::vector<TableRef>& staged);
@@ -211,7 +219,8 @@ class ParameterClient {
   virtual absl::StatusOr<int64_t> Erase(const TableRef& table,
                                         absl::Span<const Key> keys);
 
-  // See EmbeddingTable::ReadUsage. REQUIRES: spans as long as `keys`.
+  // See EmbeddingTable::ReadUsage. REQUIRES: the spans have the length of
+  // `keys`.
   virtual absl::Status ReadUsage(const TableRef& table,
                                  absl::Span<const Key> keys, float day,
                                  absl::Span<UsageOfRow> usage,
@@ -223,31 +232,32 @@ class ParameterClient {
       const TableRef& table, bool with_slots,
       const std::function<absl::Status(const RowChunk&)>& visit) = 0;
 
-  // Visits the changes, in chunks, from one thread at a time. Returns the next
-  // cursor of each shard. FailedPrecondition if the changes are not known any
-  // more, for example because the number of servers has changed: then all rows
-  // must be exported.
+  // Visits the rows that have changed since args.since, in chunks, one thread
+  // at a time. Returns the next cursor of each shard. FailedPrecondition if the
+  // changes are no longer known, for example because the number of servers has
+  // changed; then all rows must be exported.
   virtual absl::StatusOr<std::vector<ChangeCursor>> ExportChanges(
       const ExportChangesArgs& args,
       const std::function<absl::Status(const ChangeChunk&)>& visit) = 0;
 
-  // The steps of SaveCheckpoint() and RestoreCheckpoint(), which callers use
-  // instead; see protos/tfswitch/v1/parameter_server.proto. SaveShard() returns
-  // one part of the manifest for each shard. A client of this process reports
-  // to `progress`, or prints progress lines itself if that is null.
+  // The steps of SaveCheckpoint() and RestoreCheckpoint(); other code calls
+  // those two functions. See protos/tfswitch/v1/parameter_server.proto.
+  // SaveShard() returns the manifest's part of each shard. A client of tables
+  // in this process reports to `progress`; if `progress` is null, it prints
+  // progress lines.
   virtual absl::StatusOr<v1::SaveShardResponse> SaveShard(
       const v1::SaveShardRequest& request, Progress* progress);
   virtual absl::StatusOr<v1::StageRestoreResponse> StageRestore(
       const v1::StageRestoreRequest& request, Progress* progress);
   virtual absl::Status CommitRestore(const std::string& restore_id, bool abort);
 
-  // A client of shard 0 alone.
+  // A client of shard 0 only.
   virtual ParameterClient& first_shard() { return *this; }
 
   // The groups of workers that train with these tables.
   virtual GroupClient& groups() { return groups_; }
 
-  // Blocking forms of the calls above.
+  // These call the functions above and wait for their end.
   absl::Status Pull(const PullArgs& args, absl::Span<float> embeddings) {
     return StartPull({{args, embeddings}})->Wait();
   }

@@ -1,12 +1,13 @@
 // SplitByOwner() splits the keys of a call into one part per shard. A pull
-// copies only keys, because each shard's client writes rows to their places in
-// the caller's memory. A push or an assignment copies values into memory that
-// the part owns, and sends them from there. The function that joins the answers
-// holds the parts, so that they live as long as the calls.
+// copies only keys, because each shard's client writes the rows directly to the
+// caller's memory. A push or an assignment copies the values into memory of the
+// part, and sends them from there. The function that puts the answers together
+// owns the parts, so the parts live as long as the calls.
 //
-// If lost tables recover, a call keeps the function that started it, and runs
-// it again after a DataLoss. Saves, restores and exports of changes block until
-// they end, so OnAllShards() runs them on one thread per shard.
+// If `on_lost_tables` asks for recovery, a call keeps the function that started
+// it, and runs that function again after a DataLoss. Saves, restores and
+// exports of changes block until they end, so OnAllShards() runs them on one
+// thread per shard.
 
 #include "cc/client/sharded_client.h"
 
@@ -34,18 +35,18 @@
 namespace tfswitch {
 namespace {
 
-// How often a restore renews its staged data on a server while it waits for
-// another server. Servers keep staged data for minutes.
+// How often a restore renews its staged data on a server while other servers
+// are still reading. Servers drop staged data after some minutes.
 constexpr absl::Duration kStagingRenewal = absl::Seconds(30);
 
 // The part of a batch that one shard owns.
 struct Part {
   std::vector<Key> keys;
   std::vector<size_t> places;       // The indices of `keys` in the batch.
-  std::shared_ptr<float[]> values;  // keys.size() x dim, to send.
+  std::shared_ptr<float[]> values;  // keys.size() x dim floats, to send.
   std::shared_ptr<float[]> slots;
   OwnedObservations observations;
-  WriteResult result;  // If the call is a write.
+  WriteResult result;  // Only for a write.
 };
 
 std::vector<Part> SplitByOwner(absl::Span<const Key> keys,
@@ -65,8 +66,8 @@ std::vector<Part> SplitByOwner(absl::Span<const Key> keys,
   return parts;
 }
 
-// Copies the rows at `places`. The copy is shared, so that a call may send it
-// without another copy.
+// Copies the rows at `places`. A call shares ownership of the copy, so it can
+// send the rows without copying them again.
 std::shared_ptr<float[]> GatherRows(const std::vector<size_t>& places,
                                     int width, const float* values) {
   std::shared_ptr<float[]> rows(new float[places.size() * width]);
@@ -77,7 +78,8 @@ std::shared_ptr<float[]> GatherRows(const std::vector<size_t>& places,
   return rows;
 }
 
-// Makes the push of a part. It points to values and observations of the part.
+// Makes the push of a part. The push points to values and observations that the
+// part owns.
 PushArgs PushOfPart(const PushArgs& args, Part* part) {
   part->values = GatherRows(part->places, args.dim, args.gradients.data());
   part->observations = OwnedObservations(args.observations, part->places);
@@ -106,15 +108,15 @@ absl::Status CheckAssign(const AssignArgs& args) {
   return CheckFinite(args.table, "slot", args.keys, args.slots);
 }
 
-// The field of a request with the incarnation of its table; null if it has no
-// table.
+// The field of a request that holds the incarnation of its table; null if the
+// request has no table.
 const google::protobuf::FieldDescriptor* IncarnationField(
     const google::protobuf::Message& request) {
   return request.GetDescriptor()->FindFieldByName("table_incarnation");
 }
 
-// Adds an answer to a sum: int64 and double fields are added, and lists are
-// concatenated. Other fields keep the last answer's value.
+// Adds an answer to a sum: adds int64 and double fields, and concatenates
+// lists. Other fields keep the value of the last answer.
 void AddTo(google::protobuf::Message* answer, google::protobuf::Message* sum) {
   using Field = google::protobuf::FieldDescriptor;
   const google::protobuf::Reflection& reflection = *answer->GetReflection();
@@ -142,7 +144,7 @@ void SumUp(const Answers& answers, google::protobuf::Message* sum) {
   for (const auto& answer : answers) AddTo(answer.get(), sum);
 }
 
-// A call that is repeated once if a lost table has recovered.
+// A call that runs once more if a table was lost and has been recovered.
 class RecoveringCall : public PendingCall {
  public:
   using Start = std::function<std::unique_ptr<PendingCall>()>;
@@ -177,8 +179,9 @@ class ShardedClient : public ParameterClient {
   ParameterClient& first_shard() override { return *shards_[0]; }
   GroupClient& groups() override { return shards_[0]->groups(); }
 
-  // Sends the request to all shards; the answer is the sum of theirs. If a
-  // request does not name the incarnation of its table, this client's is used.
+  // Sends the request to all shards, and sums up the answers. If a request does
+  // not name the incarnation of its table, sends the one that this client
+  // knows.
   std::unique_ptr<PendingCall> StartCall(
       const google::protobuf::Message& request,
       google::protobuf::Message* response, absl::Duration timeout) override {
@@ -187,7 +190,8 @@ class ShardedClient : public ParameterClient {
       answers->emplace_back(response->New());
     }
     if (IncarnationField(request) == nullptr) {
-      // The call may take long, so each shard's call is repeated separately.
+      // A call without a table may take long. So if it fails on one shard, the
+      // client of that shard repeats it, and not the other clients.
       absl::Status status = OnAllShards([&](size_t i) {
         return shards_[i]->Call(request, (*answers)[i].get(), timeout);
       });
@@ -262,8 +266,9 @@ class ShardedClient : public ParameterClient {
       int64_t* committed, const std::vector<TableRef>& staged) override {
     return Begin([this, own_shard = static_cast<size_t>(shard), group, round,
                   committed, staged] {
-      // Takes the present incarnations: if this process has reset a lost table,
-      // it continues without the gradients that were staged for it.
+      // Sends the incarnations that this client knows now. If this process has
+      // reset a lost table, the commit then continues without the gradients
+      // that were staged for the table.
       std::vector<TableRef> own = staged;
       for (TableRef& table : own) {
         table.incarnation = tables_.KnownIncarnation(table.name);
@@ -282,7 +287,8 @@ class ShardedClient : public ParameterClient {
 
   absl::StatusOr<int64_t> Erase(const TableRef& table,
                                 absl::Span<const Key> keys) override {
-    // A repetition skips shards that have erased their keys already.
+    // If the call is repeated, shards that have already erased their keys are
+    // skipped.
     std::vector<std::optional<int64_t>> erased(shards_.size());
     TFSWITCH_RETURN_IF_ERROR(Recovering([&]() -> absl::Status {
       TFSWITCH_ASSIGN_OR_RETURN(const TableRouting routing,
@@ -327,8 +333,8 @@ class ShardedClient : public ParameterClient {
     });
   }
 
-  // A lost table ends the export: rows that were visited cannot be taken back,
-  // so the export must not be repeated.
+  // If a table is lost, the export fails and is not repeated: rows that were
+  // visited cannot be taken back.
   absl::Status Export(
       const TableRef& table, bool with_slots,
       const std::function<absl::Status(const RowChunk&)>& visit) override {
@@ -379,7 +385,7 @@ class ShardedClient : public ParameterClient {
 
   absl::StatusOr<v1::StageRestoreResponse> StageRestore(
       const v1::StageRestoreRequest& request, Progress* progress) override {
-    // Shard 0 decides which save is the newest.
+    // Shard 0 chooses the newest save; the other shards read the same one.
     std::vector<v1::StageRestoreResponse> staged(shards_.size());
     v1::StageRestoreRequest own = request;
     if (shards_.size() > 1 && own.save() == 0) {
@@ -387,8 +393,8 @@ class ShardedClient : public ParameterClient {
                                 shards_[0]->StageRestore(request, progress));
       own.set_save(staged[0].save());
     }
-    // Finished calls are repeated at intervals, so that servers keep their
-    // staged data until the last one is ready.
+    // A server drops its staged data after some minutes. So calls that have
+    // ended are repeated at intervals until the last server is ready.
     Mutex mutex;
     CondVar ended;
     size_t num_left = shards_.size();
@@ -423,8 +429,8 @@ class ShardedClient : public ParameterClient {
   absl::Status CommitRestore(const std::string& restore_id,
                              bool abort) override {
     absl::Status first = ParameterClient::CommitRestore(restore_id, abort);
-    // Restored tables may have other numbers of virtual shards and other
-    // incarnations.
+    // The restored tables may have a different number of virtual shards and a
+    // different incarnation.
     MutexLock lock(&mutex_);
     if (!abort) tables_.Forget(staged_tables_);
     return first;
@@ -433,13 +439,13 @@ class ShardedClient : public ParameterClient {
  private:
   using TableRouting = ClusterTables::TableRouting;
 
-  // For calls that are not repeated, but may begin after a recovery.
+  // For calls that may start after a recovery, but are not repeated.
   absl::StatusOr<TableRouting> RecoveredRoutingOf(const std::string& table) {
     return Recovering([&] { return tables_.RoutingOf(table); });
   }
 
-  // Calls call(shard) for all shards at once, on one thread each. Returns the
-  // error of the first shard that has one.
+  // Calls call(shard) for all shards at the same time, on one thread each.
+  // Returns the error of the first shard that has one.
   absl::Status OnAllShards(const std::function<absl::Status(size_t)>& call) {
     std::vector<absl::Status> statuses(shards_.size());
     std::vector<std::thread> threads;
@@ -464,8 +470,8 @@ class ShardedClient : public ParameterClient {
     return first;
   }
 
-  // Gives a call that may be repeated one identity, so that no shard applies
-  // its part twice.
+  // Gives a call that may be repeated an id, so that no shard applies its part
+  // twice.
   void Identify(PushId* id) {
     if (tables_.recovers() && id->client_id == 0) {
       *id = {client_id_, next_sequence_.fetch_add(1)};
@@ -513,7 +519,8 @@ class ShardedClient : public ParameterClient {
   }
 
   std::unique_ptr<PendingCall> StartPulls(std::vector<PullPart> pulls) {
-    std::vector<uint32_t> cuts;  // The number of virtual shards of each table.
+    // The number of virtual shards of each table.
+    std::vector<uint32_t> cuts;
     for (PullPart& pull : pulls) {
       PullArgs& args = pull.args;
       if (absl::Status status =
@@ -546,7 +553,7 @@ class ShardedClient : public ParameterClient {
       if (by_shard[shard].empty()) continue;
       calls.push_back(shards_[shard]->StartPull(by_shard[shard]));
     }
-    // The function only holds `split` until the calls have ended.
+    // The function does nothing: it owns `split` until the calls have ended.
     return std::make_unique<JoinedCalls>(std::move(calls), [split] {});
   }
 
@@ -567,7 +574,8 @@ class ShardedClient : public ParameterClient {
       (*split)[i] = SplitByOwner(pushes[i].args.keys, cuts[i], shards_.size());
       for (size_t shard = 0; shard < shards_.size(); ++shard) {
         Part& part = (*split)[i][shard];
-        // A step of a dense table changes all rows, so every shard needs it.
+        // A step of a dense table changes all rows, so shards without keys get
+        // it too.
         if (part.keys.empty() && !pushes[i].args.is_dense) continue;
         by_shard[shard].push_back(
             {PushOfPart(pushes[i].args, &part), &part.result});

@@ -1,13 +1,15 @@
-// The end of a step may fail at several points, and the session remembers
-// where. unconfirmed_weight_ is set while it is unknown whether the group has
-// received the end. is_unfinished_ is set while the wait after it is not over,
-// and must_catch_up_ while a closed round must be applied. Prepare() first
-// finishes the last call, so that a failed call can be repeated.
+// The end of a step may fail at several points, and the session remembers at
+// which one. unconfirmed_weight_ is set while it is not known whether the group
+// has received the end of the step. is_unfinished_ is set while the wait after
+// the step is not over, and must_catch_up_ while a closed round must still be
+// applied. Prepare() finishes a failed call before the next call begins, so a
+// failed call can be repeated.
 //
 // NotFound means that the group has given the worker up; ComeBack() joins
-// again. Commit() sends a round to all shards at once, and then sends each
-// shard the rounds that it lacks, one by one. Leave() sets is_leaving_ before
-// it takes mutex_, because a call that waits for other workers holds mutex_.
+// again. Commit() sends a round to all shards at the same time. Then it sends
+// each shard the rounds that the shard lacks, one by one. Leave() sets
+// is_leaving_ before it locks mutex_, because a call that waits for other
+// workers holds mutex_.
 
 #include "cc/client/worker_session.h"
 
@@ -31,7 +33,7 @@ absl::StatusOr<std::unique_ptr<WorkerSession>> WorkerSession::Join(
         absl::StrCat("wait_timeout must be positive. Received: ",
                      absl::FormatDuration(options.wait_timeout)));
   }
-  // Shares ownership of the client.
+  // This pointer shares the ownership of the client.
   const std::shared_ptr<GroupClient> groups(client, &client->groups());
   TFSWITCH_ASSIGN_OR_RETURN(
       std::unique_ptr<GroupSession> session,
@@ -80,7 +82,8 @@ absl::Status WorkerSession::CheckTable(const TableConfig& table) const {
 
 absl::StatusOr<StepTag> WorkerSession::CurrentStep(const std::string& table) {
   {
-    // Other threads that push meanwhile wait here for the same.
+    // Other threads that push at the same time wait here until this thread has
+    // done it.
     MutexLock lock(&mutex_);
     TFSWITCH_RETURN_IF_ERROR(Prepare(""));
   }
@@ -128,7 +131,7 @@ absl::Status WorkerSession::JoinAgain() {
 }
 
 absl::Status WorkerSession::Rejoin() {
-  own_items_.clear();  // Other workers may have them.
+  own_items_.clear();  // The group may have given them away.
   absl::Status joined = session_->Rejoin();
   if (joined.ok()) joined = BeginOnServers();
   must_rejoin_ = !joined.ok();
@@ -137,7 +140,8 @@ absl::Status WorkerSession::Rejoin() {
 }
 
 absl::Status WorkerSession::BeginOnServers() {
-  // One attempt is enough, unless other workers restart at the same time.
+  // One attempt is enough, unless other workers restart at the same time and
+  // choose an even higher instance.
   constexpr int kMaxDraws = 8;
   absl::Status begun;
   for (int i = 0; is_bsp() && i < kMaxDraws; ++i) {
@@ -163,14 +167,15 @@ absl::Status WorkerSession::CatchUp() {
   if (must_rejoin_) TFSWITCH_RETURN_IF_ERROR(Rejoin());
   absl::StatusOr<std::optional<Round>> last = LastClosedRound();
   if (absl::IsNotFound(last.status()) && !is_leaving_) {
-    // The group has given this worker up while it waited.
+    // The group has given this worker up during the wait.
     TFSWITCH_RETURN_IF_ERROR(Rejoin());
     last = LastClosedRound();
   }
   TFSWITCH_RETURN_IF_ERROR(last.status());
   if (last->has_value()) {
     const absl::Status applied = Commit(**last);
-    // The workers of that round have reported the error.
+    // An error of the round itself was reported to the workers that took part
+    // in it.
     if (!IsErrorOfAppliedRound(applied)) TFSWITCH_RETURN_IF_ERROR(applied);
   }
   must_catch_up_ = false;
@@ -229,8 +234,8 @@ absl::Status WorkerSession::Arrive() {
     has_pushed_ = false;
     has_applied_ = false;
   }
-  // If a server did not answer, or the user has ended the call, it is unknown
-  // whether the group has received the end of the step.
+  // If a server did not answer, or the user has interrupted the call, it is not
+  // known whether the group has received the end of the step.
   const bool is_unconfirmed =
       !has_arrived &&
       (absl::IsUnavailable(ended) || absl::IsDeadlineExceeded(ended) ||
@@ -255,7 +260,8 @@ absl::Status WorkerSession::WaitAtBarrier(const std::string& barrier,
   TFSWITCH_RETURN_IF_ERROR(Prepare(barrier));
   opened_barrier_.clear();
   has_ended_step_ = false;
-  if (is_repeating()) return absl::OkStatus();  // It has passed this before.
+  // A former process of this worker has passed the barrier already.
+  if (is_repeating()) return absl::OkStatus();
   if (has_opened) return absl::OkStatus();
   if (is_bsp() && has_pushed_) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -380,7 +386,8 @@ absl::Status WorkerSession::Commit(const Round& round) {
   }
   TFSWITCH_RETURN_IF_ERROR(first);
   for (int shard = 0; shard < num_shards; ++shard) {
-    // The workers that should have committed earlier rounds may have died.
+    // The shard may lack earlier rounds, because the workers that should have
+    // committed them may have died.
     int64_t& last = committed[shard];
     while (last < round.number()) {
       const int64_t missing = last + 1;
@@ -389,8 +396,9 @@ absl::Status WorkerSession::Commit(const Round& round) {
         absl::StatusOr<Round> fetched =
             session_->FetchRound(missing, options_.wait_timeout);
         if (absl::IsOutOfRange(fetched.status())) {
-          // The group has forgotten the missing round meanwhile. A fresh copy
-          // of `round` tells the shard so.
+          // The group keeps only the last rounds, and has dropped the missing
+          // one since `round` was fetched. A new copy of `round` says so to the
+          // shard.
           fetched = session_->FetchRound(round.number(), options_.wait_timeout);
         }
         if (absl::IsNotFound(fetched.status())) {
@@ -459,7 +467,8 @@ absl::Status WorkerSession::CreateWorkQueue(const std::string& queue,
                                             const WorkQueueOptions& options) {
   MutexLock lock(&mutex_);
   TFSWITCH_RETURN_IF_ERROR(Prepare(""));
-  // A former loop may have ended in the middle of a step that pushed nothing.
+  // An earlier training loop may have ended in the middle of a step that pushed
+  // nothing. Its progress is dropped.
   const auto own = own_items_.find(queue);
   if (own != own_items_.end() && !has_pushed_ && !has_applied_) {
     own->second.item.set_offset(own->second.counted);
@@ -482,7 +491,8 @@ absl::StatusOr<std::optional<WorkItem>> WorkerSession::TakeWorkItem(
     return taken;
   }
   const auto own = FindWorkItem(queue, taken->epoch(), taken->index());
-  // The worker has this item already; the present step has trained some of it.
+  // The worker has this item already, and the present step has trained a part
+  // of it.
   if (own.ok() && (*own)->counted == taken->offset()) return (*own)->item;
   own_items_[queue] = {*taken, taken->offset()};
   return taken;
@@ -527,9 +537,10 @@ absl::Status WorkerSession::FinishWorkItem(const std::string& queue,
       session_->state().member, queue, epoch, index);
   if (absl::IsNotFound(finished)) {
     TFSWITCH_RETURN_IF_ERROR(ComeBack(finished, /*has_arrived=*/!has_pushed_));
-    return FindWorkItem(queue, epoch, index).status();  // It is lost.
+    return FindWorkItem(queue, epoch, index).status();  // The item is lost.
   }
-  // If a server did not answer, it is unknown whether it has received the call.
+  // If a server did not answer, it is not known whether the queue has received
+  // the call. Then the item stays.
   if (finished.ok() || absl::IsFailedPrecondition(finished)) {
     own_items_.erase(queue);
   }
@@ -552,14 +563,14 @@ absl::StatusOr<v1::GetWorkQueueStatsResponse> WorkerSession::WorkQueueStats(
 }
 
 absl::Status WorkerSession::Leave(absl::Duration timeout) {
-  // A call that waits in another thread learns that the worker is no member any
-  // more. It must not join again.
+  // A call that waits in another thread learns that the worker is no longer a
+  // member. The flag keeps that call from joining again.
   is_leaving_ = true;
   const bool is_member = !session_->state().has_left;
   absl::Status left = session_->Leave(timeout);
   if (left.ok()) {
     MutexLock lock(&mutex_);
-    // That thread may have joined again before it saw is_leaving_.
+    // The other thread may have joined again before it saw is_leaving_.
     left = session_->Leave(timeout);
     is_unfinished_ = false;
     own_items_.clear();

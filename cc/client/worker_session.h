@@ -1,4 +1,5 @@
-// One worker's training in a group: tags its pushes, and ends its steps.
+// One worker's training in a group: tags the worker's pushes with their step,
+// and ends its steps.
 
 #ifndef TFSWITCH_CC_CLIENT_WORKER_SESSION_H_
 #define TFSWITCH_CC_CLIENT_WORKER_SESSION_H_
@@ -28,24 +29,25 @@ struct WorkerOptions {
   std::string group;
   uint32_t worker = 0;
   WorkerGroupOptions group_options;
-  // When the end of a step returns. Asp: at once. Ssp: when no worker is too
-  // far behind. Bsp: when all servers have applied the step's round.
+  // When EndStep() returns. Asp: at once. Ssp: when no worker is too far
+  // behind. Bsp: when all servers have applied the step's round.
   ConsistencyConfig consistency;
-  // How long the end of a step may wait for other workers.
+  // How long EndStep() may wait for other workers.
   absl::Duration wait_timeout = absl::Seconds(600);
   // The step at which this process continues from its own checkpoint. If not
-  // set, it continues after all steps of this worker that count.
+  // set, the process continues after all steps of this worker that the group
+  // has counted.
   std::optional<int64_t> first_step = std::nullopt;
-  // Whether steps fail once another worker has been given up.
+  // Whether steps fail once the group has given up another worker.
   bool fails_on_loss = false;
   std::string job;  // See WorkerGroup::Join; may be empty.
 };
 
 // Many threads may push in a step. One thread at a time may call EndStep() and
-// Leave(), and not during a push of the step. Any thread may call the methods
-// of work queues. While EndStep() or a barrier waits for other workers, all
-// methods but Leave(), GetReport() and WorkQueueStats() block, so no thread can
-// take or advance an item meanwhile.
+// Leave(), and only when no push of the step is running. Any thread may call
+// the methods of work queues. While EndStep() or WaitAtBarrier() waits for
+// other workers, all methods but Leave(), GetReport() and WorkQueueStats()
+// block. So no thread can take or advance an item during such a wait.
 class WorkerSession {
  public:
   using Report = v1::GetWorkerResponse;
@@ -57,81 +59,86 @@ class WorkerSession {
   const WorkerOptions& options() const { return options_; }
   GroupMember member() const { return session_->state().member; }
 
-  // FailedPrecondition if the session's consistency does not allow pushes to a
-  // table of this consistency.
+  // FailedPrecondition if pushes to `table` are not allowed, because the
+  // consistency of the table does not fit that of the session.
   absl::Status CheckTable(const TableConfig& table) const;
 
-  // Returns the tag for gradients that are pushed now. Joins again if the
-  // worker has left, and first finishes a step whose end has failed. `table` is
-  // a bsp table.
+  // Returns the tag for gradients that are pushed now. First joins again if the
+  // worker has left, and finishes a step whose end has failed. `table` is the
+  // bsp table that is pushed to, or "".
   absl::StatusOr<StepTag> CurrentStep(const std::string& table = "");
 
-  // Notes a push of the present step to a table that applies it at once.
+  // Says that the present step has pushed to a table that applies pushes at
+  // once.
   void NoteAppliedPush() { has_applied_ = true; }
 
-  // Whether the present step counts already, because a former process of this
-  // worker took it. Its pushes must not be sent.
+  // Whether the group has counted the present step already, because a former
+  // process of this worker took it. The pushes of a repeated step must not be
+  // sent.
   bool is_repeating() const { return session_->is_repeating(); }
 
   // Ends a step of `weight` samples, and waits as options().consistency says.
-  // After wait_timeout returns DeadlineExceeded, naming the workers that it
-  // waited for; call it again to continue waiting.
+  // After wait_timeout returns DeadlineExceeded, naming the workers that have
+  // not come; call this again to continue waiting.
   //
-  // If the group has given this worker up because it was not heard of for a
-  // lease, the worker joins again, and with bsp this step does not count.
+  // The group gives up a worker that has not called for the length of its
+  // lease. If that has happened to this worker, it joins again, and with bsp
+  // this step does not count.
   //
-  // A step that counts already ends at once.
+  // Returns at once if is_repeating().
   absl::Status EndStep(double weight);
 
-  // The round to which the next step contributes. With bsp, the number of
-  // applied rounds.
+  // The round to which the next step contributes. With bsp, this is the number
+  // of applied rounds.
   int64_t round() const { return session_->state().round; }
 
-  // Waits at a barrier until all workers of the group do. Meanwhile nobody
-  // waits for this worker elsewhere. Afterwards all rounds are applied on all
-  // servers. After `timeout` returns DeadlineExceeded, naming the workers that
-  // it waited for; call it again to continue waiting. FailedPrecondition if a
-  // step that has not ended has pushed something. Does nothing while steps are
-  // repeated.
+  // Waits at a barrier until all workers of the group wait there. Until then no
+  // other wait of the group waits for this worker. Afterwards all rounds are
+  // applied on all servers. After `timeout` returns DeadlineExceeded, naming
+  // the workers that have not come; call this again to continue waiting.
+  // FailedPrecondition if a step has pushed something and has not ended. Does
+  // nothing while steps are repeated.
   absl::Status WaitAtBarrier(const std::string& barrier,
                              absl::Duration timeout);
 
   // Work queues of the group; see WorkQueue and Coordinator. A worker has at
-  // most one item of each queue. It loses the item when it leaves, or the group
-  // gives it up: another worker then continues after the last step that counts.
+  // most one item of each queue. It loses the item when it leaves or the group
+  // gives it up. Another worker then continues the item after the last counted
+  // step.
   //
-  // Creating the queue again also restarts the present step if it has pushed
-  // nothing.
+  // If this worker has an item of the queue already, and the present step has
+  // pushed nothing, the item's offset returns to that of the last counted step.
   absl::Status CreateWorkQueue(const std::string& queue,
                                const WorkQueueOptions& options);
-  // The item that the worker has, or a new one; see WorkQueue::Take.
+  // Returns the item that the worker has, or takes a new one; see
+  // WorkQueue::Take.
   absl::StatusOr<std::optional<WorkItem>> TakeWorkItem(
       const std::string& queue);
-  // Says that the present step has trained the item up to `offset`. This counts
-  // when the step ends. FailedPrecondition if the item is lost or `offset` goes
-  // back; but going back to the start of a step that has pushed nothing is
-  // allowed. FailedPrecondition also while steps are repeated, because the
-  // queue continues after all steps that count.
+  // Says that the present step has trained the item up to `offset`. The group
+  // counts this when the step ends. FailedPrecondition if the item is lost, or
+  // if `offset` is lower than before; but a step that has pushed nothing may go
+  // back to the offset at its start. FailedPrecondition also while steps are
+  // repeated, because the queue continues after all counted steps.
   absl::Status AdvanceWorkItem(const std::string& queue, int64_t epoch,
                                int64_t index, int64_t offset);
-  // FailedPrecondition if the item is lost, or was advanced in a step that has
-  // not ended.
+  // FailedPrecondition if the item is lost, or if the present step has advanced
+  // the item.
   absl::Status FinishWorkItem(const std::string& queue, int64_t epoch,
                               int64_t index);
-  // The state of an item as this worker knows it. A lost item must not be
-  // trained: another worker trains it again.
+  // The state of an item as this worker knows it. A worker must not train an
+  // item that it has lost, because another worker trains the item again.
   enum class ItemState { kLost = 0, kOwn = 1, kInStep = 2 };
   ItemState GetItemState(const std::string& queue, int64_t epoch,
                          int64_t index);
   absl::StatusOr<v1::GetWorkQueueStatsResponse> WorkQueueStats(
       const std::string& queue);
 
-  // Leaves the group: nobody waits for this worker any more. The next step
-  // joins again. Idempotent. `timeout` is as in GroupSession::Leave().
+  // Leaves the group, so that no worker waits for this one any more. The next
+  // step joins again. Idempotent. For `timeout` see GroupSession::Leave().
   absl::Status Leave(absl::Duration timeout = absl::InfiniteDuration());
 
-  // Sets the mark of the program's progress; see GroupMember. If the worker has
-  // left and `joins_again`, it joins first.
+  // Sets the mark, a number that records the program's progress; see
+  // GroupMember. If the worker has left and `joins_again`, it joins first.
   absl::Status SetMark(int64_t mark, bool joins_again);
 
   absl::StatusOr<Report> GetReport();
@@ -152,57 +159,59 @@ class WorkerSession {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status JoinAgain() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status HasLeft() const;
-  // FailedPrecondition if options().fails_on_loss and another worker has been
-  // given up.
+  // FailedPrecondition if options().fails_on_loss and the group has given up
+  // another worker.
   absl::Status CheckLosses() const;
   void NoteDropped(int64_t step);
   // Tells the group that the present step has ended.
   absl::Status Arrive() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Notes how EndStep() ended, so that repeating it does not end another step.
-  // Returns the result of EndStep().
+  // Remembers how EndStep() ended, so that another call of it does not end
+  // another step. Returns the result of EndStep().
   absl::Status EndedStep(absl::Status status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Joins again after the group has given this worker up, as `why` says.
+  // Joins again after the group has given this worker up. `why` is the error
+  // that said so.
   absl::Status ComeBack(const absl::Status& why, bool has_arrived)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Finishes the waits that the end of the last step has left.
+  // Finishes the waits that an earlier EndStep() has not finished.
   absl::Status FinishStep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Whether the round has the step that ended last.
+  // Whether the round includes the step that ended last.
   bool Counts(const Round& round) const;
-  // Makes every server apply the round, and earlier rounds that it has missed.
-  // DataLoss if a server has lost a table, and with it this worker's staged
-  // gradients.
+  // Makes every server apply the round, and first the earlier rounds that the
+  // server lacks. DataLoss if a server has lost a table together with the
+  // gradients that this worker has staged there.
   absl::Status Commit(const Round& round);
   void ForgetStagedTables();
-  // Applies the last closed round, so that the worker begins with its result.
+  // Makes all servers apply the last closed round, so that the worker begins
+  // with its result.
   absl::Status CatchUp() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Waits for the round before the next step's one. Nullopt with asp and ssp,
+  // Waits for the round before that of the next step. Nullopt with asp and ssp,
   // or if there is no such round.
   absl::StatusOr<std::optional<Round>> LastClosedRound();
   struct OwnItem {
     WorkItem item;        // Its offset includes the present step.
-    int64_t counted = 0;  // The offset after the last step that counts.
+    int64_t counted = 0;  // Offset after counted steps.
   };
 
-  // The progress of the present step.
+  // How far the present step has trained its items.
   std::vector<WorkProgress> Progress() const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Notes that the progress counts.
+  // Notes that the group has counted the progress.
   void CountProgress(const std::vector<WorkProgress>& progress)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<OwnItem*> FindWorkItem(const std::string& queue, int64_t epoch,
                                         int64_t index)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Calls `call`. If the group has given this worker up, joins again and calls
-  // it once more.
+  // Calls `call`. If the group has given this worker up, joins again and
+  // repeats the call once.
   template <typename Call>
   auto CallAsMember(const Call& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // After joining, makes all servers accept rounds of this group only. If a
-  // server knows a newer instance of the group, because the coordinator was
-  // restarted with its clock set back, joins again with a higher instance.
+  // Called after joining: makes all servers accept only rounds of this instance
+  // of the group. A server may know a newer instance, if the coordinator was
+  // restarted with its clock set back. Then joins again with a higher instance.
   absl::Status BeginOnServers() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Calls GroupSession::Rejoin(). Cancelled if another thread is leaving.
+  // Calls GroupSession::Rejoin(). Cancelled if another thread is in Leave().
   absl::Status Rejoin() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Constant after construction.
@@ -211,32 +220,33 @@ class WorkerSession {
   const std::unique_ptr<GroupSession> session_;
 
   mutable Mutex staged_mutex_;
-  // The bsp tables that the present step has pushed to. Cleared when its round
-  // is applied.
+  // The bsp tables to which the present step has pushed. Cleared when the
+  // step's round is applied.
   std::set<std::string> staged_tables_ ABSL_GUARDED_BY(staged_mutex_);
 
   std::atomic<int64_t> num_dropped_{0};
-  // The first steps that do not count.
+  // The numbers of the first steps that do not count.
   std::vector<int64_t> dropped_ ABSL_GUARDED_BY(staged_mutex_);
   // Whether CurrentStep() was called in the present step.
   std::atomic<bool> has_pushed_{false};
-  // Whether NoteAppliedPush() was called in it.
+  // Whether NoteAppliedPush() was called in the present step.
   std::atomic<bool> has_applied_{false};
   std::atomic<bool> is_leaving_{false};
 
   // Held while a step ends.
   Mutex mutex_;
   bool has_left_ ABSL_GUARDED_BY(mutex_) = false;
-  // The weight of a step whose end the group may not know of.
+  // The weight of a step, set while it is not known whether the group has
+  // received the end of the step.
   std::optional<double> unconfirmed_weight_ ABSL_GUARDED_BY(mutex_);
   std::vector<WorkProgress> unconfirmed_progress_ ABSL_GUARDED_BY(mutex_);
   // The keys are names of queues.
   std::map<std::string, OwnItem> own_items_ ABSL_GUARDED_BY(mutex_);
-  // Whether a step has ended and its wait is not over.
+  // Whether a step has ended and the wait after it is not over.
   bool is_unfinished_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<Round> uncommitted_ ABSL_GUARDED_BY(mutex_);
-  // Whether Rejoin() and then CatchUp() must still be called, to finish the end
-  // of a step, or the barrier opened_barrier_.
+  // Whether Rejoin() and then CatchUp() must still be called. They finish the
+  // end of a step, or the barrier opened_barrier_.
   bool must_rejoin_ ABSL_GUARDED_BY(mutex_) = false;
   bool must_catch_up_ ABSL_GUARDED_BY(mutex_) = false;
   bool has_ended_step_ ABSL_GUARDED_BY(mutex_) = false;

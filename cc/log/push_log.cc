@@ -1,17 +1,17 @@
 // A record is put together in a buffer and written by a single write(2). mutex_
-// is held meanwhile, so records are in the order of their numbers. Flushing
+// is locked meanwhile, so records are in the order of their numbers. A flush
 // locks another mutex, so that other threads can append records during a flush.
-// With sync_every 0 several threads may wait for this mutex; the first one also
+// With sync_every 0 several threads may wait for a flush; the first one also
 // flushes the records of the others.
 //
-// If the log ends with an incomplete record, this is normally the torn end that
-// a crash leaves: it is removed. It is damage instead in two cases. First, a
-// later, complete record says that the incomplete one was already on the disk
-// when the later one was written. Second, its number is not above `must_reach`:
-// Append() had returned its number, so its write may have been acknowledged.
-// Append() reports a number only after write(2), so a record that a kill has
-// torn does not count. After a crash of the machine, a later record may be on
-// the disk and an earlier one not, because pages are written in any order.
+// If the last bytes of the log are an incomplete record, a crash has normally
+// interrupted its write(2), and the record is removed. It is damage in two
+// cases, because the record may then have been acknowledged. First, a later,
+// complete record says that the incomplete one was already on the disk. Second,
+// its number is at most `must_reach`, so Append() had returned the number,
+// which it does only after write(2). A later record may exist in the other
+// cases, too: the kernel writes pages in any order, so after a crash of the
+// machine a later record may be on the disk and an earlier one not.
 //
 // After a failed flush the kernel may treat the pages as written, so a second
 // flush could succeed without writing them. So all records are refused until a
@@ -62,9 +62,9 @@ constexpr size_t kChecksumAt = offsetof(RecordHeader, checksum);
 
 uint64_t RoundUp8(uint64_t bytes) { return (bytes + 7) & ~uint64_t{7}; }
 
-// The checksum of the record at `record`, whose header must be complete.
+// Computes the checksum of a record, whose header must be complete.
 uint64_t ChecksumOf(const char* record, uint64_t payload_bytes) {
-  // Leaves out the checksum field, which is between the two parts.
+  // Omits the checksum field itself, which is between the two parts.
   const uint64_t parts[] = {
       Checksum(record, kChecksumAt),
       Checksum(record + sizeof(RecordHeader), payload_bytes)};
@@ -83,8 +83,9 @@ bool ReadRecord(absl::string_view bytes, RecordHeader* header) {
          header->checksum == ChecksumOf(bytes.data(), header->payload_bytes);
 }
 
-// Whether record `number`, which is incomplete, was on the disk before. `rest`
-// has the bytes from it on; a later, complete record there may say so.
+// Whether record `number`, which is incomplete now, was on the disk before.
+// `rest` has the bytes from this record on. A complete record among them may
+// say so.
 bool WasOnDisk(absl::string_view rest, uint64_t number) {
   for (size_t at = 0; at + sizeof(RecordHeader) <= rest.size(); at += 8) {
     RecordHeader header;
@@ -107,7 +108,8 @@ absl::Status Damaged(const std::string& path, uint64_t at, uint64_t number) {
 }
 
 // Finds the first complete record in `bytes` from `*at` on, and moves `*at` to
-// it. Returns whether its number is above `number` and at most `last`.
+// it. Returns whether that record's number is above `number` and at most
+// `last`.
 bool FindRecord(absl::string_view bytes, uint64_t number, uint64_t last,
                 size_t* at, RecordHeader* header) {
   for (; *at + sizeof(RecordHeader) <= bytes.size(); *at += 8) {
@@ -120,10 +122,10 @@ bool FindRecord(absl::string_view bytes, uint64_t number, uint64_t last,
 
 // Reads a segment and visits its records from `first` on. Damage before `first`
 // only causes a warning. `*number` must be the number of the segment's first
-// record; it becomes the number after the last complete one. `*bytes` becomes
-// the length of the complete records. `*is_whole` becomes false if other bytes
-// follow them, which is an error (`*damage`) if a record in the segment says
-// that they were on the disk.
+// record; it becomes the number that follows the last complete record. `*bytes`
+// becomes the length of the complete records. `*is_whole` becomes false if
+// other bytes follow these records. If a record in the segment says that the
+// other bytes were on the disk as records, `*damage` becomes an error.
 absl::Status ReadSegment(const std::string& path, uint64_t first,
                          PushLog::Visit visit, uint64_t* number,
                          uint64_t* bytes, bool* is_whole,
@@ -165,8 +167,8 @@ absl::Status ReadSegment(const std::string& path, uint64_t first,
       ++*number;
     }
   }
-  // A segment without its first bytes was just being created, so it is
-  // incomplete.
+  // If even the segment's first bytes are missing, the segment was just being
+  // created.
   *is_whole = *bytes == all.size() && *bytes > 0;
   if (WasOnDisk(all.substr(*bytes), *number)) {
     *damage = Damaged(path, *bytes, *number);
@@ -174,7 +176,7 @@ absl::Status ReadSegment(const std::string& path, uint64_t first,
   return absl::OkStatus();
 }
 
-// Cuts the end of a segment off, or all records of it. Flushes this to the
+// Cuts off the end of a segment, or all its records. Flushes the change to the
 // disk, so that new records with the same numbers are never mixed with the old
 // ones.
 absl::Status Cut(const std::string& path, uint64_t before, uint64_t bytes = 0) {
@@ -198,8 +200,9 @@ void Raise(uint64_t to, std::atomic<uint64_t>& number) {
   }
 }
 
-// The error of a write that was refused. The code is that of a full disk, after
-// which the writer may try again, unless the log's file was removed.
+// The error of Append() when it refuses a record. The code is that of a full
+// disk, after which the caller may try again. Only if the log's file was
+// removed, it is DataLoss.
 absl::Status Refuse(const absl::Status& status) {
   if (absl::IsDataLoss(status)) return status;
   return absl::ResourceExhaustedError(absl::StrCat(
@@ -230,13 +233,14 @@ absl::StatusOr<LogContents> PushLog::Read(const PushLogOptions& options,
     TFSWITCH_ASSIGN_OR_RETURN(const FileStamp stamp, StampOf(path));
     segments[begin] = {path, static_cast<uint64_t>(stamp.size)};
   }
-  // Holds no lock while it visits records, because a visitor locks its own
-  // mutexes, and other threads append while they hold these.
+  // Locks no mutex during the visits: a visitor locks its own mutexes, and
+  // other threads append records while they hold these.
   uint64_t expected = 0;  // 0: any up to `first`.
   for (auto it = segments.begin(); it != segments.end(); ++it) {
     const uint64_t begin = it->first;
     LogSegment& segment = it->second;
-    // The next segment's name is the number after the last record of this one.
+    // A segment is named by its first record. So the name of the next segment
+    // tells the last record of this one.
     if (std::next(it) != segments.end() && std::next(it)->first <= first) {
       segment.num_records = std::next(it)->first - begin;
       continue;
@@ -283,7 +287,8 @@ absl::StatusOr<LogContents> PushLog::Read(const PushLogOptions& options,
 
 absl::Status PushLog::CutAside(const LogContents& contents,
                                const std::string& aside) {
-  // Starts with the last segment, so that an interrupted cut leaves no gap.
+  // Cuts the last segment first, so that an interruption leaves no gap in the
+  // log.
   for (auto it = contents.segments.rbegin(); it != contents.segments.rend();
        ++it) {
     const LogSegment& segment = it->second;
@@ -348,7 +353,7 @@ absl::StatusOr<std::unique_ptr<PushLog>> PushLog::Open(
   log->synced_ = contents.last;
   if (LogProgress* const progress = options.progress; progress != nullptr) {
     // `flushed` counts only records that were flushed before Append() returned
-    // their number, and not those that were flushed just now.
+    // their number. The flush above does not count.
     progress->flushed = options.sync_every <= absl::ZeroDuration()
                             ? contents.last
                             : std::min(contents.last, progress->flushed.load());
@@ -382,8 +387,9 @@ absl::Status PushLog::StartSegment() {
   const int fd =
       open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (fd < 0) return ErrnoStatus("create", path, errno);
-  // Reserves space for the whole segment, so that appending seldom has to. If
-  // the file system does not support this, appending reserves it.
+  // Reserves disk space for the whole segment, so that Append() seldom has to
+  // reserve any. If the file system does not support this, Append() reserves
+  // it.
   (void)fallocate(fd, FALLOC_FL_KEEP_SIZE, 0,
                   static_cast<off_t>(options_.segment_bytes));
   if (absl::Status status = WriteAll(fd, path, kMagic, kMagicBytes);
@@ -503,8 +509,8 @@ absl::Status PushLog::SyncTo(uint64_t number) {
     if (!failed_.ok()) return failed_;
     must_sync_folder = std::exchange(must_sync_folder_, false);
     fds.swap(ended_fds_);
-    // A duplicate of the descriptor, because the segment may end and be closed
-    // meanwhile.
+    // Makes a duplicate of the descriptor, because another thread may end the
+    // segment and close the original meanwhile.
     if (fd_ >= 0) fds.push_back(dup(fd_));
     last = last_;
   }
@@ -576,8 +582,8 @@ absl::Status PushLog::StartAfterSave(uint64_t first) {
     if (fd_ >= 0 && segments_.rbegin()->second.bytes > kMagicBytes) {
       TFSWITCH_RETURN_IF_ERROR(EndSegment());
     }
-    // A segment without records stays: its name is the number of the next
-    // record.
+    // Keeps a segment without records, because its name is the number of the
+    // next record.
     while (!segments_.empty() && segments_.begin()->first <= last_) {
       const auto next = std::next(segments_.begin());
       const bool is_last = next == segments_.end();
@@ -586,8 +592,9 @@ absl::Status PushLog::StartAfterSave(uint64_t first) {
       superfluous.insert(segments_.extract(segments_.begin()));
     }
   }
-  // Without the lock, because it takes long to remove a large file. The oldest
-  // segment is removed first, so that an interruption leaves no gap.
+  // Removes files without the lock, because this takes long for a large file.
+  // Removes the oldest segment first, so that an interruption leaves no gap in
+  // the log.
   absl::Status status;
   while (status.ok() && !superfluous.empty()) {
     const std::string& path = superfluous.begin()->second.path;
@@ -599,9 +606,9 @@ absl::Status PushLog::StartAfterSave(uint64_t first) {
   }
   MutexLock lock(&mutex_);
   segments_.merge(superfluous);
-  // Writes are possible again if the records of a failed flush are in none of
-  // the remaining segments. Otherwise the next save makes them superfluous,
-  // because no records are accepted until then.
+  // If no segment with records of the failed flush remains, new records are
+  // accepted again. Otherwise the next save allows that: no records are
+  // accepted until then, so it makes these segments superfluous.
   if (segments_.empty() || segments_.begin()->first > last_) {
     failed_ = absl::OkStatus();
   }

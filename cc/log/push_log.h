@@ -35,8 +35,8 @@
 
 namespace tfswitch {
 
-// How far a log has got. It is in memory that survives the process, and the
-// numbers only grow while records are appended. Thread-safe.
+// How far a log has got. The owner keeps it in memory that survives the
+// process. The numbers never decrease while records are appended. Thread-safe.
 struct LogProgress {
   // The last record whose number Append() has returned.
   std::atomic<uint64_t> acknowledged{0};
@@ -54,8 +54,8 @@ struct PushLogOptions {
   uint64_t segment_bytes = uint64_t{64} << 20;
   // The size of all segments together.
   uint64_t max_bytes = uint64_t{8} << 30;
-  // The log must contain all records up to this number; if it ends before,
-  // records were lost. 0 if the number is not known.
+  // The number of the last record that the log must contain. If the log ends
+  // before it, records were lost. 0 if this number is not known.
   uint64_t must_reach = 0;
   LogProgress* progress = nullptr;  // Updated if it is not null.
 };
@@ -63,7 +63,7 @@ struct PushLogOptions {
 struct LogSegment {
   std::string path;
   uint64_t bytes = 0;
-  // The number of complete records from the first one on.
+  // The number of complete records at the beginning of the segment.
   uint64_t num_records = 0;
 };
 
@@ -73,8 +73,9 @@ struct LogContents {
   std::map<uint64_t, LogSegment> segments;
   // All records from `first` to this one are complete.
   uint64_t last = 0;
-  // Where these records end: the path of a segment and an offset in it. The
-  // path of the folder, if no segment was read.
+  // Where the last of these records ends: the path of its segment, and an
+  // offset in that file. If no segment was read, the path is that of the
+  // folder.
   std::string end_path;
   uint64_t end_offset = 0;
   // DataLoss, naming file and offset, if records after `last` are lost or
@@ -88,23 +89,25 @@ class PushLog {
   using Visit = absl::FunctionRef<absl::Status(uint64_t number, uint32_t type,
                                                absl::string_view payload)>;
 
-  // Visits the records from `first` on, up to the first damage. The first
-  // visited record must be `first` itself. The records up to `last` are already
-  // in a save of the state. Changes no files. DataLoss returned by `visit`
-  // counts as damage; its other errors are returned.
+  // Visits the records from `first` on, until one is damaged. The first visited
+  // record must have the number `first`. A save of the state already contains
+  // the records up to `last`. Changes no files. DataLoss returned by `visit`
+  // counts as damage; other errors of `visit` are returned.
   static absl::StatusOr<LogContents> Read(const PushLogOptions& options,
                                           uint64_t first, uint64_t last,
                                           Visit visit);
 
-  // Removes all bytes after the complete records of `contents`, and moves them
-  // to the folder `aside`, which it makes if needed.
+  // Cuts all bytes that follow the complete records of `contents` off the log.
+  // First copies each file that it changes or removes to the folder `aside`,
+  // which it makes if needed.
   static absl::Status CutAside(const LogContents& contents,
                                const std::string& aside);
 
-  // Opens the log of a folder, which is created if needed. Visits records as
-  // Read() does. New records get the numbers after these and after `last`.
-  // Removes an incomplete record at the end, unless it is known that the record
-  // was complete before. DataLoss, naming segment and offset, for damage.
+  // Opens the log of a folder; makes the folder if it does not exist. Visits
+  // records as Read() does. The first new record gets the number that follows
+  // the last visited record, or `last` if that is larger. If the last record is
+  // incomplete, removes it, unless it is known to have been complete. DataLoss,
+  // naming segment and offset, for damage.
   static absl::StatusOr<std::unique_ptr<PushLog>> Open(
       const PushLogOptions& options, uint64_t first, uint64_t last,
       Visit visit);
@@ -126,19 +129,19 @@ class PushLog {
   absl::Status Sync() { return SyncTo(last()); }
 
   // Call it for a change of the state that no record can describe. Writes a
-  // record that says so. Afterwards refuses all records with the error `why`
-  // until EndBreak(), which must be called when a later save of the state
-  // exists.
+  // record of this type, which tells later readers so. Then refuses all records
+  // with the error `why`, until the caller has saved the state and calls
+  // EndBreak().
   absl::Status BeginBreak(uint32_t type, const absl::Status& why);
   void EndBreak();
 
-  // Whether all records are refused, because a flush has failed, or EndBreak()
-  // was not called after BeginBreak().
+  // Whether the log refuses all records, because a flush has failed, or because
+  // EndBreak() was not called after BeginBreak().
   bool has_failed() const;
 
   // Call it after a save of the state that contains all records before `first`.
-  // Removes the segments that contain no later records, because they are no
-  // longer needed. Further records go to a new segment.
+  // Removes the segments whose records are all before `first`, because nothing
+  // needs them any more. Further records go to a new segment.
   absl::Status StartAfterSave(uint64_t first);
 
  private:
@@ -148,7 +151,7 @@ class PushLog {
   absl::Status EndSegment() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Write(absl::string_view bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Flushes all records up to `number`, and maybe later ones.
+  // Flushes all records up to `number`. May also flush later ones.
   absl::Status SyncTo(uint64_t number) ABSL_LOCKS_EXCLUDED(sync_mutex_, mutex_);
   void SyncOnTime();
 
@@ -162,13 +165,14 @@ class PushLog {
   mutable Mutex mutex_;
   // The key is the number of the segment's first record.
   std::map<uint64_t, LogSegment> segments_ ABSL_GUARDED_BY(mutex_);
-  // The last segment; -1 if the next record must begin a new one.
+  // The descriptor of the last segment. -1 if the next record must begin a new
+  // segment.
   int fd_ ABSL_GUARDED_BY(mutex_) = -1;
   // Ended segments, which must still be flushed and closed.
   std::vector<int> ended_fds_ ABSL_GUARDED_BY(mutex_);
   bool must_sync_folder_ ABSL_GUARDED_BY(mutex_) = false;  // It has a new file.
   uint64_t last_ ABSL_GUARDED_BY(mutex_) = 0;
-  // A failed write has left a part of a record.
+  // True if a failed write has left a part of a record in the file.
   bool has_tail_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);  // The error of a flush.
   std::string buffer_ ABSL_GUARDED_BY(mutex_);

@@ -7,8 +7,8 @@
 namespace tfswitch {
 namespace {
 
-// After how many steps to check whether a row still changes. A check costs as
-// much as a step.
+// After so many steps, checks whether they still change the row. A check costs
+// as much as a step.
 constexpr uint32_t kStepsPerLook = 16;
 
 const float kZeroGradient[kMaxSegmentDim] = {};
@@ -21,8 +21,8 @@ void TakeSteps(const SegmentStep& segment, float learning_rate, uint32_t count,
   StepInput input;
   input.learning_rate = learning_rate * segment.learning_rate_scale;
   // With L2 a row stops changing when the change of a step is lost in rounding:
-  // once a step has changed no bit, later ones will not either. This does not
-  // hold for Adam, whose steps also depend on their number.
+  // once a step has changed no bit, later steps change none either. This is not
+  // true for Adam, whose steps also depend on their number.
   const bool may_rest = p.num_corrections == 0;
   const auto num_slots = static_cast<size_t>(segment.num_slots);
   float before[3 * kMaxSegmentDim];
@@ -40,8 +40,8 @@ void TakeSteps(const SegmentStep& segment, float learning_rate, uint32_t count,
   }
 }
 
-// Takes the steps after `step` one by one, as long as they change weights.
-// After that computes the remaining changes of the averages.
+// Takes the steps after `step` one by one, until steps no longer change
+// weights. Computes the rest, which only changes averages, at once.
 void CatchUpBySteps(const SegmentStep& segment, const StepHistory& history,
                     uint32_t step, float* w, float* slots) {
   const MissedPlan& plan = segment.missed;

@@ -42,12 +42,12 @@ struct StepRun {
 // The learning rates of the steps 1 to `last_step` of a table. Does not own the
 // runs.
 struct StepHistory {
-  // Runs in order; the first one begins with step 1.
+  // The runs in order. The first one begins with step 1.
   const StepRun* runs = nullptr;
   size_t num_runs = 0;
   uint32_t last_step = 0;
-  // One per segment. If null, there are no sums, and steps are taken one by
-  // one.
+  // The sums for catching up, one object per segment. If this is null, there
+  // are no sums, and steps are taken one by one.
   const MissedMoment* moments = nullptr;
 
   // The run that contains a step. REQUIRES: 0 < step <= last_step.
@@ -81,14 +81,16 @@ inline void SetDenseStepOfSlot(uint32_t step, float* slot) {
 struct OptimizerParams;
 struct StepInput;
 
-// Brings a row of a dense table up to date with `history`. If `writes_slots` is
-// false, slots are undefined afterwards; this saves time if only the weights
-// are needed. Not thread-safe for the same row.
+// Makes a row of a dense table catch up with all steps of `history`. With
+// `writes_slots` false the slots have no meaning afterwards; this saves time if
+// only the weights are needed. Two threads must not do this for the same row at
+// the same time.
 void CatchUpRow(const OptimizerParams& params, const StepHistory& history,
                 bool writes_slots, float* row, float* slots);
 
-// A kernel (see OptimizerParams): catches the row up with input.history. If
-// input.is_gradient_step, then takes a step with the gradient.
+// A kernel (see OptimizerParams). First makes the row catch up with
+// input.history. Then takes a step with the gradient, if
+// input.is_gradient_step.
 void StepDense(const OptimizerParams& params, float* row, float* slots,
                const float* gradient, const StepInput& input);
 

@@ -10,20 +10,22 @@
 namespace tfswitch {
 namespace {
 
-// A longer window of steps would cost more than 10 us per step.
+// The most steps in the window of steps that matter. With more, each step of
+// the table would cost over 10 us.
 constexpr uint32_t kMaxWindow = 4096;
 
-// Steps after the window are ignored if their sum is at most this part of the
-// largest possible sum.
+// The window ends where the sum of all further steps is at most this part of
+// the largest possible sum.
 constexpr double kLeftOut = 1e-9;
 
-// The largest relative error of a sum that polynomials may cause.
+// The largest relative error of a sum that may come from the approximation by
+// polynomials.
 constexpr double kMaxTermError = 1e-7;
 
 constexpr uint32_t kNever = std::numeric_limits<uint32_t>::max();
 
-// Returns how many of the terms 1, ratio, ratio^2, ... matter; kNever if they
-// are too many.
+// Returns how many of the terms 1, ratio, ratio^2, ... are large enough to
+// matter. Returns kNever if there are too many.
 uint32_t WindowOf(double ratio) {
   uint32_t window = 0;
   for (double term = 1.0; term > kLeftOut * (1.0 - ratio); term *= ratio) {
@@ -60,13 +62,14 @@ struct Interpolation {
   }
 
   double points[kMaxMissedTerms];
-  // The coefficients of the polynomial that is 1 at one point, 0 at the others.
+  // For each point, the coefficients of the polynomial that is 1 there and 0 at
+  // all other points.
   double basis[kMaxMissedTerms][kMaxMissedTerms] = {};
 };
 
-// Computes the weights first b1^j / (q^j (1 - p) + p) of the plan as
-// polynomials with `num_terms` terms. Returns false if they are not exact
-// enough for some p.
+// Computes the plan's weights, which are first b1^j / (q^j (1 - p) + p), as
+// polynomials in p with `num_terms` terms. Returns false if the polynomials are
+// not exact enough for some p.
 bool PlanTerms(double first, double root_2, int num_terms, MissedPlan* plan) {
   constexpr int kTests = 48;
   const Interpolation interpolation(num_terms);
@@ -91,7 +94,7 @@ bool PlanTerms(double first, double root_2, int num_terms, MissedPlan* plan) {
       }
     }
     for (int test = 0; test <= kTests; ++test) {
-      // Test points are closer together near 0, where w_j is most curved.
+      // There are more test points near 0, because w_j is most curved there.
       const double x = static_cast<double>(test) / kTests;
       const double p = x * x * x;
       double value = 0.0;
@@ -144,8 +147,8 @@ double DecaySince(const SegmentStep& segment, const MissedMoment& moment,
   return product;
 }
 
-// The sums for a row whose last step is before all blocks. MissedSums::Add()
-// computes the same numbers.
+// Computes the sums for a row whose last step is earlier than all kept blocks.
+// MissedSums::Add() computes the same numbers for later steps.
 void SumByRuns(const SegmentStep& segment, const StepHistory& history,
                uint32_t step, float* terms) {
   const MissedPlan& plan = segment.missed;
@@ -210,7 +213,8 @@ void PlanMissedSteps(bool is_nesterov, SegmentStep* segment) {
   const bool is_bounded = HasNormBounds(options) ||
                           std::isfinite(options.min_weight.value) ||
                           std::isfinite(options.max_weight.value);
-  double ratio = 0.0;  // Each move is at most this part of the one before.
+  // Each move is at most this fraction of the move before it.
+  double ratio = 0.0;
   double root_2 = 1.0;
   switch (averages) {
     case Averages::kNone:
@@ -232,8 +236,9 @@ void PlanMissedSteps(bool is_nesterov, SegmentStep* segment) {
       break;
   }
   plan.window = WindowOf(ratio);
-  // The row never settles with L2, because gradients are then not zero, or with
-  // norm bounds, because each step may round the norm differently.
+  // A row never stops changing if there is L2, because its gradients are then
+  // not zero. Neither does it with bounds of the norm, because each step may
+  // round the norm differently.
   if (options.l2 == 0.0f && !HasNormBounds(options) &&
       plan.weight_decay == 0.0) {
     plan.settled_after = plan.window;
@@ -288,7 +293,7 @@ void SumMissedSteps(const SegmentStep& segment, const MissedMoment& moment,
   } else {
     SumByRuns(segment, history, step, input->own_terms);
   }
-  // After the window, steps only multiply the row by the decay.
+  // Steps after the window only multiply the row by the decay factor.
   if (!has_decay || count <= plan.window) return;
   const auto rest = static_cast<float>(
       DecaySince(segment, moment, history, step + plan.window));

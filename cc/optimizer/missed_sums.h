@@ -38,8 +38,8 @@ namespace tfswitch {
 class Optimizer;
 struct SegmentStep;
 
-// base^n for a base from 0 to 1, by repeated multiplication. Results below
-// 1e-30 become 0, so that averages do not become denormal numbers.
+// Computes base^n for a base from 0 to 1, by repeated multiplication. Results
+// below 1e-30 become 0, so that averages do not become denormal numbers.
 double Power(double base, uint32_t n);
 
 inline constexpr int kMaxMissedTerms = 8;
@@ -54,17 +54,18 @@ struct MissedPlan {
   Way way = Way::kNothing;
   int num_terms = 0;
   uint32_t window = 0;
-  // window x num_terms, in reverse order: the first row is for the last missed
-  // step of the window, the last row for the first missed step.
+  // The factors of the steps in the window: window x num_terms, in reverse
+  // order. The first row is for the last missed step, the last row for the
+  // first missed step.
   std::vector<double> weights;
   // For kSteps: after this many steps only averages change.
   uint32_t settled_after = std::numeric_limits<uint32_t>::max();
   double weight_decay = 0.0;
-  // By which factor a step multiplies the first average (or all slots), and the
-  // second average.
+  // A step multiplies the first average (or all slots) by keep_1, and the
+  // second average by keep_2.
   double keep_1 = 1.0;
   double keep_2 = 1.0;
-  // For momentum without decay: the sum of all moves that follow, divided by
+  // For momentum without decay: the sum of all further moves, as a multiple of
   // the velocity.
   double all_moves = 0.0;
 
@@ -84,39 +85,41 @@ struct MissedPlan {
   }
 };
 
-// Sets segment->missed of segments of tables with dense updates.
+// Sets `missed` of a segment of a table with dense updates.
 void PlanMissedSteps(bool is_nesterov, SegmentStep* segment);
 
-// The sums that a kernel applies to a segment of a row.
+// What a kernel needs to apply missed steps to a segment of a row.
 struct MissedInput {
-  const float* terms = own_terms;  // At least as many as the plan's num_terms.
+  const float* terms = own_terms;  // At least num_terms (of the plan) floats.
   float decay = 1.0f;              // The factor of weights.
   MissedPlan::Kept kept;           // The factors of averages.
   float count = 0.0f;
-  // Whether slots are updated. If not, only the weights are needed.
+  // Whether the kernel also updates slots, and not only weights.
   bool writes_slots = true;
   float own_terms[kMaxMissedTerms] = {};
 };
 
-// The final sums of a segment for kSteps steps. While a thread reads elements
-// that its MissedMoment covers, another thread may write later ones.
+// The final sums of a segment for kSteps steps. While a thread reads the
+// elements up to its MissedMoment, another thread may write the elements after
+// them.
 struct MissedBlock {
-  // The number of steps is small enough that the product of so many decay
-  // factors, from 0.5 to 1 each, is a normal number.
+  // Decay factors are from 0.5 to 1. With this number of steps the product of
+  // all their factors is still a normal float.
   static constexpr uint32_t kSteps = 512;
   // kSteps x num_terms.
   std::shared_ptr<float[]> terms;
-  // With decay: the products of the factors from the first step of the block to
-  // each step, and to the first step of the last block.
+  // With decay: decays[i] is the product of the factors from the first step of
+  // this block to step i. `decay` is that from the first step of this block to
+  // the first step of the last block.
   std::shared_ptr<double[]> decays;
   double decay = 1.0;
 };
 
 // The sums of a segment as of one step of the table. Immutable.
 struct MissedMoment {
-  // Sums that are not final yet; those of the last step are at the end.
+  // The sums that are not final yet. Those for the last step are at the end.
   std::vector<float> recent;
-  // The product of the factors since the beginning of the last block.
+  // The product of the decay factors since the beginning of the last block.
   double decay = 1.0;
   uint32_t first_step = 0;  // The first step of the first block.
   std::shared_ptr<const std::vector<MissedBlock>> blocks;
@@ -129,8 +132,9 @@ void SumMissedSteps(const SegmentStep& segment, const MissedMoment& moment,
                     MissedInput* input);
 
 // Updates the sums of all segments of an optimizer at each step of the table.
-// With Keras's betas this takes some 0.3 us per step. For each of the last
-// kKeptSteps steps it needs 4 bytes per term, and with weight decay 8 more.
+// With Keras's betas this takes some 0.3 us per step. It keeps sums for the
+// last kKeptSteps steps. Each step takes 4 bytes per term, and 8 more with
+// weight decay.
 //
 // Thread-compatible.
 class MissedSums {

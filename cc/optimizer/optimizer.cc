@@ -13,9 +13,9 @@
 namespace tfswitch {
 namespace {
 
-// The largest number for which Adam's correction is computed in advance. Rows
-// of dense tables take all steps; with Keras's beta_2 the correction is 1 from
-// step 17,400 on.
+// The largest step number for which Adam's correction is computed in advance
+// for dense tables. All their rows take all steps. With Keras's beta_2 the
+// correction is 1 from step 17,400 on.
 constexpr int kNumDenseCorrections = 32768;
 
 }  // namespace
@@ -30,7 +30,8 @@ float OneMinus(float beta) {
 
 // Takes powers of the betas as float32, because Keras also casts them first.
 float AdamCorrection(const OptimizerParams& params, float steps) {
-  // The correction grows until it is 1, and then stays 1.
+  // The correction grows until it is 1, and then stays 1. So if the last one
+  // computed in advance is 1, later ones are, too.
   if (params.corrections[params.num_corrections - 1] == 1.0f) return 1.0f;
   const auto n = static_cast<uint32_t>(steps);
   const double power_1 = Power(static_cast<double>(params.beta_1), n);

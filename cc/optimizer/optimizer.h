@@ -53,7 +53,8 @@ struct StepSettings {
   uint64_t StepOr(uint64_t number) const {
     return global_step > 0 ? static_cast<uint64_t>(global_step) : number;
   }
-  // A round gets the number of the last step among its pushes.
+  // Merges the settings of another push of the same round. The round gets the
+  // larger step number.
   void JoinRound(const StepSettings& other) {
     global_step = std::max(global_step, other.global_step);
   }
@@ -63,22 +64,23 @@ struct StepSettings {
   }
 };
 
-// The input of a push for one row, apart from its gradient.
+// The input of a step for one row, apart from the row's gradient.
 struct StepInput : StepSettings {
   // How often the batch contains the key; CowClip needs it.
   float count = 1.0f;
-  // How often the key was shown, for Paddle's rules; values up to 0 count as 1.
+  // How often the key was shown, for Paddle's rules; 0 and negative values
+  // count as 1.
   float shows = 1.0f;
-  // For a dense table: its earlier steps, and whether to take a step with the
-  // gradient after them.
+  // For a dense table: the table's earlier steps. With is_gradient_step, the
+  // row takes a step with the gradient after it has caught up with them.
   const StepHistory* history = nullptr;
   bool is_gradient_step = true;
 };
 
 struct SegmentStep;
 
-// The constant input of a kernel. Row, gradient and StepInput come with each
-// call.
+// The constant input of a kernel. The row, the gradient and the StepInput are
+// arguments of each call.
 struct OptimizerParams : RuleParams {
   using Kernel = void (*)(const OptimizerParams&, float* row, float* slots,
                           const float* gradient, const StepInput& input);
@@ -86,15 +88,17 @@ struct OptimizerParams : RuleParams {
   int dim = 0;
   // Adam's sqrt(1 - beta_2^t) / (1 - beta_1^t) for t < num_corrections.
   const float* corrections = nullptr;
-  // The members below are for kernels that call `rule` and apply options, or
-  // missed steps, before and after it.
+  // The members below are used by kernels that call `rule`. Before and after
+  // that call they apply options or missed steps.
   StepOptions options;
   float cowclip_floor = 0.0f;  // sqrt(dim) zeta
   Kernel rule = nullptr;
-  // For the kernel that steps all segments, one after another.
+  // Used by the kernel that steps all segments, one after another.
   const SegmentStep* segments = nullptr;
   int num_segments = 0;
-  int step_slot = 0;  // A dense table's step number: the last slot.
+  // For dense tables: the index of the slot with the row's step number, which
+  // is the last slot.
+  int step_slot = 0;
 };
 
 struct SegmentStep {
@@ -132,19 +136,20 @@ class Optimizer {
   int dim() const { return dim_; }
   int slot_floats() const { return slot_floats_; }
 
-  // Whether a step depends on these parts of StepInput.
+  // Whether a step depends on the count, the shows or the step number in
+  // StepInput.
   bool reads_counts() const { return reads_counts_; }
   bool reads_shows() const { return reads_shows_; }
   bool reads_steps() const { return reads_steps_; }
 
   // For a dense table: whether a step without a gradient changes rows, and
-  // whether rows take missed steps one by one.
+  // whether rows have to take missed steps one by one.
   bool moves_idle_rows() const { return moves_idle_rows_; }
   bool takes_missed_steps() const { return takes_missed_steps_; }
   const std::vector<SegmentStep>& segments() const { return segments_; }
 
-  // Writes the initial slots of a new row. In a dense table the row is up to
-  // date with step `step`.
+  // Writes the initial slots of a new row. In a dense table the row then counts
+  // as up to date with step number `step`.
   void InitSlots(float* slots, uint32_t step = 0) const;
 
   // Takes one step. Both SIMD levels give the same bits. (Always inlined,
@@ -179,8 +184,8 @@ class Optimizer {
   bool moves_idle_rows_ = false;
   bool takes_missed_steps_ = false;
   std::vector<SegmentStep> segments_;
-  // The kernel that Step() calls, and its input. It is the kernel of the only
-  // segment, or one that calls the kernels of all segments.
+  // The kernel that Step() calls, and the kernel's parameters. If there are
+  // several segments, this kernel calls those of the segments.
   OptimizerParams params_;
   OptimizerParams::Kernel step_ = nullptr;
 };

@@ -63,7 +63,7 @@ inline constexpr bool kIsRule = kIsAlternative<Struct, RuleConfig>;
 
 // A part of the row with its own rule and options.
 struct SegmentConfig {
-  int dim = 0;  // 0, only for the last segment: the rest of the row.
+  int dim = 0;  // 0: the rest of the row. Only the last segment may have 0.
   // A factor of the push's learning rate.
   NonNegative learning_rate_scale = 1.0f;
   RuleConfig rule = SgdConfig{};
@@ -78,8 +78,8 @@ struct OptimizerConfig {
   // Whether each step changes all rows, like the step of a dense variable, or
   // only the rows of the batch; see missed_steps.h.
   bool is_dense = false;
-  // Whether the optimizer is not chosen yet. The table refuses pushes until
-  // somebody opens it with an optimizer that is chosen.
+  // True if the optimizer is not chosen yet ("open"). The table refuses pushes
+  // until a caller opens it with a chosen optimizer.
   bool is_open = false;
 
   OptimizerConfig() : segments(1) {}

@@ -40,14 +40,15 @@ enum class StepKind {
   kPaddleStdAdagrad,
   kPaddleSharedAdam,
   kLion,
-  // The last two are not rules: kWithOptions applies options before and after
-  // params.rule, and kSegments steps params.segments one after another.
+  // The last two are not rules. kWithOptions calls the kernel of a rule, and
+  // applies options before and after it. kSegments steps all segments, one
+  // after another.
   kWithOptions,
   kSegments,
 };
 
-// Which slots a step with a gradient of zero changes, besides weights. Only for
-// rules that dense tables may have.
+// Which slots, in addition to weights, a step with a gradient of zero changes.
+// Set only for rules that dense tables may have.
 enum class Averages : uint8_t {
   kNone,
   kShrinking,          // All of them, by rho.
@@ -77,8 +78,8 @@ struct RuleParams {
   float l2 = 0.0f;
   float l2_shrinkage = 0.0f;
   float beta = 0.0f;
-  // For how many steps, from the first on, Adam's correction is computed in
-  // advance.
+  // Adam's correction is computed in advance for this many steps, from the
+  // first step on.
   int num_corrections = 0;
 };
 
@@ -90,8 +91,8 @@ struct RulePlan {
   const char* state = "";
   int num_vectors = 0;
   int num_floats = 0;
-  // The initial value of the first vector, or of the first float if there are
-  // no vectors; other slots start with 0.
+  // The initial value of all elements of the first vector, or of the first
+  // float if there are no vectors. All other slots start with 0.
   float initial_slot = 0.0f;
   RuleParams params{};
   Averages averages = Averages::kNone;
@@ -101,8 +102,8 @@ struct RulePlan {
 // Subtracting the float32 nearest to beta would be wrong in the fifth digit.
 float OneMinus(float beta);
 
-// For how many steps of a row corrections are computed in advance. Most rows
-// take few steps; each further step costs two calls of pow().
+// Adam's corrections are computed in advance for so many steps of a row. Most
+// rows take fewer. Each step beyond this costs two calls of pow().
 inline constexpr int kNumCorrections = 4096;
 
 struct SgdConfig {
@@ -153,7 +154,8 @@ struct AdagradDecayConfig {
   Positive initial_accumulator_value = 0.1f;
   Ranged<uint32_t, ranges::kSteps> decay_step = 100000;
   Rate decay_rate = 0.9f;
-  bool compat = false;  // At most one decay per step of the row, as in DeepRec.
+  // Decays at most once per step of the row, as in DeepRec.
+  bool compat = false;
 
   TFSWITCH_FIELDS(initial_accumulator_value, decay_step, decay_rate, compat)
   // The float counts the periods for which the row has decayed.

@@ -18,7 +18,8 @@ Status Invalid(const Texts&... texts) {
   return Error(StatusCode::kInvalidArgument, texts...);
 }
 
-// A copy of the error, with these texts before its message.
+// Returns a copy of the error, with these texts added before the error's
+// message.
 template <typename... Texts>
 Status WithContext(const Status& status, const Texts&... texts) {
   return Error(status.code(), texts..., status.message());

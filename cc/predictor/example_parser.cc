@@ -57,8 +57,8 @@ bool ReadList(std::string_view bytes, Integers* list) {
   return fields.ok();
 }
 
-// Adds a list to the feature. Lists of the same kind are joined; a list of
-// another kind replaces the former one.
+// Adds a list to the feature. If the feature has a list of the same kind,
+// appends to it; a list of another kind is replaced.
 template <typename List>
 bool MergeList(std::string_view bytes, Feature* feature) {
   if (!std::holds_alternative<List>(*feature)) feature->emplace<List>();

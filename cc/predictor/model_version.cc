@@ -2,8 +2,8 @@
 // TensorFlow would notice missing ops inside of functions only when a request
 // runs them. Then TensorFlow loads its graph and variables into a session. Last
 // it is warmed up with its own requests or, if there are none, with a request
-// of zeros. A failure of the latter is only logged, because a model may reject
-// values that no client sends.
+// of zeros. If the request of zeros fails, this is only logged, because a model
+// may reject values that no client sends.
 //
 // Predict() checks names, dtypes and shapes against the signature before the
 // session runs, because TensorFlow's own errors name nodes of the graph.
@@ -30,7 +30,7 @@
 
 namespace tfswitch {
 
-// A session, and where its graph has the inputs and outputs.
+// A session, and the places in its graph of the signatures' inputs and outputs.
 struct ModelVersion::Graph {
   using Places = std::map<std::string, TF_Output>;
   // By the names of a signature.
@@ -47,12 +47,12 @@ struct ModelVersion::Graph {
     TF_DeleteSession(session, ignored.get());
   }
 
-  // Starts the session. Sets `meta` even if it returns an error.
+  // Starts the session. Sets `meta` even if the result is an error.
   Status Load(const ModelOptions& model, const std::string& folder,
               Result<MetaGraph>* meta);
 
-  // Where the graph has a name like "serving_default_ids:0". `oper` is null if
-  // the graph does not have it.
+  // Returns where the graph has the tensor with a name such as
+  // "serving_default_ids:0". `oper` is null if the graph does not have it.
   TF_Output Find(const std::string& name) const {
     const size_t colon = name.rfind(':');
     TF_Output place = {nullptr, 0};
@@ -216,8 +216,9 @@ Status ModelVersion::LoadGraph() {
   if (loaded.ok()) loaded = graph_->Load(options_, folder_, &meta);
   if (!loaded.ok()) {
     std::error_code ignored;
-    // True if the file was read, or if there is a saved_model.pbtxt in its
-    // place.
+    // False only if saved_model.pb exists and could not be read; then the
+    // TensorFlow versions do not matter. If the file does not exist, there may
+    // be a saved_model.pbtxt instead.
     const bool is_whole = meta.ok() || !std::filesystem::exists(path, ignored);
     return is_whole ? WithVersions(loaded, meta) : loaded;
   }
@@ -232,7 +233,7 @@ Status ModelVersion::LoadGraph() {
     }
     for (const auto& [input, value] : meta->defaults[name]) {
       Result<Tensor> tensor = ParseTensor(value);
-      // A default that cannot be used is ignored.
+      // Ignores a default value that cannot be made into a tensor.
       if (tensor.ok()) bound.defaults[input] = *std::move(tensor);
     }
   }

@@ -40,9 +40,9 @@ namespace fs = std::filesystem;
 // served.
 constexpr char kRowsFolder[] = "assets.extra/tfswitch";
 
-// Describes the names, sizes and times of the files in a folder. The text stays
-// the same as long as nobody changes them. It also contains errors of the file
-// system.
+// Describes the names, sizes and times of the files in a folder. The text
+// changes only if somebody changes the files. If files cannot be examined, the
+// text contains the errors.
 std::string FilesOf(const std::string& folder, bool with_rows) {
   const fs::path rows = fs::path(folder) / kRowsFolder;
   std::vector<std::string> files;
@@ -163,13 +163,15 @@ class __attribute__((visibility("hidden"))) Predictor::Versions {
   // Stores the state of the rows for state(), and logs changes of it.
   void NoteRows();
 
-  // Loads and serves a version, or records why it is refused.
+  // Loads a version and serves it. If it cannot be loaded, records why it is
+  // refused.
   Status Take(int64_t version, const std::string& folder)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(load_mutex_);
-  // Serves the newest version that can be loaded, or the pinned one, unless it
-  // is served already. With `at_once` it does not wait until the version's
-  // files stay the same. Returns an error of the folder, or, if no version is
-  // served, the error of the newest one.
+  // Serves the pinned version, or the newest version that can be loaded, unless
+  // it is served already. Normally it uses only versions whose files have not
+  // changed since the last check; with `at_once` it does not wait for that.
+  // Returns an error of the folder or, if no version is served, the error of
+  // the newest version.
   Status Look(bool at_once) ABSL_EXCLUSIVE_LOCKS_REQUIRED(load_mutex_);
   void Watch();
 
@@ -179,16 +181,17 @@ class __attribute__((visibility("hidden"))) Predictor::Versions {
 
   // Held while a version is loaded. Locked before `mutex_`.
   absl::Mutex load_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
-  // The state of each version's files, at the last check and when it was
-  // refused.
+  // For each version, a description of its files at the last check, and of
+  // those when the version was refused.
   std::map<int64_t, std::string> seen_ ABSL_GUARDED_BY(load_mutex_);
   std::map<int64_t, std::string> refused_files_ ABSL_GUARDED_BY(load_mutex_);
   std::vector<std::shared_ptr<const ModelVersion>> retired_
       ABSL_GUARDED_BY(load_mutex_);
   int64_t pinned_ ABSL_GUARDED_BY(load_mutex_) = -1;
 
-  // Held while the interval is passed to a version, so that the last call of
-  // WatchRows determines it. Locked after `load_mutex_`, before `mutex_`.
+  // Held while an interval is passed to a version, so that the version gets the
+  // interval of the last call of WatchRows. Locked after `load_mutex_`, before
+  // `mutex_`.
   absl::Mutex watch_mutex_ ABSL_ACQUIRED_AFTER(load_mutex_);
   Seconds watch_interval_ ABSL_GUARDED_BY(watch_mutex_);
   // WatchRows was called.
@@ -237,7 +240,7 @@ Predictor::State Predictor::Versions::state() const {
     absl::MutexLock lock(&mutex_);
     state = state_;
   }
-  // Returns the present state of the rows, not that of the last check.
+  // Reads the state of the rows now, because state_ has that of the last check.
   if (state.version >= 0) state.rows = RowsState();
   return state;
 }
@@ -287,8 +290,8 @@ Status Predictor::Versions::Take(int64_t version, const std::string& folder) {
                         absl::StrCat("version ", version, " is refused: ",
                                      model.status().message()));
       state_.refused[version] = model.status();
-      // The text also covers the rows, so that a refused version is tried again
-      // when they change.
+      // `all_files` describes the files of the rows, too, so that a refused
+      // version is tried again when its rows change.
       refused_files_[version] = all_files;
       return model.status();
     }

@@ -45,7 +45,7 @@ std::string ParseFlags(int argc, char** argv, const std::vector<Flag>& flags) {
     const bool has_value = equals != argument.npos;
     if (flag == flags.end() ||
         !(has_value || std::holds_alternative<bool*>(flag->value))) {
-      // Does not show the value, because it may be a secret.
+      // Shows only the flag's name: its value may be a secret.
       return absl::StrCat("unknown argument '",
                           absl::string_view(argv[i]).substr(0, equals),
                           "'; see --help");

@@ -43,8 +43,9 @@ struct FreeDecompressor {
   }
 };
 
-// Decompresses all members of a gzip file. An error if it is not a gzip file or
-// is damaged, or if the result has more than `max_bytes`.
+// Decompresses a gzip file, which may consist of several members (gzip
+// streams). An error if it is not a gzip file or is damaged, or if the result
+// has more than `max_bytes`.
 Result<std::string> Inflate(std::string_view bytes, uint64_t max_bytes) {
   const std::unique_ptr<libdeflate_decompressor, FreeDecompressor> decompressor(
       libdeflate_alloc_decompressor());
@@ -66,7 +67,7 @@ Result<std::string> Inflate(std::string_view bytes, uint64_t max_bytes) {
       return Error(StatusCode::kResourceExhausted, "inflates to more than the ",
                    max_bytes,
                    " bytes that are read at once; inflate it with gunzip");
-    } else {  // Inflates the member again, with twice the room.
+    } else {  // Decompresses the member again, into twice as much memory.
       inflated.resize(
           std::min(max_bytes, std::max<uint64_t>(kChunk, 2 * inflated.size())));
     }

@@ -30,7 +30,8 @@ class RecordReader {
   RecordReader() = default;
 
   bool IsAtEnd();
-  // Reads up to `size` bytes; fewer only at the end of the file or at damage.
+  // Reads up to `size` bytes. Returns fewer only at the end of the file, or if
+  // the file is damaged.
   std::string ReadBytes(uint64_t size);
   // Reads `size` bytes, and the checksum that follows them.
   Result<std::string> ReadChecked(uint64_t size);

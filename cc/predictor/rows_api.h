@@ -46,8 +46,8 @@ class RowsApi {
  private:
   explicit RowsApi(const Tfswitch_Api* api) : api_(api) {}
 
-  // Makes a request ServedModel, after setting its field `call` to `value`
-  // unless `call` is null.
+  // Makes a request of type ServedModel, and returns the state in its response.
+  // If `call` is not null, sets the request's field `call` to `value`.
   Result<ServedState> Call(const std::string& folder,
                            const char* call = nullptr,
                            const nlohmann::json& value = true) const;

@@ -100,7 +100,8 @@ void AddOutput(const std::string& name, const Tensor& tensor,
   answer->add_output(answer->answer, &output);
 }
 
-// Answers requests from a predictor, as soon as there is one. Thread-safe.
+// Answers requests with the predictor, after Serve() has set it; before that,
+// with an error. Thread-safe.
 class Handler {
  public:
   explicit Handler(const std::string& model_name) : model_name_(model_name) {}
@@ -353,13 +354,13 @@ int Serve(const Settings& settings, const sigset_t& stop_signals,
                   {"address", (*api)->address(server)},
                   {"model_dir", settings.predictor.model_dir},
                   {"flags", flags}});
-  // From now on the server answers health checks, so a program that waits for
-  // this line may ask.
+  // The server already answers health checks, so a program that has read this
+  // line may ask for the server's health.
   std::printf("listening on %s\n", (*api)->address(server));
   std::fflush(stdout);
 
-  // Loads the model in another thread, because this thread waits for a signal,
-  // which may arrive before the model is loaded.
+  // Loads the model in another thread, because this thread waits for the signal
+  // to stop, which may arrive before the model is loaded.
   absl::Mutex mutex;
   bool stopping = false;
   std::unique_ptr<Predictor> predictor;
@@ -396,8 +397,8 @@ int Serve(const Settings& settings, const sigset_t& stop_signals,
   } catch (const std::system_error&) {
     stop();
   }
-  // Limits the wait, because gRPC waits for peers that do not read. It also
-  // does not wait until a version is loaded or freed.
+  // Waits only for a limited time, because gRPC waits for peers that do not
+  // read, and because a version may just be loaded or freed.
   stopped.get_future().wait_for(
       std::chrono::duration<double>(grace_secs + kTimeToClose));
   _exit(Stopped(0, strsignal(signal_number), started));

@@ -57,9 +57,11 @@ namespace {
 namespace api = tensorflow::serving;
 
 constexpr char kSignatureDef[] = "signature_def";
-// Threads for other things than predictions: polling, health and reflection.
+// Threads for polling, health checks and reflection, in addition to those for
+// predictions.
 constexpr int kOtherThreads = 64;
-// Status calls end quickly, and use some of the other threads.
+// The most calls of GetModelStatus at the same time. They end quickly, and use
+// some of the other threads.
 constexpr int kMaxStatusCalls = 16;
 constexpr uint64_t kMaxConnections = 10'000;
 constexpr int kMaxStreams = 1024;  // Calls of one connection.
@@ -87,8 +89,8 @@ int64_t TimeoutMs(const grpc::ServerContext& context) {
   return left == 0 ? -1 : left;
 }
 
-// Collects the answer of a handler. The pointers to responses of other methods
-// are null.
+// Collects the answer of a handler. Only the pointer to the response of the
+// called method is not null.
 struct Collector {
   grpc::Status status;
   api::ModelSpec* model = nullptr;
@@ -105,8 +107,9 @@ struct Collector {
     functions.answer = this;
     functions.set_error = [](void* answer, int32_t code, ServingBytes message) {
       auto status = static_cast<grpc::StatusCode>(code);
-      // This server has admitted the caller, so the error is about the token
-      // that the server itself shows to the servers of the rows.
+      // The error is about the token that this server shows to the
+      // parameter servers, because this server has already admitted its own
+      // caller.
       if (status == grpc::StatusCode::UNAUTHENTICATED ||
           status == grpc::StatusCode::PERMISSION_DENIED) {
         status = grpc::StatusCode::FAILED_PRECONDITION;
@@ -149,7 +152,8 @@ class Slots {
  public:
   explicit Slots(int max) : max_(max) {}
 
-  // ResourceExhausted if all slots are in use; else the caller must Leave().
+  // Takes a slot. ResourceExhausted if all slots are in use; after OK the
+  // caller must call Leave().
   absl::Status Enter() {
     if (taken_.fetch_add(1) < max_) return absl::OkStatus();
     --taken_;
@@ -191,7 +195,8 @@ grpc::internal::MethodHandler* GatedHandler(AccessControl* access, Slots* slots,
     if (status.ok()) status = caller.ParseRequest(context, &bytes, &request);
     if (status.ok()) {
       models.push_back(request.model_spec().name());
-      // A token's list of tables applies to the names of models here.
+      // On this server, the list of tables in a token's record is a list of
+      // models.
       status = caller.CheckTable(models[0]);
     }
     access->NoteEnd(*context, caller, rule, models, /*path=*/"", status);
@@ -274,8 +279,8 @@ class PredictionService final : public api::PredictionService::Service {
       return grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED,
                           "the deadline passed before the request was run");
     }
-    // A deque does not move its elements when it grows; pointers to them must
-    // stay valid.
+    // A deque, because it does not move its elements when it grows: other
+    // objects have pointers to them.
     std::deque<DecodedTensor> decoded;
     std::vector<ServingTensor> inputs;
     for (const auto& [name, tensor] : request.inputs()) {
@@ -401,8 +406,8 @@ absl::StatusOr<std::unique_ptr<ServingRpcServer>> Listen(
       credentials);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
   SetMessageLimits(max_message_bytes, &builder);
-  // The limit also allows for calls that will be refused, because each of them
-  // holds a thread as well.
+  // The limit has room for calls that will be refused, too, because each of
+  // them also holds a thread.
   grpc::ResourceQuota quota("tfswitch-serving");
   quota.SetMaxThreads(static_cast<int>(
       std::min<int64_t>(int64_t{options.max_requests} + kOtherThreads,

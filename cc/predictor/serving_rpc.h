@@ -5,9 +5,10 @@
 // library is opened with RTLD_DEEPBIND and exports only ServingRpc_GetApi, and
 // only the C types of this header are shared.
 //
-// In both directions the caller owns what it passes, and the called function
-// keeps nothing of it. Status codes are those of gRPC, which equal those of
-// absl. The functions may be called from any thread. They never throw.
+// In both directions the caller owns the arguments of a call, and the called
+// function keeps no pointers to them. Status codes are those of gRPC, which
+// equal those of absl. The functions may be called from any thread. They never
+// throw.
 
 #ifndef CC_PREDICTOR_SERVING_RPC_H_
 #define CC_PREDICTOR_SERVING_RPC_H_
@@ -32,13 +33,14 @@ typedef struct ServingTensor {
   int32_t dtype;  // A number of tensorflow.DataType.
   const int64_t* dims;
   size_t num_dims;
-  // The values in row-major order, with any alignment; for DT_STRING an array
-  // of ServingBytes.
+  // The values in row-major order; the memory may have any alignment. For
+  // DT_STRING this is an array of ServingBytes.
   const void* values;
   size_t num_values;
 } ServingTensor;
 
-// The model that a request is for. Empty: the server chooses.
+// The model that a request is for. If the signature is empty, the server
+// chooses it.
 typedef struct ServingModelSpec {
   ServingBytes name;
   ServingBytes signature;
@@ -60,7 +62,7 @@ typedef struct ServingRequest {
 #define SERVING_STATE_AVAILABLE 30
 #define SERVING_STATE_END 50
 
-// The functions by which a handler answers. They copy strings and tensors.
+// A handler answers by calling these functions. They copy strings and tensors.
 typedef struct ServingAnswer {
   void* answer;  // The first argument of the functions.
   void (*set_error)(void* answer, int32_t code, ServingBytes message);
@@ -93,8 +95,8 @@ typedef struct ServingRpcOptions {
   // The longest message in either direction, and the largest tensor of a
   // request.
   int64_t max_message_bytes;
-  // The maximal number of predictions in progress; each holds a thread. Further
-  // ones get RESOURCE_EXHAUSTED.
+  // The most predictions in progress, each of which holds a thread. Further
+  // requests get RESOURCE_EXHAUSTED.
   int32_t max_requests;
   // Paths; each may be empty. cc/rpc/access_control.h describes which callers
   // they allow.

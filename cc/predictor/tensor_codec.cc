@@ -45,7 +45,7 @@ using tensorflow::TensorProto;
   OF(DT_UINT8, uint8_t, int_val, 1)
 
 // The bytes of a value in memory; 0 for types that cannot be sent. A string
-// counts as much as TensorFlow needs for an empty one.
+// counts as the memory that TensorFlow needs for an empty string.
 int64_t SizeOf(DataType dtype) {
 #define TFSWITCH_SIZE(dtype, type, field, width) \
   case tensorflow::dtype:                        \
@@ -74,9 +74,9 @@ absl::Status Unsupported(absl::string_view name, DataType dtype) {
                    NameOf(dtype)));
 }
 
-// Reads the values of a field, with `width` numbers per value. If the field has
-// all values in the needed form, points to them; otherwise copies them, and
-// repeats the last value if there are too few.
+// Reads the values of a field; each value consists of `width` numbers. If the
+// field has all values, in the form that TensorFlow needs, points to them.
+// Otherwise copies them and, if there are too few, repeats the last one.
 template <typename T, typename Field>
 void ReadField(const RepeatedField<Field>& field, size_t width,
                DecodedTensor* tensor) {
@@ -95,8 +95,8 @@ void ReadField(const RepeatedField<Field>& field, size_t width,
   tensor->view.values = values;
 }
 
-// Returns how many values the field of the tensor's type has. If `tensor` is
-// not null, also sets its values.
+// Returns the number of values in the field that belongs to the tensor's type.
+// If `tensor` is not null, also reads the values.
 int ReadFieldOf(const TensorProto& proto, DecodedTensor* tensor) {
   const auto read = [tensor](auto type, const auto& field, int width) {
     if (tensor != nullptr) ReadField<decltype(type)>(field, width, tensor);
@@ -118,8 +118,8 @@ bool ReadStringContent(const std::string& content, size_t count,
                        std::vector<ServingBytes>* strings) {
   CodedInputStream lengths(reinterpret_cast<const uint8_t*>(content.data()),
                            static_cast<int>(content.size()));
-  // Each string takes at least one byte; `count` comes from the client and may
-  // be too large.
+  // Checks `count`, which comes from the client, before it allocates memory:
+  // each string takes at least one byte of the content.
   if (count > content.size()) return false;
   strings->resize(count);
   uint64_t total = 0;
@@ -200,8 +200,8 @@ absl::Status DecodeTensor(const std::string& name, const TensorProto& proto,
     ReadFieldOf(proto, tensor);
     return absl::OkStatus();
   }
-  // Limits the total, because a long string that is repeated often could use up
-  // the memory.
+  // Limits the sum of the lengths: a message can give one long string that
+  // stands for many values.
   uint64_t bytes_left = max_bytes;
   tensor->strings.reserve(count);
   for (int64_t i = 0; i < count; ++i) {

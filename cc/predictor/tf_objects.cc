@@ -5,8 +5,8 @@
 
 namespace tfswitch {
 
-// Lets TensorFlow parse the message as the value of a Const op, because it
-// knows the rules of the message's many fields.
+// TensorFlow parses the message as the value of a Const op. This code does not
+// parse it, because TensorFlow knows the rules of the message's many fields.
 Result<Tensor> ParseTensor(std::string_view bytes) {
   uint64_t dtype = 0;
   WireReader fields(bytes);

@@ -96,8 +96,8 @@ TF_Tensor* NewStrings(const std::vector<int64_t>& shape, size_t size) {
                       strings, size, &FreeStrings, nullptr);
 }
 
-// Calls call(T{}, P{}), where T is the type of the tensor's values and P the
-// type of plain values for it.
+// Calls call(T{}, P{}). T is the type of the tensor's values, and P is the
+// plain type (int64, float or string) for them.
 template <typename R, typename Call>
 R WithTypes(DataType dtype, const Call& call) {
   switch (dtype) {

@@ -23,7 +23,8 @@ constexpr int kInputs = 2;
 constexpr int kOutputFilter = 3;
 constexpr int kSignatureName = 3;  // In ModelSpec.
 
-// Finds the last field with this number; *found is empty if there is none.
+// Finds the last field with this number. *found is empty if the message has no
+// such field.
 bool Find(std::string_view message, uint32_t number, std::string_view* found) {
   *found = {};
   WireReader fields(message);

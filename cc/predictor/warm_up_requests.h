@@ -1,5 +1,6 @@
 // Requests that run before a version serves. TensorFlow does extra work when a
-// graph first runs, and without them the first clients would wait for it.
+// graph first runs. Without these requests the first clients would wait for
+// this work.
 
 #ifndef CC_PREDICTOR_WARM_UP_REQUESTS_H_
 #define CC_PREDICTOR_WARM_UP_REQUESTS_H_

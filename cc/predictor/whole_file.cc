@@ -8,8 +8,8 @@
 
 namespace tfswitch {
 
-// Uses read(), which reports an error as a state of the stream; an
-// istreambuf_iterator would throw.
+// Uses read(), because it reports an error as a state of the stream. An
+// istreambuf_iterator would throw an exception.
 Result<std::string> ReadWholeFile(const std::string& path, uint64_t max_bytes) {
   constexpr size_t kChunk = size_t{1} << 20;
   std::ifstream file(path, std::ios::binary);

@@ -61,8 +61,8 @@ class WireReader {
     kFixed32 = 5
   };
 
-  // Reads a field. If it is a group, reads the fields in it as well; groups may
-  // be nested to at most this depth.
+  // Reads one field. If the field is a group, also reads the fields in it;
+  // groups may be nested to at most `depth` levels.
   bool TakeField(int depth);
   bool Take(uint64_t size);
 

@@ -1,5 +1,5 @@
-// Open() takes the lock before it reads anything. So if two servers start on a
-// new folder at once, only one gets it.
+// Open() locks the folder before it reads anything. So if two servers start on
+// a new folder at the same time, only one of them gets it.
 
 #include "cc/recovery/data_folder.h"
 
@@ -28,10 +28,10 @@ namespace tfswitch {
 namespace {
 
 constexpr size_t kMaxIdentityBytes = 64 << 10;
-// Where the boot's id ends in the file `writes`; the number of writes is before
-// it.
+// The file `writes` begins with the number of writes and the boot's id. The id
+// ends at this offset.
 constexpr size_t kBootIdEnd = 48;
-// How long to wait for a server that is ending. A killed server holds no lock.
+// How long to wait for a server that is ending. A killed server has no lock.
 constexpr absl::Duration kLockTimeout = absl::Seconds(1);
 
 std::string Describe(const ServerIdentity& identity) {
@@ -77,7 +77,7 @@ absl::StatusOr<std::unique_ptr<DataFolder>> DataFolder::Open(
 
 absl::StatusOr<std::unique_ptr<DataFolder>> DataFolder::OpenToRepair(
     const std::string& path) {
-  // Checked before Lock(), which makes a file.
+  // Checks this before Lock(), because Lock() makes a file in the folder.
   const absl::Status there = StampOf(path + "/identity.json").status();
   if (absl::IsNotFound(there)) {
     return absl::NotFoundError(
@@ -119,7 +119,7 @@ absl::Status DataFolder::CheckIdentity(const ServerIdentity& identity) {
   if (absl::IsNotFound(read)) {
     TFSWITCH_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                               ListFolder(path_));
-    // Ignores files that a file system or a crash may have left.
+    // Ignores files that a file system or a crash may have left in the folder.
     const auto other =
         std::find_if(names.begin(), names.end(), [](const std::string& name) {
           return name[0] != '.' && name != "lost+found" &&
@@ -148,7 +148,8 @@ absl::Status DataFolder::MapCounter(bool is_copy) {
   const absl::StatusOr<std::string> text =
       ReadWholeFile(file, kMaxIdentityBytes);
   if (!text.ok() && !absl::IsNotFound(text.status())) return text.status();
-  // A server with a push log has also written the boot's id.
+  // A server with a push log has always written the boot's id. If the id is
+  // missing, the file is damaged.
   is_counter_lost_ = has_log_ && (!text.ok() || text->size() < kBootIdEnd ||
                                   (*text)[sizeof(uint64_t)] == '\0');
   if (is_counter_lost_ && !is_copy) {
@@ -165,8 +166,8 @@ absl::Status DataFolder::MapCounter(bool is_copy) {
   if (!is_copy) {
     fd = open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
     if (fd < 0) return ErrnoStatus("open", file, errno);
-    // Allocates a block on the disk. Without it, a full disk would end the
-    // process when the counter is written.
+    // Allocates the blocks of the file on the disk now. Otherwise a write to
+    // the counter on a full disk would end the process.
     if (const int error = posix_fallocate(fd, 0, sizeof(Counter)); error != 0) {
       return ErrnoStatus("allocate", file, error);
     }
@@ -190,7 +191,7 @@ absl::Status DataFolder::MapCounter(bool is_copy) {
 }
 
 void DataFolder::NoteRecovery() {
-  // If the boot's id is unknown, "?" differs from all ids.
+  // If the boot's id is not known, writes "?", which differs from all ids.
   const std::string id = boot_id_.empty() ? "?" : boot_id_;
   std::memcpy(counter_->boot_id, id.data(), id.size());
   counter_->is_repaired = 0;
@@ -199,8 +200,8 @@ void DataFolder::NoteRecovery() {
 absl::Status DataFolder::NoteLog(bool has_log) {
   if (has_log == has_log_) return absl::OkStatus();
   if (has_log) {
-    // A start with this identity.json needs the file `writes` with a boot's id.
-    // So `writes` must be on the disk first.
+    // With the new identity.json a start requires a boot's id in the file
+    // `writes`. So `writes` is flushed to the disk first.
     if (counter_->boot_id[0] == '\0') counter_->boot_id[0] = '?';
     if (msync(counter_, sizeof(Counter), MS_SYNC) != 0) {
       return ErrnoStatus("flush", path_ + "/writes", errno);

@@ -1,13 +1,6 @@
 // The folder with the state from which a server recovers.
 //
-//   FOLDER/.lock           held while a server has the folder
-//   FOLDER/identity.json   the server that owns the folder
-//   FOLDER/writes          how many writes the server has applied, and which
-//                          record of the push log it has acknowledged last
-//   FOLDER/state/          the checkpoints that the server makes of itself
-//   FOLDER/log/            the push log, if there is one
-//   FOLDER/log.removed-*/  what `tfswitch repair` has removed from the log
-//   FOLDER/checkpoints/    the checkpoints that clients ask for
+// FOLDER/.lock           locked while a server uses the folder
 
 #ifndef TFSWITCH_CC_RECOVERY_DATA_FOLDER_H_
 #define TFSWITCH_CC_RECOVERY_DATA_FOLDER_H_
@@ -36,20 +29,21 @@ struct ServerIdentity {
   }
 };
 
-// The sentence that ends errors about lost writes.
+// The last sentence of errors about lost writes: it names the command for a
+// repair.
 std::string RepairHint(const std::string& path);
 
 // A data folder, locked by this process. Thread-safe.
 class DataFolder {
  public:
-  // Makes the folder if it does not exist. Aborted if another process has it.
+  // Makes the folder if it does not exist. Aborted if another process uses it.
   // FailedPrecondition if it belongs to another server, has a newer format, or
-  // is no data folder and not empty. DataLoss if its identity cannot be read,
-  // or it has a push log and the file `writes` is lost.
+  // is not empty and no data folder. DataLoss if its identity cannot be read,
+  // or if it has a push log and the file `writes` is lost.
   static absl::StatusOr<std::unique_ptr<DataFolder>> Open(
       const std::string& path, const ServerIdentity& identity);
-  // Opens the folder of any server, with a copy of `writes` in memory, and
-  // changes nothing in it. NotFound if it is not the folder of a server.
+  // Opens the folder of any server, and changes nothing in it: changes of
+  // `writes` stay in memory. NotFound if it is not the folder of a server.
   static absl::StatusOr<std::unique_ptr<DataFolder>> OpenToRepair(
       const std::string& path);
   ~DataFolder();
@@ -66,43 +60,48 @@ class DataFolder {
     return path + "/checkpoints";
   }
 
-  // The counter of applied writes. The kernel writes its memory to the disk. So
-  // it is exact after the process was killed, but may be some seconds old after
-  // the machine went down.
+  // The counter of applied writes. It is in mapped memory, which the kernel
+  // writes to the disk. So it is exact after the process was killed, but may be
+  // some seconds old after the machine has crashed.
   std::atomic<uint64_t>* num_writes() const { return &counter_->num_writes; }
-  // False if the machine may have gone down since the last server had the
-  // folder.
+  // False if the machine may have crashed or restarted since the last server
+  // used the folder.
   bool is_counter_exact() const { return is_counter_exact_; }
-  // True if the machine is known to have gone down since then.
+  // True if the machine is known to have crashed or restarted since then.
   bool has_machine_gone_down() const { return has_machine_gone_down_; }
-  // The progress of the push log, in the same memory.
+  // The progress of the push log. It is in the same mapped memory as
+  // num_writes().
   LogProgress* log_progress() const { return &counter_->log; }
-  // If the push log ends before this record, it has lost acknowledged writes.
-  // After the machine went down, records that were not flushed may be missing.
+  // The last record that the push log must have. If the log ends before it,
+  // acknowledged writes are lost. After a restart of the machine, records that
+  // were not flushed to the disk may be missing, and are not needed.
   uint64_t last_needed_record() const {
     return is_same_boot_ ? counter_->log.acknowledged : counter_->log.flushed;
   }
-  // Whether records were removed since the last server had the folder.
+  // Whether a repair has removed records since the last server used the folder.
   bool is_repaired() const { return counter_->is_repaired; }
-  // Only for OpenToRepair(): whether the file `writes` cannot be used.
+  // Only for OpenToRepair(): whether the file `writes` is missing or damaged.
   bool is_counter_lost() const { return is_counter_lost_; }
 
-  // Notes that a server has recovered from the folder.
+  // Records in the folder that a server has recovered from it.
   void NoteRecovery();
-  // Writes to identity.json whether there is a push log.
+  // Writes to identity.json whether the server has a push log.
   //
-  // REQUIRES: no other thread calls this meanwhile.
+  // REQUIRES: no other thread calls this at the same time.
   absl::Status NoteLog(bool has_log);
   // Writes to the file `writes` that the log may end after `last_record`, and
-  // that `num_writes` were applied. The next start counts the missing ones.
+  // that `num_writes` writes were applied. From that the next start counts the
+  // missing writes.
   //
-  // REQUIRES: opened by OpenToRepair().
+  // REQUIRES: the folder was opened by OpenToRepair().
   absl::Status NoteRepair(uint64_t num_writes, uint64_t last_record);
 
  private:
   struct Counter {
     std::atomic<uint64_t> num_writes;
-    char boot_id[40];  // The machine's boot when a server last had the folder.
+    // The id that the kernel had drawn when the machine started, for the time
+    // when a server last used the folder.
+    char boot_id[40];
     LogProgress log;
     std::atomic<uint64_t> is_repaired;
   };
@@ -116,7 +115,7 @@ class DataFolder {
   absl::Status ReadIdentity();
   absl::Status CheckIdentity(const ServerIdentity& identity);
   absl::Status WriteIdentity() const;
-  // With `is_copy` changes do not reach the file.
+  // With `is_copy`, changes of the counter do not reach the file.
   absl::Status MapCounter(bool is_copy);
 
   // Constant after Open(), except for has_log_, which NoteLog() sets.
@@ -125,7 +124,7 @@ class DataFolder {
   ServerIdentity identity_;
   bool has_log_ = false;
   Counter* counter_ = nullptr;
-  std::string boot_id_;  // The machine's present boot.
+  std::string boot_id_;  // For the present run of the machine.
   bool is_same_boot_ = false;
   bool is_counter_lost_ = false;
   bool is_counter_exact_ = true;

@@ -1,5 +1,5 @@
 // The file `writes` is written last. Until then servers refuse the folder as
-// before, and an interrupted repair can be repeated.
+// they did before, so an interrupted repair can be repeated.
 
 #include "cc/recovery/repair.h"
 
@@ -28,8 +28,8 @@ namespace {
 
 using Print = absl::FunctionRef<void(absl::string_view line)>;
 
-// Prints the saves, the newest first. `skipped` has the errors of the damaged
-// ones at the beginning; the save after them is whole.
+// Prints the saves, the newest first. The first saves are damaged, with the
+// errors `skipped`. The save after them is whole.
 void PrintSaves(const std::string& state,
                 const std::vector<std::string>& skipped, Print print) {
   for (size_t i = 0;; ++i) {
@@ -153,7 +153,8 @@ absl::Status Repair(const std::string& path, RepairKind kind,
           [&shard](uint64_t number, uint32_t type, absl::string_view payload) {
             return shard.Replay(number, type, payload);
           }));
-  // Without the file `writes`, only the writes of save and log are known.
+  // If the file `writes` is lost, only the writes in the save and the log are
+  // known.
   const uint64_t known = std::max<uint64_t>(applied, num_writes);
 
   print(absl::StrCat("data folder '", path, "', shard ",

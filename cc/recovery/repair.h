@@ -1,5 +1,5 @@
-// Repairs a data folder whose push log has lost acknowledged writes, so that a
-// server can start from it again.
+// Repairs a data folder whose push log has lost acknowledged writes. Afterwards
+// a server can start from the folder again.
 
 #ifndef TFSWITCH_CC_RECOVERY_REPAIR_H_
 #define TFSWITCH_CC_RECOVERY_REPAIR_H_
@@ -15,21 +15,23 @@ namespace tfswitch {
 
 enum class RepairKind {
   kDryRun,  // Changes nothing.
-  kCut,     // Cuts the log at the first damage, if there is one.
-  kToSave,  // Returns to the newest whole save, without the log.
+  kCut,     // Cuts the log at its first damage.
+  kToSave,  // Returns to the newest undamaged save, without the log.
 };
 
-// Prints what is whole in the data folder at `path`, and then repairs it. Moves
-// the removed records to a folder beside the log. The next server to start
-// reports how many writes are lost.
+// Prints which saves and records of the data folder at `path` are undamaged,
+// and then repairs the folder. Moves the removed records to a folder beside the
+// log. The next server that starts from the folder reports how many writes are
+// lost.
 //
-// Loads the rows, as a server does: only a replay shows which records can be
-// replayed, and how many writes they have. `limits` are those of the server.
+// Loads the rows as a server does, because only a replay shows which records
+// can be replayed, and how many writes they have. `limits` are the limits of
+// the server.
 //
-// NotFound if `path` is no data folder; Aborted if a server has it; DataLoss if
-// there are saves and none is whole.
+// NotFound if `path` is no data folder. Aborted if a server uses it. DataLoss
+// if there are saves and all are damaged.
 //
-// Thread-safe: the folder is locked.
+// Thread-safe, because the folder is locked.
 absl::Status Repair(const std::string& path, RepairKind kind,
                     const ShardOptions& limits,
                     absl::FunctionRef<void(absl::string_view line)> print);

@@ -1,6 +1,6 @@
-// Before the replay the counter of writes is set to the writes of the save, and
-// the replay counts on. So the difference to its former value is the number of
-// lost writes.
+// Before the replay the counter of writes is set to the number of writes in the
+// save, and the replay increments it. The number of lost writes is the former
+// value of the counter minus the new one.
 
 #include "cc/recovery/state_keeper.h"
 
@@ -22,8 +22,8 @@ namespace tfswitch {
 namespace {
 
 void Warn(absl::string_view event, absl::string_view message) {
-  // Callers cannot cause these lines, so a high limit is safe. A start may have
-  // many.
+  // Clients cannot cause these lines, so a high limit is safe. One start may
+  // write many of them.
   LogMessage(LogLevel::kWarning, {event, /*burst=*/1000, /*per_second=*/10},
              message);
 }
@@ -61,7 +61,7 @@ absl::Status StateKeeper::Recover(const Shard::Interrupt& interrupt) {
   if (!status.ok()) {
     std::string remedy = ". To start without these rows, move the folder away";
     if (absl::IsDataLoss(status) && recovered.ok()) {
-      // Only the log is damaged: the rows before the damage are whole.
+      // Only the log is damaged; the rows before its damage are recovered.
       remedy =
           absl::StrCat("; ", DescribeLost(folder_, applied, num_writes),
                        " from there on are lost. ", RepairHint(folder_.path()));
@@ -69,7 +69,7 @@ absl::Status StateKeeper::Recover(const Shard::Interrupt& interrupt) {
                !absl::IsFailedPrecondition(status)) {
       remedy = ". The rows are still there: start again when that is mended";
     }
-    num_writes = applied;  // The next attempt needs the former value.
+    num_writes = applied;  // A retry needs the former value.
     return absl::Status(status.code(),
                         absl::StrCat("cannot recover from '", folder_.path(),
                                      "': ", status.message(), remedy));
@@ -120,10 +120,10 @@ absl::Status StateKeeper::SetSkippedAside(
          absl::StrCat("former saves are set aside, as nobody can read them: ",
                       absl::StrJoin(*damaged, "; ")));
   } else if (damaged.ok() && recovered.skipped.empty()) {
-    // If a save was set aside, its files stay until the next start.
+    // The files of a save that was set aside stay until the next start.
     cleaned = checkpoint::RemoveUnpublished(state);
   }
-  // Files that stay do no harm, so an error is only logged.
+  // Remaining files do no harm, so the error is only logged.
   if (!cleaned.ok() && !absl::IsNotFound(cleaned)) {
     Warn("files_left", absl::StrCat("files that no save needs stay in '", state,
                                     "': ", cleaned.message()));
@@ -155,23 +155,24 @@ absl::Status StateKeeper::OpenLog(const RecoveredState& recovered,
                       return shard_.Replay(number, type, payload);
                     });
   TFSWITCH_RETURN_IF_ERROR(log.status());
-  // Changes the folder only now: a failed start must not change it.
+  // Changes the folder only here, because a failed start must not change it.
   TFSWITCH_RETURN_IF_ERROR(SetSkippedAside(recovered));
   MutexLock lock(&saving_);
   first_record_ = server.last_record() + 1;
   log_ = *std::move(log);
   TFSWITCH_RETURN_IF_ERROR(shard_.own_state().StartLog(log_.get()));
-  // Groups are forgotten if they may lack the last steps of their workers: they
-  // would refuse the next steps.
+  // Records may be missing, and with them the last steps of workers. Groups
+  // that lack these steps would refuse the next steps, so the groups are
+  // forgotten.
   const bool lacks_records = !had_log || folder_.is_repaired() ||
                              (folder_.has_machine_gone_down() &&
                               options.sync_every > absl::ZeroDuration());
   if (lacks_records)
     TFSWITCH_RETURN_IF_ERROR(shard_.own_state().ForgetGroups());
   if (options_.has_log) return absl::OkStatus();
-  // The folder had a log, but the log is switched off now. Its writes must be
-  // saved before writes without records come. Groups are not saved, because the
-  // next calls of their workers have no records, either.
+  // The folder has a log, but the log is switched off now. Its writes must be
+  // saved before the shard gets writes without records. Groups are not saved,
+  // because later calls of their workers have no records, either.
   TFSWITCH_RETURN_IF_ERROR(shard_.own_state().StartLog(nullptr));
   TFSWITCH_RETURN_IF_ERROR(
       shard_.own_state()
@@ -209,8 +210,8 @@ absl::Status StateKeeper::Save(const Shard::Interrupt& interrupt) {
       const v1::CheckpointServer saved,
       shard_.own_state().Save(DataFolder::StateOf(folder_.path()), interrupt));
   if (log_ == nullptr) return absl::OkStatus();
-  // Keeps the records since the previous save, in case this save is found
-  // damaged. After a failed flush they are uncertain, and are not kept.
+  // Keeps the records since the previous save, in case this save proves
+  // damaged. If a flush has failed, the records are uncertain and not kept.
   const uint64_t first_record = saved.last_record() + 1;
   const uint64_t before = std::exchange(first_record_, first_record);
   return log_->StartAfterSave(log_->has_failed() ? first_record : before);

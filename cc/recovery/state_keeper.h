@@ -1,5 +1,6 @@
-// Keeps the state of a shard in its data folder. It recovers the state at the
-// start, saves it at intervals and at the end, and logs writes in between.
+// Keeps the state of a shard in its data folder. Recovers the state at the
+// start, saves it at intervals and at the end, and logs the writes between two
+// saves.
 
 #ifndef TFSWITCH_CC_RECOVERY_STATE_KEEPER_H_
 #define TFSWITCH_CC_RECOVERY_STATE_KEEPER_H_
@@ -22,38 +23,39 @@
 namespace tfswitch {
 
 struct StateKeeperOptions {
-  // How often the state is saved. Infinite means only at the end.
+  // How often the state is saved. If infinite, it is saved only at the end.
   absl::Duration save_every = absl::Minutes(10);
   bool has_log = false;
-  // See PushLogOptions. The log is always in the data folder.
+  // See PushLogOptions. `folder` is ignored: the log is always in the data
+  // folder.
   PushLogOptions log;
 };
 
-// Describes the writes that a state with `whole` writes lacks of the `applied`
-// ones of a folder, as "52 acknowledged writes", or "at least 52 ..." if the
-// counter is not exact.
+// Describes the lost writes: `applied` were counted in the folder, and the
+// state has only `whole` of them. The text is "52 acknowledged writes", or "at
+// least 52 ..." if the counter is not exact.
 std::string DescribeLost(const DataFolder& folder, uint64_t applied,
                          uint64_t whole);
 
 // Thread-safe.
 class StateKeeper {
  public:
-  // The shard counts its writes in `folder`. Both must outlive this.
+  // The shard counts its writes in `folder`. Both must outlive this object.
   StateKeeper(const StateKeeperOptions& options, DataFolder* folder,
               Shard* shard)
       : options_(options), folder_(*folder), shard_(*shard) {}
   StateKeeper(const StateKeeper&) = delete;
   StateKeeper& operator=(const StateKeeper&) = delete;
 
-  // Recovers the newest whole state, if there is one, and then the writes of
-  // the log. Sets in the shard how many writes are lost, and starts the log.
-  // Ends early with an error of `interrupt`.
+  // Recovers the newest undamaged save, if there is one, and then the writes in
+  // the log. Tells the shard how many writes are lost, and starts the log. If
+  // `interrupt` returns an error, ends with that error.
   //
   // REQUIRES: the shard is new.
   absl::Status Recover(const Shard::Interrupt& interrupt);
 
-  // Starts to save at intervals, and earlier when the log has half of its
-  // maximal bytes. A failed save is logged, and tried again after an interval.
+  // Starts to save at intervals, and also when the log has reached half of its
+  // maximal size. A failed save is logged, and repeated after an interval.
   void Start();
 
   // Saves now.
@@ -61,8 +63,8 @@ class StateKeeper {
     return absl::OkStatus();
   });
 
-  // Ends a running save, and saves a last time. Returns the error of the last
-  // save. Called when no writes to the shard can come any more.
+  // Interrupts a running save, and saves a last time. Returns the error of the
+  // last save. Call this when the shard can get no more writes.
   absl::Status Stop();
 
  private:
@@ -70,9 +72,10 @@ class StateKeeper {
   static constexpr char kLogName[] = "log";
 
   void SaveOnTime();
-  // Whether the log is long or cannot be written.
+  // Whether the log needs a save, because it is long or cannot be written.
   bool IsLogLong() const;
-  // Sets damaged saves aside after a good one was found.
+  // Sets aside the damaged saves that were skipped. Called after an undamaged
+  // save was found.
   absl::Status SetSkippedAside(const RecoveredState& recovered) const;
   // Opens the log, and replays the writes that the recovered state lacks.
   absl::Status OpenLog(const RecoveredState& recovered,
@@ -85,9 +88,9 @@ class StateKeeper {
   std::unique_ptr<PushLog> log_;  // Constant after Recover().
   std::atomic<bool> is_stopping_{false};
   Mutex saving_;  // Held during a save.
-  // The first record that the last save lacks.
+  // The number of the first record whose write is not in the last save.
   uint64_t first_record_ ABSL_GUARDED_BY(saving_) = 1;
-  // Declared last, so that its thread ends before the members that it uses.
+  // Declared last and so destroyed first: its thread uses the members above.
   IntervalTimer timer_{[this](const std::string& name) {
     if (name == kSaveName || IsLogLong()) SaveOnTime();
   }};

@@ -20,8 +20,8 @@ namespace {
 
 using google::protobuf::FieldDescriptor;
 
-// The pause in kRetryPushback, in milliseconds. A client waits longer after
-// each further refusal.
+// The pause that kRetryPushback asks for, in milliseconds. The client waits
+// longer each time the server refuses the same call again.
 constexpr char kPause[] = "10";
 
 absl::string_view ViewOf(const grpc::string_ref& text) {
@@ -278,14 +278,15 @@ void AccessControl::NoteEnd(const grpc::ServerContext& context,
   if (!is_audited_ || !(is_refusal || rule.least_role == v1::ROLE_ADMIN)) {
     return;
   }
-  // Refused calls have a limit of their own, so that a flood of them does not
-  // displace lines about other calls.
+  // Log lines about refused calls have a limit of their own, so that a flood of
+  // them does not displace lines about other calls.
   const bool is_done = caller.is_in_ && !is_refusal;
   const LogKind kind =
       is_done ? LogKind{"admin_called", 200, 10} : LogKind{"caller_refused"};
   const std::string peer = context.peer();
   const auto [token_kind, token] = CallerName(context, caller);
-  // LogServerEvent() would write nothing in a Python process with a server.
+  // Does not call LogServerEvent(), which writes nothing in a Python process
+  // that contains a server.
   LogWriter::Get().Write(
       kind,
       EventLine(is_done ? LogLevel::kInfo : LogLevel::kWarning, kind.name,

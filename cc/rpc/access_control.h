@@ -67,7 +67,8 @@ std::vector<std::string> TablesIn(const google::protobuf::Message& request);
 // The folder that the request names; "" if it names none.
 std::string PathIn(const google::protobuf::Message& request);
 
-// One call of a caller, from its admission to its answer.
+// One call: who has made it, from the check of the caller's rights until the
+// call is answered.
 //
 // Not thread-safe.
 class Caller {
@@ -100,10 +101,11 @@ class Caller {
   absl::Status CheckTable(absl::string_view table) const;
   // PermissionDenied, naming the caller, `what` and the role that it needs.
   absl::Status CheckRole(v1::Role role, absl::string_view what) const;
-  // Counts the bytes of a request, or of an answer before the call changes
-  // anything, against the token's limit. ResourceExhausted if they exceed it.
-  // If they exceed it only because of other calls in progress, kRetryPushback
-  // tells the client to try again.
+  // Adds the bytes of a request or an answer to those of the token's calls in
+  // progress. Call AddAnswer() before the call changes anything.
+  // ResourceExhausted if the bytes exceed a limit of the token. If they exceed
+  // it only because of other calls in progress, kRetryPushback tells the client
+  // to try again.
   absl::Status AddRequest(grpc::ServerContext* context, uint64_t bytes);
   absl::Status AddAnswer(grpc::ServerContext* context, uint64_t bytes);
   // Calls AddRequest(), then parses `bytes` and clears them. Counts first,

@@ -17,7 +17,7 @@ namespace {
 constexpr size_t kAlignment = 64;
 
 // Tells ThreadSanitizer that gRPC hands a slice from one thread to another.
-// gRPC is built without it, so it does not see this.
+// gRPC is built without ThreadSanitizer, which therefore does not see this.
 void AnnotateHandOver(void* object) {
 #if TFSWITCH_THREAD_SANITIZER
   __tsan_release(object);

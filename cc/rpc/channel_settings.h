@@ -1,5 +1,5 @@
 // Settings that both ends of a connection share; docs/benchmarks/exchange.md
-// gives the cost of an exchange with them.
+// has measurements of calls with these settings.
 
 #ifndef TFSWITCH_CC_RPC_CHANNEL_SETTINGS_H_
 #define TFSWITCH_CC_RPC_CHANNEL_SETTINGS_H_
@@ -15,14 +15,15 @@ namespace tfswitch {
 // A pull of more than this many bytes of embeddings is sent in parts of at
 // least this size.
 inline constexpr size_t kMinPartBytes = 5 << 18;
-// The smallest part of a push that would fit in one message. It is larger than
-// for pulls because parts make pushes more expensive: the whole push is
-// searched for NaN before the first part is sent, so that a NaN in the last
-// part leaves nothing applied.
+// The smallest part of a push that is divided although it would fit in one
+// message. It is larger than for pulls, because dividing costs more: the whole
+// push is searched for NaN before the first part is sent, so that a NaN in the
+// last part leaves nothing applied.
 inline constexpr size_t kMinPushPartBytes = 4 << 20;
 inline constexpr size_t kMaxPartsPerCall = 8;
 
-// If the other host vanishes, this is noticed after the sum of both times.
+// If the host at the other end vanishes, gRPC notices it after the sum of these
+// two times.
 inline constexpr int kKeepaliveTimeMs = 30'000;
 inline constexpr int kKeepaliveTimeoutMs = 10'000;
 
@@ -40,7 +41,7 @@ inline constexpr std::pair<const char*, int> kChannelArguments[] = {
 
 // A new connection that has not begun HTTP/2 after this time is closed.
 inline constexpr int kHandshakeTimeoutMs = 20'000;
-// The server accepts pings at this interval or longer ones; must be less than
+// The server accepts pings that are at least this far apart. Must be less than
 // kKeepaliveTimeMs.
 inline constexpr int kMinPingIntervalMs = 10'000;
 

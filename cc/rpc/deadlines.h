@@ -1,6 +1,7 @@
-// Converts deadlines for gRPC to the steady clock, which changes of the system
-// time do not affect. gRPC waits by the clock that a deadline names. On a
-// server, it gives the deadlines of received calls by the steady clock.
+// Converts deadlines for gRPC to the steady clock, because changes of the
+// system time do not affect that clock. gRPC waits by the clock in which it
+// gets a deadline. A gRPC server gives the deadlines of calls in the steady
+// clock.
 
 #ifndef TFSWITCH_CC_RPC_DEADLINES_H_
 #define TFSWITCH_CC_RPC_DEADLINES_H_

@@ -22,7 +22,7 @@ namespace tfswitch {
 namespace {
 
 // Escapes the text, because it may contain bytes that a peer has sent. Each
-// place in gRPC's code that logs has a limit of its own.
+// line of gRPC's code that logs has its own limit of log lines.
 void WriteLineOfGrpc(gpr_log_func_args* line) {
   constexpr size_t kLongest = 500;
   const std::string place = absl::StrCat(line->file, ":", line->line);
@@ -55,8 +55,7 @@ void PrepareProcess() {
 
 void PrepareServerProgram() {
   signal(SIGPIPE, SIG_IGN);
-// Only for this version of gRPC: others may not know the name, and would print
-// a warning.
+// Other versions of gRPC may not know this name, and would print a warning.
 #if GRPC_CPP_VERSION_MAJOR == 1 && GRPC_CPP_VERSION_MINOR == 51
   setenv("GRPC_EXPERIMENTS", "-tcp_read_chunks", /*overwrite=*/0);
 #endif

@@ -38,8 +38,8 @@ void SetMessageLimits(uint64_t max_message_bytes,
   builder->SetMaxSendMessageSize(static_cast<int>(max_message_bytes));
   // Refuses compressed messages, because gRPC's limits apply to the bytes that
   // arrive, and the inflated message could be a thousand times as long. The
-  // first two settings refuse them; the third one makes sure that they are not
-  // inflated before that.
+  // first two settings refuse them; the third one keeps gRPC from inflating
+  // them before it refuses them.
   builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
   builder->AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);

@@ -19,14 +19,15 @@ namespace tfswitch {
 
 // Paths; each may be empty.
 struct TlsFiles {
-  // The certificate authorities that sign the peer's certificate.
+  // A file with the certificate authorities whose certificates peers must have.
   std::string ca;
-  // The own certificate, followed by the intermediate ones.
+  // A file with this side's own certificate, followed by the intermediate
+  // certificates.
   std::string cert;
   // The key of `cert`, not encrypted.
   std::string key;
-  // For clients: the name that the server's certificate must have. If empty,
-  // the host of the address.
+  // For clients: the name that the server's certificate must have. If this is
+  // empty, it must have the host name of the address.
   std::string server_name;
 
   friend bool operator==(const TlsFiles& a, const TlsFiles& b) {

@@ -28,12 +28,13 @@ class PinnedSnapshot final : public PinnedRows {
       tables.push_back(layers);
       num_keys += part.keys.size();
     }
-    // With fewer keys, waking a thread takes longer than the work.
+    // A thread gets at least this many keys: for fewer, waking the thread would
+    // take longer than the work.
     constexpr size_t kMinKeysPerRange = 512;
     Mutex mutex;
     absl::Status first;
-    // Looks up a range of all keys: the keys of the first part come first, then
-    // those of the second, and so on.
+    // Looks up the keys [begin, end). The keys of all parts are numbered one
+    // after another: first those of the first part, then those of the second.
     const auto look_up = [&](size_t begin, size_t end) {
       size_t before = 0;
       for (size_t i = 0; i < parts.size() && before < end; ++i) {

@@ -53,7 +53,7 @@ uint64_t ChecksumOf(const v1::ExportContent& content) {
   return Checksum(bytes.data(), bytes.size());
 }
 
-// Checks what the rules of the fields do not express.
+// Checks what the field rules in export.proto cannot express.
 absl::Status CheckContent(const v1::ExportContent& content,
                           const ExportName& name) {
   if (NameOf(content).ToString() != name.ToString()) {
@@ -167,8 +167,9 @@ ExportWriter::ExportWriter(std::string path, std::unique_ptr<FolderLock> lock)
 absl::StatusOr<std::unique_ptr<ExportWriter>> ExportWriter::Begin(
     const std::string& path, bool is_delta) {
   TFSWITCH_RETURN_IF_ERROR(CreateFolders(path));
-  // Returns Aborted if the lock is held. If a delta cannot follow, the code is
-  // another one, because callers then write a base instead.
+  // Returns Aborted only if another process holds the lock. For a delta that
+  // cannot follow, Begin() returns another code, because callers then write a
+  // base instead.
   TFSWITCH_ASSIGN_OR_RETURN(std::unique_ptr<FolderLock> lock,
                             FolderLock::Take(path, absl::ZeroDuration(),
                                              [] { return absl::OkStatus(); }));
@@ -177,7 +178,7 @@ absl::StatusOr<std::unique_ptr<ExportWriter>> ExportWriter::Begin(
                             ListFolder(path));
   std::error_code error;
   for (const std::string& file : files) {
-    // Files that cannot be removed do no harm.
+    // Ignores errors, because a file that remains does no harm.
     if (absl::StartsWith(file, kTemporaryPrefix)) {
       fs::remove_all(absl::StrCat(path, "/", file), error);
     }

@@ -83,8 +83,8 @@ class ExportWriter {
   ExportName name() const { return NameOf(manifest_); }
   const std::string& id() const { return manifest_.id(); }
 
-  // Records the rule that chooses rows; deltas after this export must have the
-  // same.
+  // Records the rule that chooses which rows are exported. Deltas that follow
+  // this export must have the same rule.
   void SetRule(const v1::ScoreRule& rule) { *manifest_.mutable_rule() = rule; }
 
   // Adds a table. Returns a writer for its rows, which must be finished before

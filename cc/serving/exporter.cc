@@ -58,7 +58,8 @@ absl::StatusOr<Tables> ListTables(ParameterClient& client) {
   Tables tables;
   for (TableInfo& info : infos) {
     TFSWITCH_RETURN_IF_ERROR(info.lost);
-    // Some servers do not have the table: it is just being created or dropped.
+    // If some servers do not have the table, it is just being created or
+    // dropped.
     if (info.num_shards != client.num_shards()) continue;
     const std::string name = info.config.name;
     tables[name] = std::move(info);
@@ -161,8 +162,9 @@ absl::Status FinishDifference(const RowDifference& difference,
       "rows are meant to go."));
 }
 
-// Exports one table, and adds to the report. `args` has the values that all
-// tables share. A base has the given `format`.
+// Exports one table, and adds its numbers to the report. `args` has the values
+// that are the same for all tables. If the export is a base, rows are written
+// in `format`.
 absl::Status ExportTable(ParameterClient& client, const std::string& path,
                          ExportChangesArgs args, RowFormat format,
                          const TableInfo& listed, ExportWriter* writer,
@@ -176,8 +178,8 @@ absl::Status ExportTable(ParameterClient& client, const std::string& path,
   kind.format = format;
   kind.default_row = MissingRow(config);
   args.table = table;
-  // Names the incarnation that was listed, because this process may have used
-  // another one before.
+  // Names the incarnation from the list of tables, because this process may
+  // have used an earlier table of this name.
   args.table_incarnation = listed.identity.incarnation;
   if (writer->name().is_delta) {
     const v1::ExportedTable& before = writer->previous().tables().at(table);
@@ -202,8 +204,8 @@ absl::Status ExportTable(ParameterClient& client, const std::string& path,
   };
   auto cursors = client.ExportChanges(args, write_chunk);
   if (!args.since.empty() && absl::IsFailedPrecondition(cursors.status())) {
-    // A server does not know the changes. Begins a new file, because other
-    // servers may have written changes into this one.
+    // A server no longer knows which rows have changed. The changes of other
+    // servers may already be in the file, so this begins a new file.
     TFSWITCH_ASSIGN_OR_RETURN(
         const std::unique_ptr<RowDifference> difference,
         RowDifference::Open(path, writer->previous(), table));
@@ -233,7 +235,8 @@ absl::StatusOr<v1::PublishExportResponse> Publish(
                             ExportWriter::Begin(request.path(), is_delta));
   // The export that a delta follows.
   const v1::ExportContent last = LastExport(*writer, request.path());
-  // Lists tables before the first one is read, which may take long.
+  // Lists all tables before it reads the first one, because reading may take
+  // long.
   TFSWITCH_ASSIGN_OR_RETURN(const Tables present, ListTables(client));
   TFSWITCH_ASSIGN_OR_RETURN(const std::set<std::string> tables,
                             TablesOf(request, present, last));
@@ -279,8 +282,8 @@ absl::StatusOr<v1::PublishExportResponse> Publish(
   }
   if (args.rule.has_value()) {
     for (const std::string& table : tables) {
-      // Ignores errors: they only make the next delta contain these rows once
-      // more.
+      // Ignores errors of CommitExport: their only effect is that the next
+      // delta contains these rows once more.
       v1::CommitExportRequest end;
       NameTable({table, present.at(table).identity.incarnation}, &end);
       end.set_export_id(writer->id());

@@ -41,8 +41,9 @@ struct WatchedRange {
 // All watched files, and the thread that checks them. Never destroyed.
 struct FileWatcher {
   static constexpr absl::Duration kInterval = absl::Milliseconds(200);
-  // How long the writer must wait, so that lookups that began before the file
-  // was marked can end.
+  // How long this process keeps a lease after it has marked the file as
+  // changed. The writer waits meanwhile, and lookups that began before the mark
+  // end.
   static constexpr absl::Duration kReadersEnd = absl::Milliseconds(100);
 
   static FileWatcher& Get() {
@@ -105,8 +106,8 @@ WatchedRange* TakeRange(const MappedFile& file) {
   }
   range->has_changed = false;
   range->begin = reinterpret_cast<uintptr_t>(file.data());
-  // The range of an empty file has one byte, because the mark belongs to a
-  // range.
+  // An empty file gets a range of one byte, because the file's mark ("has
+  // changed") is stored with its range.
   range->end = range->begin + std::max<size_t>(file.size(), 1);
   return range;
 }
@@ -117,14 +118,14 @@ uintptr_t page_bytes;
 void OnBusError(int number, siginfo_t* info, void*) {
   const int error = errno;
   const auto at = reinterpret_cast<uintptr_t>(info->si_addr);
-  // Only signals that the kernel sends have an address.
+  // A signal has an address only if the kernel has sent it.
   WatchedRange* range = info->si_code > 0 ? all_ranges.load() : nullptr;
   for (; range != nullptr; range = range->next) {
     const uintptr_t end = range->end;
     if (at < range->begin || at >= end) continue;
-    // Sets the mark first, because other threads may read the zeros from now
-    // on. Maps all pages up to the end at once, because a process may have only
-    // some 65,000 mappings.
+    // First marks the file as changed, because other threads may read the zeros
+    // from now on. Maps zeros over all pages up to the end at once, because a
+    // process may have only some 65,000 mappings.
     range->has_changed = true;
     const uintptr_t page = at / page_bytes * page_bytes;
     if (mmap(reinterpret_cast<void*>(page), end - page, PROT_READ,
@@ -159,7 +160,8 @@ FileWatch::FileWatch(int fd, const MappedFile& file)
   FileWatcher& watcher = FileWatcher::Get();
   MutexLock lock(&watcher.mutex);
   TakeLease();
-  // Only changes from now on count, because nothing has been read so far.
+  // Compares with the file's times as they are now: nothing has been read from
+  // the file so far, so earlier changes do no harm.
   has_changed_ = fstat(fd_, &first_) != 0 ||
                  static_cast<size_t>(first_.st_size) != file.size();
   watcher.files.push_back(this);
@@ -185,16 +187,16 @@ void FileWatch::Look() {
 
 void FileWatch::LookLocked() {
   if (has_changed()) return;
-  // Reads the times after it has taken the lease, so that they show writes from
-  // the time without a lease.
+  // Reads the file's times after it has tried to take the lease. So it also
+  // notices a write from the time before the lease.
   if (lease_ == Lease::kRefused) TakeLease();
   struct stat now = {};
   if (IsLeaseWanted() || fstat(fd_, &now) != 0 ||
       now.st_size != first_.st_size ||
       now.st_mtim.tv_sec != first_.st_mtim.tv_sec ||
       now.st_mtim.tv_nsec != first_.st_mtim.tv_nsec) {
-    // Only ever sets it to true, because the SIGBUS handler may have set it
-    // meanwhile.
+    // Sets has_changed_ to true, but never to false, because the SIGBUS handler
+    // may have set it meanwhile.
     has_changed_ = true;
   }
 }

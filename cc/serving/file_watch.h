@@ -30,12 +30,12 @@ struct WatchedRange;
 // Thread-safe.
 class FileWatch {
  public:
-  // Starts the thread, unless it runs. ResourceExhausted if no thread can be
-  // started; a later call tries again.
+  // Starts the thread that checks the files, if it does not run yet.
+  // ResourceExhausted if no thread can be started; a later call tries again.
   static absl::Status StartThread();
 
-  // Takes ownership of `fd`, from which `file` was mapped. `file` must outlive
-  // this.
+  // Takes ownership of the descriptor `fd`, from which `file` was mapped.
+  // `file` must outlive this object.
   //
   // REQUIRES: StartThread() was OK.
   FileWatch(int fd, const MappedFile& file);
@@ -48,15 +48,15 @@ class FileWatch {
   // before any change. Without a lease, changes of the last second may be
   // missed.
   bool has_changed() const {
-    // Makes this thread see the mark if the SIGBUS handler has run within the
-    // reads.
+    // The SIGBUS handler may have run in this thread during its reads. The
+    // fence makes the thread see the mark that the handler has set.
     std::atomic_signal_fence(std::memory_order_acq_rel);
     return has_changed_.load(std::memory_order_acquire);
   }
   // Checks the file now.
   void Look();
-  // Whether another process had the file open for writing at the last check;
-  // false if that is unknown.
+  // Whether another process had the file open for writing when the file was
+  // last checked. Also false if this is not known.
   bool has_writer() const { return lease_ == Lease::kRefused; }
 
  private:

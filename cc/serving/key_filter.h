@@ -22,7 +22,7 @@ class KeyFilter {
 
   void Add(uint64_t hash) { words_[Place(hash)] |= Bits(hash); }
 
-  // The word that contains the bits of a key, for MayHave(). Callers may
+  // The word in which a key has its bits; pass it to MayHave(). Callers may
   // prefetch it.
   const uint64_t* Word(uint64_t hash) const { return &words_[Place(hash)]; }
   // False if no key with this hash was added.

@@ -32,7 +32,7 @@ absl::Status BadVariable(absl::string_view name, absl::string_view expected,
       absl::StrCat(name, ": expected ", expected, ", got '", value, "'"));
 }
 
-// Does not change *duration if the variable is not set.
+// Reads the variable `name`. If it is not set, *duration does not change.
 absl::Status ReadVariable(const char* name, const char* expected, double least,
                           absl::Duration* duration) {
   const char* const text = std::getenv(name);
@@ -65,7 +65,7 @@ absl::StatusOr<v1::ModelFile> ReadModelFile(const std::string& file) {
 
 absl::StatusOr<ServingEnvironment> ReadServingEnvironment(
     RemoteRowsOptions* remote) {
-  // In a shorter time no packet could be sent.
+  // The shortest valid time. In less time no packet could be sent.
   constexpr double kLeastSeconds = 1e-6;
   constexpr char kPositive[] = "a positive number of seconds";
   ServingEnvironment environment;

@@ -27,7 +27,8 @@ struct PerfectHash {
   uint64_t num_pilots() const { return num_parts * pilots_per_part; }
   uint64_t num_slots() const { return num_parts * slots_per_part; }
 
-  // The argument of the other functions: a number made from a key's HashKey().
+  // The number of a key, made from its HashKey(). The functions below take it
+  // as `point`.
   uint64_t PointOf(uint64_t hash) const {
     return (hash ^ seed) * 0x9e3779b97f4a7c15ULL;
   }
@@ -58,9 +59,10 @@ uint64_t NumPerfectHashParts(uint64_t num_keys);
 // Sets the sizes of parts. The largest part has `max_keys_per_part` keys.
 void SizePerfectHash(uint64_t max_keys_per_part, PerfectHash* hash);
 
-// Finds the pilots of one part. `points` are the points of its keys, ascending
-// and without duplicates. *pilots has room for pilots_per_part. False if there
-// are no such pilots, which is very rare: try another seed.
+// Finds the pilots of one part. `points` are the numbers (PointOf) of the keys
+// in the part, ascending and without duplicates. *pilots has room for
+// pilots_per_part. False if there are no such pilots, which is very rare: try
+// another seed.
 bool FindPilots(const PerfectHash& hash, absl::Span<const uint64_t> points,
                 uint8_t* pilots);
 

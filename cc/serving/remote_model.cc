@@ -4,9 +4,9 @@
 // no row was cached and no key repeats, the client writes the rows directly to
 // the caller's memory.
 //
-// The age of cached rows counts from before the call, so that no row seems
-// newer than it is. mutex_ is locked only when a lookup fails, or succeeds
-// after a failed one.
+// The age of a cached row counts from the moment before the call to the
+// servers, so that no row seems newer than it is. mutex_ is locked only when a
+// lookup fails, or succeeds after a failed one.
 
 #include "cc/serving/remote_model.h"
 
@@ -42,14 +42,15 @@ struct RemoteTable {
 struct Request {
   const LookupPart* part = nullptr;
   int table = 0;
-  // Indices of the missing keys in the part; empty if all keys are missing.
+  // The indices in the part of the keys that are not cached; empty if no key of
+  // the part is cached.
   std::vector<size_t> places;
   // The distinct keys.
   std::vector<Key> keys;
-  // The index in `keys` of each missing key.
+  // For each key that is not cached, its index in `keys`.
   std::vector<int32_t> inverse;
-  // The received rows of `keys`; empty if they were written directly to their
-  // places.
+  // The received rows of `keys`. Empty if the client has written the rows
+  // directly to the caller's memory.
   std::vector<float> rows;
 };
 
@@ -78,7 +79,8 @@ class RemoteRows final : public PinnedRows {
   absl::Status Lookup(absl::Span<const LookupPart> parts,
                       const LentThreads* threads) const override {
     absl::Status status = TryLookup(parts, threads);
-    // Takes the lock only if the state changes.
+    // Locks the mutex only if the lookup fails, or is the first to succeed
+    // after a failure.
     if (!status.ok() || last_failed_.load(std::memory_order_relaxed)) {
       MutexLock lock(&mutex_);
       last_failed_ = !status.ok();
@@ -110,7 +112,7 @@ class RemoteRows final : public PinnedRows {
   absl::Status TryLookup(absl::Span<const LookupPart> parts,
                          const LentThreads* threads) const;
   absl::StatusOr<RemoteTable> TableOf(const LookupPart& part) const;
-  // Adds to a server's error what the person who serves the model can do.
+  // Adds a remedy to a server's error, for the person who serves the model.
   absl::Status Explain(const absl::Status& status) const;
 
   // Constant after construction; the client and the cache synchronise
@@ -170,8 +172,8 @@ absl::Status RemoteRows::Check() const {
   for (const auto& [name, table] : tables_) {
     const auto found = tables.find(name);
     if (found == tables.end()) {
-      // Changes the code: TensorFlow would take NotFound to mean that a file of
-      // the model is missing.
+      // Does not return NotFound: TensorFlow would take it to mean that a file
+      // of the model is missing.
       return absl::FailedPreconditionError(
           absl::StrCat("there is no table '", name, "' at ", options_.addresses,
                        ", where the model looks it up; there are: ",
@@ -256,7 +258,8 @@ absl::Status RemoteRows::TryLookup(absl::Span<const LookupPart> parts,
     pull.args.threads = threads;
     pull.embeddings = absl::MakeSpan(rows, request.keys.size() * dim);
     requests.push_back(std::move(request));
-    // Set after `request` was moved, because the span points into it.
+    // The span points into the request, so it is set after the request was
+    // moved into the vector.
     pull.args.keys = requests.back().keys;
     pulls.push_back(std::move(pull));
   }

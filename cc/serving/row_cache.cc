@@ -22,9 +22,10 @@ namespace {
 
 constexpr size_t kMaxShards = 64;
 constexpr size_t kReadAtOnce = 32;
-// With fewer rows, some shards would be full long before others.
+// Each shard has room for at least this many rows. With less room, some shards
+// would be full long before others.
 constexpr size_t kMinRowsPerShard = 64;
-// Limits lifetimes, because times are 64-bit numbers of nanoseconds.
+// The upper limit of a row's lifetime: times are 64-bit numbers of nanoseconds.
 constexpr absl::Duration kLongestLifetime = absl::Hours(24 * 365);
 
 size_t NumShards(size_t max_rows) {

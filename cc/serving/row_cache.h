@@ -22,7 +22,8 @@ namespace tfswitch {
 struct RowCacheOptions {
   // The most rows of all tables together.
   size_t max_rows = 0;
-  // How long a row may be used after it was asked for.
+  // How long a cached row may be used, from the moment when the servers were
+  // asked for it.
   absl::Duration lifetime = absl::Seconds(10);
   std::vector<int> dims;  // The dim of each table.
 };
@@ -57,7 +58,7 @@ class RowCache {
   void Write(int table, absl::Span<const Key> keys, const float* rows,
              Time asked_at);
 
-  // The number of cached rows, including those that are too old.
+  // The number of cached rows. Rows that are too old to be used count, too.
   size_t size() const;
   int64_t num_hits() const { return num_hits_.load(std::memory_order_relaxed); }
   int64_t num_misses() const {
@@ -72,14 +73,14 @@ class RowCache {
       return a.key == b.key && a.table == b.table;
     }
   };
-  // Each hash has its own secret, so that a caller cannot choose keys that
-  // collide.
+  // Each of these objects draws its own secret number, so that a caller cannot
+  // choose keys that collide.
   struct HashOfName {
     KeyedHash hash = KeyedHash::Draw();
     size_t operator()(const Name& name) const;
   };
-  // A batch sorted by shard: the elements of `places` from ends[i - 1] to
-  // ends[i] are the indices of shard i's keys.
+  // A batch, sorted by shard. The elements ends[i - 1] to ends[i] of `places`
+  // are the indices in the batch of the keys of shard i.
   struct Batch {
     std::vector<uint32_t> places;
     std::vector<size_t> ends;
@@ -87,7 +88,8 @@ class RowCache {
   struct Entry {
     Name name;
     Time asked_at;
-    // Whether the entry was read since the hand last passed it.
+    // Whether the row was read since the CLOCK algorithm last looked at the
+    // entry.
     bool was_read = false;
     std::vector<float> row;
   };
@@ -110,8 +112,8 @@ class RowCache {
   bool IsOver(const Entry& entry, Time now) const {
     return now - entry.asked_at >= lifetime_;
   }
-  // Returns an entry for a name that has none: a free one, or one whose row is
-  // dropped.
+  // Returns an entry for a name that is not in the cache: a free entry or, if
+  // there is none, one whose row is dropped.
   Entry* Place(Shard* shard, const Name& name, Time now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(shard->mutex);
 

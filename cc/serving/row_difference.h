@@ -32,9 +32,10 @@ class RowDifference {
       const std::string& path, const v1::ExportContent& last,
       const std::string& table);
 
-  // Takes a row, encoded in the format of the exports. Returns true if the
-  // exports have another row or none for the key, or if the key was given
-  // before, because the later row counts.
+  // Takes one row of the table, encoded in the format of the exports. Returns
+  // true if the delta needs the row: the exports have no row of this key, or
+  // another one. Also returns true if the key was already given before, because
+  // its later row counts.
   bool IsNews(Key key, const char* row);
 
   // Calls visit(key) for keys that have a row in the exports and were not given
@@ -42,10 +43,11 @@ class RowDifference {
   // opened.
   absl::Status ForEachGone(const std::function<void(Key)>& visit) const;
 
-  // How many exported rows had their key given to IsNews(), changed or not.
+  // For how many exported rows IsNews() was called with their key, whether the
+  // row has changed or not.
   int64_t num_found() const { return num_found_; }
 
-  // The row that stands for a key without one.
+  // The value that lookups give for a key without a row.
   const std::vector<float>& default_row() const {
     return layers_.files.front()->kind().default_row;
   }
@@ -54,7 +56,8 @@ class RowDifference {
   explicit RowDifference(RowLayers layers);
 
   const RowLayers layers_;
-  // For each file one bit per slot, set once the slot's key was given.
+  // For each file, one bit per slot. It is set when IsNews() is called with the
+  // key in the slot.
   std::vector<std::vector<bool>> shown_;
   int64_t num_found_ = 0;
 };

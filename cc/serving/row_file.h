@@ -57,20 +57,21 @@ class RowFile {
   const RowFileInfo& info() const { return info_; }
   const FileStamp& stamp() const { return file_->stamp(); }
 
-  // DataLoss if the file has been changed, or is about to be: then nothing that
-  // was read from it may be used. Call it before and after reading.
+  // DataLoss if the file has been changed or is about to be. In this case
+  // nothing that was read from the file may be used. Call it before and after
+  // reading.
   absl::Status CheckUnchanged() const {
     return watch_ == nullptr || !watch_->has_changed() ? absl::OkStatus()
                                                        : Changed();
   }
-  // Like CheckUnchanged(), but checks the file first, to notice all changes up
-  // to now.
+  // Like CheckUnchanged(), but first looks at the file itself, so that it
+  // notices every change up to now.
   absl::Status CheckUnchangedNow() const {
     if (watch_ != nullptr) watch_->Look();
     return CheckUnchanged();
   }
-  // Whether another process has the file open for writing; false if that is
-  // unknown.
+  // Whether another process has the file open for writing. Also false if this
+  // is not known.
   bool has_writer() const { return watch_ != nullptr && watch_->has_writer(); }
 
   // Reads the whole file and compares it with its checksums. DataLoss, naming
@@ -96,9 +97,9 @@ class RowFile {
   // Verifies the bytes that it reads.
   absl::StatusOr<Found> FindVerified(Key key) const;
 
-  // Computes the positions of all parts of the file, and the steps of a search
-  // in their order. The caller prefetches and verifies. Whatever the file
-  // contains, no read is outside of it.
+  // Where the parts of the file are in memory, and the steps of a search, in
+  // their order. The caller prefetches and verifies the bytes. A search never
+  // reads outside the file, whatever the file contains.
   struct View {
     PerfectHash hash;
     uint64_t num_slots = 0;  // If 0, nothing else may be used.
@@ -136,7 +137,7 @@ class RowFile {
   RowDecoder decoder() const { return decoder_; }
 
   // Builds a filter with which searches skip most keys that are not in this
-  // file. Useful for a file that has few of the keys that are searched.
+  // file. This helps if the file has only few of the keys that are searched.
   // REQUIRES: is_verified().
   void BuildFilter() const;
   // Null if there is no filter.

@@ -47,11 +47,12 @@ void SetBit(uint64_t at, std::vector<uint64_t>* words) {
 
 // Slots for all keys.
 struct RowFileWriter::Places {
-  // A key's point (serving/perfect_hash.h), and the index of its call.
+  // A key's number (PerfectHash::PointOf), and the index of the call that gave
+  // the key.
   struct Entry {
     uint64_t point;
     uint32_t at;
-    // Among entries of the same key, that of the last call comes first.
+    // If a key was given several times, its last call comes first.
     bool operator<(const Entry& other) const {
       return point != other.point ? point < other.point : at > other.at;
     }
@@ -142,8 +143,8 @@ class RowFileWriter::BlockFile {
 
   absl::Status Append(const char* bytes, size_t size) {
     while (size > 0) {
-      // Each write ends at a multiple of kBufferBytes in the file, whose first
-      // bytes are the header.
+      // Each write ends at a multiple of kBufferBytes in the file. The header
+      // counts, because the file begins with it.
       const size_t room =
           kBufferBytes - (kRowFileHeaderBytes + position_) % kBufferBytes;
       const size_t step = std::min(size, room);
@@ -206,8 +207,8 @@ class RowFileWriter::BlockFile {
   std::vector<uint64_t> checksums_;
 };
 
-// Keeps rows in the order of the calls. They are in memory at first, and from a
-// certain size on in a file. If the new file is in memory, they stay in memory.
+// Keeps rows in the order of the calls: first in memory, and when there are
+// many, in a file. If the new row file is in memory, all rows stay in memory.
 class RowFileWriter::Spool {
  public:
   // `path` is the path of the new file; empty if the new file is in memory.
@@ -230,12 +231,12 @@ class RowFileWriter::Spool {
     return Flush();
   }
 
-  // Returns all rows. The pointer is valid as long as this object.
+  // Returns all rows. The pointer is valid as long as this object lives.
   absl::StatusOr<const char*> Read() {
     if (fd_ < 0) return pending_.data();
     TFSWITCH_RETURN_IF_ERROR(Flush());
-    // If rows could not be written to the disk, reads from the map would return
-    // wrong bytes, so this checks it.
+    // Checks that all rows could be written to the disk. Otherwise the mapped
+    // file would contain wrong bytes.
     if (fdatasync(fd_) != 0) return ErrnoStatus("flush rows of", path_, errno);
     TFSWITCH_ASSIGN_OR_RETURN(mapped_, MappedFile::Map(fd_, path_));
     // Rows are read in random order. If they do not all fit into memory,
@@ -378,14 +379,15 @@ absl::StatusOr<RowFileWriter::Places> RowFileWriter::FindPlaces() {
   Places places;
   if (keys_.empty()) return places;
   places.hash.num_parts = NumPerfectHashParts(keys_.size());
-  // The first seed is fixed, so that the same rows give the same file. It fails
-  // only if somebody chose keys that collide. For the random seeds after it,
-  // nobody can do that.
+  // The first seed is always the same, so that the same rows give the same
+  // file. It fails only if somebody chose keys that collide under this seed.
+  // The seeds that follow are random, so nobody can choose keys for them.
   constexpr Key kMaxSeeds = 64;
   for (Key seed = 0; seed < kMaxSeeds; ++seed) {
     places.hash.seed = seed == 0 ? HashKey(seed) : DrawId();
     places.Sort(keys_);
-    // Duplicate keys were counted before, so fewer parts may be enough.
+    // The number of parts was computed with repeated keys. Without them fewer
+    // parts may be enough.
     if (const uint64_t num_parts = NumPerfectHashParts(places.entries.size());
         num_parts != places.hash.num_parts) {
       places.hash.num_parts = num_parts;
@@ -403,11 +405,11 @@ absl::Status RowFileWriter::WriteRecords(const Places& places, const char* rows,
                                          std::vector<uint64_t>* removed) {
   const PerfectHash& hash = places.hash;
   constexpr uint32_t kNobody = ~uint32_t{0};
-  // Keys and rows are read in another order than they were written, so each
-  // costs one or two cache misses.
+  // Prefetches this many slots ahead: keys and rows are not read in the order
+  // in which they were written, so each costs one or two cache misses.
   constexpr size_t kAhead = 16;
-  // How many bytes of records are written at once; they should stay in the
-  // cache.
+  // The number of records that are written at once. Their bytes should stay in
+  // the cache.
   constexpr uint64_t kSlotsPerWrite = 512;
   const size_t record_bytes = sizeof(Key) + row_bytes_;
   std::vector<uint32_t> said(hash.slots_per_part + 2 * kAhead);

@@ -88,8 +88,8 @@ class RowFileWriter {
   absl::Status CheckRoom(size_t num_keys) const;
   // Gives each key a slot.
   absl::StatusOr<Places> FindPlaces();
-  // Writes the records. Also sets the bits of used slots, and of slots whose
-  // row was removed.
+  // Writes the records. Sets the slot's bit in `used` for each slot with a key,
+  // and in `removed` for each key whose row was removed.
   absl::Status WriteRecords(const Places& places, const char* rows,
                             std::vector<uint64_t>* used,
                             std::vector<uint64_t>* removed);
@@ -103,8 +103,8 @@ class RowFileWriter {
   bool is_finished_ = false;
   // The argument of LeaveOut(); may be empty.
   std::function<bool(Key, const char*)> is_wanted_;
-  // The keys of all calls, in order, and for each the row's number in the
-  // spool, or kRemoved.
+  // The keys of all calls, in order. For each key, rows_ has the number of its
+  // row in the spool, or kRemoved.
   std::vector<Key> keys_;
   std::vector<uint32_t> rows_;
   uint32_t num_spooled_ = 0;

@@ -62,8 +62,8 @@ void EncodeRow(RowFormat format, const float* embedding, int dim, char* to) {
       for (int i = 0; i < dim; ++i) {
         largest = std::max(largest, std::abs(embedding[i]));
       }
-      // If all values of a row are denormal, its scale may be 0; then all
-      // become 0.
+      // If all values of a row are denormal, the scale may be rounded to 0.
+      // Then all values become 0.
       const float scale = largest / 127.0f;
       const float per_scale = scale > 0.0f ? 1.0f / scale : 0.0f;
       std::memcpy(to, &scale, sizeof(scale));

@@ -50,8 +50,8 @@ TFSWITCH_ALWAYS_INLINE void PrefetchRecord(const char* record, size_t bytes) {
   __builtin_prefetch(record + bytes - 1, /*rw=*/0, kLocality);
 }
 
-// Moves the keys of `left` that are not in the filter to the front of `left`,
-// and returns their number. The others follow.
+// Divides `left` by the filter. Keys that are certainly not in the file come
+// first; the others follow. Returns how many come first.
 size_t PassOver(const KeyFilter& filter, const uint64_t* hashes, uint16_t* left,
                 size_t num_left) {
   uint16_t maybe[kBlock];
@@ -64,8 +64,8 @@ size_t PassOver(const KeyFilter& filter, const uint64_t* hashes, uint16_t* left,
     const uint16_t i = left[n];
     const bool is_maybe =
         KeyFilter::MayHave(*filter.Word(hashes[i]), hashes[i]);
-    // Writes to both lists without a branch; a later write overwrites the wrong
-    // entry.
+    // Writes to both lists, because a branch would cost more. The entry in the
+    // wrong list is overwritten later.
     maybe[num_maybe] = i;
     left[num_passed] = i;
     num_maybe += static_cast<size_t>(is_maybe);
@@ -75,14 +75,15 @@ size_t PassOver(const KeyFilter& filter, const uint64_t* hashes, uint16_t* left,
   return num_passed;
 }
 
-// Reads the rows of keys from one file. `left` has the indices of keys that no
-// newer file has, and keeps those that this file does not have, either.
+// Reads the rows of keys from one file. At the start `left` has the indices of
+// the keys that no newer file has. At the end it has those that this file does
+// not have, either.
 template <bool kIsVerified>
 absl::Status ReadFrom(const RowFile& file, const Key* keys,
                       const uint64_t* hashes, uint16_t* left, size_t* num_left,
                       const float* default_row, float* embeddings) {
-  // Uses a copy, so that compilers know that stores to `embeddings` do not
-  // change it.
+  // Makes a copy of the view, so that compilers know that stores to
+  // `embeddings` do not change the view.
   const RowFile::View view = file.view();
   if (view.num_slots == 0) return absl::OkStatus();
   const KeyFilter* const filter = file.filter();
@@ -213,8 +214,8 @@ absl::Status RowLayers::MergeNewest() {
           return copy(*file, key, row);
         }));
   }
-  // Checks that the files did not change while they were merged. Later changes
-  // do not affect the merged copy.
+  // Checks that the two files did not change during the merge. Changes after
+  // this do not affect the merged file, which is a copy.
   TFSWITCH_RETURN_IF_ERROR(newer.CheckUnchangedNow());
   TFSWITCH_RETURN_IF_ERROR(older.CheckUnchangedNow());
   TFSWITCH_ASSIGN_OR_RETURN(const RowFileInfo info, writer->Finish());

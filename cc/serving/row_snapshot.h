@@ -32,9 +32,9 @@ struct RowLayers {
 
   // Merges the two newest files into one, in memory.
   absl::Status MergeNewest();
-  // Whether it is time to call MergeNewest(). With merges at these times the
-  // number of files stays small, and each row is copied only a few times. The
-  // last file, the base, is never merged.
+  // Whether it is time to call MergeNewest(). If it is called at these times,
+  // the number of files stays small, and each row is copied only a few times.
+  // The last file, the base, is never merged.
   bool IsWorthMerging() const;
 };
 

@@ -21,19 +21,21 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A model that is open, is being opened, or was open before.
+// A model that is open, that is being opened, or that was open before.
 struct KnownModel {
-  // Held by the thread that opens the model. Taken before the registry's mutex.
+  // A thread holds this while it opens the model. Lock it before the registry's
+  // mutex.
   Mutex opening;
   std::string id;                    // Constant.
   std::weak_ptr<ServedModel> model;  // Guarded by the registry's mutex.
 };
 
-// Never destroyed, because threads of TensorFlow may still look up while static
-// objects are destroyed.
+// Never destroyed, because threads of TensorFlow may still look up rows while
+// static objects are destroyed.
 struct Registry {
   Mutex mutex;
-  // The keys are paths of model files. Models are in the order of opening.
+  // The key is the path of the model file. The models at one path are in the
+  // order in which they were opened.
   std::map<std::string, std::vector<std::shared_ptr<KnownModel>>> entries
       ABSL_GUARDED_BY(mutex);
 };
@@ -73,7 +75,8 @@ absl::StatusOr<std::shared_ptr<ServedModel>> Open(
   return OpenRemoteModel(remote, tables, std::move(client));
 }
 
-// Returns the entry of a model. A new one is added as the last of its path.
+// Returns the entry of a model. If there is none yet, adds one at the end of
+// the list for its path.
 std::shared_ptr<KnownModel> EntryOf(const std::string& file,
                                     const std::string& id) {
   Registry& registry = TheRegistry();
@@ -120,7 +123,8 @@ absl::StatusOr<std::shared_ptr<ServedModel>> OpenServedModel(
   }
   MutexLock registry_lock(&TheRegistry().mutex);
   entry->model = model;
-  // From now on the path means this model, because it was opened last.
+  // Moves the model to the end of the list: the path stands for the model that
+  // was opened last.
   auto& entries = TheRegistry().entries[file];
   const auto place = std::find(entries.begin(), entries.end(), entry);
   if (place != entries.end()) std::rotate(place, place + 1, entries.end());

@@ -43,7 +43,7 @@ class PinnedRows {
 };
 
 struct ServedState {
-  // Numbers are 0 if there are no exports.
+  // The numbers in `rows` are 0 if there are no exports.
   ServedRows::State rows;
   // The fields below are set only if the model looks up on servers.
   bool is_remote = false;
@@ -66,8 +66,8 @@ class ServedModel {
 
   virtual ServedState state() const = 0;
 
-  // Like the functions of ServedRows. FailedPrecondition if the model looks up
-  // on servers.
+  // These do the same as the functions of ServedRows. FailedPrecondition if the
+  // model looks up its rows on servers.
   virtual absl::Status Refresh() = 0;
   virtual absl::Status Watch(absl::Duration interval) = 0;
   virtual absl::Status RollBack(int64_t number) = 0;

@@ -39,8 +39,9 @@ void LogError(absl::string_view what, const absl::Status& status) {
                     absl::StrCat(what, ": ", status.message()));
 }
 
-// Merges files as long as that is worthwhile; returns whether it merged any.
-// Errors are only logged: unmerged files make lookups slower, but not wrong.
+// Merges files until a further merge is not worthwhile. Returns whether it has
+// merged any. Errors are only logged: with more files, lookups are slower but
+// not wrong.
 bool MergeWhatPays(RowLayers* layers) {
   bool has_merged = false;
   while (layers->IsWorthMerging()) {
@@ -54,8 +55,9 @@ bool MergeWhatPays(RowLayers* layers) {
   return has_merged;
 }
 
-// Waits until no request reads `snapshot` any more. Then the caller unmaps it.
-// Otherwise a request would, which takes milliseconds.
+// Waits until no request reads `snapshot` any more, so that the caller frees
+// and unmaps it. Otherwise a request would have to do that, which takes
+// milliseconds.
 void WaitForReaders(const std::shared_ptr<const RowSnapshot>& snapshot) {
   // If a request reads for longer, the request itself unmaps the snapshot.
   constexpr int kMaxWaits = 50;
@@ -196,7 +198,8 @@ absl::Status ServedRows::AddExport(const v1::ExportContent& manifest,
           absl::StrCat("row file '", path, "' is of table '",
                        file->kind().table, "', expected '", layers.table, "'"));
     }
-    // A delta has few of the ids that lookups search, so a filter helps.
+    // A delta has only a few of the ids that lookups search. With a filter,
+    // lookups skip the other ids quickly.
     if (manifest.is_delta()) file->BuildFilter();
     layers.files.insert(layers.files.begin(), std::move(file));
   }
@@ -220,8 +223,8 @@ absl::StatusOr<std::shared_ptr<const RowFile>> ServedRows::OpenFile(
       refused_.erase(refused);
     }
     TFSWITCH_ASSIGN_OR_RETURN(file, RowFile::Open(path, info));
-    // A process may still be writing to the file, even if it is undamaged so
-    // far.
+    // Refuses a file that another process has open for writing, even if its
+    // contents are undamaged so far.
     if (file->has_writer()) TFSWITCH_RETURN_IF_ERROR(change);
   }
   if (verify) {
@@ -318,21 +321,22 @@ void ServedRows::VerifyBuilt(const Built& built) {
       if (status.ok()) continue;
       if (absl::IsCancelled(status)) return;
       MutexLock lock(&update_mutex_);
-      // Moved out of the loop's variable, so that it is destroyed before the
-      // lock is released; other threads get copies of it.
+      // Declared after the lock, so that it is destroyed before the lock is
+      // released: other threads get copies of the error.
       const absl::Status damage = std::move(status);
       Refuse(*file, damage);
       const State before = state();
-      // If a later base is served by now, its rows do not use the damaged file.
+      // If a later base is served by now, the served rows do not contain the
+      // damaged file.
       if (before.base_number != built.base_number) return;
       NoteError(damage);
       if (before.is_held) return;
       auto older = Build(/*number=*/0, /*after=*/0, /*verify=*/true);
-      // If there is no undamaged base, the present rows stay, and reads of
-      // damaged rows fail.
+      // If there is no undamaged base, the present rows continue to be served,
+      // and reads of damaged rows fail.
       if (!older.ok()) return;
       Serve(older->snapshot, older->base_number);
-      // `newer` is OK if the damaged file has been replaced meanwhile.
+      // older->newer is OK if the damaged file has been replaced meanwhile.
       NoteError(older->newer);
       return;
     }
@@ -402,8 +406,8 @@ absl::Status ServedRows::RefreshLocked() {
 
 absl::Status ServedRows::FollowLocked(const std::vector<ExportName>& names) {
   for (const ExportName& name : names) {
-    // Released before Serve(), which waits until nobody holds the former
-    // snapshot.
+    // Must be null again before Serve() is called, which waits until nobody
+    // holds the former snapshot.
     std::shared_ptr<const RowSnapshot> present = Pin();
     if (name.number <= present->number()) continue;
     if (!name.is_delta) break;

@@ -72,7 +72,8 @@ class ServedRows {
   // A base and its deltas, in order.
   using Chain = std::vector<v1::ExportContent>;
 
-  // Opened rows, the number of their base, and why newer rows were not opened.
+  // The result of Build(): opened rows, the number of their base, and why newer
+  // rows were not opened.
   struct Built {
     std::shared_ptr<const RowSnapshot> snapshot;
     int64_t base_number = 0;
@@ -85,8 +86,8 @@ class ServedRows {
 
   explicit ServedRows(const ServedRowsOptions& options) : options_(options) {}
 
-  // Opens the rows of export `number`, or of the newest one for 0. Their base
-  // has a number above `after`.
+  // Opens the rows of export `number`; 0 means the newest export. Uses only
+  // bases whose number is above `after`.
   absl::StatusOr<Built> Build(int64_t number, int64_t after, bool verify)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
   // Finds the base and the deltas that lead to export `number`. If a delta
@@ -97,8 +98,9 @@ class ServedRows {
   absl::Status AddExport(const v1::ExportContent& manifest, bool verify,
                          std::vector<RowLayers>* tables)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);
-  // Opens a row file; if it is open already, returns it. Refuses a file that
-  // was damaged before and has not changed since, without reading it.
+  // Opens a row file, or returns it if it is open already. If the file was
+  // found damaged before and has not changed since, returns the error without
+  // reading it.
   absl::StatusOr<std::shared_ptr<const RowFile>> OpenFile(
       const std::string& path, const RowFileInfo& info, bool verify)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(update_mutex_);

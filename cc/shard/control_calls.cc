@@ -1,10 +1,11 @@
 // Each function turns its message into arguments, calls the shard or its
-// coordinator, and turns the result into the response. CreateTable, DropTable
-// and Erase run inside WriteOnce(), so that a repeated call is applied once.
+// coordinator, and puts the result into the response. CreateTable, DropTable
+// and Erase run inside WriteOnce(), so that a repeated call is applied only
+// once.
 //
-// If a round is over in spite of an error, or another instance of the group is
-// known, CommitRound returns OK with the error in the response. So the client
-// can tell these errors from those of the call.
+// Two errors of a round go into the response of CommitRound, which then returns
+// OK: the round is over in spite of an error, or another instance of the group
+// is known. So the client can tell them from errors of the call itself.
 
 #include "cc/shard/control_calls.h"
 
@@ -56,7 +57,8 @@ absl::Status Run(const ShardCall& call, const v1::CreateTableRequest& request,
     return absl::OkStatus();
   }
   uint64_t incarnation = request.table_incarnation();
-  // Drawn before the call is logged, so that its record has the incarnation.
+  // Draws the incarnation before the call is logged, so that the record
+  // contains it.
   if (incarnation == 0) incarnation = DrawId();
   const auto log = [&]() -> absl::StatusOr<uint64_t> {
     if (call.check_new_table && !call.shard.FindTable(config.name).ok()) {
@@ -82,7 +84,8 @@ absl::Status Run(const ShardCall& call, const v1::CreateTableRequest& request,
       /*is_alone=*/true);
   if (absl::IsResourceExhausted(written.status()) &&
       request.replaced_incarnation() == 0) {
-    // An existing table can be opened even if the disk is full.
+    // The shard could not log or make the table, for example because the disk
+    // is full. A table that exists can still be opened.
     const auto there = call.shard.tables().Open(config);
     TFSWITCH_RETURN_IF_ERROR(there.ok() ? absl::OkStatus() : written.status());
     response->set_table_incarnation(there->incarnation);
@@ -101,8 +104,8 @@ absl::Status Run(const ShardCall& call, const v1::CreateTableRequest& request,
 
 absl::Status Run(const ShardCall& call, const v1::DropTableRequest& request,
                  v1::DropTableResponse* response) {
-  // Remembers the call even if there is no such table: a repetition must not
-  // drop a table that was created meanwhile.
+  // Remembers the call even if there is no such table. Otherwise a repetition
+  // could drop a table that was created between the two calls.
   TFSWITCH_ASSIGN_OR_RETURN(
       const WriteResult written,
       call.shard.journal().WriteOnce(
@@ -137,8 +140,8 @@ absl::Status Run(const ShardCall& call, const v1::ListTablesRequest& request,
 
 absl::Status Run(const ShardCall& call, const v1::CommitRoundRequest& request,
                  v1::CommitRoundResponse* response) {
-  // The coordinator draws lower numbers. No newer instance could follow this
-  // one.
+  // A coordinator draws only lower numbers, and no newer instance could follow
+  // this one.
   if (request.round().group_instance() >= Coordinator::kMaxInstance) {
     return absl::InvalidArgumentError(
         absl::StrCat("group '", request.group(),
@@ -175,7 +178,8 @@ absl::Status Run(const ShardCall& call, const v1::EraseRequest& request,
           IdOf(call, request),
           [&] { return call.shard.journal().Log(RecordType::kErase, request); },
           [&]() -> absl::StatusOr<int64_t> {
-            // The call may have waited while the table was replaced.
+            // Finds the table again, because it may have been replaced while
+            // the call waited.
             TFSWITCH_ASSIGN_OR_RETURN(const auto table,
                                       call.shard.FindTable(TableOf(request)));
             return call.shard.Erase(*table,

@@ -1,5 +1,6 @@
-// The control calls of a server: one function for each pair of messages, used
-// by clients of this process and by servers.
+// The control calls of a server: one function for each pair of request and
+// response. Clients of tables in this process and servers use the same
+// functions.
 
 #ifndef TFSWITCH_CC_SHARD_CONTROL_CALLS_H_
 #define TFSWITCH_CC_SHARD_CONTROL_CALLS_H_
@@ -18,11 +19,12 @@
 #include "tfswitch/v1/coordination.pb.h"
 #include "tfswitch/v1/parameter_server.pb.h"
 
-// Lists the calls: V(Name) has the messages v1::NameRequest and
-// v1::NameResponse. A list is needed because a gRPC class has one method for
+// Lists the calls. V(Name) stands for the messages v1::NameRequest and
+// v1::NameResponse. A macro is needed because a gRPC class has one method for
 // each call.
 //
-// These are the calls of ParameterServer, without streams and calls for rows.
+// These are the calls of ParameterServer, except streams and the calls for
+// rows.
 #define TFSWITCH_PARAMETER_SERVER_CALLS(V) \
   V(CreateTable)                           \
   V(DropTable)                             \
@@ -59,25 +61,26 @@
 
 namespace tfswitch {
 
-// The context of a call, apart from its messages.
+// The context of a call: all that it needs besides its messages.
 struct ShardCall {
   Shard& shard;
-  Shard::Interrupt interrupt;            // Asked by calls that may take long.
-  const LentThreads* threads = nullptr;  // They help to apply a round.
+  // Called at intervals by calls that may take long; its error ends the call.
+  Shard::Interrupt interrupt;
+  const LentThreads* threads = nullptr;          // They help to apply a round.
   uint32_t protocol_version = kProtocolVersion;  // The version of this side.
-  // Whether the caller may know of a table. Null means of all.
+  // Whether the caller may know of a table. If null, it may know of all tables.
   std::function<bool(absl::string_view table)> may_see = nullptr;
   uint64_t caller = 0;  // See PushId.
-  // Whether the caller only opens present tables, and changes nothing.
+  // Whether the caller only opens existing tables, and changes nothing.
   bool only_reads = false;
-  // OK if the caller may make one more table. Null means yes.
+  // OK if the caller may make one more table. If null, it may.
   std::function<absl::Status()> check_new_table = nullptr;
 };
 
-// OK if the other side speaks the same version.
+// OK if the client uses the protocol version of this side.
 absl::Status CheckVersion(const ShardCall& call, uint32_t client_version);
 
-// Each Run() does its call, and returns the errors of Shard or Coordinator.
+// Each Run() makes its call, and returns the errors of Shard or Coordinator.
 #define TFSWITCH_DECLARE(name)                                              \
   absl::Status Run(const ShardCall& call, const v1::name##Request& request, \
                    v1::name##Response* response);
@@ -89,8 +92,8 @@ TFSWITCH_PARAMETER_SERVER_CALLS(TFSWITCH_DECLARE)
 TFSWITCH_COORDINATION_CALLS(TFSWITCH_DECLARE)
 #undef TFSWITCH_DECLARE
 
-// Does a call of Coordination. FailedPrecondition unless the shard is shard 0,
-// which coordinates.
+// Makes a call of Coordination. FailedPrecondition if the shard is not shard 0,
+// which has the coordinator.
 template <typename Request, typename Response>
 absl::Status Run(const ShardCall& call, const Request& request,
                  Response* response) {
@@ -99,8 +102,8 @@ absl::Status Run(const ShardCall& call, const Request& request,
   return Run(*coordinator, request, response);
 }
 
-// Chooses the Run() by the type of the request. REQUIRES: the request is one of
-// the above, and the response has its response type.
+// Calls the Run() for the type of the request. REQUIRES: `request` is one of
+// the requests above, and `response` has its response type.
 absl::Status RunAny(const ShardCall& call,
                     const google::protobuf::Message& request,
                     google::protobuf::Message* response);

@@ -1,9 +1,10 @@
-// A wait for other workers ends after at most kLongestPoll. DeadlineExceeded
-// then becomes an answer that names the missing workers, and the client asks
-// again. Arrive ends a step and may wait in the same call, which saves a second
-// call. An error of its wait is not returned, because the step has been
-// counted; the worker gets the error when it asks again. Only Cancelled is
-// returned: a user of this process has ended the wait, and must not wait again.
+// A call that waits for other workers ends after at most kLongestPoll. If the
+// wait is not over, the answer names the missing workers instead of
+// DeadlineExceeded, and the client asks again. Arrive ends a step and may wait
+// in the same call, which saves a second call. An error of its wait is not
+// returned, because the step has been counted; the worker gets the error when
+// it asks again. Only Cancelled is returned: a user of this process has ended
+// the wait, so the client must not ask again.
 
 #include <algorithm>
 #include <optional>
@@ -17,7 +18,7 @@
 namespace tfswitch {
 namespace {
 
-// The longest time that a call of a client that is gone keeps waiting.
+// Limits how long a call still waits after its client is gone.
 constexpr absl::Duration kLongestPoll = absl::Seconds(5);
 
 absl::Time PollEnd(int64_t wait_ms) {
@@ -25,7 +26,7 @@ absl::Time PollEnd(int64_t wait_ms) {
                                   absl::ZeroDuration(), kLongestPoll);
 }
 
-// If a wait has not ended, the answer names the workers that it waits for.
+// If the wait is not over, the answer names the workers that have not come.
 template <typename Response>
 absl::Status Answer(const absl::Status& waited, Response* response) {
   if (!absl::IsDeadlineExceeded(waited)) return waited;
@@ -58,7 +59,8 @@ absl::Status Run(Coordinator& coordinator, const v1::ArriveRequest& request,
                             coordinator.Arrive(request));
   response->set_open_round(open_round);
   if (request.wait_ms() <= 0) return absl::OkStatus();
-  // The worker gets an error of the wait when it asks again.
+  // An error of the wait is not returned here: the worker gets it when it asks
+  // again.
   const absl::Time end = PollEnd(request.wait_ms());
   absl::Status waited;
   if (request.round() == WorkerGroup::kNoRound) {

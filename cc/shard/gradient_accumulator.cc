@@ -1,11 +1,13 @@
 // mutex_ guards the map of groups. The map only grows, so pointers to groups
-// stay valid. A group's own mutex is held while a round is applied: a second
-// worker that commits the round waits, and then finds it committed. Pushes are
-// ordered by contribution, then by content, so that all runs sum in one order.
+// stay valid. While a round is applied, the group's own mutex is locked. A
+// second worker that commits the same round waits for it, and then finds the
+// round committed. Pushes are sorted by contribution, then by content, so that
+// every run sums them in the same order.
 //
-// A round counts as committed even if a table's step fails, because other
-// tables have taken theirs. Its error is kept and marked, so that a repetition
-// gets it too and the worker knows that the round is over.
+// A round counts as committed even if the step of one table fails, because
+// other tables have changed already. The error is remembered and marked. A
+// repetition gets the same error, and the mark tells the worker that the round
+// is over.
 
 #include "cc/shard/gradient_accumulator.h"
 
@@ -23,8 +25,8 @@
 namespace tfswitch {
 namespace {
 
-// A total order of pushes by content. It is needed because two layers that
-// share a table push in an order that differs from run to run.
+// Compares pushes by content. Two layers that share a table push in an order
+// that differs from run to run, so their order of arrival cannot be used.
 bool ContentLess(const StagedPush& a, const StagedPush& b) {
   if (a.keys != b.keys) return a.keys < b.keys;
   if (a.gradients.size() != b.gradients.size()) {
@@ -49,7 +51,7 @@ constexpr char kNewerInstance[] = "tfswitch/newer_group_instance";
 }  // namespace
 
 absl::Status ErrorOfAppliedRound(absl::Status error) {
-  error.SetPayload(kAppliedRound, absl::Cord());  // No effect on OK.
+  error.SetPayload(kAppliedRound, absl::Cord());  // Has no effect on OK.
   return error;
 }
 
@@ -132,12 +134,13 @@ absl::StatusOr<int64_t> GradientAccumulator::Commit(const std::string& name,
     group->committed = WorkerGroup::kNoRound;
     group->status = absl::OkStatus();
     group->closed_clocks.clear();
-    // All workers of the former instance have gone.
+    // All workers of the former instance are gone.
     group->active.clear();
     group->next_incarnation = round.group_instance();
   }
-  // Older rounds are lost with the server that was here before. The comparison
-  // comes before the subtraction, which could overflow for some numbers.
+  // This server was started after rounds before first_kept() were applied. They
+  // cannot be committed here any more, so they count as committed. The
+  // comparison comes before the subtraction, which could overflow.
   if (round.first_kept() > group->committed) {
     group->committed = round.first_kept() - 1;
   }
@@ -152,7 +155,8 @@ absl::StatusOr<int64_t> GradientAccumulator::Commit(const std::string& name,
   std::map<std::string, std::vector<WeightedPush>> by_table;
   for (const Contribution& each : round.contributions()) {
     const auto step = group->steps.find({each.incarnation(), each.clock()});
-    // A step of weight 0 does not count, even if gradients are summed.
+    // A step of weight 0 does not count, even if gradients are summed without
+    // weights.
     if (step == group->steps.end() || each.weight() == 0.0) continue;
     for (auto& [table, pushes] : step->second) {
       std::sort(pushes.begin(), pushes.end(), ContentLess);
@@ -163,8 +167,8 @@ absl::StatusOr<int64_t> GradientAccumulator::Commit(const std::string& name,
   }
   group->status = absl::OkStatus();
   for (const auto& [table, pushes] : by_table) {
-    // The round counts as committed even after an exception: rows that have
-    // taken their step must not take it again.
+    // The round counts as committed even after an exception, because rows that
+    // have changed must not change again.
     try {
       group->status.Update(apply(table, pushes, round.total_weight()));
     } catch (const std::bad_alloc&) {
@@ -276,7 +280,8 @@ void GradientAccumulator::ForEachStaged(
   for (const auto& [name, group] : groups_) {
     MutexLock group_lock(&group->mutex);
     for (const auto& [step, tables] : group->steps) {
-      // Only error messages would show the worker's number, so it is 0.
+      // The worker's number is 0 here, because it is not stored with a step.
+      // Only texts of errors would show it.
       const StepTag tag = {name, 0, step.first, step.second};
       for (const auto& [table, pushes] : tables) {
         for (const StagedPush& push : pushes) visit(tag, table, push);

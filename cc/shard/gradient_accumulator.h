@@ -1,4 +1,4 @@
-// Keeps gradients until their round closes.
+// Keeps the gradients of bsp tables until their round is committed.
 
 #ifndef TFSWITCH_CC_SHARD_GRADIENT_ACCUMULATOR_H_
 #define TFSWITCH_CC_SHARD_GRADIENT_ACCUMULATOR_H_
@@ -37,7 +37,7 @@ struct StagedPush : GradientBatch {
     gradients = own_gradients;
     observations = own_observations.view();
   }
-  StagedPush(StagedPush&&) = default;  // Moved vectors keep their data.
+  StagedPush(StagedPush&&) = default;  // Moving keeps the data in place.
   StagedPush& operator=(StagedPush&&) = default;
 
   std::vector<Key> own_keys;
@@ -45,35 +45,35 @@ struct StagedPush : GradientBatch {
   OwnedObservations own_observations;
 };
 
-// A staged push, and the number of samples of its step.
+// A staged push, and how many samples its step has trained.
 struct WeightedPush {
   const StagedPush* push = nullptr;
   double weight = 0.0;
 };
 
-// Marks an error of applying a round. The round counts as committed, so
-// committing it again changes nothing.
+// Marks an error that came from applying a round. The round counts as committed
+// all the same, so committing it again changes nothing.
 absl::Status ErrorOfAppliedRound(absl::Status error);
 bool IsErrorOfAppliedRound(const absl::Status& status);
 
-// Marks the error of a round that was refused because a newer instance of its
-// group is known.
+// Marks the error of a round that was refused because the shard knows a newer
+// instance of the round's group.
 absl::Status ErrorOfOlderGroup(absl::Status error, uint64_t newer_instance);
-// The newer instance of a marked error; 0 if the status has no such mark.
+// The newer instance in an error of ErrorOfOlderGroup(); 0 for other statuses.
 uint64_t NewerInstanceOf(const absl::Status& status);
 
-// Keeps the pushes of workers by step, until a caller commits the round in
-// which these steps count. WorkerGroup decides which steps count. This class
-// applies them, once, in an order that does not depend on the order of arrival:
-// by worker, then clock, then content.
+// Stages the pushes of workers by step. When a caller commits a round, applies
+// the pushes of the steps that count in it. WorkerGroup decides which steps
+// count. Each step is applied once. The order does not depend on when pushes
+// arrive: they are sorted by worker, then clock, then content.
 //
-// When a round is committed, steps that can no longer count are dropped: steps
-// before those of the round, and steps of workers that have gone.
+// A commit also drops the steps that can no longer count: steps before those of
+// the round, and steps of workers that have left or died.
 //
-// Thread-safe. Groups do not wait for each other.
+// Thread-safe. A call for one group does not wait for calls for another.
 class GradientAccumulator {
  public:
-  // How often a step may push to one table.
+  // How often one step may push to one table.
   static constexpr size_t kMaxPushesPerStep = 1024;
 
   explicit GradientAccumulator(
@@ -82,43 +82,46 @@ class GradientAccumulator {
 
   // FailedPrecondition if the step's round has been committed.
   // ResourceExhausted if the step has too many pushes, or there are too many
-  // groups. Drops pushes of a worker that the group has given up, which learns
-  // of that at the end of its step.
+  // groups. If the group has given the worker up, drops the push and returns
+  // OK; the worker learns of it at the end of its step.
   absl::Status Add(const StepTag& tag, const std::string& table,
                    StagedPush push);
 
   // Calls apply(table, pushes, total_weight) for each table that has pushes of
-  // `round`. Returns the group's last committed round afterwards:
-  // `round.number`; a later one if the round was committed before, which
-  // changes nothing; or an earlier one if rounds between are missing, which the
-  // caller must commit first. A group without committed rounds begins with the
-  // oldest round that the coordinator still keeps.
+  // `round`. Returns the number of the group's last committed round: usually
+  // `round.number`. It is higher if the round was committed before; then
+  // nothing changes. It is lower if earlier rounds are missing, which the
+  // caller must commit first. If the group has no committed round, the oldest
+  // round that the coordinator still keeps is its first.
   //
-  // A round with the number kNoRound commits nothing. If its instance is newer
-  // than the known one, the group starts again with no rounds. Each worker
-  // sends such a round first, so that rounds of any other instance are late
-  // ones. The answer is the last committed round, too.
+  // A round with the number kNoRound commits nothing. If its instance of the
+  // group is newer than the known one, the group starts again without rounds.
+  // Each worker sends such a round when it has joined, so that rounds of older
+  // instances are refused from then on. The result is the last committed round,
+  // too.
   //
-  // Aborted for rounds of another instance than the known one, marked if the
-  // known one is newer. If `apply` has failed, its first error, marked, also
-  // for repetitions of the round.
+  // Aborted if the round has another instance than the known one;
+  // NewerInstanceOf() tells the known one if it is newer. If `apply` fails,
+  // returns its first error, marked by ErrorOfAppliedRound(), now and whenever
+  // the round is committed again.
   using Apply = absl::FunctionRef<absl::Status(
       const std::string& table, const std::vector<WeightedPush>& pushes,
       double total_weight)>;
   absl::StatusOr<int64_t> Commit(const std::string& group, const Round& round,
                                  Apply apply);
 
-  // Whether the round has been committed in the known instance of its group.
+  // Whether the round has been committed, and its instance is the known one.
   bool HasCommitted(const std::string& group, const Round& round);
-  // The last committed round of each group. Waits for rounds that are being
+  // The last committed round of each group. Waits while a round is being
   // committed.
   std::vector<v1::CommittedRound> LastRounds();
 
-  // Forgets the pushes staged for a table.
+  // Drops the pushes that are staged for a table.
   void DropTable(const std::string& table);
 
-  // Saves which rounds have been committed, without staged pushes, and restores
-  // that. REQUIRES: nothing is staged or committed before RestoreGroups().
+  // SaveGroups() saves which rounds have been committed, without staged pushes.
+  // RestoreGroups() restores that. REQUIRES: nothing is staged or committed
+  // before RestoreGroups().
   using SavedGroups = google::protobuf::Map<std::string, v1::CommittedRounds>;
   void SaveGroups(SavedGroups* saved);
   absl::Status RestoreGroups(const SavedGroups& saved);
@@ -139,13 +142,14 @@ class GradientAccumulator {
   struct Group {
     Mutex mutex;
     std::map<Step, TablePushes> steps ABSL_GUARDED_BY(mutex);
-    // The state of the last committed round.
+    // The number and the result of the last committed round.
     int64_t committed ABSL_GUARDED_BY(mutex) = WorkerGroup::kNoRound;
     absl::Status status ABSL_GUARDED_BY(mutex);
-    uint64_t instance ABSL_GUARDED_BY(mutex) = 0;  // 0 if none is known.
+    uint64_t instance ABSL_GUARDED_BY(mutex) = 0;  // 0 if not known.
     std::set<uint64_t> active ABSL_GUARDED_BY(mutex);
     uint64_t next_incarnation ABSL_GUARDED_BY(mutex) = 0;
-    // The last clock of each incarnation whose round has been committed.
+    // For each incarnation, the clock of its last step whose round is
+    // committed.
     std::map<uint64_t, int64_t> closed_clocks ABSL_GUARDED_BY(mutex);
 
     bool HasGone(uint64_t incarnation) const

@@ -32,8 +32,8 @@ void IntervalTimer::Set(const std::string& name, absl::Duration every) {
     try {
       thread_ = std::thread(&IntervalTimer::Run, this);
     } catch (const std::system_error& error) {
-      // Without the timer, calls can still shrink tables, and the next restore
-      // drops staged rows.
+      // The process can do without the timer: calls can still shrink tables,
+      // and the next restore drops staged rows.
       LogMessage(LogLevel::kError, {"no_timer"},
                  absl::StrCat("no timer for '", name, "': ", error.what()));
     }
@@ -59,7 +59,8 @@ void IntervalTimer::Run() {
     mutex_.Unlock();
     work_(due);
     mutex_.Lock();
-    // The interval starts at the end of the work, so that slow work pauses.
+    // The next interval begins when the work has ended, so that there is a
+    // pause even if the work is slow.
     const auto it = entries_.find(due);
     if (it != entries_.end()) it->second.next = SteadyNow() + it->second.every;
   }

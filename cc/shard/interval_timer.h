@@ -1,5 +1,5 @@
-// Calls a function for names at intervals: to shrink tables, or to drop staged
-// restores.
+// Calls a function for each of a set of names at intervals, for example to
+// shrink tables or to drop staged restores.
 
 #ifndef TFSWITCH_CC_SHARD_INTERVAL_TIMER_H_
 #define TFSWITCH_CC_SHARD_INTERVAL_TIMER_H_
@@ -15,11 +15,11 @@
 
 namespace tfswitch {
 
-// Thread-safe. The thread starts with the first name; the destructor waits
-// until `work` has returned.
+// Thread-safe. Set() starts the thread with the first name. The destructor
+// waits until `work` has returned.
 class IntervalTimer {
  public:
-  // Called from the timer's thread. It may call Set().
+  // Called on the timer's thread. It may call Set().
   using Work = std::function<void(const std::string& name)>;
   explicit IntervalTimer(Work work) : work_(std::move(work)) {}
   ~IntervalTimer();
@@ -27,7 +27,8 @@ class IntervalTimer {
   IntervalTimer(const IntervalTimer&) = delete;
   IntervalTimer& operator=(const IntervalTimer&) = delete;
 
-  // Calls `work` for the name every `every` from now on; 0 ends that.
+  // From now on calls `work` for the name at intervals of `every`; 0 stops the
+  // calls.
   void Set(const std::string& name, absl::Duration every);
 
  private:

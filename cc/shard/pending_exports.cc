@@ -7,7 +7,7 @@
 namespace tfswitch {
 
 void PendingExports::Keep(Export exported) {
-  std::vector<Export> dropped;  // Freed outside the lock.
+  std::vector<Export> dropped;  // Freed after the unlock.
   MutexLock lock(&mutex_);
   const std::shared_ptr<EmbeddingTable> table = exported.table.lock();
   for (std::vector<Export>& of_id : exports_) {
@@ -56,7 +56,7 @@ void PendingExports::End(const EmbeddingTable& table, const std::string& id,
       break;
     }
   }
-  // An unknown export has no table, so nothing is subtracted.
+  // If the export was not found, it has no table, and nothing is subtracted.
   const std::shared_ptr<EmbeddingTable> exported = ended.table.lock();
   if (commit && exported != nullptr) {
     exported->SubtractDeltaScores(ended.keys, ended.scores);

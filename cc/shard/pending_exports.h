@@ -1,5 +1,5 @@
-// Keeps the scores of exported rows until the export is published. Only then
-// are they subtracted from the rows' scores.
+// Remembers the scores of exported rows until the export is published. Only
+// then the scores are subtracted from those of the rows.
 
 #ifndef TFSWITCH_CC_SHARD_PENDING_EXPORTS_H_
 #define TFSWITCH_CC_SHARD_PENDING_EXPORTS_H_
@@ -21,24 +21,25 @@ class PendingExports {
  public:
   struct Export {
     std::string id;
-    // The exported table itself, not another one of the same name.
+    // The exported table; a later table of the same name is a different object.
     std::weak_ptr<EmbeddingTable> table;
     std::vector<Key> keys;
     std::vector<float> scores;
   };
 
-  // Keeps an export. Replaces an export of the same table under the same id.
-  // Drops exports of tables that are gone, and of all but the last few ids.
+  // Remembers an export. Replaces an earlier export of the same table and id.
+  // Drops exports of tables that no longer exist, and all but the kMaxIds
+  // newest ids.
   void Keep(Export exported);
-  // Subtracts the scores if `commit`, and forgets the export. An unknown export
-  // has been ended before, so nothing is done.
+  // Subtracts the scores if `commit`, and drops the export. If there is no such
+  // export, a former call has ended it, and this call does nothing.
   void End(const EmbeddingTable& table, const std::string& id, bool commit);
 
  private:
   static constexpr size_t kMaxIds = 16;
 
   Mutex mutex_;
-  // The exports of each id, in the order in which ids were first seen.
+  // The exports of each id, in the order in which the ids were first used.
   std::deque<std::vector<Export>> exports_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -1,5 +1,5 @@
-// A hold without a Kept ends at its expiry. No thread watches for that: each
-// method compares the time.
+// A hold ends at its expiry unless there is a Kept. No thread waits for the
+// expiry: each method compares it with the present time.
 
 #include "cc/shard/round_hold.h"
 
@@ -37,7 +37,8 @@ absl::Status RoundHold::Wait(absl::FunctionRef<absl::Status()> interrupt) {
     absl::Duration pause = kInterruptInterval;
     if (num_kept_ == 0) pause = std::min(pause, expiry_ - SteadyNow());
     ended_.WaitFor(&mutex_, pause);
-    // `interrupt` may run Python, which may call this object again.
+    // Unlocks the mutex, because `interrupt` may run Python code that calls
+    // this object.
     mutex_.Unlock();
     status = interrupt();
     mutex_.Lock();

@@ -1,4 +1,5 @@
-// Keeps a shard at one round while a save brings all shards to the same round.
+// Stops a shard from applying rounds while a save brings all shards to the same
+// round.
 
 #ifndef TFSWITCH_CC_SHARD_ROUND_HOLD_H_
 #define TFSWITCH_CC_SHARD_ROUND_HOLD_H_
@@ -16,19 +17,21 @@
 
 namespace tfswitch {
 
-// Makes rounds wait while a save holds them. One save at a time can do so.
+// A hold makes all rounds wait until it ends. Only one save at a time can hold
+// rounds.
 //
 // Thread-safe.
 class RoundHold {
  public:
-  // The longest hold, because the client of a save may have died.
+  // A hold is never longer than this, because the client of the save may have
+  // died.
   static constexpr absl::Duration kLongest = absl::Seconds(10);
 
-  // Makes rounds wait for `duration`, or until End(). If repeated, the hold
-  // lasts `duration` from now, but at most kLongest in all. False if another
-  // save holds rounds.
+  // Makes rounds wait for `duration` from now, or until End(). Another call for
+  // the same save extends the hold, but to at most kLongest in all. False if
+  // another save holds rounds.
   bool Begin(const std::string& save_id, absl::Duration duration);
-  // Ends the hold of the save, if it has one.
+  // Ends the hold of this save, if there is one.
   void End(const std::string& save_id);
 
   bool IsHeldByOther(const std::string& save_id) {
@@ -37,17 +40,18 @@ class RoundHold {
   }
 
   // Called before a round is applied: waits until the present hold has ended.
-  // Does not wait for a hold that begins meanwhile: the round had closed before
-  // that, so that its save has the round anyway. Calls `interrupt` at intervals
-  // and returns early with its error.
+  // Does not wait for a hold that begins later. That is safe: the round had
+  // closed before the later hold, so it belongs to its save in any case. Calls
+  // `interrupt` at intervals; if that fails, returns its error at once.
   absl::Status Wait(absl::FunctionRef<absl::Status()> interrupt);
 
-  // Sets the work queues as they are at the round of the save. False if the
+  // Sets the state of the work queues at the round of the save. False if the
   // save does not hold rounds (any more).
   bool SetWorkQueues(const std::string& save_id,
                      std::optional<v1::SavedWorkQueues> work_queues);
 
-  // Keeps a hold from expiring. The hold ends when the last Kept is destroyed.
+  // Keeps a hold from ending by time. The hold ends when the last Kept is
+  // destroyed.
   class Kept {
    public:
     Kept(RoundHold* hold, const std::string& save_id)
@@ -58,10 +62,10 @@ class RoundHold {
     Kept(const Kept&) = delete;
     Kept& operator=(const Kept&) = delete;
 
-    // False if the save did not hold rounds (any more). Then this has no
+    // False if the save did not hold rounds (any more). Then this object has no
     // effect.
     bool is_held() const { return is_held_; }
-    // Nullopt if none were set since the hold began.
+    // Nullopt if SetWorkQueues() was not called since the hold began.
     std::optional<v1::SavedWorkQueues> work_queues() const {
       MutexLock lock(&hold_->mutex_);
       return hold_->work_queues_;
@@ -84,13 +88,13 @@ class RoundHold {
 
   Mutex mutex_;
   CondVar ended_;
-  // The state of the last hold.
+  // These describe the present hold, or the last one.
   std::string save_id_ ABSL_GUARDED_BY(mutex_);
   absl::Time begin_ ABSL_GUARDED_BY(mutex_);
   absl::Time expiry_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   int64_t num_kept_ ABSL_GUARDED_BY(mutex_) = 0;
   std::optional<v1::SavedWorkQueues> work_queues_ ABSL_GUARDED_BY(mutex_);
-  // The number of holds so far.
+  // How many holds have begun.
   int64_t number_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

@@ -305,7 +305,8 @@ void TableCatalogue::Install(TableMap* tables) {
   for (const auto& [name, table] : *tables) stage_.DropTable(name);
   MutexLock lock(&mutex_);
   for (auto& [name, table] : *tables) {
-    shrink_timer_.Set(name, absl::Seconds(table->config().eviction.every_secs.value));
+    shrink_timer_.Set(name,
+                      absl::Seconds(table->config().eviction.every_secs.value));
     std::swap(tables_[name], table);
     released_rows_.erase(name);
   }

@@ -7,7 +7,7 @@
 namespace tfswitch {
 namespace {
 
-// The newest sequence that is older than the window.
+// The highest sequence number that is too old for the window.
 uint64_t FloorOf(uint64_t highest) {
   return highest >= WriteLedger::kWindow ? highest - WriteLedger::kWindow : 0;
 }

@@ -1,12 +1,12 @@
-// mutex_ guards all groups and queues. An event first goes to the group's state
-// machine. Then Settle() tells the work queues the consequences, and then all
-// waits in the group are woken. Wait() renews the lease of its worker and calls
-// Tick(), so that leases end without a thread for that. It releases mutex_
-// while it calls CheckInterrupt().
+// mutex_ guards all groups and queues. An event first changes the group's state
+// machine. Then Settle() updates the work queues, and then all waits in the
+// group are woken. Wait() renews the lease of its worker and calls Tick(), so
+// no thread is needed to end leases. It unlocks mutex_ while it calls
+// CheckInterrupt().
 //
-// Arrive() checks all progress before it changes anything. It keeps the
-// progress of an open round as OpenAdvance, because a save must not count it
-// yet, and it must be undone if the round is lost.
+// Arrive() checks all progress before it changes anything. It remembers the
+// progress of an open round as OpenAdvance, for two reasons: a save must not
+// count this progress yet, and if the round is lost, it must be taken back.
 
 #include "cc/sync/coordinator.h"
 
@@ -26,14 +26,14 @@ namespace tfswitch {
 
 namespace {
 
-// The most incarnations of one group.
+// The largest number of incarnations of one group.
 constexpr uint64_t kIncarnationsPerGroup = uint64_t{1} << 32;
-// A wait is logged after kPatience, and again every kRepeatedEvery.
+// A wait is logged after kPatience, and then every kRepeatedEvery.
 constexpr absl::Duration kPatience = absl::Seconds(2);
 constexpr absl::Duration kRepeatedEvery = absl::Seconds(30);
-// The most unfinished items of a work queue that stats name.
+// How many unfinished items of a work queue the stats name at most.
 constexpr size_t kNamedItems = 5;
-// Long enough for any name that a person types.
+// The longest name; long enough for any name that a person types.
 constexpr size_t kMaxNameBytes = 1024;
 
 absl::Status CheckName(const char* what, const std::string& name) {
@@ -94,7 +94,8 @@ absl::Status Coordinator::CreateGroup(const std::string& group,
   const absl::Status same = CheckSameOptions(group, present.options, options);
   if (same.ok()) return same;
   Tick(&present, AwakeNow());
-  // Without workers the former training has ended, so the group is made again.
+  // No worker is left, so the former training has ended. The group starts again
+  // with the new options.
   if (present.state.stats().num_active() == 0) return make(0);
   return same;
 }
@@ -122,8 +123,8 @@ void Coordinator::MakeGroup(const std::string& group,
                                             &queues_[group]));
     return;
   }
-  // The open round is lost. Closed rounds are not: the next worker to join
-  // applies the last one.
+  // The contributions to the open round are lost. Closed rounds stay: the next
+  // worker to join applies the last one.
   Group& present = *it->second;
   RevokeOpenAdvances(&present);
   present.options = options;
@@ -215,8 +216,8 @@ absl::Status Coordinator::Heartbeat(const GroupMember& member) {
 absl::StatusOr<Coordinator::Group*> Coordinator::HearOf(
     const GroupMember& member) {
   TFSWITCH_ASSIGN_OR_RETURN(Group * found, Find(member.group()));
-  // Renews the worker's own lease before Tick(): a slightly late worker is
-  // alive.
+  // Renews the worker's lease before Tick(), because a worker that is slightly
+  // late is alive.
   const absl::Time now = AwakeNow();
   const absl::Status status =
       found->state.Heartbeat(member.worker(), member.incarnation(), now);
@@ -228,7 +229,7 @@ absl::StatusOr<Coordinator::Group*> Coordinator::HearOf(
 bool Coordinator::Tick(Group* group, absl::Time now) {
   const auto expiry = group->state.ExpiryAt(now);
   if (!expiry.has_value()) return true;
-  // A heartbeat must not wait for the gate.
+  // Does not wait for the gate, because a heartbeat must not wait.
   const WriteGate::TryPass pass(gate_);
   if (!pass.is_inside()) return false;
   const absl::Status noted = Note([&](v1::CoordinationRecord* record) {
@@ -239,7 +240,7 @@ bool Coordinator::Tick(Group* group, absl::Time now) {
   const int64_t num_before = group->state.stats().num_losses();
   Expire(group, *expiry);
   const v1::GetGroupStatsResponse stats = group->state.stats();
-  // Sorts losses by the numbers of the workers.
+  // A map sorts the losses by the numbers of the workers.
   const std::map<uint32_t, v1::GetGroupStatsResponse::Loss> losses(
       stats.losses().begin(), stats.losses().end());
   for (const auto& [worker, loss] : losses) {
@@ -271,7 +272,8 @@ void Coordinator::Notify(Group* group) {
 
 void Coordinator::Settle(Group* group) {
   WorkerGroup& state = group->state;
-  // Items return before a barrier opens: the same event may cause both.
+  // Takes back items before it looks for opened barriers, because one event may
+  // cause both.
   const WorkerGroup::Effects effects = state.TakeEffects();
   if (effects.has_lost_members) {
     for (auto& [name, queue] : *group->queues) {
@@ -284,8 +286,9 @@ void Coordinator::Settle(Group* group) {
   for (auto& [name, queue] : *group->queues) {
     const std::string barrier = WorkQueueBarrier(name);
     if (barrier == effects.opened_barrier) queue.EndEpochIfFinished();
-    // Workers that wait at the barrier take over the items of a dead worker.
-    // One that comes late, from an epoch that is over, does not wait.
+    // Workers that wait at the queue's barrier are released to take over the
+    // items of a dead worker. A worker that comes to the barrier only after the
+    // epoch has ended is released at once.
     if (!queue.is_exhausted()) state.Release(barrier);
   }
 }
@@ -359,7 +362,7 @@ absl::Status Coordinator::Arrive(Group* group,
         *advance.mutable_before() = each;
         advance.mutable_before()->set_offset(queue.offset_of(worker));
       }
-      // CheckProgress() has found no error.
+      // CheckProgress() has found no error, so Advance() finds none.
       queue.Advance(worker, incarnation, each).IgnoreError();
     }
   }
@@ -400,7 +403,8 @@ absl::Status Coordinator::Wait(Group* group, const GroupMember& member,
     const absl::Time now = AwakeNow();
     TFSWITCH_RETURN_IF_ERROR(
         group->state.Heartbeat(member.worker(), member.incarnation(), now));
-    // If Tick() could not run now, tries it again soon, but not at once.
+    // If Tick() could not log the end of a lease, tries that again soon, but
+    // not at once.
     const absl::Duration least =
         Tick(group, now) ? absl::Milliseconds(1) : absl::Milliseconds(100);
     if (is_over()) return absl::OkStatus();
@@ -416,13 +420,13 @@ absl::Status Coordinator::Wait(Group* group, const GroupMember& member,
       return absl::DeadlineExceededError(
           absl::StrCat("group '", member.group(), "': ", describe()));
     }
-    // The interrupt check may call the coordinator.
+    // Unlocks the mutex, because the interrupt check may call the coordinator.
     mutex_.Unlock();
     const absl::Status interrupted = CheckInterrupt();
     mutex_.Lock();
     TFSWITCH_RETURN_IF_ERROR(interrupted);
     if (is_over() || is_shut_down_) continue;
-    // Wakes up in time to renew the worker's own lease.
+    // Wakes up often enough to renew the worker's lease.
     group->changed.WaitFor(
         &mutex_,
         std::max(least,
@@ -650,7 +654,8 @@ absl::Status Coordinator::Finish(Group* group,
 absl::StatusOr<v1::GetWorkQueueStatsResponse> Coordinator::WorkQueueStats(
     const std::string& group, const std::string& queue) {
   MutexLock lock(&mutex_);
-  // A restarted server may have the queue from a checkpoint, but not the group.
+  // A restarted server may have restored the queue from a checkpoint, without
+  // the group.
   TFSWITCH_ASSIGN_OR_RETURN(const WorkQueue* asked, FindQueue(group, queue));
   return asked->stats();
 }
@@ -686,8 +691,8 @@ v1::Cut Coordinator::ChooseSnapshotRound(
       next = std::min(next, each.number() + 1);
     }
     if (num_known < num_shards) {
-      // A shard was restarted. As workers do, tells it the group's instance
-      // first.
+      // A shard was restarted and does not know the group's instance. The first
+      // entry tells it the instance, as workers do when they join.
       Round& none = add();
       none.set_number(WorkerGroup::kNoRound);
       none.set_group_instance(state.group_instance());
@@ -776,7 +781,7 @@ void Coordinator::RestoreWorkQueues(const v1::SavedWorkQueues& saved,
     WorkQueue& queue =
         queues.try_emplace(each.queue(), each.queue(), each.options())
             .first->second;
-    queue.Restore(each).IgnoreError();  // CheckRestore() was OK.
+    queue.Restore(each).IgnoreError();  // Checked before.
     const auto group = groups_.find(each.group());
     if (group == groups_.end()) continue;
     std::vector<OpenAdvance>& open = group->second->advances;
@@ -788,7 +793,7 @@ void Coordinator::RestoreWorkQueues(const v1::SavedWorkQueues& saved,
       group->second->state.Void(advance.incarnation(), advance.clock());
     });
     open.erase(open.begin(), of_others);
-    // Workers that wait for the end of an epoch may have items to take now.
+    // Workers that wait for the end of the epoch may be able to take items now.
     Settle(group->second.get());
     group->second->changed.NotifyAll();
   }

@@ -1,4 +1,5 @@
-// Runs the worker groups and work queues of one server.
+// Keeps the worker groups and work queues of one server, and blocks callers
+// that have to wait.
 
 #ifndef TFSWITCH_CC_SYNC_COORDINATOR_H_
 #define TFSWITCH_CC_SYNC_COORDINATOR_H_
@@ -27,28 +28,30 @@
 namespace tfswitch {
 
 // Limits on the state that clients may create. Groups, work queues, and each
-// group's list of workers that ever joined are kept as long as the coordinator.
+// group's list of workers that ever joined are never removed.
 struct CoordinatorLimits {
   uint64_t max_groups = 4096;
-  // Limits the workers that ever joined one group, and the contributions to one
-  // of its rounds.
+  // Limits how many workers ever join one group, and how many contributions one
+  // of its rounds has.
   uint64_t max_workers = 16384;
   uint64_t max_work_queues = 4096;                    // In all groups.
   uint64_t max_work_queue_bytes = uint64_t{1} << 30;  // In all items.
 };
 
-// The barrier at which workers wait if a work queue has no item for them.
+// The name of the barrier at which workers wait if a work queue has no item for
+// them.
 std::string WorkQueueBarrier(const std::string& queue);
 
-// Runs one WorkerGroup per name, and its work queues. At its deadline, a time
-// of SteadyNow(), every wait returns DeadlineExceeded, naming the missing
-// workers. Shutdown() ends waits with Cancelled.
+// Has one WorkerGroup for each group name, and the work queues of the groups.
+// Deadlines are times of SteadyNow(). At its deadline a wait returns
+// DeadlineExceeded, naming the workers that have not come. Shutdown() ends
+// waits with Cancelled.
 //
 // Thread-safe.
 class Coordinator {
  public:
-  // All instances of groups are lower. It is far above nanoseconds since 1970,
-  // from which instances are drawn, and above instances that follow those.
+  // All instances of groups are below this number. Instances begin at the
+  // nanoseconds since 1970, which are far below it.
   static constexpr uint64_t kMaxInstance = uint64_t{1} << 62;
 
   explicit Coordinator(const CoordinatorLimits& limits = {})
@@ -57,45 +60,46 @@ class Coordinator {
   Coordinator(const Coordinator&) = delete;
   Coordinator& operator=(const Coordinator&) = delete;
 
-  // Makes the group if it does not exist. AlreadyExists if workers train in it
-  // with other options, InvalidArgument if the options are invalid,
+  // Makes the group if it does not exist. AlreadyExists if workers train in the
+  // group with different options. InvalidArgument if the options are invalid.
   // ResourceExhausted if there are too many groups.
   absl::Status CreateGroup(const std::string& group,
                            const WorkerGroupOptions& options);
 
-  // The calls for the events of WorkerGroup, with its errors. NotFound if there
-  // is no such group.
+  // These calls pass events to WorkerGroup, and return its errors. NotFound if
+  // there is no such group.
   //
-  // A restarted coordinator may know no group, and the clock from which it
-  // draws instances may have been set back. So a worker reports if a server
-  // knows a `newer_instance` of its group. The group then starts again with a
-  // still newer instance, and its workers must join again.
+  // A restarted coordinator may have forgotten the group, and its clock, from
+  // which it draws the group's instance, may have been set back. Then other
+  // servers know a newer instance of the group. A worker that notices this
+  // passes it as `newer_instance`. The group then starts again with a still
+  // newer instance, and its workers must join again.
   //
-  // InvalidArgument if `newer_instance` cannot have been drawn, or `first_step`
-  // is negative. ResourceExhausted if there are too many workers. AlreadyExists
-  // while other workers train another job.
+  // InvalidArgument if no coordinator can have drawn `newer_instance`, or if
+  // `first_step` is negative. ResourceExhausted if there are too many workers.
+  // AlreadyExists while other workers train another job.
   absl::StatusOr<WorkerGroup::Place> Join(const v1::JoinRequest& request);
   absl::Status Heartbeat(const GroupMember& member);
-  // Ends a step of a worker, and returns the open round afterwards. The arrival
-  // also counts the step's progress in work queues, once, even if it is
-  // repeated. A contribution with progress survives its worker. NotFound if the
-  // worker does not have one of the items (any more): then it has not arrived,
-  // and must join again.
+  // Ends a step of a worker, and returns the round that is open afterwards.
+  // Also counts the step's progress in work queues, only once if the arrival is
+  // repeated. A contribution with progress stays in its round even if the
+  // worker dies. NotFound if the worker does not have one of the items (any
+  // more): then the step has not ended, and the worker must join again.
   absl::StatusOr<int64_t> Arrive(const v1::ArriveRequest& request);
   absl::Status Leave(const GroupMember& member);
 
-  // Waits until round `number` has closed. A waiting worker is alive: its lease
-  // does not end meanwhile.
+  // Waits until round `number` has closed. The lease of the waiting worker does
+  // not end during the wait.
   absl::StatusOr<Round> WaitForRound(const GroupMember& member, int64_t number,
                                      absl::Time deadline);
 
-  // Waits until a worker that has ended `clock` steps may begin another one
-  // with at most `staleness`.
+  // Waits until a worker that has ended `clock` steps may begin another one: no
+  // worker is more than `staleness` steps behind it.
   absl::Status WaitForTurn(const GroupMember& member, int64_t clock,
                            int64_t staleness, absl::Time deadline);
 
-  // Makes the worker wait at a barrier until all workers do; see
-  // WorkerGroup::Enter. Returns the place from which it continues.
+  // Makes the worker wait at a barrier until all workers wait there; see
+  // WorkerGroup::Enter. Returns the place from which the worker continues.
   absl::StatusOr<WorkerGroup::Place> WaitAtBarrier(
       const v1::WaitAtBarrierRequest& request, absl::Time deadline);
 
@@ -104,75 +108,80 @@ class Coordinator {
       const std::string& group);
 
   // Makes a work queue of the group if it does not exist. AlreadyExists, naming
-  // the difference, if it exists with other options. ResourceExhausted if there
-  // are too many queues, or too many bytes of items.
+  // the difference, if the queue exists with different options.
+  // ResourceExhausted if there are too many queues, or too many bytes of items.
   absl::Status CreateWorkQueue(const v1::CreateWorkQueueRequest& request);
 
-  // The calls for the events of WorkQueue, with its errors and those of
-  // Heartbeat(). FailedPrecondition if there is no such queue. The items of a
-  // worker that leaves or dies are returned. Workers that get no item wait at
-  // WorkQueueBarrier(queue) until there is one to take, or all wait there. If
-  // all items are finished then, the epoch is over.
+  // These calls pass events to WorkQueue, and return its errors and those of
+  // Heartbeat(). FailedPrecondition if there is no such queue. If a worker
+  // leaves or dies, its items return to their queues. A worker that gets no
+  // item waits at WorkQueueBarrier(queue) until an item returns or all workers
+  // wait there. If all items are finished when the barrier opens, the epoch
+  // ends.
   absl::StatusOr<std::optional<WorkItem>> TakeWorkItem(
       const v1::TakeWorkItemRequest& request);
   absl::Status FinishWorkItem(const v1::FinishWorkItemRequest& request);
-  // The group need not exist: the queue may have been restored.
+  // The group need not exist, because a restore may have made the queue.
   absl::StatusOr<v1::GetWorkQueueStatsResponse> WorkQueueStats(
       const std::string& group, const std::string& queue);
 
-  // All queues, without progress that counts only with open rounds.
+  // All queues. Progress of steps whose round is still open is left out.
   v1::SavedWorkQueues SaveWorkQueues();
 
-  // Chooses one moment to which a save brings `num_shards` shards. The cut has,
-  // by group and number, the rounds up to the last closed one that some shard
-  // has not committed, and always the last one. request.committed() says what
-  // each shard has committed; shards apply no rounds meanwhile. Unless null,
-  // `*work_queues` is set to the queues of that moment.
+  // Chooses for each group the round up to which a save brings all `num_shards`
+  // shards: the last closed one. The result has, by group and number, the
+  // rounds that some shard still lacks, and always the last one.
+  // request.committed() says which rounds each shard has applied; shards must
+  // apply no rounds during this call. Unless `work_queues` is null, sets it to
+  // the queues at the same moment.
   v1::Cut ChooseSnapshotRound(const v1::ChooseSnapshotRoundRequest& request,
                               size_t num_shards,
                               v1::SavedWorkQueues* work_queues);
 
-  // FailedPrecondition, naming the difference, if a queue exists with other
-  // options. ResourceExhausted if there is no room for all. DataLoss if options
-  // are invalid, or a state does not fit them.
+  // Whether RestoreWorkQueues() can restore the queues. FailedPrecondition,
+  // naming the difference, if a queue exists with different options.
+  // ResourceExhausted if the queues do not all fit. DataLoss if options are
+  // invalid, or a state does not fit its options.
   absl::Status CheckRestore(const v1::SavedWorkQueues& saved);
   // Replaces queues by saved ones of the same names. Workers lose their items
-  // and must take new ones. Steps of an open round that have advanced in these
-  // queues get weight 0, because their samples are trained again.
-  // If all tables are restored (`voids_open_steps`), first all contributions to
-  // open rounds get weight 0, and their samples are handed out again.
+  // and must take new ones. If a step of an open round has trained items of
+  // these queues, its contribution gets weight 0, because its samples are
+  // trained again. If all tables are restored (`voids_open_steps`), first all
+  // contributions to open rounds get weight 0, and their samples are handed out
+  // again.
   //
   // REQUIRES: CheckRestore() is OK.
   void RestoreWorkQueues(const v1::SavedWorkQueues& saved,
                          bool voids_open_steps);
 
-  // From now on passes each change of a group or of a work queue to `log`
-  // before it takes effect, as a CoordinationRecord for Replay(). A change that
-  // `log` refuses does not happen. Changes wait while `gate` is closed.
+  // From now on calls `log` before each change of a group or of a work queue,
+  // with a CoordinationRecord for Replay(). If `log` returns an error, the
+  // change is not made. Changes wait while `gate` is closed.
   // RestoreWorkQueues() is not logged, so a save must follow it.
   //
   // REQUIRES: no other thread uses the coordinator.
   using Log = std::function<absl::Status(absl::string_view record)>;
   void StartLog(Log log, WriteGate* gate);
 
-  // Makes a logged change again. DataLoss for a damaged record; other errors
-  // are those of the original call.
+  // Makes a logged change again. Returns DataLoss for a damaged record. Other
+  // errors are those of the call that was logged.
   absl::Status Replay(absl::string_view record);
 
-  // Saves all groups, with what SaveWorkQueues() does not have of their queues.
-  // RestoreGroups() restores them, into a coordinator without groups and after
-  // RestoreWorkQueues(). DataLoss if they are damaged.
+  // Saves all groups, and the parts of their queues that SaveWorkQueues()
+  // leaves out. RestoreGroups() restores them. Call it after
+  // RestoreWorkQueues(), when the coordinator has no groups. DataLoss if
+  // `saved` is damaged.
   v1::SavedGroups SaveGroups();
   absl::Status RestoreGroups(const v1::SavedGroups& saved);
-  // Removes all groups: their workers must join again. Contributions to open
-  // rounds are lost, and items return to their queues. This is logged.
+  // Removes all groups, so their workers must join again. Contributions to open
+  // rounds are lost, and items return to their queues. The change is logged.
   //
   // REQUIRES: no other thread uses the coordinator.
   absl::Status ForgetGroups();
-  // Starts all leases now. Called after RestoreGroups() and Replay().
+  // Makes all leases start now. Called after RestoreGroups() and Replay().
   void RenewLeases();
 
-  // Ends all present and later waits. Idempotent.
+  // Ends all waits, present and later ones. Idempotent.
   void Shutdown();
 
  private:
@@ -193,25 +202,26 @@ class Coordinator {
     WorkQueues* const queues;  // Points into queues_.
     // Progress in open rounds; may also have entries of closed ones.
     std::vector<OpenAdvance> advances;
-    absl::Time quiet_since;  // When it last changed, by AwakeNow().
-    absl::Time next_line;    // The earliest time to report a wait.
+    absl::Time quiet_since;  // The last change, by AwakeNow().
+    absl::Time next_line;    // When to log a wait next.
     CondVar changed;
   };
 
-  // Draws a greater number for each later group, unless the clock is set back.
+  // Draws a greater number for each later group, unless the clock was set back.
   static uint64_t DrawFirstIncarnation();
-  // Logs the change that describe(&record) writes to the record.
+  // Logs a change. describe(&record) fills in the record.
   template <typename Describe>
   absl::Status Note(const Describe& describe)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // These make the changes, for calls and for replays. Their effect depends
-  // only on the arguments and the state. Leases are not saved, so the end of a
-  // lease is a change of its own, which Tick() makes.
+  // These functions make the changes, both for calls and for replays. Their
+  // effect depends only on the arguments and the state, not on the time. Leases
+  // are not saved, so the end of a lease is logged as a change of its own;
+  // Tick() does that.
   void MakeGroup(const std::string& group, const WorkerGroupOptions& options,
                  uint64_t first_incarnation)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Unless 0, the group starts again with `first_incarnation`.
+  // If `first_incarnation` is not 0, the group starts again with it.
   WorkerGroup::Place Join(Group* group, const v1::JoinRequest& request,
                           uint64_t first_incarnation)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -234,31 +244,34 @@ class Coordinator {
 
   // Whether the arrival is of the member's present step, and no repeated one.
   static bool IsNew(const Group& group, const v1::ArriveRequest& request);
-  // Whether the arrival would advance in work queues; a repeated one would not.
-  // NotFound if the member does not have one of the items.
+  // Whether the arrival makes progress in work queues; a repeated arrival does
+  // not. NotFound if the member does not have one of the items.
   absl::StatusOr<bool> CheckProgress(Group* group,
                                      const v1::ArriveRequest& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Forget() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Drops members whose lease has ended. False if this must be tried later.
+  // Drops members whose lease has ended. Returns false if the call could not
+  // log that and must be repeated later.
   bool Tick(Group* group, absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Called when the group has changed.
+  // Called after each change of the group: settles the consequences and wakes
+  // all waits.
   void Notify(Group* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Undoes the progress in work queues of steps whose round is open.
+  // Takes back the progress in work queues of steps whose round is open.
   void RevokeOpenAdvances(Group* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   v1::SavedWorkQueues SavedQueues() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // The room that queues take.
+  // The number and the size of queues, which CoordinatorLimits limits.
   struct Room {
     uint64_t num_queues = 0;
     uint64_t bytes = 0;
   };
 
-  // ResourceExhausted if the queue does not fit beside queues that take `used`.
+  // ResourceExhausted if the limits do not allow the queue in addition to
+  // queues of the size `used`.
   absl::Status CheckRoom(const std::string& queue,
                          const WorkQueueOptions& options, Room used) const;
-  // The room that all queues take.
+  // The number and the size of all queues.
   Room UsedRoom() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   absl::StatusOr<Group*> Find(const std::string& group)
@@ -269,17 +282,18 @@ class Coordinator {
                                        const std::string& queue)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // Renews the lease of a member and returns its group. The lease comes before
-  // the group's Tick(), so that a slightly late worker is not dropped.
+  // Renews the lease of a member and returns its group. Renews the lease before
+  // the group's Tick(), so that a worker that is slightly late is not dropped.
   absl::StatusOr<Group*> HearOf(const GroupMember& member)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // Tells the group's work queues the consequences of an event. Called after
-  // each event.
+  // Called after each event: returns the items of workers that are gone, ends
+  // epochs, and releases workers for which items are there.
   void Settle(Group* group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // Waits until is_over() is true, the worker is no member any more, or the
-  // deadline comes. At the deadline `describe` names the missing workers.
+  // Waits until is_over() is true, the worker is not a member any more, or the
+  // deadline has come. At the deadline `describe` names the workers that have
+  // not come.
   absl::Status Wait(Group* group, const GroupMember& member,
                     absl::Time deadline, const std::function<bool()>& is_over,
                     const std::function<std::string()>& describe)
@@ -292,12 +306,12 @@ class Coordinator {
   Log log_;
   WriteGate* gate_ = nullptr;
 
-  // One lock for all groups: an event takes less than a microsecond.
+  // One lock guards all groups: an event takes less than a microsecond.
   Mutex mutex_;
-  // Groups are kept, so that pointers to them stay valid.
+  // Groups are never removed, so that pointers to them stay valid.
   std::map<std::string, std::unique_ptr<Group>> groups_ ABSL_GUARDED_BY(mutex_);
-  // The keys are groups. A group need not exist: its queues may have been
-  // restored from a checkpoint.
+  // The keys are names of groups. The group itself may be missing, because a
+  // checkpoint restores queues without their group.
   std::map<std::string, WorkQueues> queues_ ABSL_GUARDED_BY(mutex_);
   bool is_shut_down_ ABSL_GUARDED_BY(mutex_) = false;
 };

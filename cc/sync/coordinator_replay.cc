@@ -1,9 +1,9 @@
 // Logs, replays, saves and restores the state of a coordinator.
 //
-// A record is the change that a call has made. Records are in the order in
-// which calls took mutex_, and a replay calls the same functions again. A
-// change does not depend on time: the end of a lease has its own record, and a
-// drawn incarnation is part of the record.
+// A record is the change that a call has made. Records have the order in which
+// the calls locked mutex_, and a replay calls the same functions in this order.
+// A change does not depend on the time of the replay: the end of a lease has a
+// record of its own, and a drawn incarnation is part of the record.
 
 #include <cstdint>
 #include <string>
@@ -16,7 +16,7 @@
 namespace tfswitch {
 namespace {
 
-// The contents of a file are untrusted, so an invalid value is DataLoss.
+// The contents of a file may be damaged, so an invalid value is DataLoss.
 absl::Status AsDataLoss(const absl::Status& valid) {
   return valid.ok() ? valid : absl::DataLossError(valid.message());
 }

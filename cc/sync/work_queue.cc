@@ -1,12 +1,12 @@
-// An item of the epoch is not taken yet (order_ from num_taken_ on), or is in
-// leases_, or in returned_, or else is finished. The order of an epoch depends
-// only on the seed and the epoch's number. So a checkpoint needs only the
-// epoch, num_taken and the unfinished items. state() counts leased items as
-// unfinished, because after a restore no worker has them.
+// Each item of an epoch is in one of four states: not taken yet (order_ from
+// num_taken_ on), in leases_, in returned_, or else finished. The order of an
+// epoch depends only on the seed and the epoch's number. So a checkpoint needs
+// only the epoch, num_taken and the unfinished items. state() counts leased
+// items as unfinished, because no worker has an item after a restore.
 //
-// A repeated Take() returns the same item. last_finished_ recognises a repeated
-// Finish(). Advance() never lowers an offset. Revoke() does, and ends the
-// lease, so that the samples are trained again.
+// A repeated Take() returns the same item, and last_finished_ shows that a
+// Finish() is repeated. Advance() never lowers an offset. Revoke() lowers it
+// and ends the lease, so that the samples are trained again.
 
 #include "cc/sync/work_queue.h"
 
@@ -91,8 +91,8 @@ void WorkQueue::BeginEpoch(int64_t epoch) {
   order_.resize(static_cast<size_t>(num_items()));
   std::iota(order_.begin(), order_.end(), 0);
   if (!options_.shuffle()) return;
-  // A Fisher-Yates shuffle. It uses no library's random numbers, which could
-  // change with the version.
+  // A Fisher-Yates shuffle with its own random numbers, because those of a
+  // library could change with its version.
   uint64_t draws =
       HashKey(static_cast<Key>(HashKey(static_cast<Key>(options_.seed())) +
                                static_cast<uint64_t>(epoch)));

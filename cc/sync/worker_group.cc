@@ -1,13 +1,14 @@
-// Join, Arrive, Enter, Leave and Expire end with Settle(), so that no event
-// forgets its consequences. Settle() ends the run if all its workers have left,
-// closes the open round if it is complete, and then opens a barrier if all
-// wait. A call that is repeated because its answer was lost has the number
-// (clock, barrier_generation) before the expected one. It only renews the
-// lease.
+// Join, Arrive, Enter, Leave and Tick end with Settle(), which does what
+// follows from an event: it ends the run if all its workers have left, closes
+// the open round if the round is complete, and then opens a barrier if all
+// workers wait. A caller repeats a call if the answer was lost. Its number
+// (clock or barrier_generation) is then one below the expected number, and the
+// call only renews the lease.
 //
-// A contribution stays in open_ when its worker goes. It is withdrawn only if
-// the worker is restarted, or a new run or job begins. CloseIfComplete() sorts
-// contributions, so that all shards sum them in the same order.
+// A contribution stays in open_ when its worker leaves or dies. It is withdrawn
+// only if the worker is restarted, or a new run or job begins.
+// CloseIfComplete() sorts contributions, so that all shards sum them in the
+// same order.
 
 #include "cc/sync/worker_group.h"
 
@@ -129,7 +130,7 @@ void WorkerGroup::Withdraw(const Predicate& is_meant) {
   const auto withdrawn =
       std::remove_if(open_.begin(), open_.end(), [&](const Contribution& c) {
         const bool goes = !c.survives_worker() && is_meant(c);
-        // After VoidAll() no steps are known.
+        // The count of steps may be 0 here, because VoidAll() clears it.
         if (goes) {
           int64_t& steps = (*stats_.mutable_num_steps())[c.worker()];
           steps = std::max<int64_t>(0, steps - 1);
@@ -148,7 +149,7 @@ void WorkerGroup::BeginAnew() {
   first_of_present_run_ = next_incarnation_;
   num_openings_ = 0;
   last_clock_ = 0;
-  // Contributions that are left belong to a run that never began.
+  // The contributions that are in open_ now belong to a run that never began.
   Withdraw([](const Contribution&) { return true; });
   seen_.clear();
   left_.clear();
@@ -176,7 +177,9 @@ void WorkerGroup::BeginAnewIfAllHaveLeft() {
     seen_.insert(id);
     joins_end_ = std::min(joins_end_, worker.joined + options_.join_timeout);
     if (worker.is_waiting()) continue;
-    // The others must contribute to the same round.
+    // The worker may have contributed to the open round already. The other
+    // workers begin at a lower clock, so that they contribute to the same
+    // round.
     const auto pending = std::count_if(
         open_.begin(), open_.end(), [&w = worker](const Contribution& c) {
           return c.incarnation() == w.incarnation;
@@ -212,13 +215,15 @@ WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now,
   if (workers_.empty() && !seen_.empty() && !comes_back) {
     const int64_t clock = last_clock_;
     BeginAnew();
-    // A job continues with its clock, so that its schedules do.
+    // A job continues with its clock, so that its learning rate schedules
+    // continue.
     if (!job_.empty() && !positions_.empty()) {
       last_clock_ = first_clock_ = clock;
     }
   }
-  // Awaited workers begin with the same clock. A later worker begins with the
-  // clock of the slowest, so that nobody must wait for it to catch up.
+  // The workers for which a run waits begin with the same clock. A worker that
+  // joins later begins with the clock of the slowest worker, so that no worker
+  // must wait until it has caught up.
   int64_t clock = std::min(SlowestClock(), last_clock_);
   if (waits_for_joins_) clock = first_clock_;
   seen_.insert(worker);
@@ -302,8 +307,8 @@ absl::Status WorkerGroup::CheckJoin(const v1::JoinRequest& request,
 }
 
 void WorkerGroup::BeginJob(uint32_t worker, const std::string& job) {
-  // The worker may still be a member, if its process of the former job was
-  // killed.
+  // If the worker's process of the former job was killed, the worker may still
+  // be a member.
   if (workers_.erase(worker) > 0) effects_.has_lost_members = true;
   Withdraw([](const Contribution&) { return true; });
   if (!job.empty()) stats_.clear_num_steps();
@@ -321,10 +326,12 @@ WorkerGroup::Position WorkerGroup::PositionOf(uint32_t worker) const {
     if (id == worker) continue;
     Position its = known(id);
     if (other.is_waiting()) {
-      // That worker waits for this one's steps since the mark.
+      // The other worker waits at a barrier until this one has trained the
+      // steps since the mark.
       its.set_steps(0);
     } else {
-      // This worker must contribute to the same round.
+      // If the other worker has contributed to the open round, this worker must
+      // take the same step, to contribute to the same round.
       its.set_steps(its.steps() -
                     std::count_if(open_.begin(), open_.end(),
                                   [&other = other](const Contribution& c) {
@@ -377,7 +384,7 @@ absl::Status WorkerGroup::Arrive(const v1::ArriveRequest& request,
                      weight, " from worker ", worker));
   }
   found->lease_end = now + options_.lease;
-  if (clock == found->clock - 1) return absl::OkStatus();  // Repeated call.
+  if (clock == found->clock - 1) return absl::OkStatus();  // A repeated call.
   if (found->is_waiting()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "worker ", worker, " waits at barrier '", found->barrier,
@@ -440,7 +447,7 @@ absl::Status WorkerGroup::Enter(uint32_t worker, uint64_t incarnation,
                      "' and waits at '", found->barrier, "' already"));
   }
   if (barrier_generation == found->barrier_generation - 1)
-    return absl::OkStatus();  // Repeated call.
+    return absl::OkStatus();  // A repeated call.
   if (barrier_generation != found->barrier_generation) {
     return absl::OutOfRangeError(absl::StrCat(
         "worker ", worker, " comes to its barrier number ", barrier_generation,
@@ -569,12 +576,13 @@ absl::Time WorkerGroup::NextExpiry() const {
 
 bool WorkerGroup::IsComplete() const {
   if (open_.empty()) return false;
-  // Contributions that are left when all have gone make a last round.
+  // When all workers have left, the contributions that remain form a last
+  // round.
   const bool have_all_gone = has_begun_ && workers_.empty();
   if (waits_for_joins_ && !have_all_gone) return false;
   const uint32_t wanted = options_.contributions_per_round;
   if (wanted != 0 && open_.size() >= wanted) return true;
-  if (takes_many_contributions()) {  // One contribution of each is not enough.
+  if (takes_many_contributions()) {  // Not one per worker.
     return std::all_of(workers_.begin(), workers_.end(),
                        [](const auto& w) { return w.second.is_waiting(); });
   }
@@ -591,10 +599,11 @@ void WorkerGroup::Settle() {
 
 const std::string* WorkerGroup::BarrierToOpen() const {
   if (waits_for_joins_) return nullptr;
-  // A worker that was not part of the last opening has joined since, or waited
-  // at another barrier. It may be elsewhere in the program: for example at the
-  // end of an epoch, while the others wait where they save. If only workers of
-  // this kind wait elsewhere, the others continue.
+  // The workers may wait at different barriers. Some of them did not take part
+  // in the last opening; call them new. They joined after it, or waited
+  // elsewhere. A new worker may be at another point of the program, for example
+  // at the end of an epoch while the others wait for a save. If only new
+  // workers wait elsewhere, the barrier of the others opens.
   const std::string* of_all = nullptr;
   const std::string* of_seniors = nullptr;
   bool is_one = true;

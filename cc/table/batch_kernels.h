@@ -35,13 +35,13 @@ inline constexpr uint32_t kMaxKernelKeys = 8192;
 // Does the kernel's work for one key whose first attempt has failed.
 class RetrySink {
  public:
-  // Called before the first change of a row after a snapshot was taken. The
-  // row's bucket is locked.
+  // The kernel calls this before it changes a row for the first time since a
+  // snapshot was taken. The row's bucket is locked.
   virtual void Keep(Key key, uint32_t row) = 0;
   // Read() and Step() return false if the key has no row.
   virtual bool Read(Key key, float* embedding) = 0;
-  // Takes the step of key i of the batch. StepBatch has its gradient and
-  // observations.
+  // Takes the step of key i of the batch, with its gradient and observations in
+  // the StepBatch.
   virtual bool Step(Key key, uint32_t i) = 0;
 
  protected:
@@ -54,15 +54,15 @@ struct KernelBatch {
   const KeyedHash* hash = nullptr;
   int dim = 0;
   const RowCodec* codec = nullptr;
-  // Room for the floats of a row if rows are not stored as plain floats; for
-  // two rows in read_caught_up.
+  // A buffer for the decoded floats of a row, or of two rows for
+  // read_caught_up. Not used if rows are stored as plain floats.
   float* scratch = nullptr;
-  // One per stripe. The statistics of a row begin at [stripe] + row *
-  // statistics_stride.
+  // One array per stripe. In it, the statistics of a row begin at [stripe] +
+  // row * statistics_stride.
   char* const* statistics = nullptr;
   size_t statistics_stride = 0;
-  // One array per stripe: the epochs in which rows have changed. A step raises
-  // a row's stamp to stamp.epoch.
+  // One array per stripe, with the stamp of each row: the epoch of its last
+  // change. A step raises the row's stamp to stamp.epoch.
   uint32_t* const* stamps = nullptr;
   ChangeStamp stamp;
   size_t stride = 0;
@@ -83,7 +83,8 @@ struct StepBatch {
   const Optimizer* optimizer = nullptr;
   // num_keys x dim.
   const float* gradients = nullptr;
-  // The input of each step. Its count is for keys without a count of their own.
+  // The input of each step. Its count is used for keys for which the push gives
+  // no count.
   StepInput input;
 
   // The fields below are used only if has_observations().

@@ -4,13 +4,14 @@
 //   | key 0 .. key 4 (40 B) | row 0 .. row 4 (20 B) | meta (4 B) |
 //
 //   meta, from the low bits:
-//     used:3      entries [0, used) count; the others are garbage, so
-//                 no key has to stand for "empty"
+//     used:3      the number of valid entries; the entries behind them are
+//                 garbage, so no key has to stand for "empty"
 //     live:1      0: the entries have moved, or the page was released and reads
 //                 as zeros: look again with a fresh IndexView
 //     locked:1    someone is changing the bucket, or a row that it names
-//     overflow:8  how many keys that belong here or before live behind this
-//                 bucket; 0 ends a search; 255 means "many" and stays
+//     overflow:8  how many keys have their home at or before this bucket, and
+//                 are stored behind it; 0 ends a search; 255 means "many" and
+//                 never decreases
 //     version:19  counts the changes
 //
 // Rules that make reading without a lock sound:

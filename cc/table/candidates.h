@@ -25,8 +25,9 @@ class Candidates {
   // REQUIRES: called once, before anything else. False if there is no memory.
   bool Init(MemorySpan index_0, MemorySpan index_1, MemorySpan records,
             int record_floats, const KeyedHash* hash);
-  // Makes room for stamps (table/change_log.h). REQUIRES: called at most once,
-  // after Init() and before anything else.
+  // Makes room for a stamp of each record: the epoch of its last change
+  // (table/change_log.h). REQUIRES: called at most once, after Init() and
+  // before anything else.
   void InitStamps(MemorySpan stamps) { records_.InitStamps(stamps); }
 
   // The record of a key; null if the key is not a candidate.
@@ -54,8 +55,9 @@ class Candidates {
   uint64_t Visit(uint64_t begin, uint64_t num_buckets,
                  const std::function<void(Key, const float*)>& visit) const;
 
-  // If enough records are free, moves records together and gives memory back.
-  // If `with_stamps`, moves their stamps, too.
+  // If enough records are free, moves the used records together and gives
+  // memory back. With `with_stamps`, moves their stamps (epochs of last
+  // changes), too.
   void Compact(bool with_stamps);
 
   int64_t size() const { return size_; }

@@ -41,14 +41,16 @@ struct ChangeCursor {
 
 // The epoch in which a change was made.
 struct ChangeStamp {
-  // The row's new stamp; 0 while nobody reads changes.
+  // The new stamp of each changed row; 0 while nobody reads changes.
   uint32_t epoch = 0;
-  // A row with a lower stamp must be kept for a snapshot. 0: no snapshot.
+  // Before a row with a lower stamp changes, its old state must be copied for a
+  // snapshot. 0: there is no snapshot.
   uint32_t keeps_below = 0;
 };
 
-// Raises the stamp of a row. The row's bucket must be locked, or no other
-// thread may be able to change the row.
+// Raises the stamp of a row (the epoch of its last change) to `epoch`, unless
+// it is higher already. The caller must have locked the row's bucket, or be the
+// only thread that can change the row.
 TFSWITCH_ALWAYS_INLINE void RaiseStamp(uint32_t* stamp, uint32_t epoch) {
   if (RacyLoad(stamp) < epoch) RacyStore(stamp, epoch);
 }
@@ -67,8 +69,8 @@ class ChangeClock {
     Change(const Change&) = delete;
     Change& operator=(const Change&) = delete;
 
-    // The stamp for changes from now on. If the change gives a key a row or
-    // removes its row, call this after the stripe's mutex was locked.
+    // The stamp for changes that begin now. If a change gives a key a row or
+    // removes the key's row, lock the stripe's mutex before this call.
     ChangeStamp stamp() const {
       const uint32_t epoch =
           clock_->epoch_.load(std::memory_order_relaxed) & ~kHeld;
@@ -99,7 +101,7 @@ class ChangeClock {
   // changes a row keeps a copy of its present state. REQUIRES: between Hold()
   // and Release(), in their thread.
   uint32_t BeginSnapshot();
-  // Changes that have already begun may still keep rows after this.
+  // Changes that began before this call may still copy rows for the snapshot.
   void EndSnapshot() { keeps_below_.store(0); }
 
  private:
@@ -115,8 +117,9 @@ class ChangeClock {
 
   std::atomic<uint32_t> epoch_{kFirstEpoch};
   std::atomic<uint32_t> keeps_below_{0};
-  // The number of changes in progress, for even and odd epochs. An epoch ends
-  // only when no changes of the epoch before are in progress.
+  // The number of changes in progress: one counter for even epochs and one for
+  // odd ones. An epoch ends only after all changes of the epoch before it have
+  // ended.
   std::atomic<int64_t> at_work_[2] = {};
   Mutex mutex_;  // One end at a time.
 };
@@ -133,7 +136,8 @@ class KeyChanges {
 
   void Add(Key key, uint32_t stamp);
 
-  // False if losses after `epoch` may have been forgotten.
+  // False if a key that lost its row after `epoch` may be missing from the
+  // list.
   bool Knows(uint32_t epoch) const { return forgotten_ <= epoch; }
   // The keys with stamps above `epoch`; some may repeat.
   std::vector<Key> Since(uint32_t epoch) const;

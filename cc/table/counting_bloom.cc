@@ -23,7 +23,7 @@ uint64_t HashForCells(Key key) {
 
 double CountingBloom::CellsPerVirtualShard(const BloomMinCountAdmission& config,
                                            uint32_t num_virtual_shards) {
-  // n |ln p| / (ln 2)^2 cells for n keys.
+  // A filter for n keys needs n |ln p| / (ln 2)^2 cells.
   const double ln2 = std::log(2.0);
   const double cells = std::ceil(
       static_cast<double>(config.capacity) *

@@ -362,8 +362,8 @@ absl::Status EmbeddingTable::Impl::FindOrInsert(absl::Span<const Key> keys,
 RowRounding EmbeddingTable::Impl::RoundingOf(const GradientBatch& batch,
                                              uint64_t number) const {
   if (config_.storage_dtype.rounding == Rounding::kNearest) return {};
-  // The number determines how a step is rounded, so that the result does not
-  // depend on which threads run it.
+  // The push's number determines how its steps are rounded, so that the result
+  // does not depend on which threads run the steps.
   number = batch.StepOr(number);
   const uint64_t seed = HashKey(
       static_cast<Key>(HashKey(static_cast<Key>(config_.seed)) + number));
@@ -508,8 +508,8 @@ void EmbeddingTable::Impl::EraseLocked(const KeyPlace& place,
   const uint32_t row = place.entry.row();
   if (MustKeep(*stripe, row, stamp)) {
     const uint32_t meta = LockBucket(place.entry.bucket);
-    // Checks again under the lock, because another thread may have kept and
-    // changed the row meanwhile.
+    // Checks again under the lock, because another thread may have copied the
+    // row for the snapshot and changed it meanwhile.
     if (MustKeep(*stripe, row, stamp)) {
       KeepRow(stripe, place.key, row);
     }
@@ -567,7 +567,7 @@ void EmbeddingTable::Impl::ReadUsage(absl::Span<const Key> keys, float day,
 // Thread-compatible.
 class EmbeddingTable::Impl::RowGatherer {
  public:
-  // `now` is what a row catches up with.
+  // `now` has the steps up to which Add() brings each row.
   RowGatherer(const Impl& table, size_t max_rows,
               std::shared_ptr<const StepHistory> now,
               const std::function<absl::Status(const RowChunk&)>& visit)
@@ -580,10 +580,10 @@ class EmbeddingTable::Impl::RowGatherer {
         row_(static_cast<size_t>(table.row_floats())) {}
 
   size_t num_rows() const { return num_rows_; }
-  // The floats of the next row, for Add().
+  // The buffer into which the caller writes the next row before Add().
   float* row() { return row_.data(); }
 
-  // Makes room for so many rows beside those that are there.
+  // Makes room for `count` more rows.
   void Reserve(size_t count) {
     const size_t end = num_rows_ + count;
     if (end <= keys_.size()) return;
@@ -604,7 +604,7 @@ class EmbeddingTable::Impl::RowGatherer {
     ++num_rows_;
   }
 
-  // Adds a row in the form of the undo log.
+  // Adds a former state of a row, as RowUndoLog has kept it.
   absl::Status AddFormer(Key key, const float* floats) {
     const auto num_words = static_cast<size_t>(table_.codec_.num_words());
     if (table_.codec_.is_plain()) {

@@ -86,7 +86,7 @@ struct GradientBatch : StepSettings {
   // chooses one.
   uint64_t number = 0;
   // With dense updates: the history that TakeStep() passes to `apply`. If it is
-  // null, the call is a step of its own.
+  // null, the call itself is one step of the table.
   const StepHistory* history = nullptr;
 };
 
@@ -167,10 +167,11 @@ struct RowChunk {
 // Whether the rows that AssignRows() gets have missed steps.
 enum class AssignMode {
   // The rows come from a save. With dense updates they will catch up with the
-  // steps after it.
+  // steps that the table has taken since that save.
   kSaved,
-  // The rows are up to date, even if they have taken other steps elsewhere.
-  // With dense updates an empty table continues after the last of these steps.
+  // The rows are up to date; steps that they have taken in another table count
+  // as taken. With dense updates, an empty table continues after the last of
+  // these steps.
   kNow,
   // Like kNow, but existing rows do not change.
   kNowIfMissing,
@@ -290,10 +291,11 @@ class EmbeddingTable {
   virtual absl::StatusOr<int64_t> ApplyGradients(
       const GradientBatch& batch) = 0;
 
-  // Makes all calls of ApplyGradients() inside `apply` one step of a table with
-  // dense updates; they must get the argument of `apply` as their `history`.
-  // Steps may overlap (missed_steps.h). For other tables calls apply(nullptr).
-  // ResourceExhausted after kMaxDenseStep steps.
+  // Counts all calls of ApplyGradients() inside `apply` as one step of a table
+  // with dense updates. `apply` must pass its argument on to these calls as
+  // their `history`. Steps may overlap (missed_steps.h). For other tables,
+  // calls apply(nullptr). ResourceExhausted if the table has already taken
+  // kMaxDenseStep steps.
   virtual absl::Status TakeStep(
       float learning_rate,
       absl::FunctionRef<absl::Status(const StepHistory*)> apply) = 0;

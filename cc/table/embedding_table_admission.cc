@@ -208,14 +208,14 @@ absl::StatusOr<bool> EmbeddingTable::Impl::AdmitCandidateLocked(
       place, batch.day, batch.step(), batch.RoundingOf(place.key), stamp,
       [&](const RowFloats& row) {
         if (has_weights()) {
-          // The row continues with the weight and its slots: they become the
-          // first value of the embedding and the row's first slots.
+          // The candidate's weight becomes the first value of the embedding,
+          // and the weight's slots become the row's first slots.
           row.embedding[0] = record[weight_at];
           std::copy_n(record + weight_at + 1, weight_optimizer_->slot_floats(),
                       row.slots);
         }
         std::copy_n(record, statistics_.num_floats(), row.statistics);
-        // The gradient that admitted the key also trains its row.
+        // The push whose gradient admitted the key also trains the new row.
         optimizer_.Step(row.embedding, row.slots, gradient, input);
       }));
   candidates.Erase(place.key, place.position);

@@ -144,7 +144,8 @@ class EmbeddingTable::Impl::ChangeVisit {
         continue;
       }
       chunk_.Add(candidates.keys[i], record + statistics.num_floats(), 1);
-      // A candidate's score is not subtracted, because its row keeps it.
+      // Gives 0 as the score to subtract. A candidate keeps its whole score,
+      // which its row takes over later.
       if (rule_.has_value()) chunk_.AddScore(0.0f);
     }
     return chunk_.Emit(min_keys_, visit_);
@@ -174,16 +175,18 @@ class EmbeddingTable::Impl::ChangeVisit {
     return absl::OkStatus();
   }
 
-  // If the rule chooses the row, adds its score.
+  // Returns whether the rule chooses the row. If so, adds the row's score to
+  // the chunk.
   bool ChooseLocked(int s, Key key, StripeIndex::Entry entry)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(table_.stripes_[s].mutex) {
     const RowStatistics& statistics = table_.statistics_;
     counts_.resize(static_cast<size_t>(statistics.num_floats()));
     table_.CopyStatisticsLocked(&table_.stripes_[s], entry, counts_.data());
     const UsageOfRow usage = statistics.Read(counts_.data(), day_);
-    // A key that was lost may have a row again. If the rule does not choose
-    // this row, the key stays removed. The rule then requires no gain of the
-    // score, because an export before this one may already have subtracted it.
+    // A key may have lost its row and have a new one. If the rule does not
+    // choose the new row, readers see the key as removed. For such a key the
+    // rule does not ask how much the score has grown, because an earlier export
+    // may already have subtracted the score.
     const bool needs_gain =
         !is_all_ && !std::binary_search(lost_[s].begin(), lost_[s].end(), key);
     if (!IsChosen(usage, statistics,
@@ -219,8 +222,8 @@ absl::StatusOr<ChangeCursor> EmbeddingTable::Impl::ForEachChange(
         "chosen. Make it with show_click statistics, or export what has "
         "changed without conditions."));
   }
-  // Before the end of the epoch, so that the changes that this makes are
-  // visited.
+  // CatchUpAll() changes rows. So it comes before the end of the epoch, and the
+  // visit includes these changes.
   CatchUpAll();
   const ChangeCursor cursor{change_log_id_, change_clock_.EndEpoch()};
   ChangeVisit run(this, filter, max_keys, visit);

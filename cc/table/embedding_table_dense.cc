@@ -41,8 +41,8 @@ void EmbeddingTable::Impl::GoOnAfterStepOf(absl::Span<const float> slots) {
     step = std::max(step, DenseStepOfSlot(&slots[i]));
   }
   step = std::min(step, kMaxDenseStep);
-  // The learning rate may be anything: all rows begin after these steps, so
-  // none has missed one.
+  // The learning rate 0 has no effect: all rows begin after these steps, so no
+  // row applies them.
   if (step > 0) step_log_.Restore({step, {{1, 0.0f}}});
 }
 

@@ -44,8 +44,8 @@
 
 namespace tfswitch {
 
-// While a stripe is locked, data is prefetched for the key so many places
-// ahead.
+// While a stripe is locked, the data of a key is prefetched this many keys
+// before it is used.
 inline constexpr uint32_t kLockedDistance = 12;
 
 // The most buckets that ForEachRow visits at a time. It limits how long a
@@ -218,9 +218,9 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
       int64_t max_rows,
       const std::function<absl::Status(const RowChunk&)>& visit,
       const Snapshot* snapshot) const;
-  // Visits candidates, likewise. If `since` is not 0, visits only those whose
-  // value has changed after that epoch; only candidates with weights change
-  // their value.
+  // Visits the current candidates, or those of `snapshot`. If `since` is not 0,
+  // visits only those whose value has changed after that epoch; only candidates
+  // with weights change their value.
   absl::Status ForEachCandidate(
       int64_t max_keys,
       const std::function<absl::Status(const CandidateChunk&)>& visit,
@@ -248,12 +248,12 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
                              const Work& work) const;
 
   bool is_dense() const { return config_.optimizer.is_dense; }
-  // The steps that up-to-date rows have taken; empty if steps without a
-  // gradient do not change rows.
+  // All steps that the table has taken; empty if a step without a gradient for
+  // a row does not change the row.
   std::shared_ptr<const StepHistory> Now() const {
     static constexpr StepHistory kNoSteps;
-    // A pointer without an owner has no reference count, which all lookups
-    // would write.
+    // The pointer owns nothing, so it has no reference count. All lookups would
+    // have to write such a count.
     return optimizer_.moves_idle_rows()
                ? step_log_.Now()
                : std::shared_ptr<const StepHistory>(std::shared_ptr<void>(),
@@ -263,8 +263,8 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   // Rows of new ids then begin with that step, as in the table from which the
   // slots come.
   void GoOnAfterStepOf(absl::Span<const float> slots);
-  // Reads the rows of a block with all steps of the table. The rows in the
-  // table do not change, unless missed steps must be taken one by one.
+  // Reads the rows of a block as if they had taken all steps of the table. The
+  // rows in the table change only if missed steps must be taken one by one.
   uint32_t ReadBlock(absl::Span<const Key> block, const StepHistory& now,
                      IndexView* views, PatientSink* retry, uint16_t* missing,
                      float* embeddings) const;
@@ -304,16 +304,16 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   void ModifyRow(const RowPlace& place, const RowRounding& rounding,
                  ChangeStamp stamp, const Modify& modify) const;
 
-  // Whether the row has not changed since a snapshot was taken that has not
-  // visited it yet. Then it must be kept before it changes. Its bucket must be
+  // Whether a snapshot exists and the row has not changed since it was taken.
+  // If so, call KeepRow() before the row changes. The row's bucket must be
   // locked.
   bool MustKeep(const Stripe& stripe, uint32_t row, ChangeStamp stamp) const {
     return RacyLoad(stripe.rows.stamps() + row) < stamp.keeps_below;
   }
   // REQUIRES: MustKeep().
   void KeepRow(Stripe* stripe, Key key, uint32_t row) const;
-  // Keeps the record of a key, or the fact that it has none. REQUIRES: the
-  // stripe's mutex is held.
+  // Copies the record of a key for the snapshot, or notes that the key has
+  // none. REQUIRES: the stripe's mutex is held.
   void KeepCandidateLocked(Stripe* stripe, Key key, uint32_t position,
                            ChangeStamp stamp) const;
 
@@ -322,17 +322,18 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   template <typename Load>
   void LoadLocked(Stripe* stripe, StripeIndex::Entry entry,
                   const Load& load) const;
-  // Copies row_floats() floats if the row's stamp is below `limit` or `limit`
-  // is kAnyStamp; else returns false.
+  // Copies row_floats() floats of the row. If `limit` is not kAnyStamp and the
+  // row's stamp is not below it, copies nothing and returns false.
   bool CopyRowLocked(Stripe* stripe, StripeIndex::Entry entry, uint32_t limit,
                      float* row) const;
-  // These copy a part of a row. The embedding has all steps of `now`.
+  // These copy a part of a row. The copied embedding includes all steps of
+  // `now`.
   void CopyEmbeddingLocked(Stripe* stripe, StripeIndex::Entry entry,
                            const StepHistory& now, float* embedding) const;
   void CopyStatisticsLocked(Stripe* stripe, StripeIndex::Entry entry,
                             float* row_statistics) const;
-  // Copies the embedding with all steps of `now`. Another thread may be writing
-  // the row; the caller checks that afterwards.
+  // Copies the embedding as it is after all steps of `now`. Another thread may
+  // be writing the row meanwhile; the caller must check for that afterwards.
   void RacyLoadEmbedding(const float* words, const StepHistory& now,
                          float* embedding) const;
 
@@ -382,21 +383,22 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   using InsertedRows = std::array<int64_t, kNumStripes>;
   InsertedRows ReadInsertedRows() const;
 
-  // Writes the values of keys without a row. `before` must be read before the
-  // search for the keys.
+  // Writes the values that lookups give for keys without a row. The caller
+  // reads `before` before it searches for the keys.
   void FillMissing(absl::Span<const Key> block, const StepHistory& now,
                    const uint16_t* missing, uint32_t num_missing,
                    const InsertedRows& before, float* embeddings) const;
 
-  // Calls visit(key, embedding, statistics) for all rows while the stripe's
-  // mutex is held, and erases those for which it returns true. Unless
-  // `with_embeddings`, the embedding is null.
+  // Calls visit(key, embedding, statistics) for each row while the stripe's
+  // mutex is held. Erases the row if visit() returns true. Without
+  // `with_embeddings`, visit() gets null as the embedding.
   void SiftRows(
       bool with_embeddings,
       const std::function<bool(Key, const float*, const float*)>& visit);
   // The same for the candidates.
   void SiftCandidates(const std::function<bool(const float*)>& visit);
-  // Moves the rows of a stripe together and gives memory back.
+  // Moves the rows of a stripe to its lowest row numbers, and gives memory
+  // back.
   void Compact(Stripe* stripe);
 
   bool has_weights() const {
@@ -429,15 +431,16 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   std::array<char*, kNumStripes> statistics_data_;
   std::array<uint32_t*, kNumStripes> stamps_;
   const BatchKernels kernels_;
-  // Declared before the stripes, which use it until they are destroyed.
+  // Declared before the stripes, so that it is destroyed after them: they use
+  // its memory.
   const MemoryReservation reservation_;
   const RowStatistics candidate_statistics_;
-  // The optimizer of candidates' weights, if not_admitted has them: that of the
-  // row's first segment.
+  // The optimizer for the weights of candidates, which is that of the row's
+  // first segment. Empty unless not_admitted is kWeight.
   //
   // Constant after construction.
   std::optional<Optimizer> weight_optimizer_;
-  // | statistics | weight | its slots |
+  // A candidate's record: | statistics | weight | slots of the weight |
   const int candidate_floats_;
   // Constant after construction.
   std::vector<float> missing_row_;
@@ -447,18 +450,19 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   std::atomic<float> last_day_{kServersDay};
   // Numbers pushes, for random draws.
   std::atomic<uint64_t> num_pushes_{0};
-  // Chosen by the key's HashKey(), so that only one thread at a time counts a
-  // key.
+  // HashKey() of a key selects its mutex, so that only one thread at a time
+  // counts the key.
   std::array<Mutex, kNumStripes> bloom_mutexes_;
   // One shrink at a time.
   Mutex shrink_mutex_;
-  // Held while a step begins, and while none may begin.
+  // Held by a thread that begins a step, and by one that must prevent new
+  // steps.
   Mutex step_mutex_;
-  // The mutable members change in reads, which lock stripes and may bring rows
-  // of tables with dense updates up to date.
+  // The mutable members change even in reads: these lock stripes and, with
+  // dense updates, may bring rows up to date.
   mutable ChangeClock change_clock_;
   const uint64_t change_log_id_;
-  // A snapshot visits rows with stamps from this one on. Changes only when
+  // The lowest stamp of the rows that a snapshot visits. Changes only when
   // there is no snapshot.
   std::atomic<uint32_t> snapshot_from_{0};
   mutable std::array<Stripe, kNumStripes> stripes_;
@@ -483,7 +487,7 @@ class EmbeddingTable::Impl::Snapshot final : public TableSnapshot {
 
 class EmbeddingTable::Impl::PatientSink final : public RetrySink {
  public:
-  // Read() gives rows with all steps of `now`.
+  // Read() gives rows as they are after all steps of `now`.
   PatientSink(const Impl* table, IndexView* views,
               const StepHistory& now = StepHistory())
       : table_(table), views_(views), now_(now) {}

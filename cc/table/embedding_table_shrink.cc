@@ -21,8 +21,8 @@ void EmbeddingTable::Impl::SiftRows(
       with_embeddings ? static_cast<size_t>(config_.dim) : 0);
   std::vector<float> counts(static_cast<size_t>(statistics_.num_floats()));
   std::vector<Key> chosen;
-  // Works on the stripes in turn. If a thread locked the same mutex again at
-  // once, waiting threads would hardly get it.
+  // Visits a part of each stripe in turn. If this thread unlocked a mutex and
+  // locked it again at once, other threads would hardly get it.
   std::array<uint64_t, kNumStripes> begins = {};
   for (bool is_more = true; is_more;) {
     is_more = false;
@@ -87,9 +87,9 @@ Value ElementAt(size_t place, std::vector<Value>* values) {
   return *at;
 }
 
-// Chooses the rows that exceed a limit, among those that no other rule removes:
-// those with the smallest values and, among equal values, those with the
-// smallest hashes of their keys.
+// Chooses which rows to remove when there are more rows than a limit allows.
+// Rows that another rule removes do not count. Rows with the smallest values go
+// first. Among equal values, keys with the smallest hashes go first.
 class Surplus {
  public:
   // All but `limit` of `values` go.
@@ -115,8 +115,8 @@ class Surplus {
     last_hash_ = ElementAt(static_cast<size_t>(num_equal_ - 1), &hashes);
   }
 
-  // Whether a row with this value is removed. For the largest removed value,
-  // this is true only as often as there are rows to remove.
+  // Whether a row with this value is removed. For rows with the largest removed
+  // value, returns true only until enough rows are removed.
   bool Takes(float value, Key key) {
     if (value < last_) return true;
     return value == last_ && HashKey(key) <= last_hash_ && num_equal_-- > 0;
@@ -277,8 +277,8 @@ absl::StatusOr<ShrinkReport> EmbeddingTable::Impl::Shrink(
 
 namespace {
 
-// Moves floats while other threads may be reading at either place, but none may
-// be writing.
+// Moves floats. Other threads may be reading either place, but must not be
+// writing to it.
 void MoveFloats(const float* from, size_t count, float* to,
                 std::vector<float>* buffer) {
   if (count == 0) return;
@@ -297,9 +297,9 @@ void EmbeddingTable::Impl::Compact(Stripe* stripe) {
     MutexLock lock(&stripe->mutex);
     if (!stripe->rows.IsWorthCompacting()) return;
     limit = stripe->rows.SortFreeRows();
-    // Leaves room for rows that are inserted meanwhile, because each takes a
-    // low place. If a row cannot be moved because no place is left, the memory
-    // before it cannot be given back.
+    // Leaves free rows below `limit`, because each row that is inserted
+    // meanwhile takes one. If no free row were left, some row above would stay,
+    // and only the memory behind that row could be given back.
     limit += limit / 16 + 1024;
   }
   std::vector<StripeIndex::Entry> beyond;
@@ -307,7 +307,8 @@ void EmbeddingTable::Impl::Compact(Stripe* stripe) {
   std::vector<float> buffer;
   for (uint64_t begin = 0; begin < kEndOfPositions;) {
     const ChangeClock::Change change(&change_clock_);
-    // Stops, because a snapshot identifies changed rows by their numbers.
+    // A snapshot identifies changed rows by their row numbers, so while there
+    // is one, no row may move.
     if (change.stamp().keeps_below != 0) break;
     MutexLock lock(&stripe->mutex);
     beyond.clear();
@@ -320,7 +321,7 @@ void EmbeddingTable::Impl::Compact(Stripe* stripe) {
     for (const StripeIndex::Entry& entry : beyond) {
       uint32_t row;
       if (!stripe->rows.AllocateBelow(limit, &row)) break;
-      // Locks the bucket, through which other threads find the row's place.
+      // Locks the bucket, because other threads find the row through it.
       const uint32_t meta = LockBucket(entry.bucket);
       const uint32_t old_row = entry.row();
       const RowPlace from = PlaceOf(*stripe, old_row);

@@ -1,6 +1,6 @@
-// The state of a table at one moment. Rows that have not changed since, as
-// their stamps show, come from the table. Others come from the copies that were
-// kept at their first change.
+// The state of a table at one moment. A row's stamp shows whether the row has
+// changed since. If it has not, the snapshot reads it from the table. Otherwise
+// it reads the copy that was made before the first change.
 
 #include <algorithm>
 #include <cstdint>

@@ -99,7 +99,8 @@ class RowCodec {
       const Part& part = parts_[first_packed_part_ + i];
       const float* const from = floats + part.begin;
       float* const to = words + part.word;
-      // Random rounding of a value depends on its place in the row.
+      // Each part of the row gets its own seed, so that a value's rounding
+      // depends on its place in the row.
       const uint32_t seed =
           rounding.seed + static_cast<uint32_t>(part.begin) * kSeedStep;
       switch (part.type) {

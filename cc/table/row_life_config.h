@@ -132,7 +132,7 @@ struct EvictionConfig {
   // Rows beyond this many in the whole table.
   std::optional<uint64_t> max_rows;
   EvictionOrder order = EvictionOrder::kLru;
-  // The server shrinks the table at this interval; 0: never by itself.
+  // How often the server shrinks the table. 0: only when a caller asks for it.
   NonNegative every_secs = 0.0f;
 
   TFSWITCH_FIELDS(delete_after_unseen_days, delete_threshold, min_l2_norm,

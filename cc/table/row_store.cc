@@ -135,8 +135,8 @@ bool RowStore::ReleaseTail() {
 // Gives back the memory of the rows from `num_rows` to `end`.
 void RowStore::Column::ReleaseTail(uint64_t num_rows, uint64_t end) {
   if (stride == 0) return;
-  // Cancels requests to touch memory ahead, because the column no longer needs
-  // it.
+  // Cancels requests to the PageKeeper to touch memory behind the used rows:
+  // the column no longer needs that memory.
   PageKeeper::Get().Cancel(span);
   const size_t release_begin = RoundUpTo(EndOf(num_rows), kHugePageBytes);
   const size_t touched =
@@ -149,8 +149,8 @@ void RowStore::Column::ReleaseTail(uint64_t num_rows, uint64_t end) {
 
 void RowStore::Column::TouchAhead(uint64_t num_rows) {
   if (stride == 0 || !is_touched_ahead) return;
-  // Asks for one or two huge pages beyond the used memory, depending on the
-  // column's size.
+  // Asks the PageKeeper to touch one or two huge pages behind the used memory:
+  // two if the column is large.
   const size_t used = num_rows * stride;
   const size_t wanted = RoundDownTo(
       begin + used + kHugePageBytes + std::min(used / 4, kHugePageBytes),

@@ -34,9 +34,8 @@ size_t RowStride(int row_floats);
 class RowStore {
  public:
   // Statistics begin at this offset in their span, so that 512 KiB with small
-  // pages come before the first huge page. If there were a whole huge page of
-  // small ones, as for embeddings, most of a large table's statistics would
-  // have small pages.
+  // pages come before the first huge page. If a whole 2 MiB had small pages, as
+  // for embeddings, most of a large table's statistics would have small pages.
   static constexpr size_t kStatisticsOffset = kHugePageBytes - (512 << 10);
 
   // REQUIRES: called once, before anything else.
@@ -69,21 +68,22 @@ class RowStore {
   bool Allocate(uint32_t* row);
   void Free(uint32_t row);
 
-  // The functions below help the caller to move rows together. Whether enough
-  // rows are free to make this worthwhile:
+  // The caller moves rows together with the functions below. This one tells
+  // whether enough rows are free to make that worthwhile.
   bool IsWorthCompacting() const;
   // Makes Allocate() use the lowest free rows first. Returns the number of rows
-  // in use; that many rows fit below the row with this number.
+  // in use. After the caller has moved rows together, they have the numbers
+  // below this one.
   uint64_t SortFreeRows();
   // Takes the lowest free row, if it is below `limit`.
   bool AllocateBelow(uint64_t limit, uint32_t* row);
-  // Gives back memory behind the last row in use, a limited amount at a time,
-  // because the stripe is locked meanwhile. False if there was none. REQUIRES:
-  // SortFreeRows() was called.
+  // Gives back memory behind the last row in use. Each call gives back a
+  // limited amount, because the stripe is locked meanwhile. False if there was
+  // nothing to give back. REQUIRES: SortFreeRows() was called.
   bool ReleaseTail();
 
-  // For each row, whether its stamp is above `epoch`; empty if none is.
-  // REQUIRES: InitStamps().
+  // Element r tells whether the stamp of row r is above `epoch`. The result is
+  // empty if no stamp is. REQUIRES: InitStamps().
   std::vector<bool> ChangedSince(uint32_t epoch) const;
 
   // The bytes of rows and statistics; stamps are not counted.
@@ -95,7 +95,7 @@ class RowStore {
   // One of the arrays. If `stride` is 0, the array does not exist.
   struct Column {
     MemorySpan span;
-    size_t begin = 0;  // The offset of row 0 in the span.
+    size_t begin = 0;  // The offset of row 0 in the span's memory.
     size_t stride = 0;
     bool is_touched_ahead = true;
     size_t touch_end = 0;
@@ -112,14 +112,15 @@ class RowStore {
     size_t resident_bytes(uint64_t num_rows) const;
   };
 
-  // The bytes of a row in both arrays, without its stamp.
+  // The bytes that a row takes in the array of embeddings and slots and in that
+  // of statistics. The row's stamp is not counted.
   size_t stride() const { return columns_[0].stride + columns_[1].stride; }
 
   Column columns_[3];
   uint64_t next_row_ = 0;
   std::vector<uint32_t> free_rows_;
-  // How many rows at the beginning of free_rows_ have no memory any more.
-  // Nonzero only while ReleaseTail() returns true.
+  // The number of entries at the beginning of free_rows_ whose rows have no
+  // memory any more. It is 0 except while ReleaseTail() returns true.
   size_t num_released_ = 0;
 };
 

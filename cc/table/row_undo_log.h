@@ -30,12 +30,14 @@ namespace tfswitch {
 // Thread-safe.
 class RowUndoLog {
  public:
-  // Starts to keep rows of so many floats. Each kept row counts as
-  // `other_bytes` more, for memory elsewhere.
+  // Starts to keep rows, of `num_floats` floats each. The caller needs
+  // `other_bytes` more per kept row in other memory, and the log counts them
+  // too.
   void Begin(size_t num_floats, size_t other_bytes);
 
-  // Keeps a row, which copy(floats) writes. If there is no memory for it, the
-  // row still changes; End() reports the error, and the snapshot fails.
+  // Keeps the present state of a row: copy(floats) writes it into the log. If
+  // there is no memory for it, the caller changes the row all the same; End()
+  // reports the error, and the snapshot fails.
   void Keep(Key key, uint32_t position, absl::FunctionRef<void(float*)> copy);
 
   // A row could not be kept.
@@ -44,7 +46,7 @@ class RowUndoLog {
     is_whole_ = false;
   }
 
-  // Tells that the snapshot has visited all rows before this position.
+  // The snapshot calls this after it has visited all rows before `position`.
   void SetVisited(uint64_t position) {
     visited_.store(position, std::memory_order_release);
   }
@@ -52,8 +54,8 @@ class RowUndoLog {
     return position < visited_.load(std::memory_order_acquire);
   }
 
-  // Stops keeping rows, and calls visit(key, floats) for the kept ones, up to
-  // the first error. ResourceExhausted if a row could not be kept.
+  // Stops keeping rows. Calls visit(key, floats) for each kept row, until
+  // visit() returns an error. ResourceExhausted if a row could not be kept.
   absl::Status End(absl::FunctionRef<absl::Status(Key, const float*)> visit);
   // Stops keeping rows, and drops those that were kept.
   void Discard() {

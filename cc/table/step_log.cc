@@ -96,8 +96,8 @@ void StepLog::Restore(const SavedSteps& saved) {
   runs_ = std::make_shared<std::vector<StepRun>>(saved.runs);
   num_runs_ = saved.runs.size();
   if (runs_->empty()) runs_->resize(1);
-  // Computes the sums of the last kKeptSteps steps. Earlier sums are computed
-  // when a row needs them.
+  // Computes the sums for the last kKeptSteps steps. Sums for earlier steps are
+  // computed when a row needs them.
   uint32_t step = saved.last_step;
   if (keeps_sums_) step -= std::min(step, MissedSums::kKeptSteps);
   sums_.Reset(step);

@@ -39,12 +39,13 @@ class StepLog {
   // The optimizer must outlive the log.
   explicit StepLog(const Optimizer* optimizer);
 
-  // The log up to the oldest step that is still in progress, without that step.
-  // If no step is in progress, the whole log.
+  // The log of all steps before the oldest step that is still in progress. If
+  // no step is in progress, the whole log.
   std::shared_ptr<const StepHistory> Now() const;
 
-  // Begins the next step, and returns the log without it; null after
-  // kMaxDenseStep steps. Several steps may be in progress.
+  // Begins the next step, and returns the log of the steps before it. Returns
+  // null if the table has already taken kMaxDenseStep steps. Several steps may
+  // be in progress.
   std::shared_ptr<const StepHistory> Begin(float learning_rate);
   void End(const StepHistory& before);
   // Waits until no step is in progress. REQUIRES: no step begins meanwhile.

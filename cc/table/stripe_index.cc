@@ -109,8 +109,9 @@ const Bucket* StripeIndex::Home(uint32_t position) const {
 }
 
 StripeIndex::Entry StripeIndex::Find(Key key, uint32_t position) const {
-  // The mutex prevents changes of entries. Another thread may lock a bucket
-  // meanwhile to change a row, which does not matter here.
+  // No other thread can change entries, because the caller holds the mutex.
+  // Another thread may lock a bucket to change a row, which does not change the
+  // entry.
   Bucket* bucket = const_cast<Bucket*>(Home(position));
   for (;; ++bucket) {
     const uint32_t meta = LoadMeta(bucket);
@@ -126,12 +127,13 @@ bool StripeIndex::Insert(Key key, uint32_t position, uint32_t row) {
   if (!is_growing_) {
     const uint64_t full = current().num_buckets * kLoadNumerator;
     const uint64_t load = static_cast<uint64_t>(num_keys_) * kLoadDenominator;
-    // Begins a little early, so that the first pages are ready when they are
-    // needed.
+    // Begins before the array is full, so that the first pages of the next
+    // array are ready in time.
     if (load >= full - full / 32 && !is_prepared_) {
       PrepareGrowth(/*is_urgent=*/load >= full + full / 8);
     }
-    // Without memory for a larger array, does not grow; the buckets get fuller.
+    // If there is no memory for a larger array, the index does not grow, and
+    // its buckets get fuller.
     if (load >= full && is_prepared_) BeginGrowth();
   }
   if (is_growing_ && !MoveBuckets()) return false;
@@ -189,9 +191,9 @@ bool StripeIndex::ExtendLimit(Array* array, uint64_t limit) {
   const size_t end = limit * sizeof(Bucket);
   if (!array->span.Extend(end)) return false;
   TouchAhead(array, end);
-  // Each generation of an array starts with another version. Otherwise a reader
-  // that was suspended for a whole generation could take a new bucket for an
-  // old one.
+  // The versions of buckets start at another number for each array that uses
+  // the span. Otherwise a reader that was suspended for a whole generation
+  // could take a new bucket for an old one.
   const uint32_t meta = kMetaLive | (static_cast<uint32_t>(phase_ * 0x9e3779b1u)
                                      << kMetaVersionShift);
   for (uint64_t i = array->limit; i < limit; ++i) {
@@ -220,8 +222,8 @@ void StripeIndex::PrepareGrowth(bool is_urgent) {
   // of the array that used this span before.
   if (PageKeeper::Get().IsBusy(array.span)) {
     if (!is_urgent) return;
-    // Gives the memory back now, in spite of the pause, because otherwise full
-    // buckets would make every insert slow.
+    // Gives the memory back now, although other threads wait meanwhile:
+    // otherwise full buckets would make every insert slow.
     PageKeeper::Get().Cancel(array.span);
     array.span.Reset();
   }

@@ -83,7 +83,8 @@ TFSWITCH_ALWAYS_INLINE bool IsPhase(const IndexView& view, uint64_t phase) {
 // else needs the mutex of the stripe.
 class StripeIndex {
  public:
-  // A place in the index. `bucket` is null if the key is absent.
+  // A bucket and the index of an entry in it. `bucket` is null if the key is
+  // absent.
   struct Entry {
     uint32_t row() const { return RacyLoad(&bucket->rows[at]); }
 
@@ -107,8 +108,8 @@ class StripeIndex {
 
   Entry Find(Key key, uint32_t position) const;
 
-  // Adds an absent key. During growth also advances the cursor. False, with
-  // nothing changed, if the address space is used up.
+  // Adds an absent key. If the index is growing, also moves some keys to the
+  // new array. False, with nothing changed, if the address space is used up.
   bool Insert(Key key, uint32_t position, uint32_t row);
 
   // Removes the entry, which Find() returned for `position`.
@@ -121,8 +122,8 @@ class StripeIndex {
 
   // Calls visit(key, entry) for entries from position `begin` on, in about
   // `num_buckets` buckets. Returns the position at which to continue, at most
-  // kEndOfPositions. With `rows`, visits only entries whose row number is true
-  // in it. `visit` must not insert or erase keys.
+  // kEndOfPositions. If `rows` is given, visits only entries with (*rows)[row
+  // number] true. `visit` must not insert or erase keys.
   uint64_t VisitEntries(uint64_t begin, uint64_t num_buckets,
                         const std::function<void(Key, Entry)>& visit,
                         const std::vector<bool>* rows = nullptr) const;
@@ -143,7 +144,7 @@ class StripeIndex {
     uint64_t limit = 0;
     // [0, huge_bytes) is for huge pages.
     size_t huge_bytes = 0;
-    // The PageKeeper was asked to touch the array up to here.
+    // The end of the memory that the PageKeeper was asked to touch.
     size_t touch_end = 0;
     size_t released_bytes = 0;  // Given back behind the cursor.
 

@@ -91,8 +91,8 @@ struct StorageDtypeConfig {
   FloatType embeddings = FloatType::kFloat32;
   // Slots with a float per coordinate.
   FloatType slots = FloatType::kFloat32;
-  // How a step rounds 16-bit values. New and assigned ones are rounded to
-  // nearest.
+  // How an optimizer step rounds 16-bit values. Values of new rows and assigned
+  // values are always rounded to nearest.
   Rounding rounding = Rounding::kStochastic;
 
   TFSWITCH_FIELDS(embeddings, slots, rounding)
@@ -119,8 +119,8 @@ struct TableRef {
   TableRef(const char* name) : name(name) {}
 
   std::string name;
-  // The incarnation that is meant; see TableIdentity. 0: the present table of
-  // that name.
+  // The incarnation of the table that the caller means; see TableIdentity. 0:
+  // the present table of that name.
   uint64_t incarnation = 0;
 };
 

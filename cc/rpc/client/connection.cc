@@ -41,10 +41,10 @@ constexpr absl::Duration kLongestPause = absl::Seconds(1);
 // kKeepaliveTimeoutMs on a dead connection. If the system time was set back,
 // gRPC's timers, which use it, are late.
 constexpr absl::Duration kDeadlineSlack = absl::Milliseconds(100);
-// A wait for a connection that takes longer is logged.
+// If a call waits longer than this for a connection, the client logs it.
 constexpr absl::Duration kSilence = absl::Seconds(1);
-// How long one attempt to connect may take. Without it, a host that drops
-// packets would hold a call of kind kBulk for its whole timeout.
+// How long one attempt to connect may take. Without this limit, a host that
+// drops packets would hold a call of kind kBulk for its whole timeout.
 constexpr int kConnectTimeoutMs = 5'000;
 
 std::shared_ptr<grpc::Channel> MakeChannel(const GrpcClientOptions& options,
@@ -94,9 +94,9 @@ bool IsServerAway(const grpc::Status& status) {
          status.error_code() == grpc::StatusCode::CANCELLED;
 }
 
-// True if the server may have received the call although no answer came. Two
-// errors of gRPC mean that there was no connection; after any other the call
-// may have arrived.
+// True if the server may have received the call although it has not answered.
+// Two errors of gRPC mean that there was no connection. After any other error
+// the call may have arrived.
 bool MayHaveArrived(const grpc::Status& status) {
   if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) return true;
   const std::string text = status.error_message();
@@ -105,7 +105,7 @@ bool MayHaveArrived(const grpc::Status& status) {
          !absl::StartsWith(text, "DNS resolution failed");
 }
 
-// The part of gRPC's error text that helps a user.
+// Returns the part of gRPC's error text that helps a user.
 std::string Reason(const grpc::Status& status) {
   const std::string text = status.error_message();
   absl::string_view reason = text;
@@ -356,7 +356,8 @@ bool Connection::HasOtherToken(const std::string& former) const {
 absl::Status Connection::OnReconnect() {
   if (instance_id_ == 0) return absl::OkStatus();
   const absl::Status status = Handshake().status();
-  // Ignores other errors: the next calls report them in more detail.
+  // Returns only an interrupt. The next calls report other errors in more
+  // detail.
   return absl::IsCancelled(status) ? status : absl::OkStatus();
 }
 
@@ -436,8 +437,8 @@ absl::Status Connection::Explain(const grpc::Status& status,
       return absl::UnimplementedError(absl::StrCat(
           name(), ": ", error.message(), "; is that a tfswitch server?"));
     case absl::StatusCode::kResourceExhausted:
-      // gRPC ends calls with this code of HTTP/2 when its memory for messages
-      // is used up.
+      // If the peer's memory for messages is used up, gRPC ends the call with
+      // this HTTP/2 error code.
       if (absl::StrContains(error.message(), "RST_STREAM with error code 11")) {
         return absl::ResourceExhaustedError(absl::StrCat(
             name(),

@@ -25,14 +25,15 @@
 namespace tfswitch {
 
 enum class CallKind {
-  // Has the client's timeout, and is sent again while the server is away.
+  // Ends after the client's timeout. While the server is away, the call is sent
+  // again and again.
   kIdempotent,
-  // Waits for a connection and is sent once: if it were sent again, it might be
-  // applied twice.
+  // Waits for a connection, and is sent only once: the server might apply a
+  // second copy, too.
   kOnce,
-  // Has the longer bulk timeout, because it takes time in proportion to the
-  // table. While the server is away, the call is sent again, for at most the
-  // timeout of kIdempotent after the wait has begun.
+  // Ends after the bulk timeout, which is longer because the call's time grows
+  // with the table. While the server is away, the call is sent again and again,
+  // but only until the timeout of kIdempotent has passed since the wait began.
   kBulk,
 };
 
@@ -55,11 +56,12 @@ class Connection {
 
   // Adds the token, if there is one, to a call. Returns the token.
   std::string AddToken(grpc::ClientContext* context) const;
-  // Whether the token file now contains another token than `former`.
+  // Whether the token file has changed and no longer contains the token
+  // `former`.
   bool HasOtherToken(const std::string& former) const;
 
-  // The longest message that the server accepts and sends. The last handshake
-  // has told it.
+  // The longest message that the server accepts and sends, as the server's
+  // answer to the last handshake says.
   uint64_t max_message_bytes() const {
     return max_message_bytes_.load(std::memory_order_relaxed);
   }
@@ -81,7 +83,8 @@ class Connection {
   absl::Status Explain(const grpc::Status& status,
                        absl::Duration timeout) const;
 
-  // Logs that there is no connection. Logs it only once, until a call succeeds.
+  // Logs that the client waits for a connection; only the first time since the
+  // last call that succeeded.
   void LogWaiting();
   void NoteSuccess() {
     if (has_said_that_it_waits_) has_said_that_it_waits_ = false;
@@ -105,12 +108,12 @@ class Connection {
   std::shared_ptr<Link> link() const;
 
   // Call it after a call that found no connection, or lost it. If the server
-  // was restarted from saved rows meanwhile, logs that on stderr. Returns an
-  // error only for an interrupt.
+  // has meanwhile restarted from saved rows, logs that on stderr. The only
+  // error that it returns is an interrupt.
   absl::Status OnReconnect();
 
-  // Like Explain(), for a kOnce call, which is not sent again after it has lost
-  // its connection.
+  // Like Explain(), for a kOnce call whose connection was lost. The call is not
+  // sent again.
   absl::Status ExplainLoss(const grpc::Status& status,
                            absl::Duration timeout) const;
 
@@ -170,8 +173,9 @@ class UnaryCall {
   UnaryCall(const UnaryCall&) = delete;
   UnaryCall& operator=(const UnaryCall&) = delete;
 
-  // Waits for the answer. After a second without a connection, logs that it
-  // waits. Cancelled if CheckInterrupt() returns that.
+  // Waits for the answer. If there has been no connection for a second, logs
+  // that the client waits. If CheckInterrupt() returns Cancelled, ends the call
+  // and returns that.
   absl::Status Wait(grpc::ByteBuffer* response);
 
   // Completes an `error` of Wait(). If the server did not answer, adds that the
@@ -184,7 +188,8 @@ class UnaryCall {
   friend void PollUntil(absl::Time time);
   struct Attempt;
   class ThreadQueue;
-  // Cancels an attempt in progress, which its queue deletes later.
+  // Cancels an attempt in progress. The completion queue of its thread deletes
+  // it later.
   struct Abandon {
     void operator()(Attempt* attempt) const;
   };
@@ -192,7 +197,8 @@ class UnaryCall {
   // The latest end of the call.
   absl::Time deadline() const { return start_ + timeout_; }
   void StartAttempt();
-  // Call it regularly during a wait, with the time when the wait began.
+  // Logs a long wait, and returns an error if the user interrupts it. Call it
+  // regularly during a wait; `begin` is the time when the wait began.
   absl::Status Watch(absl::Time begin);
 
   const std::shared_ptr<Connection> connection_;

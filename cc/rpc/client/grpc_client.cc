@@ -62,8 +62,8 @@ std::string NameTables(const std::vector<std::string>& tables) {
   return text;
 }
 
-// Describes a call, for example "a pull of 3 keys from table 'a'"; if it has
-// more tables, adds for example " and 2 more".
+// Describes a call, for example "a pull of 3 keys from table 'a'"; for a call
+// with more tables, adds for example " and 2 more".
 template <typename Request>
 std::string Describe(const char* call, const char* direction,
                      const Request& first, size_t num_tables) {
@@ -73,8 +73,8 @@ std::string Describe(const char* call, const char* direction,
       num_tables > 1 ? absl::StrCat(" and ", num_tables - 1, " more") : "");
 }
 
-// Describes the effect of a call on tables. The error of a call without an
-// answer contains it.
+// Describes what a call does to tables. If the server does not answer, the
+// error contains this text.
 struct Write {
   // Text such as "The push to ", which the tables follow, or a whole text if
   // there are no tables. Null if the call writes nothing that the user would
@@ -145,11 +145,11 @@ Write WriteOf(const google::protobuf::Message& any) {
   return {};
 }
 
-// The messages of pushes in flight, and the results of their pieces.
+// The messages of pushes that are being sent, and the results of their pieces.
 class PushMessages final : public PendingCall {
  public:
-  // The results of all pieces i with the same owners[i] are added up in
-  // sums[owners[i]].
+  // owners[i] is the push to which piece i belongs. The results of its pieces
+  // are added up in sums[owners[i]].
   PushMessages(std::vector<size_t> owners, std::vector<WriteResult*> sums)
       : owners_(std::move(owners)),
         sums_(std::move(sums)),
@@ -177,17 +177,17 @@ class PushMessages final : public PendingCall {
   std::vector<std::unique_ptr<PendingCall>> calls;
 };
 
-// How many keys each part of a call has. Several parts save time: while one is
-// on its way, the receiver works on the part before, which is still in its
-// cache.
+// How many keys each part of a call has. Several parts save time: while the
+// sender still sends one part, the receiver works on the one before, which is
+// still in the receiver's cache.
 size_t KeysPerPart(size_t num_keys, size_t row_bytes, size_t min_part_bytes) {
   const size_t num_parts = std::clamp<size_t>(
       num_keys * row_bytes / min_part_bytes, 1, kMaxPartsPerCall);
   return (num_keys + num_parts - 1) / num_parts;
 }
 
-// The size of a piece, that is, of a whole call for one table or of a part of a
-// long call. The bytes are those that the piece adds to a message of several
+// The size of a piece: of a whole call for one table, or of one part of a long
+// call. It is the number of bytes that the piece takes in a message of several
 // pieces.
 struct PieceSize {
   uint64_t request_bytes;
@@ -246,14 +246,14 @@ std::vector<absl::Span<const Piece>> PackPieces(
   return messages;
 }
 
-// The bytes per key of a ReadUsageResponse: a state of one byte and five
-// floats. They are more than those of a key in the request. kMaxUsageHeaders
-// bounds the other bytes of either message, without the table's name.
+// The bytes that a key takes in a ReadUsageResponse: a state of one byte, and
+// five floats. In the request a key takes fewer. The rest of either message,
+// without the table's name, has at most kMaxUsageHeaders bytes.
 constexpr size_t kUsageBytes = 1 + 5 * sizeof(float);
 constexpr size_t kMaxUsageHeaders = 64;
 
-// How many keys each part of a ReadUsage has: as in a pull, but at most as many
-// as fit in a message that the server accepts.
+// How many keys each part of a ReadUsage call has: as many as in a part of a
+// pull, but no more than fit in a message that the server accepts.
 size_t KeysPerUsagePart(size_t num_keys, const std::string& table,
                         uint64_t max_message_bytes) {
   const uint64_t headers = kMaxUsageHeaders + table.size();
@@ -263,23 +263,25 @@ size_t KeysPerUsagePart(size_t num_keys, const std::string& table,
                           std::max<uint64_t>(1, room / kUsageBytes));
 }
 
-// Shorter arrays of gradients are copied into the message, because a slice of
-// their own would cost more than the copy.
+// Arrays of gradients with fewer bytes are copied into the message: to pass one
+// as a separate slice would cost more than the copy.
 constexpr size_t kMinSharedBytes = 16 << 10;
 
-// The server treats each part of a push as a separate push, so each needs
-// another id. Other writes have one part.
+// The server treats each part of a push as a separate push, so each part needs
+// an id of its own. Other writes are sent as one part.
 PushId IdOfPart(const PushId& id, size_t part) {
   return {id.client_id, id.sequence * kMaxPartsPerCall + part};
 }
 
-// Appends the pieces of a push that fit in messages of so many bytes.
+// Appends the pieces of a push. Each piece fits in a message of
+// `max_message_bytes`.
 void CutPush(const PushArgs& args, uint64_t max_message_bytes,
              std::vector<PushArgs>* pieces, std::vector<PieceSize>* sizes) {
   const auto width = static_cast<size_t>(args.dim);
-  // Gradients of the same key must arrive together, because the server sums
-  // them. All gradients of a step must, too, if the server applies whole
-  // rounds or each step moves all rows.
+  // A push is not divided in two cases: if keys repeat, because the server sums
+  // the gradients of a key; and if the server needs all gradients of a step
+  // together, because it applies whole rounds or because each step moves all
+  // rows.
   const bool may_be_cut =
       args.keys_are_unique && args.step.group.empty() && !args.is_dense;
   const bool fits_whole =
@@ -351,7 +353,7 @@ class GrpcClient final : public ParameterClient {
 
  private:
   // Reads the stream of messages that start(context) opens, to its end. If the
-  // server is away, only the opening is tried again.
+  // connection is lost after the first message, the stream is not opened again.
   template <typename Response, typename Start>
   absl::Status ReadStream(
       const Start& start,
@@ -641,8 +643,8 @@ absl::Status GrpcClient::ReadStream(
     }
     const grpc::Status status = reader->Finish();
     if (status.ok()) return absl::OkStatus();
-    // Repeats only the start of the stream: later, some rows have been visited
-    // already, and none may be visited twice.
+    // Opens the stream again only if nothing has been read from it: after that
+    // some rows have been visited, and no row may be visited twice.
     if (visited) return connection_->ExplainLoss(status, options.bulk_timeout);
     absl::Status error = connection_->Explain(
         status, status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED

@@ -44,12 +44,12 @@ struct GrpcClientOptions {
 
 // Connects and makes a handshake. Unavailable or DeadlineExceeded if the server
 // does not answer within the timeout; FailedPrecondition if its protocol
-// version or its shard index is another one.
+// version or its shard index is not the expected one.
 //
-// The client repeats calls that fail with UNAVAILABLE until its timeout. So it
-// uses a restarted server without being made again. If `places` has another
-// address of the server, calls to the former address are cancelled and sent
-// there.
+// The client repeats calls that fail with UNAVAILABLE until its timeout. So the
+// same client works with a restarted server. If the server gets another address
+// in `places`, calls to its former address are cancelled and sent to the new
+// one.
 absl::StatusOr<std::unique_ptr<ParameterClient>> NewGrpcClient(
     const GrpcClientOptions& options);
 

@@ -24,16 +24,16 @@ namespace tfswitch {
 namespace {
 
 constexpr absl::Duration kTrimInterval = absl::Seconds(2);
-// Trims several times, because gRPC frees the memory of a closed connection
-// some moments later.
+// Releases the memory of malloc several times, because gRPC frees the memory of
+// a closed connection some moments later.
 constexpr int kNumTrims = 4;
-// From this number of refused addresses on, those whose time is over are
-// removed.
+// When so many addresses are refused, removes those whose time is over.
 constexpr size_t kManyRefusals = 1024;
 constexpr size_t kMaxRefusals = 65536;
 
-// The key of the addresses that are refused together: one IPv4 address, or a
-// network of IPv6. Empty for addresses that are never refused.
+// Addresses with the same key are refused together: one IPv4 address, or a
+// network of IPv6 addresses. The key is empty for addresses that are never
+// refused.
 std::string AddressKey(const sockaddr_storage& address) {
   if (address.ss_family == AF_INET) {
     const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);

@@ -44,21 +44,22 @@ struct ClientHello {
 // Thread-safe.
 class Edge {
  public:
-  // How long the address is refused after the edge has ended a connection.
+  // After the edge has ended a connection because it broke a limit, it refuses
+  // new connections from the same address for this long.
   static constexpr absl::Duration kRefusal = absl::Seconds(10);
 
   // The one of the process. Never deleted.
   static Edge& Get();
 
-  // Starts to watch a connection. `address` may be of any family; the edge
-  // never refuses a Unix socket.
+  // Starts to watch the connection `fd`, whose peer has this address.
   void Watch(int fd, const sockaddr_storage& address, bool has_tls,
              uint64_t max_streams);
   // The descriptor is about to be closed.
   void Forget(int fd);
 
-  // Checks the next `size` bytes of a connection. Returns false when the
-  // connection has broken a limit, after shutting it down; once per connection.
+  // Checks the next `size` bytes of a connection. If the connection breaks a
+  // limit, shuts it down and returns false. Returns false at most once per
+  // connection.
   bool Pass(Direction direction, int fd, const iovec* parts, size_t size);
 
   // A TLS connection, whose bytes are encrypted, so that Pass() cannot check
@@ -70,10 +71,11 @@ class Edge {
 
   // Whether connections are watched in this process.
   bool is_used() const { return is_used_; }
-  // The connection whose ClientHello had this random. Each connection is found
-  // only once. The guard is null if there is none.
+  // Finds the connection whose ClientHello had this random. A connection is
+  // found only once. If none is found, the guard is null.
   TlsConnection FindTls(absl::Span<const uint8_t> client_random);
-  // Pass() for decrypted bytes. Returns false for a connection without a guard.
+  // Like Pass(), but for decrypted bytes. Returns false for a connection
+  // without a guard.
   bool PassTls(Direction direction, const TlsConnection& connection,
                const void* data, size_t size);
 
@@ -96,7 +98,7 @@ class Edge {
     std::optional<ClientHello> hello;
   };
 
-  // The connections of a part of the descriptors, with a mutex of its own, so
+  // The connections of some of the descriptors. Each part has its own mutex, so
   // that threads seldom wait for each other.
   struct Part {
     Mutex mutex;
@@ -106,8 +108,9 @@ class Edge {
   Edge() = default;
 
   Part& PartOf(int fd) { return parts_[static_cast<size_t>(fd) % kNumParts]; }
-  // Shuts the connection down if it still has this guard, and logs the reason.
-  // If `refuses`, refuses its address for a while.
+  // Shuts the connection down and logs the reason, unless the descriptor
+  // belongs to another connection by now. With `refuses`, refuses the peer's
+  // address for a while.
   void End(int fd, const FrameGuard* guard, const char* why, bool refuses);
   void RecordClosed(const sockaddr_storage& address, const char* why,
                     bool refuses) ABSL_LOCKS_EXCLUDED(mutex_);

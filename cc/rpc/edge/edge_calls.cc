@@ -1,8 +1,8 @@
 // Replaces the functions that gRPC calls to read, write and close connections.
-// Each does the same as the original function, and tells the edge. In programs
-// and libraries that link gRPC, the linker finds these functions before those
-// of libc and OpenSSL. If a library is opened with RTLD_DEEPBIND, only this
-// library uses them, and not the rest of the process.
+// Each function does the same as the original one, and shows the bytes to the
+// edge (edge.h). In programs and libraries that link gRPC, the linker finds
+// these functions before those of libc and OpenSSL. If a library is opened with
+// RTLD_DEEPBIND, only this library uses them, and not the rest of the process.
 
 #include <openssl/ssl.h>
 #include <sys/socket.h>

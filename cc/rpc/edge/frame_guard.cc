@@ -94,8 +94,7 @@ std::optional<FrameReader::Frame> FrameReader::Next(const uint8_t** data,
 }
 
 void FrameGuard::Window::Add(int64_t bytes, absl::Time (*now)()) {
-  // Only a window that stays at 0 counts as stuck, not a peer that reads
-  // slowly.
+  // Counts how long a window stays at 0. A peer that reads slowly is not stuck.
   const bool has_moved = bytes > 0 || left > 0;
   left += bytes;
   if (left > 0) {
@@ -235,7 +234,7 @@ const char* FrameGuard::TakeSent(const FrameReader::Frame& frame) {
   if (!ends && frame.type != kResetStream) return nullptr;
   const bool was_open = streams_.erase(frame.stream) > 0;
   // After an answer the server may send a reset that tells the peer to stop
-  // sending. This kind is not counted.
+  // sending. The guard does not count this reset.
   return ends || !was_open || server_resets_.Take(now_)
              ? nullptr
              : "it made the server reset more than 200 streams a second";

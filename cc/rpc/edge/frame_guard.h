@@ -82,17 +82,17 @@ class FrameGuard {
  public:
   // How many streams a peer may open before it has acknowledged SETTINGS.
   static constexpr int kMaxEarlyStreams = 100;
-  // Streams that are allowed beyond gRPC's limit, because resets that end other
-  // streams may still be on their way.
+  // How many streams a peer may open beyond gRPC's limit. It may do so because
+  // the resets that end other streams may still be on their way.
   static constexpr uint64_t kSpareStreams = 100;
   static constexpr size_t kMaxHeaderBlock = 64 << 10;
   static constexpr absl::Duration kHeaderBlockTime = absl::Seconds(10);
-  // How many bytes, other than messages, a peer may send until the server
-  // answers one of its calls with a message. Refused calls do not count as
-  // answered, because their answers are headers only.
+  // How many bytes, not counting messages, a peer may send before the server
+  // answers one of its calls with a message. An answer without a message, such
+  // as a refusal, does not count.
   static constexpr uint64_t kMaxUnansweredBytes = 1 << 20;
-  // The same time after which a peer that does not answer keepalives is
-  // dropped.
+  // A connection that is stuck for this long is ended. gRPC drops a peer that
+  // does not answer keepalives after the same time.
   static constexpr absl::Duration kStuckTime = absl::Seconds(40);
 
   explicit FrameGuard(uint64_t max_streams, absl::Time (*now)() = &SteadyNow)
@@ -104,12 +104,14 @@ class FrameGuard {
       ABSL_LOCKS_EXCLUDED(mutex_);
   const char* Sent(const void* data, size_t size) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Checks the time limits. Like Received(), but a connection that breaks them
-  // is no reason to refuse other connections of the address.
+  // Checks the time limits, and returns the same as Received(). If the
+  // connection has broken one, other connections from its address need not be
+  // refused.
   const char* Waited() const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  // How many bytes the peer still accepts. A window that stays at 0 is stuck.
+  // How many bytes the peer still accepts. While that is 0, the window is
+  // stuck.
   struct Window {
     void Add(int64_t bytes, absl::Time (*now)());
 
@@ -125,16 +127,16 @@ class FrameGuard {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TakeSettings(const FrameReader::Frame& frame)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The window of a stream, or for number 0 of the connection; null if the
-  // stream is not open.
+  // The window of a stream; null if the stream is not open. Number 0 gives the
+  // window of the whole connection.
   Window* Find(uint32_t stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const uint64_t max_streams_;
   absl::Time (*const now_)();
 
   mutable Mutex mutex_;
-  // gRPC closes a connection that begins with anything else, e.g. TLS or
-  // HTTP/1.
+  // The bytes with which an HTTP/2 connection begins. gRPC itself closes one
+  // that begins otherwise, e.g. with TLS or HTTP/1.
   FrameReader received_ ABSL_GUARDED_BY(mutex_){
       "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"};
   FrameReader sent_ ABSL_GUARDED_BY(mutex_){""};
@@ -143,8 +145,8 @@ class FrameGuard {
   bool has_acknowledged_ ABSL_GUARDED_BY(mutex_) = false;
   int num_early_streams_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t last_stream_ ABSL_GUARDED_BY(mutex_) = 0;
-  // The streams that are open: the server has not sent their end, and neither
-  // side a reset.
+  // The open streams: the server has not ended its answer, and neither side has
+  // reset the stream.
   absl::flat_hash_map<uint32_t, Window> streams_ ABSL_GUARDED_BY(mutex_);
   Window connection_ ABSL_GUARDED_BY(mutex_);
   int64_t initial_window_ ABSL_GUARDED_BY(mutex_) = 65535;

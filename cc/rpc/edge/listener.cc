@@ -1,8 +1,8 @@
 // One thread polls the listening sockets and a pipe; Stop() writes a byte to
 // the pipe to wake it. gRPC does not tell the listener when it closes a
-// connection. So the listener remembers the descriptor and the inode of each.
-// When the limit is reached, MakeRoom() checks which of the descriptors still
-// are the same sockets.
+// connection. So the listener remembers the descriptor and the inode of each
+// connection. When the limit is reached, MakeRoom() checks which of the
+// descriptors still are the same sockets.
 //
 // If the process has no free descriptor, the thread waits, and new connections
 // stay in the kernel's queue. Stop() removes the path of a Unix socket before
@@ -35,7 +35,7 @@
 namespace tfswitch {
 namespace {
 
-// The pause while the process has no free descriptor.
+// How long the listener waits when the process has no free descriptor.
 constexpr int kRetryMs = 100;
 constexpr int kTidyMs = 1000;
 // If the peer's host vanishes while no call is in progress, the kernel notices
@@ -230,8 +230,8 @@ void Listener::Stop() {
 void Listener::CutConnections() {
   for (const auto& [fd, socket] : connections_) {
     if (!IsSocket(fd, socket)) continue;
-    // Works on a copy of the descriptor, which remains the same socket even if
-    // gRPC closes the original.
+    // Makes a copy of the descriptor, because gRPC may close the original
+    // meanwhile. The copy remains the same socket.
     const int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     if (copy >= 0 && IsSocket(copy, socket)) shutdown(copy, SHUT_RDWR);
     if (copy >= 0) close(copy);
@@ -275,8 +275,8 @@ void Listener::Accept(int listening) {
     return;  // Or the peer has gone.
   }
   if (Edge::Get().Refuses(peer)) {
-    // Makes close() reset the connection, so that the kernel keeps no state of
-    // it.
+    // Makes close() reset the connection, so that the kernel keeps no data
+    // about it.
     const linger at_once = {1, 0};
     (void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
     close(fd);

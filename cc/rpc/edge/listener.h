@@ -89,9 +89,10 @@ class Listener {
   std::unique_ptr<Acceptor> acceptor_;
   std::thread thread_;
 
-  // Used by the listening thread; after its end, by CutConnections(). For each
-  // descriptor, the socket that was handed to gRPC under it. When gRPC has
-  // closed the socket, the descriptor is free, or belongs to something else.
+  // For each descriptor, the socket that was handed to gRPC under this number.
+  // If gRPC has closed the socket, the number is free or belongs to something
+  // else. Only the listening thread uses the map; after the thread has ended,
+  // CutConnections() does.
   std::unordered_map<int, std::pair<dev_t, ino_t>> connections_;
 };
 

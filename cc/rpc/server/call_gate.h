@@ -1,7 +1,8 @@
-// Admits calls between Open() and Close(), and waits for the last one to leave.
+// Admits calls after Open(). Close() admits no more calls, and waits until the
+// last admitted one has ended.
 //
-// Each control call holds a thread, so their number is limited. Only three
-// quarters of them may be calls that wait for other workers, so that some
+// Each control call holds a thread, so the number of control calls is limited.
+// Only three quarters of this number may wait for other workers, so that some
 // threads remain for other calls.
 //
 // gRPC's own graceful shutdown waits for connections to close, and an idle

@@ -15,23 +15,25 @@
 
 namespace tfswitch {
 
-// Keys for which a call inserts rows, if they have none yet.
+// A call inserts rows for those of these keys that have none.
 struct Insertion {
   const EmbeddingTable* table;
   absl::Span<const Key> keys;
 };
 
-// ResourceExhausted if `insertions`, all those of a call, would give the tables
-// that the caller may use more rows than its token allows. Ids that wait for
-// admission count as rows. Simultaneous calls may exceed the limit a little.
+// ResourceExhausted if a call would give the tables that its caller may use
+// more rows than the caller's token allows. `insertions` are all insertions of
+// the call. Ids that wait for admission count as rows. Several calls at the
+// same time may exceed the limit a little.
 absl::Status CheckRowQuota(const Caller& caller, const Shard& shard,
                            absl::Span<const Insertion> insertions);
 
-// ResourceExhausted if the caller's token does not allow another table.
+// ResourceExhausted if the server already has as many tables that the caller
+// may use as the caller's token allows.
 absl::Status CheckTableQuota(const Caller& caller, const Shard& shard);
 
-// Other calls need no check here: their method's rule in the .proto file is
-// enough.
+// For requests without an overload below: the method's rule in the .proto file
+// is enough.
 inline absl::Status CheckCall(const Caller&, const Shard&,
                               const google::protobuf::Message&) {
   return absl::OkStatus();

@@ -37,11 +37,11 @@ namespace {
 
 // How many idle calls a queue keeps.
 constexpr size_t kMaxIdle = 256;
-// How many unread answers a queue may have. Each takes some 20 KiB besides its
-// rows.
+// How many unread answers a queue may have. Besides its rows, an answer takes
+// some 20 KiB.
 constexpr size_t kMaxUnread = 8192;
-// When the memory for answers is used up, a peer that has not read its answer
-// for this long loses it.
+// When the memory for answers is used up, answers that peers have not read for
+// this long are cancelled.
 constexpr absl::Duration kTimeToRead = absl::Seconds(10);
 
 }  // namespace
@@ -62,7 +62,8 @@ struct DataPlane::Method {
 class DataPlane::Call {
  public:
   const Method* method = nullptr;
-  bool answered = false;  // The next event is the end of the answer.
+  // The answer is being sent; the next event is its end.
+  bool answered = false;
   absl::Time answered_at;
   // The call's place in Queue::unread, once it is answered.
   std::list<Call*>::iterator unread;
@@ -136,7 +137,7 @@ struct DataPlane::Queue {
     return true;
   }
 
-  // Takes a call whose answer was sent, or cannot be sent, for a later use.
+  // Keeps the object of an ended call for a later call.
   void Recycle(std::unique_ptr<Call> call) {
     call->answered = false;
     call->caller = Caller();
@@ -226,8 +227,8 @@ void DataPlane::Shutdown() {
     if (queue->thread.joinable()) {
       queue->thread.join();
     } else {
-      // The thread was never started, so the events are read here: a queue must
-      // be empty before it is deleted.
+      // The queue's thread was never started, so this thread reads the events:
+      // a queue must be empty before it is deleted.
       void* tag;
       bool ok;
       while (queue->completions->Next(&tag, &ok)) {
@@ -251,7 +252,7 @@ void DataPlane::Run(Queue* queue) {
       queue->Recycle(std::move(owned));
       continue;
     }
-    // The server is shutting down; the tag has no call.
+    // The server is shutting down, and no call has arrived for this object.
     if (!ok) continue;
     // Asks for the next call first, so that it does not wait for this one.
     queue->AskForCall(service_, *call->method);
@@ -281,7 +282,7 @@ void DataPlane::Run(Queue* queue) {
 }
 
 absl::Status DataPlane::Answer(Call* call, Queue* queue) {
-  // The client no longer waits for a call whose deadline has passed.
+  // After the deadline of a call the client no longer waits for the answer.
   if (TimeLeft(*call->context) < absl::ZeroDuration()) {
     return absl::DeadlineExceededError(
         "the deadline passed before the server came to the call");

@@ -28,9 +28,9 @@ namespace tfswitch {
 //   slice -> wait for it to go out
 //
 // A queue requests kCallsPerQueue calls of each method from gRPC. More calls
-// wait in gRPC, whose memory quota limits them. Unread answers are limited in
-// number, and in size by `max_answer_bytes`: beyond this the oldest ones end
-// with CANCELLED.
+// wait in gRPC, whose memory quota limits them. The number of answers that
+// peers have not read is limited, and their size is, by `max_answer_bytes`.
+// Beyond a limit the oldest calls end with CANCELLED.
 //
 // Call Start, StopAsking and Shutdown once each, from one thread, in this
 // order.
@@ -38,8 +38,9 @@ class DataPlane {
  public:
   static constexpr int kCallsPerQueue = 16;
 
-  // Adds `num_threads` queues to the builder. `helpers` work on a large request
-  // together with its thread. `door` and `helpers` must outlive this object.
+  // Adds `num_threads` queues to the builder. `helpers` are threads that help
+  // the thread of a large request. `door` and `helpers` must outlive this
+  // object.
   DataPlane(int num_threads, uint64_t max_message_bytes,
             uint64_t max_answer_bytes, Service* service,
             std::shared_ptr<Shard> shard, const CallContext& call_context,
@@ -53,9 +54,9 @@ class DataPlane {
   // REQUIRES: the server has been built.
   void Start();
 
-  // Requests no more calls. This must come before the shutdown of the server:
-  // gRPC forgets a call that is requested during it, and Shutdown() would wait
-  // for this call.
+  // Requests no more calls from gRPC. Call it before the shutdown of the
+  // server: gRPC never returns a call that was requested during the shutdown,
+  // so Shutdown() would wait for it without end.
   //
   // REQUIRES: Start has returned.
   void StopAsking();
@@ -80,9 +81,9 @@ class DataPlane {
   absl::StatusOr<std::shared_ptr<EmbeddingTable>> FindFor(const Call& call,
                                                           const TableRef& table,
                                                           bool changes) const;
-  // Counts the memory of a pull's answer until it has been sent.
-  // ResourceExhausted if it exceeds the limit; then unread answers are
-  // cancelled to make room.
+  // Counts the memory of a pull's answer until the answer has been sent. If all
+  // answers exceed the limit, returns ResourceExhausted, and cancels unread
+  // answers to make room for later calls.
   absl::Status ReserveAnswer(Call* call, Queue* queue, uint64_t bytes);
   // Makes the answer to one pull. If `has_header`, the pull is a part of a
   // PullMany, and the part's header comes first.

@@ -44,10 +44,12 @@ namespace tfswitch {
 namespace {
 
 constexpr int kMaxThreads = 1024;
-// Threads for other things than control calls: polling, health and reflection.
+// Threads for polling, health checks and reflection, in addition to those for
+// control calls.
 constexpr uint64_t kOtherThreads = 64;
 constexpr absl::Duration kFlushTime = absl::Milliseconds(100);
-// Connections that gRPC has not closed after this time are cut.
+// When the server stops, connections that gRPC has not closed after this time
+// are cut.
 constexpr absl::Duration kTimeToClose = absl::Seconds(1);
 
 uint64_t LeastBufferBytes(const GrpcServerOptions& options) {
@@ -129,7 +131,8 @@ class RunningServer final : public GrpcServer {
     stopped_ = true;
     if (server_ != nullptr) {
       health_.StopServing();
-      // An infinite grace would overflow the clock's arithmetic.
+      // Limits the grace period, because arithmetic with an infinite one would
+      // overflow.
       const absl::Duration bounded =
           std::clamp(grace, absl::ZeroDuration(), absl::Hours(24));
       shard_->EndWaits();
@@ -159,7 +162,8 @@ class RunningServer final : public GrpcServer {
     try {
       cutter = std::thread(cut);
     } catch (const std::system_error&) {
-      // Without this thread, a peer that does not read can delay the end.
+      // Without this thread, a peer that does not read its answers can delay
+      // the shutdown.
     }
     server_->Shutdown(ToDeadline(SteadyNow() + time));
     {

@@ -28,8 +28,8 @@ namespace tfswitch {
 // Thread-safe.
 class HealthService final : public grpc::Service {
  public:
-  // Each watching call holds a thread, so their number is limited. Further ones
-  // get RESOURCE_EXHAUSTED.
+  // A call that watches the health holds a thread, so the number of such calls
+  // is limited. Further ones get RESOURCE_EXHAUSTED.
   static constexpr int kMaxWatchers = 16;
 
   explicit HealthService(const std::string& service);

@@ -20,7 +20,8 @@ struct ServerLimit {
   const char* help;
   uint64_t least;
   uint64_t most;
-  uint64_t* value;  // Points into the options, which hold the default.
+  uint64_t* value;  // A pointer to the limit in the options, which contain its
+                    // default.
 };
 
 // Lists all limits. Their `value` points into `server` or `shard`.

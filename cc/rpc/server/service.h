@@ -64,8 +64,8 @@ class Service final : public ServiceWithRawMethods {
       const v1::ExportChangesRequest& request,
       grpc::ServerSplitStreamer<grpc::ByteBuffer, v1::ExportChangesResponse>*
           stream) const;
-  // Whether a long call should stop: the client has disconnected, or the server
-  // stops.
+  // Whether a long call should end, because the client has disconnected or the
+  // server stops.
   ShardCall CallOf(const grpc::ServerContext& context,
                    const Caller& caller) const;
   // How many rows one message of a stream has.

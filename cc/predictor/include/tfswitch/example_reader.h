@@ -13,7 +13,7 @@
 
 namespace tfswitch {
 
-// The values of a feature. monostate means that the feature has no list; this
+// The values of a feature. If the feature has no list, this is monostate, which
 // counts as an empty list of any type.
 using Feature = std::variant<std::monostate, Integers, Floats, Strings>;
 using Features = std::map<std::string, Feature>;

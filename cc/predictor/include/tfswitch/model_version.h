@@ -32,15 +32,15 @@ struct Response {
 struct ModelOptions {
   std::string signature = "serving_default";
   std::vector<std::string> tags = {"serve"};
-  // Threads of the sessions. The first model that the process loads determines
-  // them; all later models share them. 0: one per core. -1: no threads; a
-  // request then runs its ops in the calling thread, which is faster for small
-  // models.
+  // The numbers of threads for TensorFlow's sessions. The first model that the
+  // process loads determines them for all later models. 0: one per core. -1: no
+  // threads; a request then runs its ops in the calling thread, which is faster
+  // for small models.
   int32_t intra_op_threads = 0;
   int32_t inter_op_threads = 0;
-  // Requests to run when a version is loaded, after those in its
-  // assets.extra/tf_serving_warmup_requests. If one fails, the version is not
-  // served.
+  // Further requests to run when a version is loaded, after those in the
+  // model's file assets.extra/tf_serving_warmup_requests. If one fails, the
+  // version is not served.
   std::vector<Request> warm_up;
 };
 
@@ -60,8 +60,8 @@ class TFSWITCH_EXPORTED ModelVersion {
   // unknown signature or version.
   Result<Response> Predict(const Request& request) const;
 
-  // Runs the signature of the options with plain values. If `outputs` is empty,
-  // returns all outputs.
+  // Runs the signature that ModelOptions names, with plain values. If `outputs`
+  // is empty, returns all outputs.
   Result<NamedValues> Predict(
       const NamedValues& inputs,
       const std::vector<std::string>& outputs = {}) const;

@@ -42,8 +42,8 @@ struct PredictorOptions {
   // Pin.
   Seconds poll_interval{1};
   // How often newer exported rows are looked for, if the model has its own
-  // rows; see WatchRows. Zero: as TFSWITCH_SERVING_WATCH_SECS says; if it is
-  // not set, never.
+  // rows; see WatchRows. If this is zero, the environment variable
+  // TFSWITCH_SERVING_WATCH_SECS determines it; without the variable, never.
   Seconds watch_rows_interval{1};
   // Install a SIGBUS handler for the process. If somebody shortens a row file,
   // requests then fail with an error; without a handler the process would be
@@ -58,17 +58,17 @@ struct ServedState {
   int64_t number = 0;
   // The base that this export builds on.
   int64_t base_number = 0;
-  // The rows contain training up to this time.
+  // When the export was written: its rows contain all training up to this time.
   std::chrono::system_clock::time_point created;
   // Whether RollBackRows has fixed the served export.
   bool is_held = false;
   // How often a newer export was refused.
   int64_t num_refused = 0;
-  // Why a newer export is refused at present; else empty.
+  // Why the newest export is not served; empty if it is.
   std::string error;
-  // The addresses of the servers, if lookups ask servers; else empty. If they
-  // do, there are no exports: num_refused counts failed lookups, and error is
-  // the last failure.
+  // The addresses of the servers on which the model looks up its rows; empty if
+  // the rows are files. With servers there are no exports: num_refused then
+  // counts failed lookups, and error is the last failure.
   std::string addresses;
 };
 
@@ -120,8 +120,8 @@ class TFSWITCH_EXPORTED Predictor {
   // progress.
   ~Predictor();
 
-  // Like the functions of ModelVersion. Each call runs on the version that
-  // serves when the call begins.
+  // These call the functions of the same name of the ModelVersion that serves
+  // when the call begins.
   Result<Response> Predict(const Request& request) const {
     return current()->Predict(request);
   }
@@ -135,20 +135,21 @@ class TFSWITCH_EXPORTED Predictor {
   // it is destroyed.
   std::shared_ptr<const ModelVersion> current() const;
 
-  // Serves this version, even if it is older, until Unpin. On an error nothing
-  // changes: the present version continues to serve, pinned or not.
+  // Serves this version until Unpin, even if it is not the newest. On an error
+  // nothing changes: the present version continues to serve, pinned or not.
   Status Pin(int64_t version);
 
   // From the next check on, the newest version is served again.
   void Unpin();
 
-  // Never waits for a version that is being loaded.
+  // The present state. The call does not wait, even while a version is being
+  // loaded.
   State state() const;
 
-  // The rows of the serving version; the next version begins with its own
-  // newest rows. After an error the rows stay as they are. All five functions
-  // return FailedPrecondition for a model without rows of its own. None of them
-  // delays requests.
+  // Returns the state of the serving version's rows. The next five functions
+  // control these rows; the next version begins with its own newest rows. After
+  // an error the rows stay as they are. All return FailedPrecondition for a
+  // model without rows of its own. None of them delays requests.
   Result<ServedState> RowsState() const;
   // Looks for newer exports now and serves them. An error tells why a newer
   // export is refused.
