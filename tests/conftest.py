@@ -84,6 +84,17 @@ def embedded() -> Iterator[tsw.Cluster]:
         yield cluster
 
 
+@pytest.fixture
+def fresh_keras() -> Iterator[None]:
+    """Seeds the Keras of the layers, and ends with its default policy."""
+    # Not needed by other tests.
+    from tfswitch.keras._backend import keras
+
+    keras.utils.set_random_seed(3)
+    yield
+    keras.mixed_precision.set_global_policy("float32")
+
+
 @pytest.fixture(scope="session")
 def s3_bucket() -> Iterator[str]:
     """The URL of a bucket on an S3 server of this process.

@@ -94,6 +94,44 @@ def free_ports(count: int) -> list[int]:
     raise RuntimeError("no free ports")
 
 
+class RestartableServers:
+    """Two servers in this process that can go away and come back, empty.
+
+    Args:
+        checkpoint_root: See `tsw.Server`.
+    """
+
+    def __init__(self, checkpoint_root: str | pathlib.Path = "/") -> None:
+        self.addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+        self.address = "grpc://" + ",".join(self.addresses)
+        self._servers = [
+            tsw.Server(
+                address,
+                shard_index=index,
+                num_shards=2,
+                checkpoint_root=checkpoint_root,
+            ).start()
+            for index, address in enumerate(self.addresses)
+        ]
+
+    def stop(self, index: int) -> None:
+        self._servers[index].stop()
+
+    def start(self, index: int) -> None:
+        self._servers[index].start()
+
+    def restart(self, index: int) -> None:
+        self.stop(index)
+        self.start(index)
+
+    def __enter__(self) -> "RestartableServers":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for server in self._servers:
+            server.stop()
+
+
 class NotServingError(AssertionError):
     """A server program has ended before it served."""
 

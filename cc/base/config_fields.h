@@ -97,7 +97,7 @@ template <typename Struct, typename Visit>
 void ForEachField(Struct& config, const Visit& visit) {
   absl::string_view rest = Struct::kFields;
   const auto next = [&rest] {
-    const std::string name(rest.substr(0, rest.find(',')));
+    std::string name(rest.substr(0, rest.find(',')));
     rest.remove_prefix(name.size());
     absl::ConsumePrefix(&rest, ", ");
     return name;

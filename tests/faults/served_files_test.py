@@ -221,23 +221,8 @@ def overwrite(file: Path, content: bytes, wait: Callable[[], None]) -> None:
         writer.write(content)
 
 
-def overwrite_a_row(file: Path, content: bytes, wait: Callable) -> None:
-    with file.open("r+b") as writer:
-        writer.seek(len(content) // 2)
-        writer.write(content[len(content) // 2 :][:16])
-
-
-def append(file: Path, content: bytes, wait: Callable) -> None:
-    with file.open("ab") as writer:
-        writer.write(b"more")
-
-
 def shorten(file: Path, content: bytes, wait: Callable) -> None:
     os.truncate(file, len(content) // 2)
-
-
-def empty_and_rewrite(file: Path, content: bytes, wait: Callable) -> None:
-    file.write_bytes(content)
 
 
 # Both programs have the same library: the second is here to show that it does.
@@ -245,10 +230,7 @@ def empty_and_rewrite(file: Path, content: bytes, wait: Callable) -> None:
     ("change", "kind"),
     [
         (overwrite, Serving),
-        (overwrite_a_row, Serving),
-        (append, Serving),
         (shorten, Serving),
-        (empty_and_rewrite, Serving),
         (overwrite, Python),
         (shorten, Python),
     ],

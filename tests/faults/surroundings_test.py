@@ -177,7 +177,9 @@ def test_a_server_that_is_killed_for_its_memory_loses_no_acknowledged_write(
         memory_group(LITTLE_BYTES) as processes,
     ):
         processes.write_text(str(server.process.pid))
-        table = make_table(tsw.Cluster(f"grpc://{server.address}", timeout=5.0))
+        table = make_table(
+            tsw.Cluster(f"grpc://{server.address}", timeout_secs=5.0)
+        )
         num_assigned = 0
         with pytest.raises(ConnectionError):
             for first in range(0, 1 << 24, len(rows)):
@@ -188,7 +190,7 @@ def test_a_server_that_is_killed_for_its_memory_loses_no_acknowledged_write(
 
     with ServerProcess(flags=flags) as again_started:
         table = make_table(
-            tsw.Cluster(f"grpc://{again_started.address}", timeout=20.0)
+            tsw.Cluster(f"grpc://{again_started.address}", timeout_secs=20.0)
         )
         np.testing.assert_array_equal(
             table.lookup(np.arange(num_assigned)), np.float32(1)

@@ -13,11 +13,6 @@ from concurrent import futures
 import grpc
 import numpy as np
 import pytest
-from google.protobuf import descriptor_pool
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import (
-    proto_reflection_descriptor_database as reflection,
-)
 
 import tfswitch as tsw
 from tests.programs import ROOT
@@ -152,23 +147,13 @@ def test_many_clients_of_one_token_do_not_let_a_write_of_another_count_twice(
         assert stub.Push(push, metadata=honest).duplicate
 
 
-def test_a_write_that_is_repeated_does_not_undo_a_later_one(pb, stub, create):
+def test_a_table_that_is_made_or_dropped_again_undoes_nothing_later(
+    pb, stub, create
+):
     create.config.name = "shared"
     create.client_id, create.sequence = 43, 1
     drop = pb.DropTableRequest(table="shared", client_id=43, sequence=2)
     drop_none = pb.DropTableRequest(table="none", client_id=43, sequence=3)
-    assign = pb.AssignRequest(
-        table="shared",
-        keys=[1, 2],
-        values=[5.0] * 4,
-        client_id=43,
-        sequence=4,
-    )
-    erase = pb.EraseRequest(
-        table="shared", keys=[1, 2, 3], client_id=43, sequence=5
-    )
-    later = pb.AssignRequest(table="shared", keys=[1, 2], values=[6.0] * 4)
-    pull = pb.PullRequest(table="shared", keys=[1, 2])
     create_later = pb.CreateTableRequest(
         protocol_version=1, config=create.config
     )
@@ -201,18 +186,6 @@ def test_a_write_that_is_repeated_does_not_undo_a_later_one(pb, stub, create):
     stub.CreateTable(create_later)
     assert stub.DropTable(drop_none) == pb.DropTableResponse(duplicate=True)
     assert "none" in tables()
-
-    assert stub.Assign(assign) == pb.AssignResponse(assigned_rows=2)
-    stub.Assign(later)
-    assert stub.Assign(assign) == pb.AssignResponse(
-        assigned_rows=2, duplicate=True
-    )
-    assert stub.Pull(pull).values == [6.0] * 4
-
-    assert stub.Erase(erase) == pb.EraseResponse(erased_rows=2)
-    stub.Assign(later)
-    assert stub.Erase(erase) == pb.EraseResponse(erased_rows=2, duplicate=True)
-    assert stub.Pull(pull).values == [6.0] * 4
 
 
 def test_errors_have_a_code_and_name_the_thing(pb, stub, create):
@@ -264,27 +237,6 @@ def test_errors_have_a_code_and_name_the_thing(pb, stub, create):
         assert raised.value.code().name == code
         for part in parts:
             assert part in raised.value.details()
-
-
-def test_the_health_service_says_serving(channel):
-    stub = health_pb2_grpc.HealthStub(channel)
-    for service in ("", "tfswitch.v1.ParameterServer"):
-        answer = stub.Check(health_pb2.HealthCheckRequest(service=service))
-        assert answer.status == health_pb2.HealthCheckResponse.SERVING
-
-
-def test_reflection_describes_a_server_that_was_told_to():
-    with (
-        ServerProcess(flags=("--reflection",)) as server,
-        grpc.insecure_channel(server.address) as asked,
-    ):
-        found = reflection.ProtoReflectionDescriptorDatabase(asked)
-        service = descriptor_pool.DescriptorPool(found).FindServiceByName(
-            "tfswitch.v1.ParameterServer"
-        )
-        methods = {method.name for method in service.methods}
-
-    assert {"Handshake", "Pull", "Push", "Export"} <= methods
 
 
 @pytest.fixture

@@ -269,41 +269,6 @@ def test_an_exception_of_a_worker_ends_all_and_is_raised(
         assert workers.numbers() == []
 
 
-def test_a_server_whose_process_dies_comes_back_with_its_rows(
-    machines: Machines, tmp_path: Path
-) -> None:
-    with (
-        start("comes", 2, data_dir=tmp_path) as servers,
-        tsw.Cluster(servers.address) as cluster,
-    ):
-        table = tsw.EmbeddingTable("t", 2, cluster=cluster)
-        before = table.lookup_or_create(np.arange(100)).numpy()
-        address = servers.addresses()[1]
-        os.kill(
-            ray.get(
-                servers._actors[1].__ray_call__.remote(
-                    lambda self: self._process.pid
-                )
-            ),
-            signal.SIGKILL,
-        )
-        # Its addresses have to be asked for: until it has died it has one.
-        np.testing.assert_array_equal(
-            table.lookup(np.arange(100)).numpy(), before
-        )
-        wait_until(lambda: addresses_or_none(servers) not in (None, address))
-        np.testing.assert_array_equal(
-            table.lookup(np.arange(100)).numpy(), before
-        )
-
-
-def addresses_or_none(servers: tsw.ray.Servers) -> str | None:
-    try:
-        return servers.addresses()[1]
-    except ConnectionError:
-        return None
-
-
 def test_rows_come_back_from_an_object_store(
     machines: Machines, tmp_path: Path
 ) -> None:

@@ -71,32 +71,6 @@ def test_training_goes_on_after_a_kill_and_each_lost_push_is_counted(
             assert cluster.tables() == ["user"]
 
 
-def test_a_server_that_is_stopped_loses_nothing_and_keeps_its_folder_apart(
-    tmp_path: Path,
-) -> None:
-    def start() -> ServerProcess:
-        return ServerProcess(
-            command=(sys.executable, "-m", "tfswitch", "serve"),
-            flags=(f"--data_dir={tmp_path}/data", "--checkpoint_every=inf"),
-        )
-
-    with start() as server, tsw.connect(f"grpc://{server.address}") as cluster:
-        table = tsw.EmbeddingTable("user", 1, initializer="ones")
-        table.lookup_or_create(IDS)
-        cluster.save("daily")
-        assert (tmp_path / "data" / "checkpoints" / "daily").is_dir()
-        cluster.save(str(tmp_path / "data" / "other"))
-        for name in ("state", "log", "log/below"):
-            with pytest.raises(PermissionError, match="own state"):
-                cluster.save(str(tmp_path / "data" / name))
-        server.signal(signal.SIGTERM)
-        assert server.wait() == 0
-
-    with start() as server, tsw.connect(f"grpc://{server.address}") as cluster:
-        assert tsw.EmbeddingTable("user", 1, initializer="ones").size() == 200
-        cluster.restore("daily")
-
-
 def test_a_server_that_is_stopped_while_it_recovers_ends_without_an_error(
     tmp_path: Path,
 ) -> None:

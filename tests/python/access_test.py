@@ -58,37 +58,6 @@ def stderr_of_server(*flags: str) -> str:
     return ended.stderr
 
 
-def test_who_reads_opens_and_reads_a_table_that_is_there(server, tokens):
-    with connected(server, tokens.create("train")) as cluster:
-        expected = tsw.EmbeddingTable("t", 4, cluster=cluster).lookup_or_create(
-            IDS
-        )
-    with connected(server, tokens.create("read")) as cluster:
-        table = tsw.EmbeddingTable("t", 4, cluster=cluster)
-
-        np.testing.assert_array_equal(table.lookup(IDS), expected)
-        with pytest.raises(PermissionError, match=r"role read, .* needs train"):
-            table.lookup_or_create(IDS)
-        with pytest.raises(
-            PermissionError, match=r"make a table .* needs train"
-        ):
-            tsw.EmbeddingTable("new", 4, cluster=cluster)
-        assert cluster.tables() == ["t"]
-
-
-def test_operations_of_a_graph_show_the_token_of_connect(server, tokens):
-    with connected(server, tokens.create("train")) as cluster:
-        layer = tsw.keras.DynamicEmbedding(4, cluster=cluster, name="layer")
-        rows = tf.function(layer)(IDS, training=True)
-    with connected(server, tokens.create("read")) as cluster:
-        layer = tsw.keras.DynamicEmbedding(4, cluster=cluster, name=layer.name)
-        np.testing.assert_array_equal(tf.function(layer)(IDS), rows)
-        with pytest.raises(
-            tf.errors.PermissionDeniedError, match="needs train"
-        ):
-            tf.function(layer)(IDS, training=True)
-
-
 @pytest.mark.parametrize("last", ["train", "read"])
 def test_a_table_shows_the_token_of_its_cluster_whichever_came_last(
     server, tokens, last
@@ -136,19 +105,6 @@ def test_tables_of_others_are_not_seen(server, tokens):
         assert cluster.tables() == ["user_a", "user_b"]
         with pytest.raises(PermissionError, match=r"'user\*', .* for 'item'"):
             tsw.EmbeddingTable("item", 4, cluster=cluster)
-
-
-@pytest.mark.parametrize(
-    ("token", "message"),
-    [
-        (None, "the server asks for a token, and the call has none"),
-        ("tfswitch_" + "0" * 12 + "_" + "0" * 64, "does not know this token"),
-    ],
-)
-def test_a_caller_without_a_good_token_is_told_so(server, token, message):
-    with pytest.raises(PermissionError, match=message) as error:
-        tsw.connect(f"grpc://{server.address}", token=token)
-    assert token is None or token[-64:] not in str(error.value)
 
 
 @pytest.mark.parametrize("token", ["", "secret word", b"secret", 1])
@@ -494,70 +450,6 @@ def test_calls_over_a_limit_in_flight_are_made_later(server, tokens, limits):
             thread.join()
         assert table.stats()["num_rows"] == ids.size
     assert errors == []
-
-
-def test_calls_of_administrators_and_refused_ones_are_written_down(
-    tokens, capfd
-):
-    reader, admin = tokens.create("read"), tokens.create("admin")
-    # Servers of this process share the limits of lines.
-    with ServerProcess(flags=(f"--token_file={tokens.path}",)) as server:
-        with connected(server, admin) as cluster:
-            tsw.EmbeddingTable("t", 4, cluster=cluster)
-            cluster.drop("t")
-        with (
-            connected(server, reader) as cluster,
-            pytest.raises(
-                PermissionError,
-                match=r"^`(Cluster\.)?drop`: .* DropTable needs",
-            ),
-        ):
-            cluster.drop("u")
-        written = wait_for_stderr(capfd, "result=PERMISSION_DENIED.*\n")
-
-        with (
-            connected(server, admin) as cluster,
-            pytest.raises(PermissionError),
-        ):
-            cluster.save("/a folder")
-        wait_for_stderr(
-            capfd,
-            r'call=SaveShard .* path="/a folder" result=PERMISSION_DENIED',
-        )
-
-    lines = [line for line in written.splitlines() if " call=" in line]
-    assert len(lines) == 2
-    for line, event, token, name, result in zip(
-        lines,
-        ("info admin_called", "warning caller_refused"),
-        (admin, reader),
-        # The request of a caller with another role is not read.
-        (" tables=t", ""),
-        ("OK", "PERMISSION_DENIED"),
-        strict=True,
-    ):
-        assert re.fullmatch(
-            rf"\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{{3}}Z {event} "
-            rf"call=DropTable token={id_of(token)} "
-            rf"from=ipv4:127\.0\.0\.1:\d+{name} "
-            rf'result={result}( why=".*")?',
-            line,
-        )
-
-
-def test_a_flood_of_refused_calls_hides_no_other(tokens, capfd):
-    reader, admin = tokens.create("read"), tokens.create("admin")
-    with ServerProcess(flags=(f"--token_file={tokens.path}",)) as server:
-        with connected(server, reader) as cluster:
-            for _ in range(300):
-                with pytest.raises(PermissionError):
-                    cluster.drop("t")
-        with connected(server, admin) as cluster:
-            tsw.EmbeddingTable("last", 4, cluster=cluster)
-            cluster.drop("last")
-        lines = wait_for_stderr(capfd, "tables=last result=OK")
-
-    assert 20 <= lines.count("result=PERMISSION_DENIED") < 300
 
 
 def test_a_line_of_the_audit_has_nothing_that_a_terminal_obeys(

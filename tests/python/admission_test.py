@@ -239,27 +239,6 @@ def test_the_score_of_waiting_ids_decays_by_day(cluster):
     assert states(table, [1]) == [ROW]
 
 
-def test_a_bloom_filter_counts_never_too_low_and_seldom_too_high(cluster):
-    min_count = 300  # More than a byte.
-    table = make_table(
-        tsw.admission.BloomMinCount(
-            min_count, capacity=20_000, false_positive_rate=0.01
-        )
-    )
-    often = np.arange(1000)
-    once = np.arange(10**6, 10**6 + 19_000)
-    push(table, once)
-    push(table, np.repeat(often, min_count - 1))
-    early = table.size()
-    push(table, np.concatenate([often, once]))
-
-    ids, _ = table.export_rows()
-    assert set(often.tolist()) <= set(ids.tolist())
-    # One in a hundred, and as much again.
-    assert table.size() - 1000 <= 0.02 * 19_000
-    assert early <= 0.02 * 20_000
-
-
 def test_probability_admits_its_share_of_occurrences(cluster):
     table = make_table(tsw.admission.Probability(0.25))
     ids = np.arange(20_000)
@@ -396,16 +375,3 @@ def test_counts_begin_again_under_another_kind_of_policy(cluster, tmp_path):
 def test_impossible_knobs_are_named(make, knob):
     with pytest.raises(ValueError, match=f"`{knob}` must be"):
         make()
-
-
-def test_a_bloom_filter_too_large_for_the_memory_is_refused(cluster):
-    with pytest.raises(ValueError, match=r"bloom_min_count.capacity.* GB"):
-        make_table(tsw.admission.BloomMinCount(2, capacity=10**13))
-    assert cluster.tables() == []
-
-
-def test_a_table_with_another_policy_is_another_table(cluster):
-    make_table(tsw.admission.MinCount(2))
-
-    with pytest.raises(ValueError, match="admission"):
-        make_table(tsw.admission.MinCount(3))

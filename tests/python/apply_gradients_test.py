@@ -365,34 +365,6 @@ def test_reading_gradients_moves_no_row(where):
 
 
 @pytest.mark.usefixtures("embedded")
-@pytest.mark.parametrize("form", ["while_loop", "map_fn", "recompute_grad"])
-def test_a_layer_inside_a_loop_is_refused_with_the_remedy(form):
-    p = Program(is_ours=True)
-
-    def inside():
-        if form == "recompute_grad":
-            return tf.recompute_grad(p.output)(IDS)
-        if form == "map_fn":
-            return tf.map_fn(
-                lambda ids: p.output(ids[tf.newaxis]),
-                IDS,
-                fn_output_signature=tf.float32,
-            )
-        return tf.while_loop(
-            lambda i, _: i < 3,
-            lambda i, total: (i + 1, total + tf.reduce_sum(p.output(IDS))),
-            (0, 0.0),
-        )[1]
-
-    @tf.function
-    def step():
-        return p.gradients(lambda: tf.reduce_sum(inside()))
-
-    with pytest.raises((TypeError, NotImplementedError), match="before"):
-        step()
-
-
-@pytest.mark.usefixtures("embedded")
 def test_an_optimizer_that_comes_back_after_another_is_refused():
     keras.utils.set_random_seed(1)
     layer = tsw.keras.DynamicEmbedding(DIM, name="shared")

@@ -214,42 +214,6 @@ def test_an_unknown_table_is_named_with_those_there_are(cluster):
             call()
 
 
-def test_a_message_over_the_servers_limit_is_refused():
-    with (
-        tsw.Server(max_message_bytes=1 << 16) as server,
-        tsw.connect(f"grpc://{server.address}"),
-    ):
-        table = tsw.EmbeddingTable("user", 64)
-        table.assign([1], np.ones((1, 64), np.float32))
-
-        with pytest.raises(RuntimeError, match=r"(?s)65536|message"):
-            table.push(np.arange(1000), np.ones((1000, 64), np.float32))
-
-        assert table.size() == 1
-        np.testing.assert_array_equal(table.lookup([1]), np.ones((1, 64)))
-
-
-def test_garbage_bytes_on_the_port_leave_the_server_serving():
-    with (
-        tsw.Server() as server,
-        tsw.connect(f"grpc://{server.address}"),
-    ):
-        table = tsw.EmbeddingTable("user", 2)
-        table.assign([1], [[1.0, 2.0]])
-        host, port = server.address.split(":")
-        rng = np.random.default_rng(8)
-        for prefix in (
-            b"",
-            b"GET / HTTP/1.1\r\n\r\n",
-            b"PRI * HTTP/2.0\r\n\r\n",
-        ):
-            with socket.create_connection((host, int(port))) as connection:
-                connection.sendall(prefix + rng.bytes(4096))
-
-        assert table.size() == 1
-        np.testing.assert_array_equal(table.lookup([1]), [[1.0, 2.0]])
-
-
 def test_a_server_that_is_not_there_is_named(unused_address):
     with pytest.raises((ConnectionError, TimeoutError), match=unused_address):
         tsw.connect(f"grpc://{unused_address}", timeout_secs=0.5)

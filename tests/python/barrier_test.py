@@ -1,35 +1,15 @@
 """Barrier and Worker.wait_at_barrier."""
 
-import threading
-
 import pytest
 
 import tfswitch as tsw
 from tests.python.worker_threads import (
     Call,
-    in_threads,
     join_workers,
     running_clients,
 )
-from tests.support import make_table
 
 Worker = tsw.train.Worker
-
-
-def test_a_barrier_opens_when_all_have_come(client):
-    workers = join_workers(client, 3)
-    come = [0]
-    lock = threading.Lock()
-
-    def meet(worker):
-        barrier = tsw.train.Barrier("here", worker)
-        for meeting in range(1, 11):
-            with lock:
-                come[0] += 1
-            barrier.wait()
-            assert come[0] >= 3 * meeting
-
-    in_threads(*(lambda w=w: meet(w) for w in workers))
 
 
 def test_a_wait_that_takes_too_long_names_those_who_are_missing(client):
@@ -46,19 +26,6 @@ def test_a_wait_that_takes_too_long_names_those_who_are_missing(client):
     waiting = Call(lambda: barrier.wait(timeout_secs=60))
     two.wait_at_barrier("saved")
     waiting.result()
-
-
-def test_a_barrier_in_the_midst_of_a_step_is_refused(client):
-    worker = Worker(0, 1, consistency="bsp", cluster=client(0))
-    table = make_table(dim=1, consistency="bsp", cluster=client(0))
-    table.push([1], [[1.0]])
-
-    with pytest.raises(RuntimeError, match="end the step first"):
-        worker.wait_at_barrier("end")
-
-    worker.end_step()
-    worker.wait_at_barrier("end")
-    assert float(table.lookup([1])[0, 0]) == -1.0
 
 
 @pytest.mark.parametrize("name", ["", None, 3])

@@ -112,25 +112,6 @@ def test_a_table_is_asynchronous_by_default(embedded):
     assert tsw.EmbeddingTable("t", 2, consistency="asp").name == "t"
 
 
-@pytest.mark.parametrize(
-    ("here", "asked", "difference"),
-    [
-        (None, "bsp", r"asp here, bsp\(mean\) asked"),
-        (
-            Consistency.ssp(1),
-            Consistency.ssp(2),
-            r"ssp\(1\) here, ssp\(2\) asked",
-        ),
-        ("bsp", Consistency.bsp("sum"), r"bsp\(mean\) here, bsp\(sum\) asked"),
-    ],
-)
-def test_one_name_has_one_consistency(cluster, here, asked, difference):
-    _here = tsw.EmbeddingTable("t", 2, consistency=here)
-
-    with pytest.raises(ValueError, match=rf"'t'.*{difference}"):
-        tsw.EmbeddingTable("t", 2, consistency=asked)
-
-
 def test_a_bad_consistency_of_a_table_makes_no_table(embedded):
     with pytest.raises(ValueError, match="Received: consistency='ssp'"):
         tsw.EmbeddingTable("t", 2, consistency="ssp")
@@ -155,18 +136,3 @@ def test_a_layer_takes_the_consistency_of_a_table_it_is_given(embedded):
     assert layer.get_config()["consistency"]["config"]["kind"] == "bsp"
     with pytest.raises(ValueError, match=r"`consistency` belongs to table 't'"):
         tsw.keras.DynamicEmbedding(2, table=table, consistency="asp")
-
-
-def test_a_checkpoint_keeps_the_consistency(tmp_path, make_cluster):
-    make_cluster(2)
-    table = tsw.EmbeddingTable("t", 2, consistency=Consistency.ssp(3))
-    table.assign([1, 2], [[1.0, 2.0], [3.0, 4.0]])
-    table.save(tmp_path)
-
-    other = make_cluster(1)
-    other.restore(tmp_path)
-
-    again = tsw.EmbeddingTable("t", 2, consistency=Consistency.ssp(3))
-    assert again.size() == 2
-    with pytest.raises(ValueError, match="consistency"):
-        tsw.EmbeddingTable("t", 2)

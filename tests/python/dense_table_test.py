@@ -320,17 +320,6 @@ def test_a_graph_refuses_what_is_not_finite(cluster):
     assert_equal(table.pull(), ONES)
 
 
-@pytest.mark.parametrize("rate", [float("nan"), -1.0])
-def test_a_bad_learning_rate_is_refused_and_nothing_is_applied(cluster, rate):
-    table = make_table()
-    table.initialize(ONES)
-
-    with pytest.raises(ValueError, match="learning_rate must be finite"):
-        table.push(ONES, learning_rate=rate)
-
-    assert_equal(table.pull(), ONES)
-
-
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [
@@ -357,10 +346,7 @@ def test_bad_shapes_are_named(embedded, shapes, message):
     [
         ({"shapes": {"a": (3, 2), "b": (3,)}}, "a:2x3;b:3.*a:3x2;b:3"),
         ({"shapes": {"b": (3,), "a": (2, 3)}}, "a:2x3;b:3.*b:3;a:2x3"),
-        ({"shapes": {"a": (2, 3), "c": (3,)}}, "b:3.*c:3"),
         ({"shapes": {"a:2x3;b": (3,)}}, "a:2x3;b:3.*a%3A2x3%3Bb:3"),
-        ({"optimizer": "adam"}, "sgd.*adam"),
-        ({"consistency": "bsp"}, r"asp.*bsp"),
     ],
 )
 def test_one_name_has_one_layout(cluster, other, difference):
@@ -368,16 +354,6 @@ def test_one_name_has_one_layout(cluster, other, difference):
 
     with pytest.raises(ValueError, match=f"'dense' exists.*{difference}"):
         make_table(**other)
-
-
-def test_the_same_arguments_attach_to_one_table(cluster):
-    table = make_table(optimizer=SGD(1.0))
-    table.initialize(ZEROS)
-
-    # The learning rate goes with each push.
-    make_table(optimizer=SGD(0.5)).push(ONES, learning_rate=1.0)
-
-    assert_equal(table.pull(), [np.full((2, 3), -1.0), np.full(3, -1.0)])
 
 
 def test_an_embedding_table_is_no_dense_table(cluster):
@@ -428,23 +404,6 @@ def test_a_checkpoint_of_another_layout_is_refused(tmp_path):
             cluster.restore(tmp_path)
 
         assert_equal(table.pull(), [np.zeros((4, 10))])
-
-
-def test_a_server_that_is_gone_is_named():
-    server = tsw.Server().start()
-    address = server.address
-    with tsw.Cluster(f"grpc://{address}", timeout_secs=1.0) as cluster:
-        table = make_table(cluster=cluster)
-        table.initialize(ONES)
-        server.stop()
-
-        for call in (
-            table.pull,
-            lambda: table.push(ONES, learning_rate=1.0),
-            lambda: table.initialize(ONES),
-        ):
-            with pytest.raises((ConnectionError, TimeoutError), match=address):
-                call()
 
 
 def test_the_example_of_the_docstring(embedded):

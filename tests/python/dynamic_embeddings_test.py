@@ -21,11 +21,7 @@ SGD = tsw.optimizers.SGD
 only_keras3 = pytest.mark.skipif(IS_LEGACY, reason="of Keras 3")
 
 
-@pytest.fixture(autouse=True)
-def _fresh_keras():
-    keras.utils.set_random_seed(3)
-    yield
-    keras.mixed_precision.set_global_policy("float32")
+pytestmark = pytest.mark.usefixtures("fresh_keras")
 
 
 # The features of the model below.
@@ -192,20 +188,6 @@ def test_an_eager_train_on_batch_pushes_once_per_feature(embedded):
 
     for each in layer.features.values():
         assert each.table.iterations == 1
-
-
-def test_a_custom_loop_in_a_function_trains(embedded):
-    layer = make_small()
-    step = tf.function(lambda: train_step(layer, {"a": A, "b": B}))
-
-    step()
-
-    np.testing.assert_array_equal(
-        layer.features["a"].table.lookup([1, 2]), [[-1.0, -1.0], [0.0, 0.0]]
-    )
-    np.testing.assert_array_equal(
-        layer.features["b"].table.lookup([5, 6]), [[-1.0] * 3, [0.0] * 3]
-    )
 
 
 @pytest.mark.parametrize("kind", ["ragged", "sparse"])

@@ -1,7 +1,5 @@
 """Which rows go when a table is shrunk, on servers mostly."""
 
-import threading
-
 import numpy as np
 import pytest
 
@@ -270,42 +268,6 @@ def test_memory_of_evicted_rows_is_given_back_and_used_again(embedded):
         full["row_bytes"] + full["reserved_bytes"]
     )
     np.testing.assert_array_equal(table.lookup(kept), values)
-
-
-def test_evicting_while_training_goes_on_is_safe(cluster):
-    table = make_table(
-        eviction=tsw.eviction.MaxRows(2000), statistics=tsw.statistics.Usage()
-    )
-    ends = threading.Event()
-    errors = []
-
-    def train(worker):
-        random = np.random.default_rng(worker)
-        try:
-            while not ends.is_set():
-                ids = random.integers(0, 20_000, 500)
-                rows = table.lookup_or_create(ids).numpy()
-                # Every push adds -1 to a whole row: it is never torn.
-                assert (rows[:, 0] == rows[:, 1]).all()
-                push(table, ids, gradient=1.0)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=train, args=(i,)) for i in range(3)]
-    for thread in threads:
-        thread.start()
-    evicted = rounds = 0
-    while not errors and (rounds < 20 or evicted < 5000):
-        evicted += table.shrink()["evicted_rows"]
-        rounds += 1
-    ends.set()
-    for thread in threads:
-        thread.join()
-
-    assert not errors
-    table.shrink()
-    assert table.size() <= 2003
-    assert table.size() == len(ids_of(table))
 
 
 def test_the_server_shrinks_by_itself(cluster):

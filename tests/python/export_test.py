@@ -10,7 +10,7 @@ import tensorflow as tf
 import tfswitch as tsw
 from tests.conftest import running_cluster
 from tests.programs import run_python
-from tests.support import free_ports, make_table
+from tests.support import RestartableServers, make_table
 from tfswitch import export
 
 DEADLINE_SECS = 60.0
@@ -139,66 +139,37 @@ def test_a_base_follows_where_a_delta_cannot(table, tmp_path):
     assert schedule.export().kind == "base"
 
 
-def test_a_restarted_server_leads_to_a_base(tmp_path, told):
-    address = f"127.0.0.1:{free_ports(1)[0]}"
-    with tsw.Server(address), tsw.connect(f"grpc://{address}"):
-        push(make_table(), [1, 2])
-        # As in a program of its own.
-        cluster = tsw.Cluster(f"grpc://{address}", timeout_secs=1.0)
-        schedule = export.Schedule(
-            tmp_path, tables=["t"], cluster=cluster, log_fn=told.put
-        )
-        assert schedule.try_export()
-    assert not schedule.try_export()
-    with tsw.Server(address), tsw.connect(f"grpc://{address}"):
-        push(make_table(), [5])
-        assert schedule.try_export()
-
-    assert told.get().kind == "base"
-    assert isinstance(told.get(), (ConnectionError, TimeoutError))
-    report = told.get()
-    assert (report.kind, report.number, report.num_rows) == ("base", 2, 1)
-
-
 @pytest.mark.parametrize(("base_every_secs", "lost"), [(None, 0), (1e-6, 1)])
 def test_a_base_leaves_no_table_out_that_a_server_has_lost(
     tmp_path, base_every_secs, lost
 ):
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
-
-    def serve(index):
-        server = tsw.Server(addresses[index], shard_index=index, num_shards=2)
-        return server.start()
-
     def schedule(cluster):
         return export.Schedule(
             tmp_path, cluster=cluster, base_every_secs=base_every_secs
         )
 
-    address = "grpc://" + ",".join(addresses)
-    servers = [serve(0), serve(1)]
-    # Each as in a program of its own.
-    exporter, trainer = (tsw.Cluster(address) for _ in range(2))
-    for name in ("t", "u"):
-        push(make_table(name, cluster=trainer), [1, 2, 3, 4])
-    trainer.close()
-    ours = schedule(exporter)
-    assert ours.export().kind == "base"
-    servers[lost].stop()
-    servers[lost] = serve(lost)
-    trainer = tsw.Cluster(address)
+    with RestartableServers() as servers:
+        # Each as in a program of its own.
+        exporter, trainer = (tsw.Cluster(servers.address) for _ in range(2))
+        for name in ("t", "u"):
+            push(make_table(name, cluster=trainer), [1, 2, 3, 4])
+        trainer.close()
+        ours = schedule(exporter)
+        assert ours.export().kind == "base"
+        servers.restart(lost)
+        trainer = tsw.Cluster(servers.address)
 
-    for each in (ours, schedule(trainer)):
-        with pytest.raises(OSError, match=f"shard {lost} has lost table 't'"):
-            each.export()
+        for each in (ours, schedule(trainer)):
+            with pytest.raises(
+                OSError, match=f"shard {lost} has lost table 't'"
+            ):
+                each.export()
 
-    assert names_in(tmp_path) == ["base-00000001"]
-    trainer.reset_lost_tables()
-    assert ours.export().published
-    exporter.close()
-    trainer.close()
-    for server in servers:
-        server.stop()
+        assert names_in(tmp_path) == ["base-00000001"]
+        trainer.reset_lost_tables()
+        assert ours.export().published
+        exporter.close()
+        trainer.close()
 
 
 def test_a_base_by_hand_leaves_no_table_out_unless_told(embedded, tmp_path):

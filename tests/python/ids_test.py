@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import doctest
-import math
 
 import hypothesis
 import hypothesis.extra.numpy
@@ -364,23 +363,6 @@ def test_collisions_are_those_of_sets(batches, bits):
     assert not stats["is_full"]
 
 
-def test_collisions_of_a_good_hash_are_as_expected():
-    strings = np.array([f"user {i}" for i in range(30_000)])
-    packed = tsw.ids.pack(1, strings, slot_bits=32)
-    collisions = tsw.ids.HashCollisions(slot_bits=32)
-    collisions.count(strings, packed & ~0xFF)  # 24 bits in the slot are left.
-
-    stats = collisions.stats()
-
-    n, m = 30_000, 2**24
-    expected = n - m * (1 - (1 - 1 / m) ** n)
-    # Four standard deviations; nothing here is random from run to run.
-    assert abs(stats["collisions"] - expected) < 4 * math.sqrt(expected)
-    assert stats["expected_collisions"] == pytest.approx(
-        n * (n - 1) / 2 / 2**32, rel=1e-4
-    )
-
-
 def test_expected_collisions_of_64_bits_are_the_birthday_bound():
     collisions = tsw.ids.HashCollisions()
     strings = np.arange(1000).astype("U")
@@ -613,21 +595,6 @@ def test_model_trains_on_strings_as_on_their_hashes(embedded, mask_zero):
     assert tables[0].size() == tables[1].size() == 4 - mask_zero
 
 
-def test_layer_pools_ragged_and_sparse_strings(embedded):
-    ragged = tf.ragged.constant([["a", "b"], [], ["a"]])
-    layer = tsw.keras.DynamicEmbedding(
-        2, combiner="sum", embeddings_initializer="ones"
-    )
-
-    np.testing.assert_array_equal(
-        layer(ragged, training=True), [[2, 2], [0, 0], [1, 1]]
-    )
-    np.testing.assert_array_equal(
-        layer(ragged.to_sparse()), [[2, 2], [0, 0], [1, 1]]
-    )
-    assert layer.table.size() == 2
-
-
 def test_sparse_ids_keep_the_static_shape_of_their_spec(embedded):
     layer = tsw.keras.DynamicEmbedding(2, combiner="sum")
 
@@ -636,22 +603,6 @@ def test_sparse_ids_keep_the_static_shape_of_their_spec(embedded):
         return layer(ids)
 
     assert call.get_concrete_function().output_shapes == [None, 5, 2]
-
-
-def test_model_on_strings_is_saved_and_loaded(embedded, tmp_path):
-    inputs = keras.Input((2,), dtype="string")
-    layer = tsw.keras.DynamicEmbedding(2)
-    model = keras.Model(inputs, Sum()(layer(inputs)))
-    strings = tf.constant([["a", "b"]])
-    layer(strings, training=True)
-    model.save(tmp_path / "model.keras")
-
-    loaded = keras.models.load_model(
-        tmp_path / "model.keras", custom_objects={"Sum": Sum}
-    )
-
-    np.testing.assert_array_equal(loaded(strings), model(strings))
-    assert np.any(model(strings) != 0)
 
 
 def test_examples_of_the_docstrings():

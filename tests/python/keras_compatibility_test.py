@@ -27,14 +27,7 @@ with_ragged_inputs = pytest.mark.skipif(
     not IS_LEGACY and VERSION < (3, 10), reason="of Keras 3.10"
 )
 
-pytestmark = pytest.mark.usefixtures("embedded")
-
-
-@pytest.fixture(autouse=True)
-def _fresh_keras():
-    keras.utils.set_random_seed(3)
-    yield
-    keras.mixed_precision.set_global_policy("float32")
+pytestmark = pytest.mark.usefixtures("embedded", "fresh_keras")
 
 
 def first_rows():

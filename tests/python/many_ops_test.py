@@ -98,18 +98,6 @@ def test_pushes_of_many_are_those_of_each(mode):
         )
 
 
-def test_a_table_that_comes_twice_takes_a_step_for_each(mode):
-    table = make_table("t", 2, initializer="zeros")
-
-    mode(
-        lambda: ops.push_many([push_of(table, [1, 2, 1]), push_of(table, [1])])
-    )()
-
-    np.testing.assert_array_equal(
-        table.lookup([1, 2]), [[-3.0, -3.0], [-1.0, -1.0]]
-    )
-
-
 def test_tables_of_several_clusters_go_together(make_cluster):
     tables = []
     for number, servers in enumerate([0, 2, 1]):
@@ -127,49 +115,6 @@ def test_tables_of_several_clusters_go_together(make_cluster):
         insert_missing=False,
     )
     np.testing.assert_array_equal(found, np.full((3, 3, 2), -1.0))
-
-
-@pytest.mark.parametrize(("num_servers", "num_ids"), [(0, 2049), (3, 60_000)])
-def test_long_batches_of_many_agree(make_cluster, num_servers, num_ids):
-    make_cluster(num_servers)
-    tables = [make_table(f"t{i}", 8 * i + 8) for i in range(4)]
-    draw = np.random.default_rng(0)
-    ids = [draw.integers(-(2**63), 2**63, num_ids) for _ in tables]
-    ids[1][::3] = 5
-
-    rows = ops.lookup_many(
-        [table.handle for table in tables],
-        ids,
-        dims=[table.dim for table in tables],
-        insert_missing=True,
-    )
-    ops.push_many(
-        [push_of(table, each) for table, each in zip(tables, ids, strict=True)]
-    )
-
-    for table, each, before in zip(tables, ids, rows, strict=True):
-        count = np.ones((num_ids, 1), np.float32)
-        count[each == 5] = np.count_nonzero(each == 5)
-        np.testing.assert_allclose(
-            table.lookup(each), before - count, rtol=1e-5, atol=1e-5
-        )
-
-
-def test_shapes_are_known_to_graphs(embedded):
-    handles = [make_table("a", 2).handle, make_table("b", 3).handle]
-
-    @tf.function(
-        input_signature=[
-            tf.TensorSpec([None, 4], tf.int64),
-            tf.TensorSpec([], tf.int32),
-        ]
-    )
-    def look_up(*ids):
-        rows = ops.lookup_many(handles, ids, dims=[2, 3], insert_missing=False)
-        assert [x.shape.as_list() for x in rows] == [[None, 4, 2], [3]]
-        return rows
-
-    look_up.get_concrete_function()
 
 
 def test_an_error_in_the_second_push_names_it_and_applies_nothing(mode):
@@ -235,34 +180,6 @@ def test_an_optimizer_that_came_before_another_pushes_no_more(mode):
 
     for each in (table, other):
         np.testing.assert_array_equal(each.lookup([1]), [[-6.0, -6.0]])
-
-
-def test_a_server_that_is_away_is_named():
-    server = tsw.Server()
-    address = server.start().address
-    with tsw.connect(f"grpc://{address}", timeout_secs=1.0):
-        table = make_table("t", 2)
-        ops.push_many([push_of(table, [1])] * 2)
-        server.stop()
-
-        with pytest.raises(tf.errors.UnavailableError, match=address):
-            ops.push_many([push_of(table, [1])] * 2)
-
-
-def test_each_of_very_many_pushes_counts_in_any_order_of_tables(make_cluster):
-    make_cluster(1)
-    tables = [make_table(f"t{i}", 1, initializer="zeros") for i in range(256)]
-    pushes = [push_of(table, [1]) for table in reversed(tables)]
-    for _ in range(6):
-        ops.push_many(pushes)
-
-    found = ops.lookup_many(
-        [table.handle for table in tables],
-        [[1]] * 256,
-        dims=[1] * 256,
-        insert_missing=False,
-    )
-    np.testing.assert_array_equal(found, np.full((256, 1, 1), -6.0))
 
 
 @pytest.mark.parametrize(

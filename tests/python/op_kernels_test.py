@@ -86,19 +86,6 @@ def tie(table, ids, embeddings, **more):
 # --- Lookups and pushes -------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_ids", [2049, 50_000])
-def test_lookups_of_any_size_agree(table, num_ids):
-    ids = np.random.default_rng(0).integers(-(2**63), 2**63, num_ids)
-    ids[::3] = ids[0]
-
-    made = look_up(table.handle, ids, insert_missing=True)
-    read = look_up(table.handle, ids)
-
-    np.testing.assert_array_equal(made, np.ones((num_ids, DIM)))
-    np.testing.assert_array_equal(read, made)
-    assert table.native.size() == len(np.unique(ids))
-
-
 def test_empty_batches_give_empty_answers_and_change_nothing(table):
     ids = tf.zeros([2, 0, 3], tf.int64)
 
@@ -200,15 +187,6 @@ def test_shared_name_of_another_table_is_refused(table):
         )
 
 
-def test_table_that_exists_with_another_config_names_the_difference(table):
-    other = json.dumps({"name": table.name, "dim": DIM + 1})
-
-    with pytest.raises(tf.errors.OpError, match=f"'{table.name}'.*dim"):
-        ops.tfswitch_table_handle(
-            cluster=table.address, config=other, shared_name="another handle"
-        )
-
-
 def test_handle_of_a_variable_is_refused():
     variable = tf.Variable([1.0])
 
@@ -223,11 +201,6 @@ def test_handle_to_no_server_fails_within_the_timeout():
             config=json.dumps({"name": "t", "dim": DIM}),
             timeout_s=1.0,
         )
-
-
-def test_unknown_cluster_address_is_refused():
-    with refuses(tf.errors.InvalidArgumentError, "'ftp://host'"):
-        ops.tfswitch_table_handle(cluster="ftp://host", config="{}")
 
 
 # --- Graphs -------------------------------------------------------------------

@@ -60,38 +60,6 @@ def test_shows_scale_paddles_adagrads(cluster, rule, second):
     np.testing.assert_allclose(table.lookup([7])[0], second, atol=1e-7)
 
 
-@pytest.mark.parametrize("compat", [False, True])
-def test_adagrad_decays_with_the_tables_iterations(cluster, compat):
-    rng = np.random.default_rng(33)
-    ids = np.arange(3)
-    row = rng.normal(size=(3, 4)).astype(np.float32)
-    table = tsw.EmbeddingTable(
-        "t",
-        4,
-        optimizer=optimizers.AdagradDecay(
-            0.1, 0.2, decay_step=10, decay_rate=0.5, compat=compat
-        ),
-    )
-    table.assign(ids, row)
-
-    accumulator = np.full((3, 4), 0.2)
-    periods = 0
-    for step in (1, 9, 35, 36, 37, 38, 90):
-        gradient = rng.normal(size=(3, 4)).astype(np.float32)
-        table.iterations = step
-        table.push(ids, gradient)
-        # All periods that have passed, or one a push.
-        passed = (step + 1) // 10 - periods
-        passed = min(passed, 1) if compat else passed
-        periods += passed
-        if passed:
-            accumulator = np.maximum(accumulator * 0.5**passed, 0.2)
-        accumulator += gradient.astype(np.float64) ** 2
-        row = row - 0.1 * gradient / np.sqrt(accumulator)
-
-    np.testing.assert_allclose(table.lookup(ids), row, rtol=5e-6, atol=5e-7)
-
-
 @pytest.mark.parametrize("together", [False, True])
 def test_adagrad_decays_with_the_steps_of_a_layer(embedded, together):
     rule = optimizers.AdagradDecay(1.0, 0.01, decay_step=10, decay_rate=0.25)

@@ -240,41 +240,6 @@ def test_pushes_equal_golden_vectors(embedded, ours, expected):
         )
 
 
-def test_segments_equal_tables_of_their_own(embedded):
-    rng = np.random.default_rng(24)
-    ids = np.arange(6)
-    start = rng.normal(size=(6, 8)).astype(np.float32)
-    gradients = rng.normal(size=(10, 6, 8)).astype(np.float32)
-    ftrl = optimizers.Ftrl(0.25, l1_regularization_strength=0.1)
-    adam = optimizers.Adam(0.125, clipnorm=0.5)
-    table = tsw.EmbeddingTable(
-        "t", 8, optimizer=optimizers.Segments([(1, ftrl), (None, adam)])
-    )
-    wide = tsw.EmbeddingTable("wide", 1, optimizer=ftrl)
-    deep = tsw.EmbeddingTable("deep", 7, optimizer=adam)
-    table.assign(ids, start)
-    wide.assign(ids, start[:, :1])
-    deep.assign(ids, start[:, 1:])
-
-    for gradient in gradients:
-        table.push(ids, gradient)
-        wide.push(ids, gradient[:, :1])
-        deep.push(ids, gradient[:, 1:])
-
-    np.testing.assert_array_equal(table.lookup(ids)[:, :1], wide.lookup(ids))
-    np.testing.assert_array_equal(table.lookup(ids)[:, 1:], deep.lookup(ids))
-
-
-def test_segments_must_fill_the_row(embedded):
-    for parts in ([(1, "sgd"), (8, "sgd")], [(8, "sgd"), (None, "sgd")]):
-        with pytest.raises(ValueError, match=r"segments\[1\]\.dim"):
-            tsw.EmbeddingTable("t", 8, optimizer=optimizers.Segments(parts))
-    with pytest.raises(ValueError, match="sum to 8, got 4"):
-        tsw.EmbeddingTable(
-            "t", 8, optimizer=optimizers.Segments([(1, "sgd"), (3, "sgd")])
-        )
-
-
 def test_the_learning_rate_of_segments_multiplies_those_of_parts(embedded):
     table = tsw.EmbeddingTable(
         "t",
@@ -307,29 +272,6 @@ def test_l2_decay_and_momentum_touch_rows_of_the_push_only(embedded):
 
     np.testing.assert_allclose(table.lookup([1]), start[:1] * 0.9, rtol=1e-6)
     np.testing.assert_array_equal(table.lookup([2]), start[1:])
-
-
-def test_state_survives_saving_and_restoring(cluster, tmp_path):
-    rng = np.random.default_rng(25)
-    ids = np.arange(8)
-    gradients = rng.normal(size=(2, 8, 5)).astype(np.float32)
-    made = [
-        tsw.EmbeddingTable(type(o).__name__, 5, optimizer=o)
-        for o in all_optimizers()
-    ]
-    for table in made:
-        table.push(ids, gradients[0])
-    cluster.save(str(tmp_path))
-    for table in made:
-        table.push(ids, gradients[1])
-    expected = [table.lookup(ids).numpy() for table in made]
-
-    cluster.restore(str(tmp_path))
-    for table in made:
-        table.push(ids, gradients[1])
-
-    for table, values in zip(made, expected, strict=True):
-        np.testing.assert_array_equal(table.lookup(ids), values)
 
 
 def all_optimizers():

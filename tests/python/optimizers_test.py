@@ -11,68 +11,6 @@ from tfswitch.optimizers import _conversion
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        (
-            optimizers.SGD(0.1, momentum=0.8, nesterov=True),
-            lambda: keras.optimizers.SGD(0.1, momentum=0.8, nesterov=True),
-        ),
-        (optimizers.Adam(0.1), lambda: keras.optimizers.Adam(0.1)),
-    ],
-    ids=["nesterov", "adam"],
-)
-def test_a_keras_model_learns_the_same_rows(embedded, ours, theirs):
-    rng = np.random.default_rng(12)
-    vocabulary, dim, steps = 6, 4, 10
-    start = rng.normal(size=(vocabulary, dim)).astype(np.float32)
-    kernel = rng.normal(size=(dim * 2, 1)).astype(np.float32)
-    # Each batch has every id, so that Keras's dense decay touches no other,
-    # and has it once: Keras 3 squares the parts of a repeated id's gradient
-    # one by one, where the gradient of a row is their sum.
-    batches = [rng.permutation(vocabulary).reshape(3, 2) for _ in range(steps)]
-    targets = rng.normal(size=(steps, 3, 1)).astype(np.float32)
-
-    def train(embedding):
-        model = keras.Sequential(
-            [
-                keras.Input((2,), dtype="int64"),
-                embedding,
-                keras.layers.Flatten(),
-                keras.layers.Dense(1, use_bias=False),
-            ]
-        )
-        model.layers[-1].set_weights([kernel])
-        model.compile(theirs(), "mse")
-        return model, [
-            model.train_on_batch(x, y)
-            for x, y in zip(batches, targets, strict=True)
-        ]
-
-    theirs_layer = keras.layers.Embedding(vocabulary, dim)
-    theirs_layer.build()
-    theirs_layer.set_weights([start])
-    ours_layer = tsw.keras.DynamicEmbedding(dim, optimizer=ours)
-    ours_layer.table.assign(np.arange(vocabulary), start)
-    their_model, their_losses = train(theirs_layer)
-    our_model, our_losses = train(ours_layer)
-
-    # Differences of one step feed the next.
-    np.testing.assert_allclose(our_losses, their_losses, rtol=1e-4)
-    np.testing.assert_allclose(
-        ours_layer.table.lookup(np.arange(vocabulary)),
-        theirs_layer.get_weights()[0],
-        rtol=1e-4,
-        atol=1e-5,
-    )
-    np.testing.assert_allclose(
-        our_model.layers[-1].get_weights()[0],
-        their_model.layers[-1].get_weights()[0],
-        rtol=1e-4,
-        atol=1e-5,
-    )
-
-
-@pytest.mark.parametrize(
     ("identifier", "expected"),
     [
         (None, optimizers.Adam()),

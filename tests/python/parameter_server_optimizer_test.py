@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import tfswitch as tsw
 from tests.conftest import running_cluster
-from tests.python.worker_threads import Call, running_clients
+from tests.python.worker_threads import Call, join_workers, running_clients
 from tfswitch.keras import batch_size
 from tfswitch.keras._backend import IS_LEGACY, keras
 
@@ -278,17 +278,6 @@ def test_several_steps_per_execution_are_as_many_steps(embedded, kind):
     assert model.optimizer.worker.stats()["clock"] == 6
 
 
-def test_eager_steps_equal_those_of_a_graph(embedded):
-    _, their_weights = fit_with_keras("adam")
-    model = make_model(
-        on_servers(OPTIMIZERS["adam"](), "bsp"), compiled={"run_eagerly": True}
-    )
-
-    fit(model)
-
-    assert_same_weights(model, their_weights)
-
-
 def test_a_schedule_is_followed_step_by_step(embedded):
     def schedule():
         return keras.optimizers.schedules.PiecewiseConstantDecay(
@@ -458,16 +447,6 @@ def test_a_fit_leaves_the_group_and_a_second_one_joins_again(embedded):
     assert_same_weights(model, plain)
 
 
-def test_a_worker_of_ones_own_is_used(embedded):
-    worker = Worker(consistency="bsp", group="mine")
-    model = make_model(on_servers("sgd", "bsp", worker=worker))
-
-    fit(model)
-
-    assert model.optimizer.worker is worker
-    assert worker.stats()["clock"] == 6
-
-
 def test_the_cluster_is_the_default_one_or_the_one_given(embedded):
     default = make_model(on_servers("sgd", table="a"))
     other = tsw.Cluster("local://another_cluster")
@@ -514,6 +493,39 @@ def test_a_layer_tells_the_first_dimension_of_its_ids(embedded, ids):
     assert batch_size.read() == 2.0
 
 
+@contextlib.contextmanager
+def weighed_steps(variable, others=(), **arguments):
+    """Yields a worker's optimizer, and a function that takes a step of two.
+
+    It calls the first worker's step. The second's gradient is 8, and weighs 2.
+    """
+    with running_clients(2) as client:
+        workers = join_workers(client, 2, consistency="bsp")
+        optimizer = on_servers(
+            tsw.optimizers.SGD(1.0),
+            "bsp",
+            table="weighed",
+            worker=workers[0],
+            **arguments,
+        )
+        optimizer.build([variable, *others])
+        peer = tsw.DenseTable(
+            "weighed",
+            optimizer.table.shapes,
+            optimizer=tsw.optimizers.SGD(1.0),
+            consistency="bsp",
+            cluster=client(1),
+        )
+
+        def step_of_both(step, *inputs):
+            peer.push([[8.0]], learning_rate=1.0)
+            other = Call(workers[1].end_step, 2.0)
+            Call(step, *inputs).result()
+            other.result()
+
+        yield optimizer, step_of_both
+
+
 @pytest.mark.parametrize(
     ("weight", "in_graph", "expected"),
     [
@@ -530,63 +542,25 @@ def test_bsp_weighs_a_batch_by_batch_weight(weight, in_graph, expected):
     batch_size.start_recording()
     batch_size._size.assign(99.0)
     variable = make_variable()
-    with running_clients(2) as client:
-        workers = [
-            Worker(i, 2, consistency="bsp", cluster=client(i)) for i in (0, 1)
-        ]
-        optimizer = on_servers(
-            tsw.optimizers.SGD(1.0),
-            "bsp",
-            table="weighed",
-            worker=workers[0],
-            batch_weight=weight,
-        )
-        optimizer.build([variable])
-        peer = tsw.DenseTable(
-            "weighed",
-            optimizer.table.shapes,
-            optimizer=tsw.optimizers.SGD(1.0),
-            consistency="bsp",
-            cluster=client(1),
-        )
-        peer.push([[8.0]], learning_rate=1.0)
-        other = Call(workers[1].end_step, 2.0)
+    with weighed_steps(variable, batch_weight=weight) as (optimizer, of_both):
 
         def step():
             optimizer.apply_gradients([(tf.constant([1.0]), variable)])
 
-        Call(tf.function(step) if in_graph else step).result()
-        other.result()
+        of_both(tf.function(step) if in_graph else step)
 
     mean = (expected * 1.0 + 2.0 * 8.0) / (expected + 2.0)
     np.testing.assert_allclose(variable.numpy(), [-mean], rtol=1e-6)
 
 
 def test_bsp_weighs_a_batch_by_the_ids_that_layers_see():
-    with running_clients(2) as client:
-        workers = [
-            Worker(i, 2, consistency="bsp", cluster=client(i)) for i in (0, 1)
-        ]
-        layer = tsw.keras.DynamicEmbedding(
-            1,
-            table="rows",
-            consistency="bsp",
-            cluster=client(0),
-            combiner="sum",
-        )
-        layer.build((None, 2))
-        variable = make_variable()
-        optimizer = on_servers(
-            tsw.optimizers.SGD(1.0), "bsp", table="sized", worker=workers[0]
-        )
-        optimizer.build([variable, *layer.trainable_variables])
-        peer = tsw.DenseTable(
-            "sized",
-            optimizer.table.shapes,
-            optimizer=tsw.optimizers.SGD(1.0),
-            consistency="bsp",
-            cluster=client(1),
-        )
+    layer = tsw.keras.DynamicEmbedding(1, consistency="bsp", combiner="sum")
+    layer.build((None, 2))
+    variable = make_variable()
+    with weighed_steps(variable, layer.trainable_variables) as (
+        optimizer,
+        of_both,
+    ):
 
         @tf.function(reduce_retracing=True)
         def step(ids):
@@ -599,11 +573,8 @@ def test_bsp_weighs_a_batch_by_the_ids_that_layers_see():
 
         expected = 0.0
         for size in (3, 3, 1):
-            peer.push([[4.0]], learning_rate=1.0)
-            other = Call(workers[1].end_step, 2.0)
-            Call(step, tf.ones((size, 2), tf.int64)).result()
-            other.result()
-            expected -= (size * 1.0 + 2.0 * 4.0) / (size + 2.0)
+            of_both(step, tf.ones((size, 2), tf.int64))
+            expected -= (size * 1.0 + 2.0 * 8.0) / (size + 2.0)
 
     np.testing.assert_allclose(variable.numpy(), [expected], rtol=1e-6)
 
@@ -856,21 +827,6 @@ def test_weights_that_are_set_count_once_they_are_pushed(embedded):
 
     for weight in model.get_weights():
         np.testing.assert_array_equal(weight, 0.25)
-
-
-def test_a_checkpoint_of_the_servers_brings_variables_back(tmp_path):
-    plain = make_model(OPTIMIZERS["adam"]())
-    with training_cluster("two_servers") as cluster:
-        model = make_model(on_servers(OPTIMIZERS["adam"](), table="t"))
-        steps(plain), fit(model)
-        cluster.save(tmp_path)
-
-    with training_cluster("one_server") as cluster:
-        cluster.restore(tmp_path)
-        again = make_model(on_servers(OPTIMIZERS["adam"](), table="t"), seed=77)
-        steps(plain), fit(again)
-
-        assert_same_weights(again, plain)
 
 
 # --- What is refused --------------------------------------------------------

@@ -2,8 +2,6 @@
 
 import json
 import os
-import signal
-import socket
 import subprocess
 from pathlib import Path
 
@@ -13,47 +11,17 @@ import tensorflow as tf
 
 import tfswitch as tsw
 from tests.programs import HANG_SECS, ROOT
-from tests.python.worker_threads import Call, in_threads, wait_until
-from tests.support import ServerProcess
+from tests.python.worker_threads import Call, in_threads
+from tests.support import RestartableServers
 from tfswitch._which_keras import IS_LEGACY, keras
 
 IDS = np.array([1, 2, 3, 3, 10**12, -4])
 
 
-class Servers:
-    """Two servers on loopback, that can go away and come back."""
-
-    def __init__(self):
-        self.servers = [
-            tsw.Server(shard_index=i, num_shards=2, checkpoint_root="/")
-            for i in range(2)
-        ]
-        for server in self.servers:
-            server.start()
-        self.addresses = [server.address for server in self.servers]
-        self.address = "grpc://" + ",".join(self.addresses)
-
-    def stop(self, shard):
-        self.servers[shard].stop()
-
-    def start(self, shard):
-        self.servers[shard] = tsw.Server(
-            self.addresses[shard],
-            shard_index=shard,
-            num_shards=2,
-            checkpoint_root="/",
-        )
-        self.servers[shard].start()
-
-
 @pytest.fixture
 def servers():
-    servers = Servers()
-    try:
+    with RestartableServers() as servers:
         yield servers
-    finally:
-        for server in servers.servers:
-            server.stop()
 
 
 @pytest.fixture
@@ -155,41 +123,6 @@ def test_a_loaded_model_gives_the_bits_of_predict(
     assert (state.cache_hits > 0) == (cache_rows > 0)
 
 
-def test_what_is_trained_is_served_at_once_or_after_its_time(table, tmp_path):
-    now = tf.saved_model.load(save(table, tmp_path / "1"))
-    soon = tf.saved_model.load(
-        save(table, tmp_path / "2", cache_rows=10, cache_secs=0.2)
-    )
-    late = tf.saved_model.load(
-        save(table, tmp_path / "3", cache_rows=10, cache_secs=1e6)
-    )
-    before = table.lookup(IDS).numpy()
-    for loaded in (now, soon, late):
-        np.testing.assert_array_equal(serve(loaded), before)
-    table.push(IDS, np.ones((len(IDS), 4), np.float32))
-    table.assign([10**12], np.ones((1, 4)))
-    after = table.lookup(IDS).numpy()
-
-    np.testing.assert_array_equal(serve(now), after)
-    wait_until(lambda: np.array_equal(serve(soon), after))
-    np.testing.assert_array_equal(serve(late), before)
-
-
-def test_rows_that_wait_for_admission_read_as_in_training(connected, tmp_path):
-    table = tsw.EmbeddingTable(
-        "t", 2, admission=tsw.admission.MinCount(2, not_admitted=0.5)
-    )
-    table.push([1, 1, 2], np.ones((3, 2), np.float32))
-    loaded = tf.saved_model.load(save(table, tmp_path / "1", cache_rows=9))
-    for _ in range(2):
-        np.testing.assert_array_equal(
-            serve(loaded, [1, 2, 3]), table.lookup([1, 2, 3]).numpy()
-        )
-    assert serve(loaded, [3])[0, 0] == 0.5
-    # Looking up has not counted.
-    assert num_rows(connected) == {"t": 1}
-
-
 def test_a_server_that_is_away_is_named_within_the_deadline(
     servers, table, tmp_path
 ):
@@ -204,28 +137,6 @@ def test_a_server_that_is_away_is_named_within_the_deadline(
     assert "TFSWITCH_SERVING_ADDRESSES" in str(raised.value)
     state = tsw.saved_model.state(path)
     assert state.refused == 1 and away in state.error
-
-
-def test_a_server_that_comes_back_in_time_is_waited_for(tmp_path):
-    with (
-        ServerProcess(num_shards=2) as stays,
-        ServerProcess(shard_index=1, num_shards=2) as goes,
-        tsw.connect(f"grpc://{stays.address},{goes.address}"),
-    ):
-        table = tsw.EmbeddingTable("t", 4)
-        table.assign(np.arange(100), np.arange(400.0).reshape(100, 4) / 7)
-        expected = table.lookup(IDS).numpy()
-        path = save(table, tmp_path / "1", deadline_secs=60.0)
-        loaded = tf.saved_model.load(path)
-        goes.signal(signal.SIGSTOP)
-        try:
-            lookup = Call(serve, loaded)
-            # Long enough for an answer, and nobody can have given one.
-            assert not lookup.wait(0.3)
-        finally:
-            goes.signal(signal.SIGCONT)
-        np.testing.assert_array_equal(lookup.result(), expected)
-        assert tsw.saved_model.state(path).refused == 0
 
 
 def test_a_lookup_is_repeated_until_the_server_is_there(
@@ -251,22 +162,6 @@ def test_a_lookup_is_repeated_until_the_server_is_there(
         again.restore(checkpoint)
     np.testing.assert_array_equal(serve(loaded), expected)
     assert tsw.saved_model.state(path).error is None
-
-
-def test_a_server_that_says_nothing_is_named_within_the_deadline(
-    table, tmp_path, monkeypatch
-):
-    path = save(table, tmp_path / "1", deadline_secs=0.5)
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        address = f"127.0.0.1:{silent.getsockname()[1]}"
-        monkeypatch.setenv("TFSWITCH_SERVING_ADDRESSES", f"grpc://{address}")
-        with pytest.raises(
-            (tf.errors.DeadlineExceededError, tf.errors.UnavailableError),
-            match=address,
-        ):
-            tf.saved_model.load(path)
 
 
 def test_many_lookups_at_once_do_not_hold_each_other_up(table, tmp_path):
@@ -303,8 +198,7 @@ def test_tables_are_checked_when_it_is_loaded(
     connected, table, tmp_path, monkeypatch
 ):
     path = save(table, tmp_path / "1")
-    others = Servers()
-    try:
+    with RestartableServers() as others:
         monkeypatch.setenv("TFSWITCH_SERVING_ADDRESSES", others.address)
         with pytest.raises(
             tf.errors.FailedPreconditionError, match="no table 't' at "
@@ -331,9 +225,6 @@ def test_tables_are_checked_when_it_is_loaded(
         ):
             tf.saved_model.load(path)
         del other
-    finally:
-        for server in others.servers:
-            server.stop()
 
 
 def test_there_is_nothing_to_refresh(table, tmp_path):

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -15,7 +14,6 @@ import pytest
 from absl import app
 
 import tfswitch as tsw
-from tests.programs import environment
 from tfswitch.cli import main as cli
 from tfswitch.cli import remote_server
 from tfswitch.remote import (
@@ -184,39 +182,6 @@ def test_an_upload_that_ends_anywhere_leaves_whole_saves_and_is_resumed(
         stop_at += 1
     # 2 files, 2 manifests, and as many that go.
     assert stop_at >= 6
-
-
-def test_an_upload_that_was_killed_is_resumed(save, tmp_path):
-    folder = save(1.0)
-    url = f"file://{tmp_path}/store"
-    program = f"""
-import os, pathlib, signal, sys, tfswitch_command
-tfswitch_command._put_package()
-from tfswitch.remote import _transfer, _store
-
-class Store(_store.Store):
-    puts = 0
-    def put(self, local, path, progress):
-        self.puts += 1
-        if self.puts == 2:
-            half = pathlib.Path(local).read_bytes()[:-9]
-            self._files.pipe_file(self._root + "/" + path, half)
-            os.kill(os.getpid(), signal.SIGKILL)
-        super().put(local, path, progress)
-
-_transfer.upload(
-    pathlib.Path({str(folder)!r}), Store({url!r}), "x", known_ids=set(),
-    remember=print, progress=lambda: None)
-"""
-    code = subprocess.run([sys.executable, "-c", program], env=environment())
-    store = StoppingStore(url, -1)
-
-    assert code.returncode == -signal.SIGKILL
-    assert fetch(store, tmp_path / "nothing") == []
-    assert len(store.sizes("x")) == 2
-    upload(folder, store)
-    assert len(store.puts) == 1  # The half one.
-    assert check_whole(store) == [1]
 
 
 @pytest.mark.parametrize("harm", ["change", "cut", "lengthen", "remove"])

@@ -10,7 +10,6 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 import tfswitch as tsw
-from tests.support import examples
 from tfswitch.nn import sampled_losses, samplers
 
 if os.environ.get("TF_USE_LEGACY_KERAS"):
@@ -186,36 +185,6 @@ def test_defaults_are_those_of_tensorflow_and_biases_zeros(embedded, loss_pair):
     np.testing.assert_allclose(
         case.table.lookup(IDS), case.weights, rtol=1e-5, atol=1e-6
     )
-
-
-@hypothesis.settings(max_examples=examples(20))
-@hypothesis.given(
-    st.integers(0, 2**31 - 1), st.integers(1, NUM_CLASSES), st.booleans()
-)
-def test_with_all_classes_sampled_it_is_the_full_softmax(
-    seed, batch_size, is_unigram
-):
-    rng = np.random.default_rng(seed)
-    classes = rng.integers(0, NUM_CLASSES, batch_size)
-    weights = rng.normal(size=(NUM_CLASSES, DIM)).astype("f")
-    inputs = rng.normal(size=(batch_size, DIM)).astype("f")
-    with tsw.connect("local://full-softmax"):
-        table = tsw.EmbeddingTable("weights", DIM)
-    table.assign(IDS, weights)
-
-    losses = tsw.nn.sampled_softmax_loss(
-        table,
-        None,
-        IDS[classes],
-        inputs,
-        NUM_CLASSES,
-        make_samplers(IDS)[is_unigram],
-    )
-
-    expected = tf.nn.sparse_softmax_cross_entropy_with_logits(
-        classes, tf.matmul(inputs, weights, transpose_b=True)
-    )
-    np.testing.assert_allclose(losses, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_rows_are_made_and_pushed_for_labels_and_samples_only(embedded, mode):
@@ -526,20 +495,6 @@ def test_sampler_without_ids_takes_classes_for_ids(kind):
     np.testing.assert_array_equal(sampler.ids, np.arange(NUM_CLASSES))
 
 
-def test_frequent_ids_are_drawn_more_often():
-    log_uniform, unigram = make_samplers(IDS)
-    label = IDS[:1, np.newaxis]
-
-    def share(sampler, which):
-        drawn = sampler.sample(label, 20_000, unique=False, seed=1)
-        return np.mean(np.isin(drawn.sampled_candidates, which))
-
-    # The first two classes: log(3) / log(31); the last two: by their roots.
-    assert abs(share(log_uniform, IDS[:2]) - 0.320) < 0.02
-    expected = np.sqrt([29, 30]).sum() / np.sqrt(COUNTS).sum()
-    assert abs(share(unigram, IDS[-2:]) - expected) < 0.02
-
-
 @hypothesis.given(st.sets(st.integers(-(2**63), 2**63 - 1), min_size=1))
 def test_vocabulary_finds_each_id_and_no_other(ids):
     listed = list(ids)
@@ -763,33 +718,6 @@ def test_layer_refuses_weights_that_are_not_one_for_each_example(weighed):
             input_signature=[unknown],
             autograph=False,
         )(tf.ones([1]))
-
-
-def test_layer_learns_in_fit_from_the_examples_that_weigh(embedded, chain):
-    last, label, weight = (
-        keras.Input((), dtype=dtype) for dtype in ("int64", "int64", "float32")
-    )
-    adam = tsw.optimizers.Adam(0.05)
-    user = tsw.keras.DynamicEmbedding(8, optimizer=adam)(last)
-    loss = tsw.keras.SampledSoftmax(
-        tsw.keras.DynamicEmbedding(8, optimizer=adam),
-        tsw.nn.UnigramSampler((IDS, np.ones(NUM_CLASSES))),
-        5,
-    )
-    model = keras.Model(
-        [last, label, weight], loss(user, label, sample_weight=weight)
-    )
-    model.compile("adam")
-    # As many examples again, which say that an item follows itself.
-    batch = [
-        np.concatenate([chain[0], chain[0]]),
-        np.concatenate([chain[1], chain[0]]),
-        np.repeat([1.0, 0.0], len(chain[0])),
-    ]
-
-    model.fit(batch, epochs=6, batch_size=100, verbose=0)
-
-    assert share_of_right_successors(loss, keras.Model(last, user)) > 0.9
 
 
 class Uniform(tsw.nn.Sampler):

@@ -74,9 +74,11 @@ def test_a_server_says_what_happens_to_it(tmp_path: Path, capfd):
             cluster.restore("save")
             tsw.EmbeddingTable("item", 2, cluster=cluster)
             cluster.drop("item")
+            with pytest.raises(PermissionError):
+                cluster.save("/a folder")
         with (
             tsw.connect(f"grpc://{server.address}", token=reader) as cluster,
-            pytest.raises(PermissionError),
+            pytest.raises(PermissionError, match=r"drop`: .* DropTable needs"),
         ):
             cluster.drop("user")
         said = wait_for_stderr(capfd, f"caller_refused .*{id_of(reader)}.*\n")
@@ -118,7 +120,7 @@ def test_a_server_says_what_happens_to_it(tmp_path: Path, capfd):
 
     def only(event: str, pattern: str) -> None:
         ((level, fields),) = events[event]
-        assert level == ("warning" if event == "caller_refused" else "info")
+        assert level == "info"
         assert re.search(pattern, fields), fields
 
     assert len(events["started"]) == 2
@@ -139,7 +141,18 @@ def test_a_server_says_what_happens_to_it(tmp_path: Path, capfd):
     only("restored", r"/save\" tables=1 rows=4 bytes=[1-9]\d* seconds=\d")
     only("save_published", "number=1")
     only("table_dropped", "table=item rows=0")
-    only("caller_refused", f"call=DropTable token={id_of(reader)} .*why=")
+    # The request of a caller with another role is not read.
+    for event, token, result in (
+        ("admin_called", admin, "tables=item result=OK"),
+        ("caller_refused", reader, 'result=PERMISSION_DENIED why=".*"'),
+    ):
+        assert re.search(
+            rf"call=DropTable token={id_of(token)} from=ipv4:127\.0\.0\.1:\d+ "
+            rf"{result}(\n|$)",
+            "\n".join(fields for _, fields in events[event]),
+        )
+    assert ' path="/a folder" result=PERMISSION_DENIED' in said
+    assert {level for level, _ in events["caller_refused"]} == {"warning"}
     only(
         "recovered",
         r"tables=1 rows=4 saved=.*Z log_records=[1-9]\d* lost_writes=0 "

@@ -85,17 +85,6 @@ def test_limits_reach_the_server(limits, message):
         tsw.Server(limits=limits).start()
 
 
-def test_a_table_over_the_limit_of_a_server_is_refused():
-    with (
-        tsw.Server(limits={"max_tables": 1}) as server,
-        tsw.connect(f"grpc://{server.address}"),
-    ):
-        tsw.EmbeddingTable("a", 2)
-        with pytest.raises(RuntimeError, match=r"'b'.*--max_tables"):
-            tsw.EmbeddingTable("b", 2)
-        tsw.EmbeddingTable("a", 2)
-
-
 def test_repr_says_where_and_which_shard():
     server = tsw.Server(shard_index=1, num_shards=2)
     assert "not running, shard 1 of 2" in repr(server)

@@ -222,30 +222,6 @@ def test_rows_go_on_with_other_statistics(cluster, tmp_path, before, after):
         assert table.usage([1, 2])["count"].tolist() == [3, 2]
 
 
-def test_keras_files_hold_statistics(embedded, tmp_path):
-    import keras
-
-    def build():
-        return keras.Sequential(
-            [
-                keras.Input((2,), dtype="int64"),
-                tsw.keras.DynamicEmbedding(
-                    2, statistics=tsw.statistics.ShowClick()
-                ),
-            ]
-        )
-
-    model = build()
-    push(model.layers[0].table, [1, 2], shows=[3, 4], clicks=[1, 0])
-    model.save_weights(tmp_path / "model.weights.h5")
-    other = build()
-    other.load_weights(tmp_path / "model.weights.h5")
-
-    usage = other.layers[0].table.usage([1, 2])
-    assert usage["show"].tolist() == [3, 4]
-    assert usage["click"].tolist() == [1, 0]
-
-
 def test_the_layer_s_policies_are_in_its_config(embedded):
     layer = tsw.keras.DynamicEmbedding(
         3,

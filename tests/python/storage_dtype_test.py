@@ -43,31 +43,6 @@ def test_rows_are_those_of_float32_rounded_to_nearest(cluster, dtype):
     np.testing.assert_array_equal(table.lookup(ids), rounded(values, dtype))
 
 
-@pytest.mark.parametrize(
-    ("dtype", "slots"), [("float16", "float32"), ("bfloat16", "bfloat16")]
-)
-def test_training_follows_float32_within_the_last_bits(cluster, dtype, slots):
-    table = make_table(tsw.StorageDtype(dtype, slots=slots))
-    full = tsw.EmbeddingTable(
-        "full", 5, optimizer=tsw.optimizers.Adagrad(0.5), seed=0
-    )
-    random = np.random.default_rng(2)
-    ids = np.arange(200)
-    for _ in range(30):
-        gradients = random.normal(size=(200, 5)).astype(np.float32)
-        table.push(ids, gradients)
-        full.push(ids, gradients)
-
-    difference = np.abs(table.lookup(ids).numpy() - full.lookup(ids).numpy())
-    bits = 11 if dtype == "float16" else 8
-    # Thirty roundings of weights below 4, and accumulators of 8 bits.
-    tolerance = 4 * 2.0**-bits + (0.04 if slots == "bfloat16" else 0)
-    assert 0 < difference.mean() < tolerance
-    assert abs(
-        (table.lookup(ids).numpy() - full.lookup(ids).numpy()).mean()
-    ) < (tolerance / 4)
-
-
 def test_a_checkpoint_brings_the_same_rows_back_and_other_types_take_them(
     make_cluster, tmp_path
 ):
@@ -104,16 +79,6 @@ def test_stats_show_the_memory_of_a_row(cluster):
     assert stride("full", None) == 128
     assert stride("half", "bfloat16") == 96
     assert stride("halves", tsw.StorageDtype("float16", slots="bfloat16")) == 64
-
-
-def test_a_table_of_another_storage_dtype_is_refused(cluster):
-    make_table("bfloat16")
-    with pytest.raises(
-        ValueError,
-        match=r"storage_dtype .bfloat16 embeddings, float32 slots, stochastic "
-        r"rounding here, float16 embeddings",
-    ):
-        make_table("float16")
 
 
 @pytest.mark.parametrize(

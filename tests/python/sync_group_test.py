@@ -110,18 +110,6 @@ def test_every_sample_is_trained_once_with_its_weight(client, counts):
     account(client, counts, epochs=2)
 
 
-def test_random_amounts_of_data(client):
-    random = np.random.default_rng(0)
-    counts = [
-        list(random.integers(1, 5, size=random.integers(0, 8)))
-        for _ in range(random.integers(1, 6))
-    ]
-    if not any(counts):
-        counts[0] = [1]
-
-    account(client, counts, epochs=int(random.integers(1, 4)))
-
-
 # --- Who comes, goes, fails -------------------------------------------------
 
 

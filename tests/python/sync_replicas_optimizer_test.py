@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 import tfswitch as tsw
 from tests.programs import PythonProgram
 from tests.python.worker_threads import (
-    HANG_SECS,
     Call,
     in_threads,
     running_clients,
@@ -911,20 +910,6 @@ def test_a_batch_that_is_masked_away_does_no_harm(
         assert np.isfinite(scripts[0].values[key]).all()
 
 
-def test_without_the_chief_the_others_end(variable_servers, name):
-    scripts = make_scripts(variable_servers, name, 2)
-    other = Call(scripts[1].run, [[0]] * 4)
-    with (
-        pytest.raises(KeyError, match="of the user"),
-        scripts[0].training() as (_, step),
-    ):
-        step([1])
-        raise KeyError("of the user")
-
-    with pytest.raises(tf.errors.FailedPreconditionError, match="has left"):
-        other.result()
-
-
 class PlainServers(VariableServers):
     """Servers whose parameter server has only TensorFlow."""
 
@@ -978,41 +963,6 @@ def test_servers_that_are_away_are_named_in_time(name):
                 hook = optimizer.make_session_run_hook(True)
             with pytest.raises(ConnectionError, match="/job:ps/task:0"):
                 tsw.train.MonitoredTrainingSession(worker.target, hooks=[hook])
-
-
-def test_a_variable_worker_of_another_job_is_refused(variable_servers, name):
-    first = Script(variable_servers, name, 0, 2)
-    joined = threading.Event()
-
-    def run():
-        with first.training():
-            joined.set()
-
-    call = Call(run)
-    assert joined.wait(HANG_SECS)
-    other = Script(variable_servers, name, 1, 2, num_rows=32)
-    with (
-        pytest.raises(ValueError, match="with other options"),
-        other.training(),
-    ):
-        pass
-    # The epoch's end waits for nobody who has never joined.
-    Script(variable_servers, name, 1, 2).run([])
-    call.result()
-
-
-def test_two_chiefs_are_told(variable_servers, name):
-    first, second = (
-        Script(variable_servers, name, 0, 1, container=name + which)
-        for which in ("first", "second")
-    )
-    with (
-        pytest.raises(tf.errors.FailedPreconditionError, match="started again"),
-        first.training() as (_, step),
-    ):
-        step([0])
-        second.run([[1]])
-        step([0])
 
 
 # --- Bad input ---------------------------------------------------------------
@@ -1120,35 +1070,6 @@ def test_a_chief_that_never_comes_is_named_in_time(servers, name):
         pytest.raises(TimeoutError, match=r"has not come|has not initialised"),
     ):
         script.session()
-
-
-def test_two_workers_with_one_task_index_are_told(client, name):
-    first = Script(TableServers(client), name, 0, 2)
-    joined = threading.Event()
-    twice = threading.Event()
-
-    def run():
-        with first.training() as (_, step):
-            joined.set()
-            twice.wait(HANG_SECS)
-            step([0])
-
-    call = Call(run)
-    assert joined.wait(HANG_SECS)
-    # A client of its own, by its timeout.
-    with tsw.Cluster(client(0).address, timeout_secs=33.0) as other:
-        worker = tsw.train.Worker(
-            0,
-            2,
-            consistency="bsp",
-            group=name,
-            cluster=other,
-            wait_secs=3600.0,
-        )
-        twice.set()
-        with pytest.raises(tf.errors.OpError, match="worker 0"):
-            call.result()
-        worker.leave()
 
 
 def test_a_worker_of_another_job_is_refused(client, name):

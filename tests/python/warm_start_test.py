@@ -21,11 +21,7 @@ to_embedding = tsw.keras.to_embedding
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
-@pytest.fixture(autouse=True)
-def _fresh_keras():
-    keras.utils.set_random_seed(3)
-    yield
-    keras.mixed_precision.set_global_policy("float32")
+pytestmark = pytest.mark.usefixtures("fresh_keras")
 
 
 def make_embedding(num_rows=10, dim=3, **kwargs):
@@ -218,22 +214,6 @@ def test_a_table_that_is_there_keeps_what_else_it_has(embedded):
     assert_same(table.lookup([50]), other)
     ids, _, slots = table._export_with_slots()
     np.testing.assert_array_equal(slots[np.isin(ids, [3, 50])], before)
-
-
-def test_a_warm_model_is_saved_and_loaded(embedded, tmp_path):
-    model = keras.Sequential(
-        [
-            keras.Input((2,), dtype="int64"),
-            from_embedding(make_embedding(dtype="mixed_bfloat16")),
-        ]
-    )
-    ids = tf.constant([[1, 2]])
-    expected = model(ids)
-
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-
-    assert_same(loaded(ids), expected)
 
 
 @pytest.mark.skipif(IS_LEGACY, reason="of Keras 3")

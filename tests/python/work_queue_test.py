@@ -1,15 +1,12 @@
 """tsw.data.WorkQueue: items for all workers, each sample once an epoch."""
 
 import contextlib
-import json
 import random
 import threading
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import tfswitch as tsw
 from tests.python.worker_threads import (
@@ -21,7 +18,6 @@ from tests.python.worker_threads import (
     wait_for_stderr,
     wait_until,
 )
-from tests.support import examples
 from tfswitch.keras._backend import keras
 
 Worker = tsw.train.Worker
@@ -73,10 +69,6 @@ def train(queue, table, draw, before_step=lambda: None):
                     ids = [id_of(item.value, i) for i in range(begin, end)]
                     table.push(ids, np.ones((len(ids), 1)))
                     queue.worker.end_step(weight=end - begin)
-
-
-class DiesError(Exception):
-    """The error with which a worker dies."""
 
 
 # --- Arguments ---------------------------------------------------------------
@@ -172,15 +164,6 @@ def test_a_worker_has_one_item_until_it_is_finished(client):
         "returned": 0,
         "reissued": 0,
     }
-
-
-def train_three(worker, cluster):
-    """A step with the first samples of the first item."""
-    item = make_queue(worker, FILES).take()
-    item.advance(3)
-    ids = [id_of("a", i) for i in range(3)]
-    make_counts(cluster).push(ids, np.ones((3, 1)))
-    worker.end_step(weight=3)
 
 
 def test_an_item_of_one_that_was_given_up_is_lost(client, capfd):
@@ -298,63 +281,6 @@ def test_an_end_of_epoch_that_takes_too_long_names_who_is_missing(client):
         queue.finish_epoch()
 
 
-def test_workers_that_do_not_wait_train_every_sample_once_an_epoch(client):
-    workers = join_workers(client, 3, consistency="asp")
-    counts = make_counts(client(0), "asp")
-
-    def run(number):
-        queue = make_queue(workers[number], FILES, epochs=2, shuffle=True)
-        table = make_counts(client(number), "asp")
-        train(queue, table, random.Random(number))
-        workers[number].leave()
-
-    in_threads(*(lambda n=n: run(n) for n in range(3)))
-
-    np.testing.assert_array_equal(counts_of(counts), 2.0)
-
-
-@settings(max_examples=examples(5), deadline=None, derandomize=True)
-@given(seed=st.integers(0, 2**32))
-def test_every_sample_counts_once_whoever_dies_and_comes_back(seed):
-    """Workers of random speed; some die and start again, some are given up."""
-    with running_clients(2) as client:
-        table = make_counts(client(0))
-        num_clients = [3]
-        lock = threading.Lock()
-
-        def live(number, draw, worker, dies):
-            def before_step():
-                chance = draw.random()
-                if dies and chance < 0.1:
-                    raise DiesError
-                if chance > 0.95:
-                    with lock:
-                        num_clients[0] += 1
-                        other = client(num_clients[0])
-                    give_up(other, worker)
-
-            queue = make_queue(worker, FILES, epochs=2, seed=seed)
-            train(queue, make_counts(client(number)), draw, before_step)
-            worker.leave()
-
-        def run(number):
-            draw = random.Random(seed + number)
-            for life in range(3):
-                worker = Worker(
-                    number, 3, consistency=SUM, cluster=client(number)
-                )
-                try:
-                    live(number, draw, worker, dies=life < 2)
-                    return
-                except DiesError:
-                    if draw.random() < 0.5:
-                        worker.leave()  # Else its next life takes its place.
-
-        in_threads(*(lambda n=n: run(n) for n in range(3)))
-
-        np.testing.assert_array_equal(counts_of(table), 2.0)
-
-
 # --- Checkpoints -------------------------------------------------------------
 
 
@@ -394,82 +320,6 @@ def test_a_restored_queue_goes_on_in_the_midst_of_an_epoch(client, tmp_path):
         restored = make_counts(other(0))
         train(queue, restored, random.Random(0))
         np.testing.assert_array_equal(counts_of(restored), 2.0)
-
-
-def test_going_back_in_time_takes_back_the_steps_of_an_open_round(
-    client, tmp_path
-):
-    workers = join_workers(client, 2, consistency=SUM)
-    table = make_counts(client(0))
-    make_queue(workers[0], FILES)
-    client(0).save(tmp_path)
-    waiting = Call(train_three, workers[0], client(0))
-    wait_until(lambda: sum(workers[1].stats()["workers"]["staleness"]) == 1)
-
-    client(1).restore(tmp_path)  # By the other, between two of its steps.
-    workers[1].end_step()
-    waiting.result()
-
-    assert counts_of(table).sum() == 0.0
-    assert workers[1].stats()["workers"]["samples"] == 1.0
-    assert make_queue(workers[1], FILES).take().offset == 0
-
-
-def test_what_has_arrived_before_a_restore_weighs_nothing(client, tmp_path):
-    """Without a queue, too: the step of the others is no smaller for it."""
-    mean = tsw.train.Consistency.bsp("mean")
-    workers = join_workers(client, 2, consistency=mean)
-    tables = [make_counts(client(i), mean) for i in range(2)]
-
-    def step(number, key):
-        tables[number].push([key], np.ones((1, 1)))
-        workers[number].end_step(weight=1.0)
-
-    in_threads(lambda: step(0, 0), lambda: step(1, 1))
-    client(0).save(tmp_path)
-    early = Call(step, 1, 1)
-    wait_until(lambda: sum(workers[0].stats()["workers"]["staleness"]) == 3)
-    client(0).restore(tmp_path)
-    step(0, 0)
-    early.result()
-
-    found = dict(zip(*tables[0].export_rows(), strict=True))
-    # SGD's rate is 1: half of each in the first step, one alone in the second.
-    assert {key: float(-row[0]) for key, row in found.items()} == {
-        0: 1.5,
-        1: 0.5,
-    }
-
-
-def test_a_queue_that_differs_from_the_saved_one_stops_a_restore(
-    client, tmp_path
-):
-    queue = make_queue(Worker(0, 1, cluster=client(0)), FILES)
-    _counts = make_counts(client(0))
-    client(0).save(tmp_path)
-
-    with running_clients(1) as other:
-        make_queue(Worker(0, 1, cluster=other(0)), FILES[:2])
-        with pytest.raises(
-            RuntimeError, match=r"number of items: 2 here, 5.*tables=\[\.\.\.\]"
-        ):
-            other(0).restore(tmp_path)
-        # As the message says.
-        make_counts(other(0))
-        other(0).restore(tmp_path, tables=["counts"])
-    assert queue.stats()["items"] == 5
-
-
-def test_a_damaged_queue_stops_a_restore(local, tmp_path):
-    make_queue(Worker(0, 1, cluster=local(0)))
-    local(0).save(tmp_path)
-    manifest = tmp_path / "manifest.json"
-    saved = json.loads(manifest.read_text())
-    saved["work_queues"]["queues"][0]["num_taken"] = "7"
-    manifest.write_text(json.dumps(saved))
-
-    with pytest.raises(OSError, match=f"checkpoint '{tmp_path}': .*queue"):
-        local(0).restore(tmp_path)
 
 
 # --- Datasets for fit --------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import queue
 import signal
-import time
 
 import numpy as np
 import pytest
@@ -154,40 +153,6 @@ def test_the_example_of_the_docstring(embedded):
     assert worker.stats()["clock"] == 3
 
 
-# --- Joining ----------------------------------------------------------------
-
-
-def test_of_two_workers_with_one_id_the_first_hears_of_the_remedy(client):
-    first = Worker(0, 1, consistency="bsp", cluster=client(0))
-    second = Worker(0, 1, consistency="bsp", cluster=client(1))
-
-    with pytest.raises(
-        RuntimeError, match=r"worker 0 .*give each its own \(`worker_id`"
-    ):
-        first.end_step()
-
-    second.end_step()
-    assert second.stats()["workers"]["active"] == 1
-
-
-def test_other_settings_than_the_group_has_are_named_with_them(client):
-    Worker(0, 2, consistency="bsp", cluster=client(0))
-
-    with pytest.raises(
-        ValueError, match=r"group 'train' .*bsp\(mean\) here.*asp asked"
-    ):
-        Worker(1, 2, consistency="asp", cluster=client(1))
-
-
-def test_a_group_that_all_have_left_takes_other_settings(client):
-    Worker(0, 2, consistency="bsp", cluster=client(0)).leave()
-
-    worker = Worker(0, 1, consistency="asp", cluster=client(1))
-    worker.end_step()
-
-    assert worker.stats()["workers"]["active"] == 1
-
-
 # --- bsp --------------------------------------------------------------------
 
 
@@ -207,68 +172,7 @@ def test_bsp_applies_a_step_when_all_have_ended_it(client):
     assert value_of(tables[0]) == value_of(tables[1]) == -2.0
 
 
-@pytest.mark.parametrize(
-    ("reduction", "expected"), [("mean", -(3 * 1 + 1 * 5) / 4), ("sum", -6.0)]
-)
-def test_bsp_averages_by_weight_or_sums(client, reduction, expected):
-    consistency = Consistency.bsp(reduction)
-    one, two = join_workers(client, 2, consistency=consistency)
-    tables = [make_table(client(i), consistency) for i in range(2)]
-
-    tables[0].push([1], [[1.0]])
-    tables[1].push([1], [[5.0]])
-    in_threads(lambda: one.end_step(3), lambda: two.end_step(1))
-
-    assert value_of(tables[0]) == expected
-
-
-# --- ssp and asp ------------------------------------------------------------
-
-
-def test_ssp_lets_a_worker_be_so_far_ahead_and_no_further(client):
-    staleness = 2
-    fast, slow = join_workers(client, 2, consistency=Consistency.ssp(staleness))
-    table = make_table(client(0), Consistency.ssp(staleness))
-
-    for _ in range(staleness):
-        table.push([1], [[1.0]])
-        fast.end_step()
-    # Pushes are applied at once; only the next step waits.
-    assert value_of(table) == -staleness
-    blocked = Call(fast.end_step)
-    wait_until(lambda: arrivals(slow) == staleness + 1)
-
-    assert not blocked.is_over
-    slow.end_step()
-    blocked.result()
-    assert fast.stats()["workers"]["staleness"][:3] == [2, 1, 1]
-
-
-def test_asp_waits_for_nobody(client):
-    fast, slow = join_workers(client, 2, consistency="asp")
-    table = make_table(client(0), "asp")
-
-    for _ in range(5):
-        table.push([1], [[1.0]])
-        fast.end_step()
-
-    assert value_of(table) == -5.0
-    assert fast.stats()["workers"]["staleness"][:5] == [1] * 5
-    assert slow.stats()["clock"] == 0
-
-
 # --- Waiting ends -----------------------------------------------------------
-
-
-def test_a_wait_that_takes_too_long_names_who_is_missing(client):
-    one, *_ = join_workers(client, 3, consistency="bsp", wait_secs=0.05)
-
-    with pytest.raises(
-        TimeoutError,
-        match=r"group 'train'.*worker 1 of 3 \(at step 0, last heard \d+ s ago"
-        r"\), worker 2 of 3 \(at step 0",
-    ):
-        one.end_step()
 
 
 def test_ending_a_step_again_after_a_timeout_goes_on_waiting(client):
@@ -332,21 +236,6 @@ def test_who_was_lost_is_said_and_ends_those_that_want_that(client, capfd):
     assert "at the end: lost worker 1 after 0 steps that count, worker 2" in err
 
 
-def test_the_next_step_joins_again(client):
-    worker = Worker(0, 1, consistency="bsp", cluster=client(0))
-    table = make_table(client(0))
-    table.push([1], [[1.0]])
-    worker.end_step()
-    worker.leave()
-
-    table.push([1], [[1.0]])
-    worker.end_step()
-
-    assert value_of(table) == -2.0
-    assert worker.stats()["workers"]["active"] == 1
-    assert worker.stats()["workers"]["rejoined"] == 1
-
-
 # --- Pushes -----------------------------------------------------------------
 
 
@@ -369,15 +258,6 @@ def test_a_push_of_a_laxer_worker_is_refused(client):
         table.push([1], [[1.0]])
 
     assert table.size() == 0
-
-
-def test_a_push_of_a_stricter_worker_is_applied_at_once(client):
-    Worker(0, 1, consistency="bsp", cluster=client(0))
-    table = make_table(client(0), Consistency.ssp(1))
-
-    assert int(table.push([1], [[1.0]])) == 1
-
-    assert value_of(table) == -1.0
 
 
 def test_a_refused_push_in_a_graph_is_an_error_of_tensorflow(local):
@@ -568,30 +448,6 @@ def test_a_server_that_stops_answering_ends_a_wait():
             blocked.result()
         with pytest.raises(AWAY, match=server.address):
             Call(two.end_step).result()
-
-
-@pytest.mark.slow
-def test_a_server_that_stood_still_for_longer_than_a_lease_expels_nobody():
-    with ServerProcess() as server:
-        address = f"grpc://{server.address}"
-        clusters = [
-            tsw.Cluster(address, timeout_secs=20.0 + i) for i in range(2)
-        ]
-        one, two = (
-            Worker(i, 2, consistency="bsp", cluster=clusters[i], lease_secs=1)
-            for i in range(2)
-        )
-        blocked = Call(one.end_step)
-        wait_until(lambda: arrivals(two) == 1)
-
-        server.signal(signal.SIGSTOP)
-        time.sleep(3)
-        server.signal(signal.SIGCONT)
-
-        two.end_step()
-        blocked.result()
-        assert two.stats()["dropped_steps"] == 0
-        assert two.stats()["workers"]["expired"] == 0
 
 
 def test_a_server_that_was_started_again_is_joined_again(capfd):
