@@ -98,8 +98,8 @@ def check_processor() -> None:
     except AttributeError:
         return
     features.restype = ctypes.POINTER(ctypes.c_uint32)
-    # The array has EAX to EDX of CPUID's leaf 1, and then the bits of these
-    # that programs can use.
+    # The array has the registers EAX to EDX of CPUID's leaf 1. The next four
+    # numbers have only those bits of the registers that programs can use.
     if not features(0)[4 + 2] & 1 << 28:
         raise ImportError(
             "this processor has no AVX, and TensorFlow's releases end with "

@@ -21,7 +21,7 @@ def progress_bar(
     Args:
         caller: As for `call`.
         task: The title, such as "saving to 'ckpt'".
-        progress: Whether to show a bar. None means: if stderr is a terminal.
+        progress: Whether to show a bar. None means yes if stderr is a terminal.
 
     Yields:
         The `progress_id` for the call; empty without a bar.
@@ -50,7 +50,7 @@ def progress_bar(
         while not ended.wait(_INTERVAL_SECS):
             try:
                 report = call(caller, "GetProgress", id=progress_id)
-            except Exception:  # The caller sees the error of the call itself.
+            except Exception:  # The call itself raises such an error.
                 return
             done, total = integers(report, ("num_rows", "total_rows")).values()
             if total > 0:
@@ -65,7 +65,8 @@ def progress_bar(
         try:
             yield progress_id
         finally:
-            # Does not join the thread, which may be waiting for a server.
+            # Does not wait for the end of the thread, because the thread itself
+            # may be waiting for a server.
             ended.set()
         total = bar.tasks[0].total or 1
         bar.update(shown, completed=total, total=total)

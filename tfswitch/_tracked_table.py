@@ -72,7 +72,8 @@ class TrackedTable(tf.__internal__.tracking.Trackable):
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
         self._check_is_eager()
-        # TensorFlow calls this for a restore, too, where nothing is to be read.
+        # TensorFlow also calls this for a restore. So rows are read only when a
+        # tensor is wanted.
         read = functools.cache(self._read_all)
         with tf.device("CPU:0"):  # Names the device as a variable's is.
             device = tf.zeros([]).device

@@ -1,7 +1,7 @@
 """The types of parameters that several modules take.
 
-They name TensorFlow's and Keras's classes without an import, because programs
-that need neither also use these modules.
+The types name classes of TensorFlow and Keras without an import, because these
+modules are also used by programs that need neither library.
 """
 
 from collections.abc import Callable, Mapping, Sequence

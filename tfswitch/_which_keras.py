@@ -1,8 +1,8 @@
 """The Keras behind `tf.keras`, for modules below `tfswitch.keras`.
 
-The environment variable TF_USE_LEGACY_KERAS chooses it, at the first use of
-`tf.keras`. Ray Train sets the variable later, when it has no effect any more.
-Only `tfswitch.keras` imports Keras at once; tables work without Keras.
+The environment variable TF_USE_LEGACY_KERAS chooses this Keras, at the first
+use of `tf.keras`. Ray Train sets the variable later, when it has no effect any
+more. Only `tfswitch.keras` imports Keras at once; tables work without Keras.
 """
 
 import os
@@ -34,7 +34,8 @@ def _check_version() -> None:
     name = keras.__name__
     remedy = f"{name}>={_OLDEST[0]}.{_OLDEST[1]}"
     if IS_LEGACY:
-        # The newest tf_keras would bring the newest TensorFlow.
+        # The version is fixed, because the newest tf_keras would also install
+        # the newest TensorFlow.
         from tensorflow import __version__ as tensorflow
 
         remedy = f"{name}=={'.'.join(tensorflow.split('.')[:2])}.*"

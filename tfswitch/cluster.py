@@ -33,8 +33,9 @@ _ACCEPTED = (
     '"grpc+unix:///path" (servers in shard order), or "ray://NAME"'
 )
 
-_lock = threading.Lock()  # Never held during a wait.
-# A forked child must not inherit this lock while a thread holds it.
+_lock = threading.Lock()  # Released before each wait.
+# Each fork takes this lock: otherwise a child could inherit it locked, and
+# nobody would release it there.
 os.register_at_fork(
     before=_lock.acquire,
     after_in_parent=_lock.release,
@@ -81,7 +82,7 @@ class Cluster:
             ("local://", "grpc://", "grpcs://", "grpc+unix://", "ray://")
         ):
             raise bad_argument("address", address, _ACCEPTED)
-        # Without spaces, so that the addresses of clusters can be compared.
+        # Removes spaces, so that equal addresses are equal texts.
         address = re.sub(r"\s*,\s*", ",", address.strip())
         may_move = address.startswith("ray://")
         if timeout_secs is None:
@@ -103,8 +104,8 @@ class Cluster:
             from tfswitch._connection import _ray_addresses
 
             _ray_addresses.follow(address, self.timeout_secs)
-        # Texts are checked here, because pybind11's error for a wrong argument
-        # would print all arguments, and the token is one.
+        # Checks the texts, because pybind11's error for a wrong argument would
+        # print all arguments, and so the token.
         self._native = _native.Cluster(
             checked_text("address", address),
             self.timeout_secs,
@@ -226,9 +227,9 @@ class Cluster:
                 as in `tables`. A save of all tables is refused if any other
                 table of the last save is missing. Not allowed if `tables` names
                 some.
-            progress: Whether to show a bar on stderr. None means: if stderr is
-                a terminal. Without a bar, a line shows the progress after one
-                second, and then every ten seconds.
+            progress: Whether to show a bar on stderr. None means yes if stderr
+                is a terminal. Without a bar, a line shows the progress after
+                one second, and then every ten seconds.
 
         Returns:
             `{"tables": [names], "num_rows": n, "save": its number in the
@@ -240,9 +241,9 @@ class Cluster:
             KeyError: If there is no table of that name.
             OSError: If a server has lost its part of a table, or the path is
                 not below a server's folder (`PermissionError`).
-            RuntimeError: If a file cannot be written, because the disk is full
-                for example, tables of the save before are missing, or a server
-                has no folder for checkpoints. Nothing is saved then.
+            RuntimeError: If a file cannot be written (on a full disk, for
+                example), a table of the last save is missing, or a server has
+                no folder for checkpoints. Nothing is saved then.
             ImportError: If a package for the URL is missing.
             TimeoutError: If the upload makes no progress for the cluster's
                 timeout. The servers have the save, and continue the upload.
@@ -257,7 +258,7 @@ class Cluster:
                 f"`keep` must be an integer of at least 1. Received: {keep!r}"
             )
         remote = self._remote_checkpoint(path)
-        # The new save continues the numbers of the saves in the store.
+        # The new save gets the number after the last save in the store.
         before = 0 if remote is None else remote.fetch()
         request = {
             "path": os.fspath(path) if remote is None else remote.path,
@@ -310,16 +311,16 @@ class Cluster:
     ) -> dict[str, Any]:
         """Replaces tables by their saved rows, once all servers have read them.
 
-        A missing table is made as it was saved. A present table keeps its
-        settings. Tables that are not named stay as they are. A restore of all
-        tables also restores work queues.
+        A table that does not exist is made with its saved settings. An existing
+        table keeps its settings. Tables that are not named stay as they are. A
+        restore of all tables also restores work queues.
 
         Args:
             path: A folder that `save` wrote, on this or another cluster, or a
                 URL below the servers' `--remote`.
-            tables: Names, or table objects of this cluster; empty for all in
-                the checkpoint. Or a dict, from names in the checkpoint to names
-                here.
+            tables: Names, or table objects of this cluster; empty for all
+                tables of the checkpoint. Or a dict from names in the checkpoint
+                to names of tables in this cluster.
             save: The number of the save. None means the newest save that can be
                 read; a warning names newer ones that are damaged.
             state: The state to restore besides embeddings. "saved": optimizer
@@ -331,10 +332,10 @@ class Cluster:
             progress: As for `save`.
 
         Returns:
-            `{"tables": [their names here], "num_rows": n, "save": number}`, and
-            if there are any "reset_tables": [names of tables that start with
-            initial optimizer state], "skipped": [why newer saves could not be
-            restored].
+            `{"tables": [their names here], "num_rows": n, "save": number}`,
+            with "reset_tables": [names of tables that start with initial
+            optimizer state] if there are such tables, and with "skipped": [why
+            newer saves could not be restored] if there are such saves.
 
         Raises:
             ValueError: If an argument has a value that is not allowed, or two
@@ -410,11 +411,11 @@ class Cluster:
         method, too.
 
         Returns:
-            For each such table `{"table": name, "shards": [indices of the
-            servers that had lost their part], "num_lost_rows": n}`. The number
-            of lost rows comes from the last `size`, `stats` or `save` of this
-            process; without such a call it is None. The list of shards is empty
-            if another process has already made the lost parts again.
+            For each table with a lost part `{"table": name, "shards": [indices
+            of the servers that had lost their part], "num_lost_rows": n}`. The
+            number of lost rows comes from the last `size`, `stats` or `save` of
+            this process; without such a call it is None. The list of shards is
+            empty if another process has already made the lost parts again.
 
         Raises:
             ConnectionError, TimeoutError: If a server does not answer.
@@ -461,7 +462,7 @@ class Cluster:
         call(self._native, "DropTable", table=name)
 
     def close(self) -> None:
-        """Ends the connection; tables that are in use keep a connection.
+        """Closes this connection; tables that are in use stay connected.
 
         A `tfswitch.train.Worker` that was made with this cluster leaves its
         group.
@@ -559,9 +560,9 @@ def connect(
             to the address. Fields that are None come from the environment
             variables TFSWITCH_TLS_CA, TFSWITCH_TLS_CERT, TFSWITCH_TLS_KEY and
             TFSWITCH_TLS_SERVER_NAME, if they are set.
-        token: For servers that require one (docs/access.md): the token, or a
-            `pathlib.Path` of a file with it, which is read again when it
-            changes. The token applies to the same uses as `tls`. None means the
+        token: The token, for servers that require one (docs/access.md), or a
+            `pathlib.Path` of a file with the token. A changed file is read
+            again. The token applies to the same uses as `tls`. None means the
             `token` of the last `connect` to the address, else TFSWITCH_TOKEN or
             the file of TFSWITCH_TOKEN_FILE. The token is sent over TLS, and
             over plaintext only within this machine.
@@ -571,10 +572,11 @@ def connect(
         default cluster is the default again.
 
     Raises:
-        ValueError: If the address has none of these forms, or has a token in
-            it, another argument has a value that is not allowed, a file cannot
-            be used, or a token would go over plaintext to another machine.
-        PermissionError: If a server rejects the token, or requires one.
+        ValueError: If the address has another form or contains a token, another
+            argument is out of range, a file cannot be used, or a token would go
+            to another machine without TLS.
+        PermissionError: If a server rejects the token, or requires a token and
+            got none.
         ConnectionError, TimeoutError: If a server does not answer. The message
             names it.
         RuntimeError: If this process was forked from one that uses tfswitch.
@@ -622,8 +624,9 @@ def cluster_of(
 
     Args:
         tables: Table objects, and names of tables in that cluster.
-        cluster: The cluster that the caller was given. None means the cluster
-            of the objects or, without objects, the default cluster.
+        cluster: The argument `cluster` of the calling function. None means the
+            cluster of the table objects or, without objects, the default
+            cluster.
 
     Raises:
         ValueError: If an object is of another cluster.
@@ -643,8 +646,8 @@ def cluster_of(
     if found is None:
         return default_cluster()
     if cluster is None and found.closed:
-        # Tables stay usable after their cluster is closed; the default cluster
-        # may be an open connection to the same servers.
+        # A table stays usable after its cluster object is closed. The default
+        # cluster may be an open connection to the same servers.
         with _lock:
             if _default is not None and _default.address == found.address:
                 return _default

@@ -20,8 +20,8 @@ from tfswitch.table import EmbeddingTable, _python_errors
 
 _MAX_BLOCK = 1024
 _MIN_BLOCK = 8
-# Blocks of a small model are smaller, so that it has at least this many and
-# servers get equal parts.
+# A small model is cut into smaller blocks, so that there are at least this many
+# blocks and all servers get about the same number.
 _MIN_BLOCKS = 256
 
 _POLL_SECS = 0.02
@@ -173,7 +173,8 @@ class DenseTable:
         self._block = _block_size(self._size)
         self._num_blocks = -(-self._size // self._block)
         layout = ";".join(
-            # Quotes the characters that separate a name from others.
+            # Escapes ":" and ";" in names, because these characters separate
+            # the parts of the layout.
             f"{urllib.parse.quote(key)}:{'x'.join(map(str, shape)) or 'scalar'}"
             for key, shape in self._shapes.items()
         )
@@ -252,9 +253,9 @@ class DenseTable:
         """
         blocks = self._to_blocks_array(values)
         native = self._table._native
-        # The worker that sets the first block sets all blocks. If the table has
-        # other blocks but not the first, a server has lost its part, and new
-        # values would not fit the trained ones.
+        # The worker that sets the first block also sets all other blocks. If
+        # the table has other blocks but not the first, a server has lost its
+        # part, and new values would not fit the trained ones.
         if native.size() == 0 and native.assign_missing(
             self._keys[:1], blocks[:1]
         ):
@@ -360,7 +361,7 @@ class DenseTable:
         return pull_many([(self, None)])[0]
 
     def _part(self, arrays: Collection[int] | None) -> _Part:
-        """Returns the blocks that hold some of the arrays."""
+        """Returns the blocks that contain values of these arrays."""
         if arrays is None:
             padding = self._num_blocks * self._block - self._size
             return _Part(self._keys, self._sizes, padding)

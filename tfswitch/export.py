@@ -31,11 +31,11 @@ _MODEL_ROWS = "assets.extra/tfswitch"
 
 _ROW_FORMATS = ("float32", "float16", "int8")
 
-# The expected errors of an export; the next one may succeed.
+# The errors with which an export may fail although the next export may succeed.
 _FAILURES = (KeyError, OSError, RuntimeError, ValueError)
 
 # How long `stop`, and the end of the program, wait for an export that runs in a
-# thread. If an export is interrupted, the next one removes its files.
+# thread. The next export removes the files of an interrupted export.
 _STOP_SECS = 3600.0
 _EXIT_SECS = 5.0
 
@@ -83,7 +83,7 @@ class ExportReport(NamedTuple):
     Attributes:
         number: The number of this export, or of the last one if nothing is
             published.
-        published: False for a delta if nothing has changed.
+        published: False if this is a delta and nothing has changed.
         num_rows: The number of rows in the export.
         num_removed: The number of ids in the export that lost their rows.
         bytes: The size of the row files.
@@ -221,8 +221,9 @@ class Schedule:
 
     Args:
         path: As for `base`.
-        base_every_secs: A base is written when the last base is this old. None
-            means that a base is written only if a delta cannot follow.
+        base_every_secs: A base is written when the last base is this many
+            seconds old. None means that a base is written only if a delta
+            cannot follow.
         tables: As for `base`. If None, a new table also leads to a base, except
             in a SavedModel.
         row_format: As for `base`.
@@ -357,7 +358,7 @@ class Schedule:
             timeout_secs: The longest wait, in seconds.
 
         Raises:
-            TimeoutError: If the export is still being written then.
+            TimeoutError: If the export is still being written after this time.
         """
         with self._thread_lock:
             if self._thread is None:
@@ -555,7 +556,7 @@ def _versions_in(folder: str) -> list[int]:
 def _names_of(
     tables: list[TableOrName] | None, folder: _Folder
 ) -> dict[str, Any]:
-    """Returns the fields of the request that choose the tables."""
+    """Returns the fields of an export request that name its tables."""
     if tables is None:
         if folder.model_tables is None:
             return {"all_tables": True}

@@ -83,7 +83,8 @@ class StorageDtype(Policy):
                 raise bad_argument(name, value, f"one of {names}")
             object.__setattr__(self, name, value)
         if self.embeddings == self.slots == "float32":
-            # Nothing is rounded; one value makes all objects for float32 equal.
+            # Nothing is rounded. `rounding` gets a fixed value, so that all
+            # objects for float32 are equal.
             object.__setattr__(self, "rounding", "stochastic")
 
     def to_table_config(self) -> dict[str, Any]:
@@ -166,7 +167,8 @@ def warn_of_slots(
 
 
 def _has_mean_of_squares(rule: optimizers_lib.Optimizer) -> bool:
-    # PaddleSharedAdam has one mean per row, which stays float32.
+    # PaddleSharedAdam is no problem: it has one mean per row, which stays
+    # float32.
     return isinstance(rule, _MEANS_OF_SQUARES) and not isinstance(
         rule, optimizers_lib.PaddleSharedAdam
     )

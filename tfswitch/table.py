@@ -219,7 +219,8 @@ class EmbeddingTable(TrackedTable):
         if not self._spec.is_open:
             return
         with self._handle_lock:
-            # Raises if the table was dropped; `_open` would make it again.
+            # Raises an error if the table was dropped, because `_open` would
+            # make the table again.
             self._native.size()
             try:
                 self._open(dataclasses.replace(self._spec, is_open=False))
@@ -232,7 +233,8 @@ class EmbeddingTable(TrackedTable):
         """Adopts the optimizer that another object has chosen for the table."""
         if self._spec.is_open:
             with contextlib.suppress(KeyError):
-                # Raises if the table was dropped; `_open` would make it.
+                # Raises an error if the table was dropped, because `_open`
+                # would make the table again.
                 self._native.size()
                 self._open(self._spec)
 
@@ -262,8 +264,8 @@ class EmbeddingTable(TrackedTable):
             taken = set(cluster.tables())
             names = (f"{name}_{i}" if i else name for i in itertools.count())
             free = next(n for n in names if n not in taken)
-            # Drops a freed table of that name, so that no warning names its
-            # rows.
+            # Drops a freed table of the same name, if there is one. Otherwise a
+            # warning would report the rows of that table.
             with contextlib.suppress(KeyError):
                 cluster.drop(free)
             return cls._of(free, dim, spec, cluster)
@@ -537,7 +539,8 @@ class EmbeddingTable(TrackedTable):
         the gradient. Layers have weights of their own.
         """
         if in_plain_graph():
-            # A variable would need an initializer op that a session must run.
+            # A constant, because a session must first run the initializer of a
+            # variable.
             graph = tf.compat.v1.get_default_graph()
             known = graph.get_collection_ref(f"tfswitch_weight_{id(self)}")
             if not known:
@@ -570,7 +573,7 @@ class EmbeddingTable(TrackedTable):
             return push_many([push], of_lookups=True)[0]
 
     def _step_of(self, optimizer: Any, learning_rate: Any) -> TablePush:
-        """Returns an empty push, whose step the table's own optimizer takes."""
+        """Returns an empty push, to which a step adds ids and gradients."""
         return TablePush(self, tf.zeros([0], tf.int64), tf.zeros([0]))
 
     def assign(self, ids: TensorLike, values: TensorLike) -> None:
@@ -808,11 +811,12 @@ class EmbeddingTable(TrackedTable):
     def _learn_as(
         self, source: Any, settings: Callable[[], dict[str, Any]]
     ) -> int:
-        """From now on, steps the rows as a Keras optimizer steps variables.
+        """Makes later pushes step rows as a Keras optimizer steps variables.
 
         Args:
             source: The Keras optimizer.
-            settings: Returns the fields of the table's spec for this optimizer.
+            settings: A function that returns the settings of the table for this
+                optimizer.
 
         Returns:
             The optimizer's number, which its pushes carry.
@@ -902,7 +906,8 @@ class EmbeddingTable(TrackedTable):
     def _change_to(self, spec: TableSpec, keeps_state: bool) -> None:
         with _names_lock:
             try:
-                # Succeeds if another object has changed the table already.
+                # This call succeeds if another object has already changed the
+                # table to `spec`.
                 self._open(spec)
             except ValueError as error:
                 if self._cluster.is_remote:
@@ -1038,7 +1043,7 @@ def push_many(
     of_lookups: bool = False,
     skip_non_finite: bool = False,
 ) -> list[tf.Tensor]:
-    """Pushes to tables in one op, and counts one step per push.
+    """Does `pushes` in one op. Each push counts as a step of its table object.
 
     Args:
         pushes: At least one.
@@ -1129,8 +1134,8 @@ def tie_to_weight(
 
 
 def _can_be_poisoned() -> bool:
-    # A worker of a ParameterServerStrategy would have to read the variable from
-    # another process at each lookup.
+    # Under a ParameterServerStrategy the variable with the NaN would be in
+    # another process, and each lookup would have to fetch its value.
     return not in_plain_graph() and not has_remote_workers()
 
 

@@ -18,7 +18,7 @@ namespace tfswitch {
 // The source of a client's token: a text, a file, or neither.
 struct TokenSource {
   std::string text;
-  // The last line of the file that is not empty is the token.
+  // The path of a file. Its last line that is not empty is the token.
   std::string file;
 
   friend bool operator==(const TokenSource& a, const TokenSource& b) {
@@ -39,9 +39,9 @@ class ClientToken {
   static absl::StatusOr<std::shared_ptr<ClientToken>> Open(
       const TokenSource& source);
 
-  // The token, as the file had it at most a second ago; with `now` the file is
-  // read now. If the file cannot be read any more, returns the former token,
-  // and logs one warning.
+  // Returns the token that the file contained at most a second ago. With `now`,
+  // reads the file now. If the file cannot be read any more, returns the former
+  // token, and logs one warning.
   std::string Get(bool now = false);
 
  private:

@@ -1,4 +1,4 @@
-// The tokens that a server accepts. They are read again when the token file
+// The tokens that a server accepts. The token file is read again when it
 // changes.
 
 #ifndef TFSWITCH_CC_ACCESS_TOKEN_LIST_H_
@@ -22,8 +22,8 @@
 
 namespace tfswitch {
 
-// How many calls, bytes and rows one token uses at present. It is kept when the
-// file's record of the token changes.
+// How many calls, bytes and rows one token uses at present. These numbers stay
+// when the token's record in the file changes.
 //
 // Thread-safe.
 class TokenUse {
@@ -31,14 +31,15 @@ class TokenUse {
   // Counts a call. ResourceExhausted, naming the limit, if the token has too
   // many calls in progress. After OK the caller must Leave().
   absl::Status Enter(const TokenRecord& record);
-  // Counts bytes of a call in progress. ResourceExhausted, naming the limit, if
-  // they exceed it; they are counted even then.
+  // Adds bytes of a call in progress. ResourceExhausted, naming the limit, if
+  // the token's calls now have too many bytes. The bytes are added even then.
   absl::Status Add(const TokenRecord& record, uint64_t bytes);
-  // Ends a call; `bytes` is the sum of all bytes that it has added.
+  // Ends a call. `bytes`: the sum of what Add() has added for this call.
   void Leave(uint64_t bytes);
 
-  // Whether the limit allows `num_new` more rows; if so, counts them. May use a
-  // result of `count` for a tenth of a second, unless `now`.
+  // Whether the token may have `num_new` more rows. If so, counts them as used.
+  // `count` returns the present number of rows. Without `now`, its last result
+  // may be used for a tenth of a second.
   bool ReserveRows(const TokenRecord& record, size_t num_new, bool now,
                    const std::function<int64_t()>& count);
 
@@ -83,8 +84,8 @@ class TokenList {
   static absl::StatusOr<std::shared_ptr<const KnownToken>> FindIn(
       const Tokens& tokens, absl::string_view token);
 
-  // The tokens that the file had at most a second ago; with `now`, those that
-  // it has now.
+  // Returns the tokens that the file contained at most a second ago. With
+  // `now`, reads the file now.
   std::shared_ptr<const Tokens> ReadTokens(bool now);
   // Brings tokens_ up to date.
   absl::Status Read(bool now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -225,7 +225,7 @@ absl::Status CheckIsNoToken(absl::string_view name, absl::string_view path) {
 }
 
 std::optional<TokenHash> HashToken(absl::string_view token) {
-  // Reuses the context, because creating one would cost more than the hash.
+  // Each thread reuses its context: creating one would cost more than the hash.
   thread_local const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)>
       context(EVP_MD_CTX_new(), &EVP_MD_CTX_free);
   static const EVP_MD* const sha256 = EVP_MD_fetch(nullptr, "SHA256", nullptr);
@@ -245,15 +245,15 @@ bool AreEqual(const TokenHash& a, const TokenHash& b) {
 }
 
 bool MatchesPattern(absl::string_view pattern, absl::string_view name) {
-  // The end of the UTF-8 character that begins at `n`.
+  // The end of the UTF-8 character that begins at position `n` of the name.
   const auto end_of_character = [&](size_t n) {
     do {
       ++n;
     } while (n < name.size() && (name[n] & 0xC0) == 0x80);
     return n;
   };
-  // The position of the last '*', and the end of the text that it has matched
-  // so far.
+  // The position of the last '*' in the pattern, and the end of the part of the
+  // name that this '*' has matched so far.
   size_t star = pattern.npos, taken = 0;
   size_t p = 0, n = 0;
   while (n < name.size()) {

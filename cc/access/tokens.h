@@ -24,11 +24,11 @@ inline constexpr size_t kMaxTokenFileBytes = 4 << 20;
 // SHA-256.
 using TokenHash = std::array<unsigned char, 32>;
 
-// Limits of all calls with one token together, on one server.
+// The limits that all calls with one token together have on one server.
 struct TokenQuota {
   static constexpr uint64_t kNone = std::numeric_limits<uint64_t>::max();
 
-  uint64_t max_rows = kNone;  // The rows of all tables that the token may use.
+  uint64_t max_rows = kNone;  // In all tables that the token may use.
   uint64_t max_tables = kNone;
   uint64_t max_bytes_in_flight = kNone;  // Requests and answers.
   uint64_t max_calls_in_flight = kNone;
@@ -37,7 +37,7 @@ struct TokenQuota {
 
 // The record of a token.
 struct TokenRecord {
-  std::string id;  // The public part of the token, which identifies it.
+  std::string id;  // The public part of the token.
   TokenHash hash = {};
   v1::Role role = v1::ROLE_UNSPECIFIED;
   std::vector<std::string> tables;  // Patterns; see MatchesPattern().

@@ -157,8 +157,8 @@ std::optional<FieldFault> FindFault(const Struct& config) {
   });
   return fault;
 }
-// Finds the first fault in the fields of the chosen kind. The name of the fault
-// is "KIND.FIELD".
+// Finds the first fault in the fields of the chosen kind. Names it
+// "KIND.FIELD".
 template <typename... Kinds>
 std::optional<FieldFault> FindFault(const std::variant<Kinds...>& kind) {
   return std::visit(

@@ -158,8 +158,7 @@ absl::StatusOr<std::string> ResolveBelow(const std::string& root,
     if (entry.depth() > 0) entry.disable_recursion_pending();
     std::error_code unknown;
     if (!entry->is_symlink(unknown)) {
-      // If an entry has disappeared since it was listed, it was a temporary
-      // file.
+      // An entry that has disappeared since its listing was temporary.
       if (!unknown || unknown.value() == ENOENT) continue;
       return ErrnoStatus("examine", entry->path().string(), unknown.value());
     }

@@ -25,13 +25,13 @@ absl::Status ErrnoStatus(absl::string_view what, const std::string& path,
                          int error);
 
 // Converts any text to the name of a file or folder. Letters, digits, '-' and
-// '_' stay the same, and so do dots, except at the beginning. Each other byte
-// becomes %XX.
+// '_' stay the same, and dots, except at the beginning. Each other byte becomes
+// %XX.
 std::string FileNameOf(absl::string_view text);
 
 // InvalidArgument unless `id` can be part of a file name: 1 to 64 letters,
-// digits, '-' and '_'. Ids come from other programs. `what` names the id in the
-// error.
+// digits, '-' and '_'. Other programs choose ids. `what` names the id in
+// errors.
 absl::Status CheckId(absl::string_view what, absl::string_view id);
 
 // The default folder below which clients' paths must be: the folder in which
@@ -58,8 +58,8 @@ absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& folder);
 // Makes a folder and its missing parents, and flushes them to the disk.
 absl::Status CreateFolders(const std::string& folder);
 
-// Identifies a version of a file. It is another one after the file was replaced
-// or written to.
+// Identifies a version of a file. It changes when the file is replaced or
+// written to.
 struct FileStamp {
   uint64_t device = 0;
   uint64_t inode = 0;

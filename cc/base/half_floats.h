@@ -76,8 +76,7 @@ TFSWITCH_ALWAYS_INLINE uint16_t Float16OfFloat(float value, uint32_t noise) {
       kIsStochastic ? noise & 0x1fff : 0xfff + ((magnitude >> 13) & 1);
   const uint32_t normal = ((magnitude + up) >> 13) - (112u << 10);
   // A float16 number below 2^-14 is a multiple of 2^-24; `steps` is the factor.
-  // Adding 2^23 rounds it to an integer, because floats from 2^23 on have no
-  // fraction.
+  // Adding 2^23 rounds it to an integer: floats from 2^23 on have no fraction.
   constexpr uint32_t kSmall = 0x38800000;
   const float steps =
       FloatOfBits(IfLess(magnitude, kSmall, magnitude, 0)) * 0x1p24f;

@@ -65,8 +65,8 @@ std::string MessageLine(LogLevel level, absl::string_view event,
                             message);
 }
 
-// Registers the fork handler while the library is being loaded, before another
-// thread can fork.
+// Registers the fork handler while the library is being loaded, before any
+// fork.
 const int registered =
     pthread_atfork(nullptr, nullptr, ForgetInChild) + std::atexit(FlushAtExit);
 
@@ -276,8 +276,7 @@ void LogServerEvent(LogLevel level, absl::string_view event,
   if (!ShowsServerEvents()) return;
   LogKind kind = {event};
   if (peer.empty()) {
-    // This limit is above the number of tables that a server makes or recovers
-    // at once.
+    // More than the tables that a server makes or recovers at once.
     kind.burst = 2000;
     kind.per_second = 10;
   }

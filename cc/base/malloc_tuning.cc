@@ -26,8 +26,7 @@ bool TuneMallocNow() {
   return true;
 #elif defined(__GLIBC__)
   constexpr int kMiB = 1 << 20;
-  // Sets all three values even if malloc refuses one, because each value helps
-  // by itself.
+  // Sets all three values even if malloc refuses one: each helps by itself.
   const bool mmap_set = mallopt(M_MMAP_THRESHOLD, 32 * kMiB) == 1;
   const bool trim_set = mallopt(M_TRIM_THRESHOLD, 512 * kMiB) == 1;
   const bool pad_set = mallopt(M_TOP_PAD, 64 * kMiB) == 1;

@@ -96,8 +96,7 @@ absl::StatusOr<MemoryReservation> MemoryReservation::Create(size_t bytes,
   const size_t wish = RoundUpTo(bytes, kHugePageBytes);
   const size_t left =
       kAddressSpace - std::min(kAddressSpace, reserved_bytes.load());
-  // Each try reserves one huge page more than `size`, so that the beginning can
-  // be aligned.
+  // Each try reserves a huge page more, so that the beginning can be aligned.
   size_t size = std::min(
       wish, RoundUpTo(std::max(left / kShare, min_bytes), kHugePageBytes));
   void* map = size < wish

@@ -47,8 +47,8 @@ class PageKeeper {
   // pending requests. The span may be used again when IsBusy() is false.
   void Reset(const MemorySpan& span);
 
-  // Whether requests for a part of `span` are still pending or in progress. The
-  // joining of small pages into huge ones does not count: the span may be used
+  // Whether requests for a part of `span` are still pending or in progress.
+  // Joining small pages into huge ones does not count: the span may be used
   // meanwhile.
   bool IsBusy(const MemorySpan& span);
 

@@ -17,8 +17,7 @@ namespace tfswitch {
 // Not thread-safe.
 class WatchedFile {
  public:
-  // After a check, ReadIfChanged() does not look at the file again for this
-  // long.
+  // The least time between two checks of the file by ReadIfChanged().
   static constexpr absl::Duration kInterval = absl::Seconds(1);
 
   // Longer files are errors.

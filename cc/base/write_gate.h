@@ -16,8 +16,7 @@ namespace tfswitch {
 // Thread-safe.
 class WriteGate {
  public:
-  // A write holds this from the moment when it is logged until it has taken
-  // effect.
+  // A write holds this from its record in the log until it has taken effect.
   class Pass {
    public:
     // Null: there is nothing to wait for.
@@ -34,8 +33,7 @@ class WriteGate {
     WriteGate* const gate_;
   };
 
-  // Like Pass, but does not wait if the gate is closed. For writes that can be
-  // done later.
+  // Like Pass, but does not wait for a closed gate. For writes that can wait.
   class TryPass {
    public:
     explicit TryPass(WriteGate* gate)

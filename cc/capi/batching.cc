@@ -1,6 +1,6 @@
-// Sends the calls of all clusters before it waits for any. The threads that the
-// caller lends do the work before and after the calls. A batch without repeated
-// keys is not copied.
+// Sends the calls of all clusters, and only then waits for the answers. The
+// threads that the caller lends work before and after the calls. A batch
+// without repeated keys is not copied.
 
 #include "cc/capi/batching.h"
 
@@ -41,9 +41,9 @@ absl::Span<const Key> KeysOf(const Part& part) {
   return absl::MakeConstSpan(part.keys, part.num_keys);
 }
 
-// Whether to look for repeated keys. A pull of distinct keys is cheaper, but
-// finding them takes a pass over the batch. So a sample decides: it is worth
-// the pass if fewer than 9 of 10 keys in the sample are distinct.
+// Whether to look for repeated keys. Without them a pull is cheaper, but
+// finding them takes a pass over the batch. So this tests a sample. The pass is
+// worthwhile if fewer than 9 of 10 keys in the sample are distinct.
 bool RepeatsOften(absl::Span<const Key> keys) {
   constexpr size_t kSample = 1024;
   if (keys.size() < 2 * kSample) return false;
@@ -57,8 +57,7 @@ bool RepeatsOften(absl::Span<const Key> keys) {
   return distinct * 10 < kSample * 9;
 }
 
-// Finds the step that a push belongs to, for a table whose consistency needs
-// one.
+// Finds the step to which a push belongs. Not all kinds of consistency need it.
 absl::StatusOr<StepTag> StepOf(const Tfswitch_Table& table) {
   const std::shared_ptr<WorkerSession> worker = table.cluster->worker();
   if (worker == nullptr) {
@@ -74,7 +73,8 @@ absl::StatusOr<StepTag> StepOf(const Tfswitch_Table& table) {
                                                              : "");
 }
 
-// Whether the push belongs to a step that has already been counted.
+// Whether the worker is repeating a step that has already been counted. The
+// push then belongs to this step.
 bool IsRepeated(const Tfswitch_Table& table) {
   const std::shared_ptr<WorkerSession> worker = table.cluster->worker();
   return worker != nullptr && worker->is_repeating();
@@ -102,8 +102,8 @@ absl::Status Prepare(Tfswitch_PushPart* part, PreparedPush* prepared) {
   unique.resize(ThreadUniqueKeys().Run(keys, absl::MakeSpan(unique),
                                        absl::MakeSpan(inverse)));
   // A push without keys is sent to a table with dense updates, because each
-  // push is a step of all rows. A table that was opened with an open optimizer
-  // may have got dense updates since then.
+  // push is a step of all rows. A table may have got dense updates since it was
+  // opened, if its optimizer was not chosen yet.
   const OptimizerConfig& optimizer = table.config.optimizer;
   prepared->is_empty =
       IsRepeated(table) ||
@@ -147,8 +147,8 @@ absl::Status Prepare(Tfswitch_PushPart* part, PreparedPush* prepared) {
   };
   const KeyObservations each = {
       {}, of_each(options.shows), of_each(options.clicks)};
-  // Checks numbers before gradients are summed, because the sum could hide a
-  // wrong one.
+  // Checks shows and clicks before they are summed: a sum could hide a wrong
+  // one.
   if (!each.shows.empty() || !each.clicks.empty()) {
     TFSWITCH_RETURN_IF_ERROR(CheckObservations(args.table, keys, each));
   }
@@ -158,7 +158,7 @@ absl::Status Prepare(Tfswitch_PushPart* part, PreparedPush* prepared) {
   return CheckSettings(args, dim);
 }
 
-// Sets the remaining arguments of a push that will be sent.
+// Sets the day, the id and the step of a push that will be sent.
 absl::Status Complete(const Tfswitch_Table& table, const LentThreads* threads,
                       PushArgs* args) {
   args->day = table.cluster->day();
@@ -172,11 +172,11 @@ absl::Status Complete(const Tfswitch_Table& table, const LentThreads* threads,
   return absl::OkStatus();
 }
 
-// Most calls have a single batch; for one batch no memory is allocated.
+// Allocates no memory for a single batch, which is all that most calls have.
 template <typename T>
 using Batches = absl::InlinedVector<T, 1>;
 
-// Makes calls of several clusters, all in flight together. Groups `parts` by
+// Makes the calls of several clusters at the same time. Groups `parts` by
 // `cluster_of`, and calls `start` for each group.
 template <typename Part, typename ClusterOf, typename Start>
 absl::Status CallClusters(absl::Span<const Part> parts, ClusterOf cluster_of,
@@ -211,7 +211,7 @@ absl::Status CheckBatch(const Tfswitch_Table& table, size_t num_keys) {
 absl::Status PullBatch(absl::Span<const Tfswitch_PullPart> parts,
                        bool insert_missing, const LentThreads* threads) {
   TFSWITCH_RETURN_IF_ERROR(CheckBatches(parts));
-  // The distinct keys of each batch; empty for a batch that is used unchanged.
+  // The distinct keys of each batch; empty if the batch is sent as it is.
   struct Distinct {
     std::vector<Key> unique;
     std::vector<int32_t> inverse;

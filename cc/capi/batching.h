@@ -22,8 +22,8 @@ struct Tfswitch_Table {
   tfswitch::TableConfig config;
   std::shared_ptr<const void> hold;  // Keeps a table of this process.
   int slot_floats = 0;
-  // Whether the table has warned of NaN. It warns only once, because after one
-  // gradient with NaN more usually follow.
+  // Whether the table has logged a warning about NaN. It logs only one, because
+  // after one gradient with NaN more usually follow.
   std::atomic<bool> has_warned{false};
 };
 
@@ -32,8 +32,7 @@ namespace tfswitch {
 // InvalidArgument for a batch with too many keys for one call.
 absl::Status CheckBatch(const Tfswitch_Table& table, size_t num_keys);
 
-// Implements `pull` of Tfswitch_Api. Sends repeated keys once if that is
-// cheaper.
+// Implements `pull` of Tfswitch_Api. If many keys repeat, sends each only once.
 absl::Status PullBatch(absl::Span<const Tfswitch_PullPart> parts,
                        bool insert_missing, const LentThreads* threads);
 

@@ -58,7 +58,7 @@ struct Tfswitch_Server {
   std::unique_ptr<tfswitch::GrpcServer> server;
 };
 
-// A round that owns the arrays to which its pointers point.
+// A Tfswitch_Round that owns the arrays to which its pointers point.
 struct OwningRound : Tfswitch_Round {
   std::vector<int64_t> keys_storage;
   std::vector<double> weights_storage;
@@ -74,7 +74,7 @@ int Report(const absl::Status& status, char* error) {
     const absl::string_view message = status.message();
     size_t size = std::min<size_t>(message.size(), TFSWITCH_ERROR_SIZE - 1);
     if (size < message.size()) {
-      // Avoids cutting in the middle of a UTF-8 character.
+      // Does not cut in the middle of a UTF-8 character.
       while (size > 0 && (message[size] & 0xc0) == 0x80) --size;
     }
     std::memcpy(error, message.data(), size);
@@ -110,7 +110,7 @@ void Free(Handle* handle) {
   if (!ForkGuard::IsTripped()) delete handle;
 }
 
-// Threads that the caller of the C API lends.
+// The threads that a caller of the C API lends for one call.
 class ThreadsOfCaller final : public LentThreads {
  public:
   explicit ThreadsOfCaller(const Tfswitch_Threads* threads)
@@ -193,8 +193,8 @@ absl::Status OpenTable(Tfswitch_Cluster* cluster, const char* config_json,
   do {
     TFSWITCH_RETURN_IF_ERROR(client.CreateTable(opened->config));
     hold = client.HoldTable(opened->config.name);
-    // The table may have been dropped meanwhile by the last close_table; then
-    // opens it again.
+    // Another thread may just have dropped the table with its last close_table.
+    // If so, tries again.
   } while (absl::IsNotFound(hold.status()));
   TFSWITCH_ASSIGN_OR_RETURN(opened->hold, std::move(hold));
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<TableInfo> infos,
@@ -312,8 +312,7 @@ absl::Status ExportRows(Tfswitch_Table* table, int32_t with_slots,
       [&](const RowChunk& chunk) -> absl::Status {
         TFSWITCH_RETURN_IF_ERROR(CheckInterrupt());
         progress.Add(static_cast<int64_t>(chunk.keys.size()));
-        // Checks sizes that come from a server, because the visitor relies on
-        // them.
+        // Checks sizes: a server has sent them, and the visitor relies on them.
         TFSWITCH_RETURN_IF_ERROR(CheckSize(table->config.name, "embedding",
                                            chunk.keys.size(), table->config.dim,
                                            chunk.embeddings.size()));

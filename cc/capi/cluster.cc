@@ -1,13 +1,13 @@
 // The registry owns local shards, so that their rows live as long as the
 // process. It has only weak pointers to clusters, so that a connection is
-// closed with its last user. Its mutex is not held during calls to servers,
-// because they may take long. If two threads open the same cluster at once,
-// both connect, and the second thread gets the cluster of the first.
+// closed when its last user frees it. Its mutex is not held during calls to
+// servers, because they may take long. If two threads open the same cluster at
+// once, both connect, and the second thread gets the cluster of the first.
 //
 // OpenCluster() arms the fork guard before it opens anything.
 // OpenReadingClient() makes a new connection each time and does not use the
-// registry, because its client works again with lost tables that others have
-// restored (OnLostTables::kFollow).
+// registry, because its client differs from others: it uses a lost table again
+// when another process has restored the table (OnLostTables::kFollow).
 
 #include "cc/capi/cluster.h"
 
@@ -36,7 +36,8 @@
 namespace tfswitch {
 namespace {
 
-// How long to wait for a server if the servers before it have used up the time.
+// The least time to wait for a server. It is used when the servers before it
+// have used up the time.
 constexpr absl::Duration kShortestWait = absl::Milliseconds(1);
 
 constexpr absl::string_view kLocal = "local://";
@@ -54,10 +55,10 @@ struct Registry {
     uint64_t id = 0;
     std::weak_ptr<Cluster> cluster;
   };
-  // The keys are made of address, timeout and credentials.
+  // The key consists of the address, the timeout and the credentials.
   std::map<std::string, Opened> open ABSL_GUARDED_BY(mutex);
-  // The keys are addresses, because that is all that graphs and saved models
-  // have.
+  // The key is only the address, because graphs and saved models have nothing
+  // else to find credentials by.
   std::map<std::string, Credentials> credentials ABSL_GUARDED_BY(mutex);
   struct Placed {
     std::shared_ptr<ServerPlaces> places;
@@ -74,7 +75,7 @@ struct Registry {
     if (!(given.token == TokenSource())) kept.token = given.token;
   }
 
-  // Null if no cluster with this id is open at the address.
+  // Finds the open cluster with this address and id. Null if there is none.
   std::shared_ptr<Cluster> Find(const std::string& address, uint64_t id)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     for (const auto& [key, opened] : open) {
@@ -100,11 +101,11 @@ absl::Status BadAddress(absl::string_view address, absl::string_view why) {
                    "'grpc+unix:///path' or 'ray://NAME'"));
 }
 
-// Refuses addresses with secrets, because errors and logs name addresses.
+// Refuses addresses with secrets, because errors and logs contain addresses.
 absl::Status CheckHasNoSecret(absl::string_view address) {
   bool has_user = false;
-  // Not for paths, and for NAMEs of "ray://" and "local://", which may contain
-  // an '@'.
+  // Does not check paths, nor the NAMEs of "ray://" and "local://", because
+  // these may contain an '@'.
   if (!absl::StartsWith(address, kRay) && !absl::StartsWith(address, kLocal) &&
       !absl::StartsWith(address, kUnix)) {
     for (const absl::string_view server : absl::StrSplit(address, ',')) {
@@ -118,8 +119,9 @@ absl::Status CheckHasNoSecret(absl::string_view address) {
       "out here, as it may have a secret");
 }
 
-// Returns the given credentials. If there are none, returns those of an earlier
-// opening, and otherwise those of the environment.
+// Returns the given credentials. If none are given, returns those with which
+// the address was opened before or, if there are none, those of the
+// environment.
 Credentials CredentialsFor(const std::string& address,
                            const ClusterAddress& parsed, Credentials given) {
   if (!parsed.is_remote) return {};
@@ -322,8 +324,8 @@ absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(const std::string& address,
     if (!parsed.is_remote) {
       std::shared_ptr<Shard>& shard = registry.local_shards[parsed.local_name];
       if (shard == nullptr) {
-        // Has no limits, because limits protect servers from clients, and here
-        // both are this process.
+        // The shard has no limits: limits protect servers from clients, and
+        // here this process is both.
         ShardOptions options;
         constexpr uint64_t kNone = std::numeric_limits<uint64_t>::max();
         options.max_tables = kNone;
@@ -333,8 +335,9 @@ absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(const std::string& address,
       local_shard = shard;
     }
   }
-  // Connects without the lock, since servers may answer late. If two threads
-  // open the same cluster, the cluster of the first one is kept.
+  // Does not lock the registry while it connects, because servers may answer
+  // late. If two threads open the same cluster, the cluster of the first one is
+  // kept.
   std::unique_ptr<ParameterClient> client;
   if (parsed.is_remote) {
     TFSWITCH_ASSIGN_OR_RETURN(

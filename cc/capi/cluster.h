@@ -53,16 +53,16 @@ struct Credentials {
 
 // Connects to servers for reading only; the client creates no tables. If a
 // server has lost a table, reads work again once other processes have restored
-// it. Each call has the `timeout`, too. InvalidArgument for a "local://"
+// it. `timeout` also limits each later call. InvalidArgument for a "local://"
 // address; otherwise the error of the first server that does not answer within
 // `timeout`.
 absl::StatusOr<std::unique_ptr<ParameterClient>> OpenReadingClient(
     const std::string& address, absl::Duration timeout);
 
-// Returns the cluster that is open at this address with this id. For id 0,
-// returns the cluster that is open there with this timeout and these
-// credentials, or opens it. "local://NAME" clusters live as long as the
-// process.
+// Returns the cluster that is open at this address with this id. If the id is
+// 0, returns the cluster that is open at this address with this timeout and
+// these credentials; if none is, opens one. "local://NAME" clusters live as
+// long as the process.
 //
 // `given.tls` is only for "grpcs://" addresses, and a token only for those or
 // for servers of this machine: InvalidArgument otherwise. If the servers accept

@@ -269,8 +269,8 @@ absl::Status SteerServedModel(const v1::ServedModelRequest& request,
 using JsonMethod = std::function<absl::StatusOr<std::string>(
     Cluster*, const std::string& request_json)>;
 
-// Calls `run` with the object that it needs: none, the cluster, or a part of
-// the cluster.
+// Calls `run`. Some methods need no other object, some need the cluster, and
+// some a part of the cluster.
 template <typename Request, typename Response>
 absl::Status RunIn(Cluster*, absl::Status (*run)(const Request&, Response*),
                    const Request& request, Response* response) {

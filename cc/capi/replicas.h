@@ -12,13 +12,13 @@
 
 namespace tfswitch {
 
-// Returns the group with this name; makes it if it does not exist. It lives as
-// long as the process.
+// Returns the group of this name. If it does not exist, makes it. A group lives
+// as long as the process.
 ReplicaCoordinator& ReplicasOf(const std::string& group);
 
-// Makes the calls of a group that are not part of each step. If a wait has not
-// ended in time, the response says so. It is not an error, because TensorFlow's
-// runtime would log each error.
+// Makes the calls of a group that are not made in each step. If the time ends
+// while a call still waits, the response says so. That is not an error, because
+// TensorFlow's runtime would log each error.
 absl::Status CallReplicas(const v1::ReplicasRequest& request,
                           v1::ReplicasResponse* response);
 

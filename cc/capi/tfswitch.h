@@ -24,15 +24,16 @@
 extern "C" {
 #endif
 
-// Incremented when this struct changes. New functions are appended at the end.
-// The caller checks it, because the struct of an older core is shorter.
+// Increases when Tfswitch_Api changes. New functions are appended at its end.
+// Callers check this number, because the struct of an older core is shorter.
 #define TFSWITCH_API_VERSION 16
 #define TFSWITCH_ERROR_SIZE 2048
 // The most parts of one call of pull or push.
 #define TFSWITCH_MAX_PARTS 256
 
-// States of a work item for a worker: lost or finished; held by the worker;
-// held and advanced by a step that has not ended.
+// The states of a work item, as one worker sees it: the worker has lost or
+// finished it; the worker holds it; the worker holds it, and a step that has
+// not ended has advanced it.
 #define TFSWITCH_WORK_ITEM_LOST 0
 #define TFSWITCH_WORK_ITEM_OWN 1
 #define TFSWITCH_WORK_ITEM_IN_STEP 2
@@ -43,16 +44,16 @@ typedef struct Tfswitch_Server Tfswitch_Server;
 typedef struct Tfswitch_ServedModel Tfswitch_ServedModel;
 typedef struct Tfswitch_ServedRows Tfswitch_ServedRows;
 
-// Receives a run of rows. The pointers are valid until the function returns.
-// `slots` is NULL if slots were not requested. A return value other than 0
-// stops the export.
+// Receives some rows of a table, one after another. The pointers are valid
+// until the function returns. `slots` is NULL if slots were not requested. A
+// return value other than 0 stops the export.
 typedef int (*Tfswitch_VisitRows)(void* context, const int64_t* keys,
                                   const float* embeddings, const float* slots,
                                   size_t num_rows);
 
-// Threads that a caller lends for one call, besides the calling one; NULL for
-// none. `schedule` makes one of them call task(task_context) once. It may do so
-// late, even after the call has returned.
+// Threads that a caller lends for one call, in addition to its own thread; NULL
+// for none. `schedule` makes one of them call task(task_context) once, maybe
+// only after the call has returned.
 typedef struct Tfswitch_Threads {
   int32_t num_threads;
   void* context;
@@ -102,18 +103,16 @@ typedef struct Tfswitch_ServerOptions {
 
 typedef struct Tfswitch_PushOptions {
   float learning_rate;
-  // Whether a key without a row gets one before it is pushed (1) or is skipped
-  // (0).
+  // If a key has no row: 1 inserts a row before the push, 0 skips the key.
   int32_t insert_missing;
   // How often each id was shown and clicked: one number per key. NULL: shown
   // once, never clicked.
   const float* shows;
   const float* clicks;
+  // The number of the training step, from 1 on; 0 if it is not known.
+  int64_t global_step;
   // If gradients have NaN or Inf: 1 skips the push, with a warning on stderr; 0
   // returns an error.
-  int64_t global_step;
-  // Whether gradients with NaN or Inf make the push be skipped, with a warning
-  // on stderr (1), or return an error (0).
   int32_t skip_non_finite;
 } Tfswitch_PushOptions;
 
@@ -157,7 +156,7 @@ typedef struct Tfswitch_ReplicaPlace {
   int64_t round;
 } Tfswitch_ReplicaPlace;
 
-// The staged gradients to sum up, in this order.
+// The round to apply: the staged gradients that are summed up, in this order.
 typedef struct Tfswitch_Round {
   int64_t number;
   double total_weight;
@@ -165,8 +164,8 @@ typedef struct Tfswitch_Round {
   const int64_t* keys;    // num_contributions x (worker, incarnation, clock).
   const double* weights;  // num_contributions.
 
-  // The incarnations that are active; all others below next_incarnation have
-  // ended.
+  // The active incarnations of workers. All other incarnations below
+  // next_incarnation have ended.
   size_t num_active;
   const int64_t* active;
   int64_t next_incarnation;
@@ -245,8 +244,8 @@ typedef struct Tfswitch_Api {
                       Tfswitch_Server** server, char* error);
   // The bound address; valid until delete_server.
   const char* (*server_address)(const Tfswitch_Server* server);
-  // Stops the server, after waiting at most `grace_s` for calls in progress.
-  // Further calls do nothing.
+  // Stops the server: waits at most `grace_s` for calls in progress, then ends
+  // them. Further calls do nothing.
   void (*stop_server)(Tfswitch_Server* server, double grace_s);
   // Stops the server without waiting, and frees it.
   void (*delete_server)(Tfswitch_Server* server);

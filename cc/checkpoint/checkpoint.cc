@@ -43,7 +43,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char kFormatName[] = "tfswitch-checkpoint";  // For row files.
+// The name of the format in row files.
+constexpr char kFormatName[] = "tfswitch-checkpoint";
 // Rows are gathered in memory up to this size before a file is written.
 constexpr int64_t kBytesPerFile = int64_t{128} << 20;
 // A manifest has about 200 bytes for each 128 MiB of rows. Only items of work

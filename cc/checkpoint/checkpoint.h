@@ -70,8 +70,8 @@ struct StagedMessage {
   std::string bytes;    // The serialized PushRequest.
 };
 
-// A published table. The next save takes over its files and adds only the
-// changes since then.
+// A table in a published save. The next save may take over its files and add
+// only the changes since then.
 struct TableBase {
   ChangeCursor cursor;
   Files files;
@@ -130,9 +130,9 @@ class PartWriter {
 };
 
 struct CommitOptions {
-  // How many saves stay, including this one. Two more saves stay if they have
-  // rows of other incarnations of the saved tables: the newest of these saves,
-  // and the one with the most rows.
+  // How many saves stay, including this one. Up to two more saves stay if they
+  // have rows of other incarnations of the saved tables: the newest of these
+  // saves, and the one with the most rows.
   int keep = 2;
   // Tables that the previous save has and this one may lack.
   std::vector<std::string> dropped_tables;
@@ -177,13 +177,13 @@ absl::Status RemoveUnpublished(const std::string& path,
 absl::Status RemoveUnpublished(const std::string& path,
                                const std::string& save_id = "");
 
-// Called if the newest save is damaged: renames its manifest to a name that
-// ends in ".damaged", so that the save is no longer read. The save's files stay
-// until RemoveUnpublished().
+// Sets the newest save aside, because it is damaged: renames its manifest to a
+// name that ends in ".damaged", so that the save is no longer read. The save's
+// files stay until RemoveUnpublished().
 absl::Status SetNewestAside(const std::string& path);
 
-// Does the same to each earlier save whose manifest is damaged. Returns the
-// errors of these manifests.
+// Sets aside each earlier save whose manifest is damaged. Returns the errors of
+// these manifests.
 absl::StatusOr<std::vector<std::string>> SetDamagedAside(
     const std::string& path);
 
@@ -202,7 +202,8 @@ SavedSteps StepsOf(const v1::CheckpointTable& table);
 
 // Says which state loaded rows get besides their embeddings.
 enum class LoadedState {
-  kSaved,  // All saved state.
+  // The saved state.
+  kSaved,
   // The saved state, but no state of a different optimizer.
   kResetIfDifferent,
   // No optimizer state, no statistics and no counts of admission.

@@ -199,8 +199,8 @@ class TableLoader {
   // FailedPrecondition if the saved rows do not fit the table.
   absl::Status Begin() {
     TFSWITCH_RETURN_IF_ERROR(CheckFits());
-    // From here on the table's clock is at the saved day, for all counts and
-    // decisions.
+    // Sets the day of the table to the saved day, because the counts and
+    // decisions below use it.
     if (keeps_statistics_ && saved_.table.has_last_day()) {
       table_.NoteDay(saved_.table.last_day());
     }

@@ -247,8 +247,8 @@ absl::StatusOr<v1::CheckpointReport> RestoreCheckpoint(
                       /*total_rows=*/0, LinesOf(asked.progress_id()));
     staged = client.StageRestore(request, &progress);
     if (staged.ok()) break;
-    // If this call fails, the next StageRestore() drops the staged data
-    // instead.
+    // If dropping the staged rows fails here, the next StageRestore() drops
+    // them.
     const absl::Status dropped =
         client.CommitRestore(request.restore_id(), /*abort=*/true);
     // There is no earlier save.

@@ -197,7 +197,7 @@ absl::StatusOr<TableInfo> ClusterTables::Join(const std::string& name,
                                               const Parts& parts) const {
   const TableInfo* const first = FirstOf(parts);
   if (first == nullptr) {
-    // This error of the shard names the tables that exist.
+    // Asks the shard, because its error names the tables that exist.
     const absl::Status status = shards_[0]->ListTables(name).status();
     if (!status.ok()) return status;
     return absl::NotFoundError(absl::StrCat("no table '", name, "' yet"));

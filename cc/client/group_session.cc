@@ -87,7 +87,8 @@ GroupSession::~GroupSession() {
 absl::Status GroupSession::CheckIsAlone() const {
   const GroupMember own = state().member;
   const auto stats = groups_->GroupStats(own.group(), kPartingTime);
-  if (!stats.ok()) return absl::OkStatus();  // There is no group yet.
+  // There is no group yet, or no server that answers.
+  if (!stats.ok()) return absl::OkStatus();
   const auto present = stats->processes().find(own.worker());
   if (present == stats->processes().end()) return absl::OkStatus();
   const int number = RunningProcess(present->second);
@@ -184,7 +185,8 @@ void GroupSession::Advance(bool contributes, int64_t open_round,
   is_waiting_ = must_wait;
   ++state_.clock;
   ++state_.num_steps;
-  is_leaving_ = false;  // A step after Leave() continues.
+  // If Leave() was called before this step, the worker continues after all.
+  is_leaving_ = false;
   // A step that contributed waits for its round next. If the contribution came
   // too late, the worker skips the rounds that closed without it.
   state_.round =

@@ -131,10 +131,10 @@ class GroupSession {
     state_.member.set_mark(mark);
   }
 
-  // Ends a step. If it `contributes`, its contribution to round() has `weight`.
-  // Returns NotFound if the group has given this worker up; then call Rejoin().
-  // `progress` says how far the step has trained the items of work queues; see
-  // Coordinator::Arrive.
+  // Ends a step. If it `contributes`, its contribution to its round has
+  // `weight`. Returns NotFound if the group has given this worker up; then call
+  // Rejoin(). `progress` says how far the step has trained the items of work
+  // queues; see Coordinator::Arrive.
   absl::Status EndStep(bool contributes, double weight,
                        const std::vector<WorkProgress>& progress = {});
 
@@ -148,7 +148,7 @@ class GroupSession {
       int64_t staleness, absl::Duration timeout,
       const std::vector<WorkProgress>& progress = {});
 
-  // Waits until round(), to which the last step has contributed, has closed. If
+  // Waits until the round to which the last step has contributed has closed. If
   // the round closed before the contribution arrived, returns the last closed
   // round. `start` is the time at which the end of the step began.
   absl::StatusOr<Round> WaitForRound(absl::Duration timeout,
@@ -159,8 +159,8 @@ class GroupSession {
   absl::Status WaitForTurn(int64_t staleness, absl::Duration timeout,
                            absl::Time start = SteadyNow());
 
-  // Waits until round `number` of the group has closed. This worker need not
-  // have contributed to it.
+  // Waits until round `number` of the group has closed. This worker may have no
+  // contribution in it.
   absl::StatusOr<Round> FetchRound(int64_t number, absl::Duration timeout);
 
   // Waits at a barrier until all workers of the group wait there. Until then no
@@ -227,7 +227,7 @@ class GroupSession {
   CondVar changed_;
   State state_ ABSL_GUARDED_BY(mutex_);
   std::optional<int64_t> first_step_
-      ABSL_GUARDED_BY(mutex_);  // Set until it joins.
+      ABSL_GUARDED_BY(mutex_);  // Set until it has joined.
   int64_t barrier_generation_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Time at_barrier_since_ ABSL_GUARDED_BY(mutex_);
   // Whether a step has ended and the wait after the step is not over.
@@ -238,7 +238,7 @@ class GroupSession {
   // The losses that this process knows of.
   int64_t num_losses_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t losses_before_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::deque<Event> events_ ABSL_GUARDED_BY(mutex_);  // The last ones.
+  std::deque<Event> events_ ABSL_GUARDED_BY(mutex_);  // The newest.
   int64_t num_events_ ABSL_GUARDED_BY(mutex_) = 0;
   std::string report_ ABSL_GUARDED_BY(mutex_);
 

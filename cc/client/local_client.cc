@@ -39,8 +39,8 @@ class LocalClient : public ParameterClient {
       absl::Duration /*timeout*/) override {
     ShardCall call{*shard_, CheckInterrupt};
     if (request.GetDescriptor() == v1::AbortSaveRequest::descriptor()) {
-      // AbortSave() removes a save that the user has interrupted, so the same
-      // interrupt must not end this call.
+      // This call removes a save that the user has interrupted, so the same
+      // interrupt must not end the call, too.
       call.interrupt = [] { return absl::OkStatus(); };
     }
     return Done(RunAny(call, request, response));

@@ -74,7 +74,7 @@ absl::Status ParameterClient::DropTable(const std::string& table) {
   v1::DropTableResponse response;
   TFSWITCH_RETURN_IF_ERROR(Call(request, &response));
   if (response.dropped()) return absl::OkStatus();
-  // This error names the tables that exist.
+  // Asks for the table, because this error names the tables that exist.
   absl::Status missing = ListTables(table).status();
   if (absl::IsNotFound(missing)) return missing;
   return absl::NotFoundError(absl::StrCat("no table '", table, "'"));

@@ -257,7 +257,7 @@ class ParameterClient {
   // The groups of workers that train with these tables.
   virtual GroupClient& groups() { return groups_; }
 
-  // These call the functions above and wait for their end.
+  // Pull(), Push() and Assign() start the call above and wait until it ends.
   absl::Status Pull(const PullArgs& args, absl::Span<float> embeddings) {
     return StartPull({{args, embeddings}})->Wait();
   }
@@ -265,12 +265,13 @@ class ParameterClient {
   absl::StatusOr<WriteResult> Assign(const AssignArgs& args);
 
  protected:
-  // Turns the error of parsing an answer into one that blames the server.
+  // Turns an error of parsing an answer into one that says the server is at
+  // fault.
   virtual absl::Status AsServerFault(const absl::Status& malformed) const {
     return malformed;
   }
-  // Returns an identity for a write that has none; empty if this client never
-  // repeats calls.
+  // Returns an id for a write that has none. The id is empty if this client
+  // never repeats calls.
   virtual PushId NextWriteId() { return {}; }
   std::unique_ptr<PendingCall> StartReadUsage(const TableRef& table,
                                               absl::Span<const Key> keys,

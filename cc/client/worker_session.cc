@@ -33,7 +33,7 @@ absl::StatusOr<std::unique_ptr<WorkerSession>> WorkerSession::Join(
         absl::StrCat("wait_timeout must be positive. Received: ",
                      absl::FormatDuration(options.wait_timeout)));
   }
-  // This pointer shares the ownership of the client.
+  // Points into the client, and keeps the client alive.
   const std::shared_ptr<GroupClient> groups(client, &client->groups());
   TFSWITCH_ASSIGN_OR_RETURN(
       std::unique_ptr<GroupSession> session,
@@ -82,8 +82,8 @@ absl::Status WorkerSession::CheckTable(const TableConfig& table) const {
 
 absl::StatusOr<StepTag> WorkerSession::CurrentStep(const std::string& table) {
   {
-    // Other threads that push at the same time wait here until this thread has
-    // done it.
+    // Prepare() may take long. Other threads that push at the same time wait
+    // here until it has returned.
     MutexLock lock(&mutex_);
     TFSWITCH_RETURN_IF_ERROR(Prepare(""));
   }
@@ -540,7 +540,7 @@ absl::Status WorkerSession::FinishWorkItem(const std::string& queue,
     return FindWorkItem(queue, epoch, index).status();  // The item is lost.
   }
   // If a server did not answer, it is not known whether the queue has received
-  // the call. Then the item stays.
+  // the call. Then the worker keeps the item.
   if (finished.ok() || absl::IsFailedPrecondition(finished)) {
     own_items_.erase(queue);
   }

@@ -189,7 +189,7 @@ class WorkerSession {
   // or if there is no such round.
   absl::StatusOr<std::optional<Round>> LastClosedRound();
   struct OwnItem {
-    WorkItem item;        // Its offset includes the present step.
+    WorkItem item;        // Offset includes this step.
     int64_t counted = 0;  // Offset after counted steps.
   };
 
@@ -242,7 +242,7 @@ class WorkerSession {
   std::vector<WorkProgress> unconfirmed_progress_ ABSL_GUARDED_BY(mutex_);
   // The keys are names of queues.
   std::map<std::string, OwnItem> own_items_ ABSL_GUARDED_BY(mutex_);
-  // Whether a step has ended and the wait after it is not over.
+  // Whether a step has ended and the wait after the step is not over.
   bool is_unfinished_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<Round> uncommitted_ ABSL_GUARDED_BY(mutex_);
   // Whether Rejoin() and then CatchUp() must still be called. They finish the

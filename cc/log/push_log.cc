@@ -84,8 +84,7 @@ bool ReadRecord(absl::string_view bytes, RecordHeader* header) {
 }
 
 // Whether record `number`, which is incomplete now, was on the disk before.
-// `rest` has the bytes from this record on. A complete record among them may
-// say so.
+// `rest` has the bytes from it on. A complete record in `rest` may say so.
 bool WasOnDisk(absl::string_view rest, uint64_t number) {
   for (size_t at = 0; at + sizeof(RecordHeader) <= rest.size(); at += 8) {
     RecordHeader header;
@@ -108,8 +107,7 @@ absl::Status Damaged(const std::string& path, uint64_t at, uint64_t number) {
 }
 
 // Finds the first complete record in `bytes` from `*at` on, and moves `*at` to
-// it. Returns whether that record's number is above `number` and at most
-// `last`.
+// it. Returns whether the record's number is above `number` and at most `last`.
 bool FindRecord(absl::string_view bytes, uint64_t number, uint64_t last,
                 size_t* at, RecordHeader* header) {
   for (; *at + sizeof(RecordHeader) <= bytes.size(); *at += 8) {
@@ -167,8 +165,7 @@ absl::Status ReadSegment(const std::string& path, uint64_t first,
       ++*number;
     }
   }
-  // If even the segment's first bytes are missing, the segment was just being
-  // created.
+  // If even the first bytes are missing, the segment was just being created.
   *is_whole = *bytes == all.size() && *bytes > 0;
   if (WasOnDisk(all.substr(*bytes), *number)) {
     *damage = Damaged(path, *bytes, *number);
@@ -287,8 +284,7 @@ absl::StatusOr<LogContents> PushLog::Read(const PushLogOptions& options,
 
 absl::Status PushLog::CutAside(const LogContents& contents,
                                const std::string& aside) {
-  // Cuts the last segment first, so that an interruption leaves no gap in the
-  // log.
+  // Cuts the last segment first, so that an interruption leaves no gap.
   for (auto it = contents.segments.rbegin(); it != contents.segments.rend();
        ++it) {
     const LogSegment& segment = it->second;
@@ -388,8 +384,7 @@ absl::Status PushLog::StartSegment() {
       open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (fd < 0) return ErrnoStatus("create", path, errno);
   // Reserves disk space for the whole segment, so that Append() seldom has to
-  // reserve any. If the file system does not support this, Append() reserves
-  // it.
+  // reserve any. Without support in the file system, Append() reserves it.
   (void)fallocate(fd, FALLOC_FL_KEEP_SIZE, 0,
                   static_cast<off_t>(options_.segment_bytes));
   if (absl::Status status = WriteAll(fd, path, kMagic, kMagicBytes);
@@ -582,8 +577,7 @@ absl::Status PushLog::StartAfterSave(uint64_t first) {
     if (fd_ >= 0 && segments_.rbegin()->second.bytes > kMagicBytes) {
       TFSWITCH_RETURN_IF_ERROR(EndSegment());
     }
-    // Keeps a segment without records, because its name is the number of the
-    // next record.
+    // Keeps a segment without records: its name is the next record's number.
     while (!segments_.empty() && segments_.begin()->first <= last_) {
       const auto next = std::next(segments_.begin());
       const bool is_last = next == segments_.end();
@@ -593,8 +587,7 @@ absl::Status PushLog::StartAfterSave(uint64_t first) {
     }
   }
   // Removes files without the lock, because this takes long for a large file.
-  // Removes the oldest segment first, so that an interruption leaves no gap in
-  // the log.
+  // Removes the oldest one first, so that an interruption leaves no gap.
   absl::Status status;
   while (status.ok() && !superfluous.empty()) {
     const std::string& path = superfluous.begin()->second.path;

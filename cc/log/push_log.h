@@ -74,8 +74,7 @@ struct LogContents {
   // All records from `first` to this one are complete.
   uint64_t last = 0;
   // Where the last of these records ends: the path of its segment, and an
-  // offset in that file. If no segment was read, the path is that of the
-  // folder.
+  // offset in that file. If no segment was read, the path of the folder.
   std::string end_path;
   uint64_t end_offset = 0;
   // DataLoss, naming file and offset, if records after `last` are lost or
@@ -165,8 +164,7 @@ class PushLog {
   mutable Mutex mutex_;
   // The key is the number of the segment's first record.
   std::map<uint64_t, LogSegment> segments_ ABSL_GUARDED_BY(mutex_);
-  // The descriptor of the last segment. -1 if the next record must begin a new
-  // segment.
+  // The descriptor of the last segment. -1 if the next record needs a new one.
   int fd_ ABSL_GUARDED_BY(mutex_) = -1;
   // Ended segments, which must still be flushed and closed.
   std::vector<int> ended_fds_ ABSL_GUARDED_BY(mutex_);

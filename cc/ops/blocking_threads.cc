@@ -8,8 +8,8 @@
 namespace tfswitch {
 namespace {
 
-// The maximal number of calls at the same time. The threads wait most of the
-// time: for servers, or in TensorFlow's first parameter server for the other
+// The most calls that wait at the same time. Their threads use little CPU: they
+// wait for servers or, in TensorFlow's first parameter server, for the other
 // workers of a step.
 constexpr int kMaxThreads = 1024;
 
@@ -17,8 +17,8 @@ constexpr int kMaxThreads = 1024;
 
 BlockingThreads& BlockingThreads::Get() {
   // The object is never freed, because a call may still wait for a server while
-  // the process exits. A forked child gets a new object, because it does not
-  // have its parent's threads, and one of these may hold the mutex.
+  // the process exits. A forked child gets a new object: the threads exist only
+  // in the parent, and one of them may have locked the mutex before the fork.
   static BlockingThreads* threads = [] {
     pthread_atfork(nullptr, nullptr, [] { threads = new BlockingThreads(); });
     return new BlockingThreads();

@@ -90,8 +90,8 @@ void WaitApart(tensorflow::OpKernelContext* context, double timeout_s,
   const auto op = std::make_shared<WaitingOp>(
       WaitingOp{context, timeout_s, SteadyNow() + absl::Seconds(timeout_s),
                 std::move(wait), std::move(done)});
-  // Runs the first call of `wait` here, before the task is queued, because
-  // other calls may wait for what it reports.
+  // Makes the first call of `wait` here and not in a task that may have to
+  // queue. It may report something for which other calls wait.
   const absl::Status status = op->wait(0.0);
   if (!absl::IsDeadlineExceeded(status)) return Finish(*op, status);
   BlockingThreads::Get().Schedule([op] { WaitOnce(op); });

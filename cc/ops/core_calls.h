@@ -69,17 +69,18 @@ std::function<absl::Status()> Holding(
   };
 }
 
-// Runs `call`, sets its status, and ends the op with `done`. `call` may wait
-// for other calls, which may need TensorFlow's threads. So it runs on a thread
-// of tfswitch.
+// Runs `call` on a thread of tfswitch. Then sets the op's status to its result,
+// and ends the op with `done`. `call` may wait for other ops, which may need
+// TensorFlow's threads.
 void RunApart(tensorflow::OpKernelContext* context,
               std::function<absl::Status()> call,
               tensorflow::AsyncOpKernel::DoneCallback done);
 
 // Waits for other calls without blocking TensorFlow's threads. Calls
 // `wait(wait_s)` repeatedly, first with 0, until it returns something other
-// than DeadlineExceeded. Then sets the call's status, and ends the op with
-// `done`. Gives up after `timeout_s`, and soon after the step is cancelled.
+// than DeadlineExceeded. Then sets the op's status to that result, and ends the
+// op with `done`. Gives up after `timeout_s`, and soon after the step is
+// cancelled.
 //
 // Each call of `wait` is short, so that few threads can serve many waits.
 void WaitApart(tensorflow::OpKernelContext* context, double timeout_s,

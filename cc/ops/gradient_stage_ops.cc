@@ -1,6 +1,6 @@
 // Tfswitch>StageGradients, SumStagedGradients and ClearStagedGradients: they
-// keep the gradients of each worker's steps on a parameter server, until it is
-// decided which of them are added up.
+// keep the gradients of each worker's steps on a parameter server, until the
+// workers' coordinator decides which of them are added up.
 
 #define EIGEN_USE_THREADS
 
@@ -71,8 +71,8 @@ class GradientStage : public tensorflow::ResourceBase {
                         " steps");
   }
 
-  // Stages gradients. If `replaces` is set, drops earlier ones of the same
-  // incarnation.
+  // Keeps the gradients of a step. If `replaces` is set, drops those of the
+  // worker's earlier steps in the same incarnation.
   void Put(const StepKey& key, std::vector<Tensor> gradients, bool replaces) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (replaces) {
@@ -82,10 +82,11 @@ class GradientStage : public tensorflow::ResourceBase {
     steps_[key] = std::move(gradients);
   }
 
-  // Removes and returns the gradients of `keys`. Also removes the gradients of
-  // earlier steps of the same incarnations, and of all incarnations below
-  // `next_incarnation` that are not active. If the gradients of a key are
-  // missing, returns NotFound and removes nothing.
+  // Removes the gradients of the steps `keys`, and returns them. Also removes
+  // the gradients of earlier steps of the same incarnations, and those of
+  // workers that have ended: their incarnation is below `next_incarnation` and
+  // not in `active`. If the gradients of a key are missing, returns NotFound
+  // and removes nothing.
   absl::Status Take(const std::vector<StepKey>& keys,
                     const std::set<int64_t>& active, int64_t next_incarnation,
                     std::vector<std::vector<Tensor>>* gradients) {
@@ -238,13 +239,13 @@ averages_by_row: Whether instead each row is averaged over the steps that have
   it. It is there once then.
 )doc");
 
-// The type in which a sum is computed.
+// A sum of elements of type T is computed in this type.
 template <typename T>
 using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-// The same gradient of several steps, and the factor of each. A term with
-// factor 0 is left out. It may be NaN, for example as the mean over a batch in
-// which all samples are masked.
+// The gradients of one variable in several steps, and a factor for each. A
+// gradient with factor 0 is left out, because it may be NaN, for example as the
+// mean over a batch in which all samples are masked.
 struct Terms {
   std::vector<const Tensor*> gradients;
   std::vector<double> factors;

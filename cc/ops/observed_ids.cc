@@ -13,8 +13,8 @@ namespace tfswitch {
 void ObservedIds::Record(absl::Span<const int64_t> ids, const float* shows,
                          const float* clicks) {
   const bool has_numbers = shows != nullptr || clicks != nullptr;
-  // Keeps all lookups after the first one with shows or clicks, because some
-  // layers of a table may have them and others not.
+  // From the first lookup with shows or clicks on, keeps all lookups: some
+  // layers of a table may have shows and clicks, and others not.
   if (ids.empty() || (!has_numbers && !is_used_)) return;
   auto lookup = std::make_shared<Lookup>();
   lookup->ids.assign(ids.begin(), ids.end());
@@ -44,7 +44,8 @@ bool ObservedIds::Find(absl::Span<const int64_t> ids, std::vector<float>* shows,
   for (size_t begin = 0; begin < ids.size();) {
     const absl::Span<const int64_t> rest = ids.subspan(begin);
     size_t best = 0;
-    // The length of a lookup, and whether it has not been chosen yet.
+    // The rank of a lookup: its length and, among equal lengths, whether it has
+    // not been chosen yet.
     std::pair<size_t, bool> best_rank;
     for (size_t i = 0; i < lookups.size(); ++i) {
       const absl::Span<const int64_t> candidate = lookups[i]->ids;

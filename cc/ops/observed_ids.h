@@ -20,7 +20,7 @@
 
 namespace tfswitch {
 
-// The last lookups of one table that had shows or clicks.
+// The last training lookups of one table, if any of them had shows or clicks.
 //
 // Thread-safe.
 class ObservedIds {
@@ -48,7 +48,7 @@ class ObservedIds {
     std::vector<float> clicks;
   };
 
-  // Lets tables without shows and clicks avoid the lock.
+  // False until there are shows or clicks. Until then no call needs the lock.
   std::atomic<bool> is_used_{false};
   mutable Mutex mutex_;
   // The newest lookup is first.

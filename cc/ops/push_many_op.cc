@@ -136,8 +136,7 @@ class PushManyOp : public AsyncOpKernel {
   struct Call {
     TableList tables;
     std::vector<Tfswitch_PushPart> parts;
-    // If the op has no shows and clicks, uses those that were given to the
-    // lookups.
+    // Shows and clicks of the lookups. Used if the op itself has none.
     std::vector<std::vector<float>> shows;
     std::vector<std::vector<float>> clicks;
     std::vector<int64_t*> updated_rows;

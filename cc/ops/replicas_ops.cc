@@ -51,7 +51,7 @@ absl::Status PlaceAndScalar(InferenceContext* c) {
   return c->WithRank(c->input(1), 0, &unused);
 }
 
-// A base of kernels that reads the attributes below, if its op has them.
+// The base class of kernels. It reads the attributes below that the op has.
 template <typename Kernel>
 class OfGroup : public Kernel {
  public:
@@ -96,7 +96,8 @@ class ReplicasCallOp : public AsyncOpKernel {
     Tensor* output = nullptr;
     OP_REQUIRES_OK_ASYNC(context, context->allocate_output(0, {}, &output),
                          done);
-    // The request limits the wait; the caller repeats the call if needed.
+    // The request says how long the call may wait. If that is too short, the
+    // caller makes the call again.
     RunApart(
         context,
         [output, request = std::string(request)] {
@@ -270,8 +271,7 @@ class ReplicasNextRoundOp : public OfGroup<AsyncOpKernel> {
   }
 
  private:
-  // Sets output `index` to `values`, whose number is the number of elements of
-  // `shape`.
+  // Sets output `index` to `values`. Their number follows from `shape`.
   template <typename T>
   static absl::Status Set(OpKernelContext* context, int index,
                           const TensorShape& shape, const T* values) {

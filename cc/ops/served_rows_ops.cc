@@ -162,12 +162,12 @@ class ServedModelResource : public tensorflow::ResourceBase {
   std::string DebugString() const override { return "tfswitch served model"; }
 
  private:
-  std::mutex mutex_;  // Guards the members below until they have been set.
+  std::mutex mutex_;  // The members below are set once under it.
   const Tfswitch_Api* api_ = nullptr;
   Tfswitch_ServedModel* model_ = nullptr;
 };
 
-// The value of a variant tensor, which ops of one process pass to each other.
+// The value of a variant tensor with which ops of one process pass pinned rows.
 struct PinnedRows {
   std::shared_ptr<const Tfswitch_ServedRows> rows;
   bool is_remote = false;
@@ -185,9 +185,9 @@ class ServedModelOp : public OpKernel {
   explicit ServedModelOp(OpKernelConstruction* context) : OpKernel(context) {}
 
   void Compute(OpKernelContext* context) override {
-    // In a session this op runs in each step, so the kernel keeps the model
-    // open. Handles keep it open, too, because in eager mode the kernel may be
-    // destroyed before them.
+    // The kernel keeps the model open, because in a session this op runs in
+    // each step. Handles keep it open, too: in eager mode the kernel may be
+    // destroyed before the handles.
     std::call_once(once_, [this] { model_.reset(new ServedModelResource); });
     Tensor* handle = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, {}, &handle));
@@ -216,7 +216,8 @@ class OpenServedModelOp : public AsyncOpKernel {
     OP_REQUIRES_OK_ASYNC(context, FindModel(context, &model), done);
     tensorflow::tstring file;
     OP_REQUIRES_OK_ASYNC(context, ScalarInput(context, 1, "file", &file), done);
-    // Opening may wait for servers, or read all rows to check them.
+    // Runs on a thread of tfswitch, because it may wait for servers, or read
+    // all rows to check them.
     RunApart(context,
              Holding(std::move(model),
                      [path = std::string(file)](ServedModelResource& resource) {

@@ -79,8 +79,7 @@ class TableHandleOp : public AsyncOpKernel {
 
   ~TableHandleOp() override {
     if (!container_.resource_is_private_to_kernel()) return;
-    // NotFound only means that the resource no longer exists, because the
-    // session was reset.
+    // Ignores NotFound: the session was reset, and the resource is gone.
     container_.resource_manager()
         ->Delete<TableResource>(container_.container(), container_.name())
         .IgnoreError();
@@ -119,8 +118,8 @@ class TableHandleOp : public AsyncOpKernel {
     TF_RETURN_IF_ERROR(TableResource::Open(cluster_,
                                            static_cast<uint64_t>(cluster_id_),
                                            config_, timeout_s_, &opened));
-    // If another op has opened the same handle meanwhile, its table is used,
-    // and the one opened here is closed.
+    // If another op has opened the same handle meanwhile, uses that op's table,
+    // and closes the one opened here.
     TableResource* kept = nullptr;
     TF_RETURN_IF_ERROR(
         context->resource_manager()->LookupOrCreate<TableResource>(

@@ -46,8 +46,9 @@ class TableResource : public tensorflow::ResourceBase {
 
   std::string DebugString() const override;
 
-  // Keeps the shows and clicks of a training lookup for the push of its
-  // gradient. Warns once if there were 100 lookups and no push.
+  // Keeps the shows and clicks of a training lookup, so that the push of its
+  // gradient can use them. Logs one warning if there have been 100 lookups and
+  // no push.
   void NoteTrainingLookup(absl::Span<const int64_t> ids, const float* shows,
                           const float* clicks) const;
 
@@ -124,8 +125,8 @@ class TableList {
   std::vector<tensorflow::core::RefCountPtr<TableResource>> tables_;
 };
 
-// Runs `call`, which must release its tables before it returns. Then sets its
-// status, and ends the op with `done`.
+// Runs `call`, which must release its tables before it returns. Then sets the
+// op's status to its result, and ends the op with `done`.
 //
 // Calls on embedded tables run on the calling thread, like other kernels, and
 // may use the device's intra-op threads. So does one remote call at a time,

@@ -18,8 +18,7 @@ constexpr uint32_t kMaxWindow = 4096;
 // the largest possible sum.
 constexpr double kLeftOut = 1e-9;
 
-// The largest relative error of a sum that may come from the approximation by
-// polynomials.
+// The largest relative error that the polynomials may cause in a sum.
 constexpr double kMaxTermError = 1e-7;
 
 constexpr uint32_t kNever = std::numeric_limits<uint32_t>::max();

@@ -58,7 +58,7 @@ struct MissedPlan {
   // order. The first row is for the last missed step, the last row for the
   // first missed step.
   std::vector<double> weights;
-  // For kSteps: after this many steps only averages change.
+  // If `way` is kSteps: after so many steps only averages change, not weights.
   uint32_t settled_after = std::numeric_limits<uint32_t>::max();
   double weight_decay = 0.0;
   // A step multiplies the first average (or all slots) by keep_1, and the
@@ -88,7 +88,7 @@ struct MissedPlan {
 // Sets `missed` of a segment of a table with dense updates.
 void PlanMissedSteps(bool is_nesterov, SegmentStep* segment);
 
-// What a kernel needs to apply missed steps to a segment of a row.
+// The data with which a kernel applies missed steps to a segment of a row.
 struct MissedInput {
   const float* terms = own_terms;  // At least num_terms (of the plan) floats.
   float decay = 1.0f;              // The factor of weights.

@@ -24,7 +24,7 @@
 //      constraints MinMaxNorm, MaxNorm and UnitNorm of Keras do
 //
 // Steps 1 and 5 apply only to the rows of a push ("lazily"), unless the config
-// says `is_dense`: see missed_steps.h, for which a row has one more slot.
+// says `is_dense`. A row then has one more slot; see missed_steps.h.
 
 #ifndef TFSWITCH_CC_OPTIMIZER_OPTIMIZER_H_
 #define TFSWITCH_CC_OPTIMIZER_OPTIMIZER_H_
@@ -68,8 +68,7 @@ struct StepSettings {
 struct StepInput : StepSettings {
   // How often the batch contains the key; CowClip needs it.
   float count = 1.0f;
-  // How often the key was shown, for Paddle's rules; 0 and negative values
-  // count as 1.
+  // How often the key was shown, for Paddle's rules. Values up to 0 count as 1.
   float shows = 1.0f;
   // For a dense table: the table's earlier steps. With is_gradient_step, the
   // row takes a step with the gradient after it has caught up with them.
@@ -136,8 +135,7 @@ class Optimizer {
   int dim() const { return dim_; }
   int slot_floats() const { return slot_floats_; }
 
-  // Whether a step depends on the count, the shows or the step number in
-  // StepInput.
+  // Whether a step depends on the count, shows or step number in StepInput.
   bool reads_counts() const { return reads_counts_; }
   bool reads_shows() const { return reads_shows_; }
   bool reads_steps() const { return reads_steps_; }

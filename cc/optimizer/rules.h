@@ -78,8 +78,7 @@ struct RuleParams {
   float l2 = 0.0f;
   float l2_shrinkage = 0.0f;
   float beta = 0.0f;
-  // Adam's correction is computed in advance for this many steps, from the
-  // first step on.
+  // For so many steps, from the first on, Adam's correction is precomputed.
   int num_corrections = 0;
 };
 
@@ -361,7 +360,7 @@ struct LionConfig {
     RulePlan plan{StepKind::kLion, "lion", 1};
     plan.params.beta_1 = beta_1;
     plan.params.beta_2 = beta_2;
-    // Keras subtracts these betas from 1 in float32, unlike Adam's.
+    // Unlike for Adam, Keras computes 1 - beta in float32 here.
     plan.params.one_minus_beta_1 = 1.0f - beta_1;
     plan.params.one_minus_beta_2 = 1.0f - beta_2;
     return plan;

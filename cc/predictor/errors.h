@@ -18,8 +18,7 @@ Status Invalid(const Texts&... texts) {
   return Error(StatusCode::kInvalidArgument, texts...);
 }
 
-// Returns a copy of the error, with these texts added before the error's
-// message.
+// Returns a copy of the error, with these texts before its message.
 template <typename... Texts>
 Status WithContext(const Status& status, const Texts&... texts) {
   return Error(status.code(), texts..., status.message());

@@ -163,8 +163,7 @@ class __attribute__((visibility("hidden"))) Predictor::Versions {
   // Stores the state of the rows for state(), and logs changes of it.
   void NoteRows();
 
-  // Loads a version and serves it. If it cannot be loaded, records why it is
-  // refused.
+  // Loads and serves a version. If that fails, records why it is refused.
   Status Take(int64_t version, const std::string& folder)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(load_mutex_);
   // Serves the pinned version, or the newest version that can be loaded, unless

@@ -57,7 +57,7 @@ namespace {
 namespace api = tensorflow::serving;
 
 constexpr char kSignatureDef[] = "signature_def";
-// Threads for polling, health checks and reflection, in addition to those for
+// Threads for polling, health checks and reflection, beside those for
 // predictions.
 constexpr int kOtherThreads = 64;
 // The most calls of GetModelStatus at the same time. They end quickly, and use
@@ -107,9 +107,8 @@ struct Collector {
     functions.answer = this;
     functions.set_error = [](void* answer, int32_t code, ServingBytes message) {
       auto status = static_cast<grpc::StatusCode>(code);
-      // The error is about the token that this server shows to the
-      // parameter servers, because this server has already admitted its own
-      // caller.
+      // This server has admitted its own caller, so the error is about the
+      // token that it shows to the parameter servers.
       if (status == grpc::StatusCode::UNAUTHENTICATED ||
           status == grpc::StatusCode::PERMISSION_DENIED) {
         status = grpc::StatusCode::FAILED_PRECONDITION;
@@ -195,8 +194,7 @@ grpc::internal::MethodHandler* GatedHandler(AccessControl* access, Slots* slots,
     if (status.ok()) status = caller.ParseRequest(context, &bytes, &request);
     if (status.ok()) {
       models.push_back(request.model_spec().name());
-      // On this server, the list of tables in a token's record is a list of
-      // models.
+      // Here the list of tables in a token's record is a list of models.
       status = caller.CheckTable(models[0]);
     }
     access->NoteEnd(*context, caller, rule, models, /*path=*/"", status);

@@ -39,8 +39,7 @@ typedef struct ServingTensor {
   size_t num_values;
 } ServingTensor;
 
-// The model that a request is for. If the signature is empty, the server
-// chooses it.
+// The model of a request. Without a signature, the server chooses one.
 typedef struct ServingModelSpec {
   ServingBytes name;
   ServingBytes signature;

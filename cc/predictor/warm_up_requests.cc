@@ -23,8 +23,7 @@ constexpr int kInputs = 2;
 constexpr int kOutputFilter = 3;
 constexpr int kSignatureName = 3;  // In ModelSpec.
 
-// Finds the last field with this number. *found is empty if the message has no
-// such field.
+// Finds the last field with this number. *found is empty if there is none.
 bool Find(std::string_view message, uint32_t number, std::string_view* found) {
   *found = {};
   WireReader fields(message);

@@ -29,19 +29,19 @@ namespace py = pybind11;
 
 using Clock = std::chrono::steady_clock;
 
-// The longest time between two checks in one wait.
+// If two checks are further apart than this, they belong to different waits.
 constexpr Clock::duration kPause = std::chrono::milliseconds(500);
 
 std::atomic<void (*)(int)> python_handler{nullptr};
 std::atomic<int> num_interrupts{0};
 std::atomic<Clock::rep> last_asked{0};
-// When HandleInterrupt() sent the signal that ends a wait of the main thread. 0
-// if it has sent none, or if the signal has arrived.
+// The time when HandleInterrupt() sent a signal to end a wait of the main
+// thread. 0 if no such signal is on its way.
 std::atomic<Clock::rep> sent_at{0};
 sem_t signals;
 pid_t owner = 0;
 
-// Runs in a signal handler, so it makes only calls that POSIX allows there.
+// A signal handler. It makes only calls that POSIX allows in one.
 void OnInterrupt(int signal) {
   const auto is_recent = [now = Clock::now()](Clock::rep time) {
     return now - Clock::time_point(Clock::duration(time)) <= kPause;
@@ -49,7 +49,7 @@ void OnInterrupt(int signal) {
   if (const Clock::rep time = sent_at.exchange(0); time != 0) {
     if (is_recent(time)) return;
   }
-  // A forked child does not have the thread that would react.
+  // The thread that would react does not exist in a forked child.
   if (!is_recent(last_asked) || getpid() != owner) {
     python_handler.load()(signal);
   } else {
@@ -86,8 +86,8 @@ void HandleInterrupt() {
     const py::object code =
         py::module_::import("sys").attr("_current_frames")()[main_thread].attr(
             "f_code");
-    // If it is another function, the program has its own handler, which may
-    // continue.
+    // If the handler is another function, it belongs to the program. It may
+    // return without an exception, and the program continues.
     const bool raises =
         signal.attr("getsignal")(SIGINT).is(signal.attr("default_int_handler"));
     if (raises && (Contains(code.attr("co_filename"), "/tensorflow/python/") ||
@@ -110,7 +110,8 @@ void HandleInterrupt() {
   }
 }
 
-// The program may have installed its own handler again since the last time.
+// Installs OnInterrupt() again, because the program may have installed its own
+// handler since the last time.
 void TakeSignal() {
   struct sigaction action;
   if (sigaction(SIGINT, nullptr, &action) != 0 ||
@@ -137,7 +138,7 @@ void TakeSignal() {
 }  // namespace
 
 int IsOpInterrupted() {
-  // This is a thread of the program, so the program decides whether it ends.
+  // The program has started this thread, and decides whether it ends.
   if (PyGILState_GetThisThreadState() != nullptr) return 0;
   thread_local Clock::time_point last;
   thread_local int seen = 0;

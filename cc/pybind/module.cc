@@ -30,27 +30,27 @@ namespace {
 
 namespace py = pybind11;
 
-// Does not use forcecast, so that values that NumPy would have to round are
-// refused.
+// Does not set forcecast: NumPy would then round values instead of refusing
+// them.
 using IdArray = py::array_t<int64_t, py::array::c_style>;
 using FloatArray = py::array_t<float, py::array::c_style>;
 
 // The core's functions; set once when the module is imported.
 const Tfswitch_Api* api = nullptr;
 
-// An exception that a signal handler has raised while the main thread waited;
-// null if there is none. Run() raises it. Guarded by the GIL.
+// The exception of a signal handler that ran while the main thread waited; null
+// if there is none. Run() raises it. Guarded by the GIL.
 PyObject* interruption[3] = {};
 // Python runs signal handlers only in this thread.
 unsigned long main_thread = 0;
 
-// Returns 0 to continue the wait, or 1 if a handler has raised.
+// Returns 0 to continue the wait, or 1 if a handler has raised an exception.
 int RunSignalHandlers() {
   if (PyThread_get_thread_ident() != main_thread) return IsOpInterrupted();
   const py::gil_scoped_acquire acquire;
-  // Set by another call in the same method.
+  // Another call in the same method has already found an exception.
   if (interruption[0] != nullptr) return 1;
-  // Pending calls are left from an interrupted op; see interrupts.cc.
+  // Also makes the calls that an interrupted op has left; see interrupts.cc.
   if (PyErr_CheckSignals() == 0 && Py_MakePendingCalls() == 0) return 0;
   PyErr_Fetch(&interruption[0], &interruption[1], &interruption[2]);
   return 1;
@@ -131,8 +131,7 @@ Shape ShapeOf(const py::array& array) {
 
 template <typename Array>
 Array ToArray(const py::object& object, const char* name, const char* dtype) {
-  // Converts to NumPy's own choice of dtype first, so that a list of 1.5 is not
-  // taken for ids.
+  // First lets NumPy choose the dtype, so that 1.5 in a list becomes no id.
   const py::array natural = py::array::ensure(object);
   auto array = natural ? Array::ensure(natural) : Array();
   if (!natural || !array) {
@@ -225,7 +224,8 @@ class Table {
         slot_data);
   }
 
-  // Returns how many rows were set; existing rows do not change.
+  // Sets rows that do not exist yet, and returns how many. Others do not
+  // change.
   int64_t AssignMissing(const py::object& ids, const py::object& values) const {
     const auto table = Open();
     const IdArray keys = ToIds(ids);
@@ -552,7 +552,8 @@ void TranslateStatusError(std::exception_ptr exception) {
     if (exception) std::rethrow_exception(exception);
   } catch (const StatusError& e) {
     const std::string message = e.what();
-    // Messages are cut to a certain size, perhaps in the middle of a character.
+    // Replaces invalid bytes: a message may be cut in the middle of a
+    // character.
     const py::object text =
         py::reinterpret_steal<py::object>(PyUnicode_DecodeUTF8(
             message.data(), static_cast<py::ssize_t>(message.size()),
@@ -632,7 +633,7 @@ PYBIND11_MODULE(_native, m) {
 
   m.def("version", [] { return std::string(api->version()); });
   m.def("check_process", [] {
-    // A pull of no ids fails only if every call would fail.
+    // Pulls no ids: this fails only if every call would fail.
     Run(api->pull, /*parts=*/nullptr, /*num_parts=*/0,
         /*insert_missing=*/0, /*threads=*/nullptr);
   });

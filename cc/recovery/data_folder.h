@@ -99,8 +99,8 @@ class DataFolder {
  private:
   struct Counter {
     std::atomic<uint64_t> num_writes;
-    // The id that the kernel had drawn when the machine started, for the time
-    // when a server last used the folder.
+    // The machine's boot id when a server last used the folder. The kernel
+    // draws a new id each time the machine starts.
     char boot_id[40];
     LogProgress log;
     std::atomic<uint64_t> is_repaired;

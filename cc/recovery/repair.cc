@@ -60,8 +60,8 @@ void PrintLog(const LogContents& log, Print print) {
   }
 }
 
-// Prints what is whole and what each kind of repair would lose. Returns whether
-// anything is damaged.
+// Prints what is undamaged, and what each kind of repair would lose. Returns
+// whether anything is damaged.
 bool PrintFindings(const DataFolder& folder, const v1::CheckpointServer& save,
                    const LogContents& log, uint64_t known, Print print) {
   const std::string& path = folder.path();
@@ -90,7 +90,8 @@ bool PrintFindings(const DataFolder& folder, const v1::CheckpointServer& save,
   return is_damaged;
 }
 
-// Moves the removed records aside, and notes that the log ends with `last`.
+// Moves the removed records to a folder beside the log, and records in the data
+// folder that the log ends with `last`.
 absl::Status CutLog(DataFolder* folder, const LogContents& log, bool is_cut,
                     uint64_t known, uint64_t last, Print print) {
   const std::string& path = folder->path();

@@ -77,7 +77,7 @@ class StateKeeper {
   // Sets aside the damaged saves that were skipped. Called after an undamaged
   // save was found.
   absl::Status SetSkippedAside(const RecoveredState& recovered) const;
-  // Opens the log, and replays the writes that the recovered state lacks.
+  // Opens the log, and replays the writes that the recovered save lacks.
   absl::Status OpenLog(const RecoveredState& recovered,
                        const Shard::Interrupt& interrupt,
                        int64_t* num_replayed);
@@ -87,7 +87,8 @@ class StateKeeper {
   Shard& shard_;
   std::unique_ptr<PushLog> log_;  // Constant after Recover().
   std::atomic<bool> is_stopping_{false};
-  Mutex saving_;  // Held during a save.
+  // Locked during a save.
+  Mutex saving_;
   // The number of the first record whose write is not in the last save.
   uint64_t first_record_ ABSL_GUARDED_BY(saving_) = 1;
   // Declared last and so destroyed first: its thread uses the members above.

@@ -41,8 +41,8 @@ absl::string_view PresentedToken(const grpc::ServerContext& context) {
   return absl::StripAsciiWhitespace(value);
 }
 
-// The name in the client's certificate. gRPC has verified the certificate in
-// the TLS handshake.
+// Returns the name in the client's certificate, which gRPC has verified in the
+// TLS handshake.
 std::string CertificateName(const grpc::ServerContext& context) {
   const auto auth = context.auth_context();
   if (auth == nullptr) return "";
@@ -91,8 +91,8 @@ bool IsRefusal(const absl::Status& status) {
   return absl::IsUnauthenticated(status) || absl::IsPermissionDenied(status);
 }
 
-// How a log line names the caller: "token" and the token's id. If the token's
-// secret is not valid, "claims" and the id.
+// Names the caller for a log line: "token" and the token's id, or "claims" and
+// the id if the token's secret is not valid.
 std::pair<const char*, std::string> CallerName(
     const grpc::ServerContext& context, const Caller& caller) {
   if (caller.token() != nullptr) return {"token", caller.token()->record.id};

@@ -67,8 +67,8 @@ std::vector<std::string> TablesIn(const google::protobuf::Message& request);
 // The folder that the request names; "" if it names none.
 std::string PathIn(const google::protobuf::Message& request);
 
-// One call: who has made it, from the check of the caller's rights until the
-// call is answered.
+// One call and its caller, from the check of the caller's rights until the call
+// is answered.
 //
 // Not thread-safe.
 class Caller {
@@ -89,7 +89,7 @@ class Caller {
   }
 
   // Whether the caller may use methods of this role. False before the call is
-  // admitted; always true afterwards if the server has no tokens.
+  // admitted; after that, true for all roles if the server has no tokens.
   bool May(v1::Role role) const;
   bool MayUse(absl::string_view table) const;
 
@@ -99,7 +99,8 @@ class Caller {
 
   // PermissionDenied, naming the caller and the table.
   absl::Status CheckTable(absl::string_view table) const;
-  // PermissionDenied, naming the caller, `what` and the role that it needs.
+  // PermissionDenied unless the caller has this role. The error names the
+  // caller, `what` and the role.
   absl::Status CheckRole(v1::Role role, absl::string_view what) const;
   // Adds the bytes of a request or an answer to those of the token's calls in
   // progress. Call AddAnswer() before the call changes anything.
@@ -118,8 +119,8 @@ class Caller {
   // The caller's token, even if the call was refused. Null if the server has no
   // tokens, or does not know this one.
   const KnownToken* token() const { return token_.get(); }
-  // A number for the caller, never 0: the same for all calls with one token,
-  // or, if the server has no tokens, from one address.
+  // A number for the caller, never 0. All calls with one token have the same
+  // number; if the server has no tokens, all calls from one address have.
   uint64_t CallerId(const grpc::ServerContext& context) const;
 
  private:
@@ -157,8 +158,8 @@ class AccessControl {
       const Address& address, const SecurityOptions& options);
 
   // Admits a call. Unauthenticated without a valid token, PermissionDenied if
-  // the token's role may not call the method, ResourceExhausted (as in
-  // AddRequest()) if the token has too many calls in progress.
+  // the token's role may not call the method, ResourceExhausted (with
+  // kRetryPushback) if the token has too many calls in progress.
   absl::Status Admit(grpc::ServerContext* context, const MethodRule& rule,
                      Caller* caller);
 

@@ -25,9 +25,9 @@ struct Address {
 // resolve to another address later.
 bool IsLocal(const Address& address);
 
-// Parses an address without resolving the host. InvalidArgument, with the text
-// and the two valid forms, for anything else: gRPC would also accept, for
-// example, schemes and a missing port, often to the user's surprise.
+// Parses an address without resolving the host. If the text has none of the
+// valid forms, InvalidArgument with the text and these forms. gRPC would accept
+// more, such as a missing port, often to the user's surprise.
 absl::StatusOr<Address> ParseAddress(absl::string_view text);
 
 }  // namespace tfswitch

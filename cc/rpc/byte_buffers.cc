@@ -82,7 +82,7 @@ grpc::Slice ShareBytes(const void* data, size_t size,
   using Owner = std::shared_ptr<const void>;
   auto* const held = new Owner(std::move(owner));
   AnnotateHandOver(held);
-  // gRPC only reads the bytes that it sends.
+  // The cast is safe, because gRPC only reads bytes that it sends.
   return grpc::Slice(
       const_cast<void*>(data), size,
       [](void* handed_over) {

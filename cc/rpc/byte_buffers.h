@@ -14,8 +14,8 @@
 
 namespace tfswitch {
 
-// Lists the pieces of a received message. They are valid until `buffer`
-// changes; the list holds no reference to it.
+// Lists the pieces of a received message. The pieces are valid until `buffer`
+// changes: the list holds no reference to it.
 void ListPieces(grpc::ByteBuffer* buffer,
                 std::vector<absl::string_view>* pieces);
 

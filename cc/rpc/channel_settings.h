@@ -22,8 +22,7 @@ inline constexpr size_t kMinPartBytes = 5 << 18;
 inline constexpr size_t kMinPushPartBytes = 4 << 20;
 inline constexpr size_t kMaxPartsPerCall = 8;
 
-// If the host at the other end vanishes, gRPC notices it after the sum of these
-// two times.
+// If the other host vanishes, gRPC notices it after the sum of these times.
 inline constexpr int kKeepaliveTimeMs = 30'000;
 inline constexpr int kKeepaliveTimeoutMs = 10'000;
 
@@ -39,7 +38,7 @@ inline constexpr std::pair<const char*, int> kChannelArguments[] = {
     {GRPC_ARG_ENABLE_CHANNELZ, 0},
 };
 
-// A new connection that has not begun HTTP/2 after this time is closed.
+// The server closes a new connection that has not begun HTTP/2 after this time.
 inline constexpr int kHandshakeTimeoutMs = 20'000;
 // The server accepts pings that are at least this far apart. Must be less than
 // kKeepaliveTimeMs.
@@ -47,9 +46,9 @@ inline constexpr int kMinPingIntervalMs = 10'000;
 
 // The metadata key of the caller's token, whose value is "Bearer TOKEN".
 inline constexpr const char* kTokenHeader = "authorization";
-// The metadata key by which a server that refuses a call with
-// RESOURCE_EXHAUSTED, because other calls are in progress, tells after how many
-// milliseconds to try again.
+// The metadata key with which a server asks for a retry after so many
+// milliseconds. The server sends it when it refuses a call with
+// RESOURCE_EXHAUSTED only because other calls are in progress.
 inline constexpr const char* kRetryPushback = "grpc-retry-pushback-ms";
 
 // gRPC counts message sizes in ints.

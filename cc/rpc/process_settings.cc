@@ -22,7 +22,8 @@ namespace tfswitch {
 namespace {
 
 // Escapes the text, because it may contain bytes that a peer has sent. Each
-// line of gRPC's code that logs has its own limit of log lines.
+// place in gRPC's code has its own limit, so that one does not use up the lines
+// of others.
 void WriteLineOfGrpc(gpr_log_func_args* line) {
   constexpr size_t kLongest = 500;
   const std::string place = absl::StrCat(line->file, ":", line->line);

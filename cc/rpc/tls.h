@@ -21,8 +21,7 @@ namespace tfswitch {
 struct TlsFiles {
   // A file with the certificate authorities whose certificates peers must have.
   std::string ca;
-  // A file with this side's own certificate, followed by the intermediate
-  // certificates.
+  // A file with this side's certificate, followed by the intermediate ones.
   std::string cert;
   // The key of `cert`, not encrypted.
   std::string key;
@@ -46,20 +45,20 @@ struct ClientTls {
 // folder.
 TlsFiles WithAbsolutePaths(TlsFiles files);
 
-// Replaces the client's empty paths by those in the environment
+// If a path of a client is empty, takes it from the environment
 // (TFSWITCH_TLS_CA, _CERT, _KEY, _SERVER_NAME).
 TlsFiles WithTlsEnvironment(TlsFiles files);
 
-// Both functions take absolute paths. They read the files at once and then
-// every two seconds. InvalidArgument, naming the flag or setting and the file,
-// if a file is missing or cannot be used: gRPC would report that only later,
-// and only in its log.
+// The two functions below take absolute paths. They read the files at once and
+// then every two seconds. InvalidArgument, naming the flag or setting and the
+// file, if a file is missing or cannot be used: gRPC would report that only
+// later, and only in its log.
 //
 // If `ca` is empty, clients trust the certificate authorities of the system.
 absl::StatusOr<ClientTls> MakeClientTls(const TlsFiles& files);
 
-// If `ca` is given, clients must present a certificate. If all files are empty:
-// plaintext.
+// If `ca` is given, clients must present a certificate. If all files are empty,
+// traffic is plaintext.
 //
 // REQUIRES: files.server_name is empty.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerTls(

@@ -105,8 +105,7 @@ int Serve(ServerFlags flags) {
     flags.shard.num_writes = folder->num_writes();
     flags.server.starts_closed = true;
   }
-  // Declared first, so that it is destroyed after the shard, which writes to
-  // it.
+  // Declared before the shard, which writes to it, and so destroyed after it.
   std::optional<StateKeeper> keeper;
   auto shard = std::make_shared<Shard>(flags.shard);
   auto server = GrpcServer::Start(flags.server, shard);

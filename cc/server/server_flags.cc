@@ -108,8 +108,8 @@ absl::Status SetFlag(absl::string_view name, absl::string_view value,
       "; see --help", is_one_line ? ": " : "", is_one_line ? error : ""));
 }
 
-// Sets Abseil's flags, and the limits of `flags`. `*needs_data_dir` becomes a
-// flag that was given and is of use only with --data_dir.
+// Sets Abseil's flags, and the limits in `flags`. If a flag was given that has
+// no effect without --data_dir, `*needs_data_dir` becomes its name.
 absl::Status ReadArguments(const std::vector<std::string>& arguments,
                            ServerFlags* flags, std::string* needs_data_dir) {
   for (size_t i = 0; i < arguments.size(); ++i) {
@@ -163,7 +163,7 @@ absl::Status ReadArguments(const std::vector<std::string>& arguments,
   return absl::OkStatus();
 }
 
-// Reads --data_dir and the flags that concern it.
+// Reads --data_dir and the flags that depend on it.
 absl::Status ReadDataFlags(ServerFlags* flags) {
   const std::string data_dir = absl::GetFlag(FLAGS_data_dir);
   if (!data_dir.empty()) {

@@ -25,12 +25,12 @@ struct ServerFlags {
   std::string data_dir;
   StateKeeperOptions keeper;
   std::string cluster_name;
-  // If it is set, the program repairs the data folder instead of serving.
+  // If this is set, the program repairs the data folder and does not serve.
   std::optional<RepairKind> repair;
   bool help = false;
   bool only_checks = false;
   bool version = false;
-  // The flags that do not have their default, as "--name=value".
+  // All flags whose value is not the default, as "--name=value".
   std::vector<std::string> changed;
 };
 

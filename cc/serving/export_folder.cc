@@ -188,7 +188,7 @@ absl::StatusOr<std::unique_ptr<ExportWriter>> ExportWriter::Begin(
                             ListExports(path));
   if (!names.empty()) {
     auto previous = ReadExport(path, names.back());
-    // If the last export is damaged, a base can still follow, but not a delta.
+    // If the last export is damaged, a delta cannot follow it, but a base can.
     if (previous.ok()) {
       writer->previous_ = *std::move(previous);
     } else if (is_delta) {

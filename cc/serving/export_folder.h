@@ -55,7 +55,7 @@ absl::StatusOr<v1::ExportContent> ReadExport(const std::string& path,
                                              const ExportName& name);
 
 // Returns a base and the deltas after it, in order, up to `last`.
-// FailedPrecondition or DataLoss if one of them is missing or damaged.
+// FailedPrecondition or DataLoss if one of these exports is missing or damaged.
 absl::StatusOr<std::vector<v1::ExportContent>> ReadChain(
     const std::string& path, const v1::ExportContent& last);
 
@@ -64,7 +64,8 @@ std::string RowFilePath(const std::string& path, const ExportName& name,
                         const v1::ExportedTable& table);
 
 // Writes one export. While the object lives, other processes cannot write to
-// the folder. Begin() removes exports that others left unfinished.
+// the folder. Begin() removes exports that earlier writers have left
+// unfinished.
 //
 // Not thread-safe.
 class ExportWriter {

@@ -58,8 +58,7 @@ absl::StatusOr<Tables> ListTables(ParameterClient& client) {
   Tables tables;
   for (TableInfo& info : infos) {
     TFSWITCH_RETURN_IF_ERROR(info.lost);
-    // If some servers do not have the table, it is just being created or
-    // dropped.
+    // A table that some servers lack is just being created or dropped.
     if (info.num_shards != client.num_shards()) continue;
     const std::string name = info.config.name;
     tables[name] = std::move(info);
@@ -136,7 +135,7 @@ absl::Status CheckSame(const v1::PublishExportRequest& request,
 }
 
 // Writes the keys that no longer have a row to the file, as removed.
-// FailedPrecondition if these are more than half of the rows: a base is then
+// FailedPrecondition if more than half of the rows are removed: a base is then
 // smaller, and the user may have named the wrong table. FailedPrecondition also
 // if the default row has changed, because a delta cannot contain that.
 absl::Status FinishDifference(const RowDifference& difference,
@@ -204,8 +203,8 @@ absl::Status ExportTable(ParameterClient& client, const std::string& path,
   };
   auto cursors = client.ExportChanges(args, write_chunk);
   if (!args.since.empty() && absl::IsFailedPrecondition(cursors.status())) {
-    // A server no longer knows which rows have changed. The changes of other
-    // servers may already be in the file, so this begins a new file.
+    // A server no longer knows which rows have changed. Begins a new file,
+    // because the present one may already have changes from other servers.
     TFSWITCH_ASSIGN_OR_RETURN(
         const std::unique_ptr<RowDifference> difference,
         RowDifference::Open(path, writer->previous(), table));
@@ -235,8 +234,7 @@ absl::StatusOr<v1::PublishExportResponse> Publish(
                             ExportWriter::Begin(request.path(), is_delta));
   // The export that a delta follows.
   const v1::ExportContent last = LastExport(*writer, request.path());
-  // Lists all tables before it reads the first one, because reading may take
-  // long.
+  // Lists all tables before it reads the first, because reading may take long.
   TFSWITCH_ASSIGN_OR_RETURN(const Tables present, ListTables(client));
   TFSWITCH_ASSIGN_OR_RETURN(const std::set<std::string> tables,
                             TablesOf(request, present, last));

@@ -9,8 +9,8 @@
 
 namespace tfswitch {
 
-// Exports to the folder `path` of this machine. If it fails, there is no part
-// of an export. A delta may take as long as a base if a server does not know
+// Exports to the folder `path` of this machine. After an error no part of an
+// export remains. A delta may take as long as a base if a server does not know
 // the changes: then all rows are read and compared with the files. A rule
 // chooses rows by their state on `day`; see EmbeddingTable::last_day.
 //

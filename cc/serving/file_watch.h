@@ -43,7 +43,7 @@ class FileWatch {
   FileWatch(const FileWatch&) = delete;
   FileWatch& operator=(const FileWatch&) = delete;
 
-  // Whether a change was noticed; once true, it stays true. Readers check it
+  // Whether a change was noticed. Once true, it stays true. Readers call this
   // before and after they read. If it is false both times, the bytes were read
   // before any change. Without a lease, changes of the last second may be
   // missed.

@@ -1,5 +1,5 @@
-// Reads the file in the assets of an exported model that says where its rows
-// are.
+// Reads the file of an exported model that says where the model's rows are. The
+// file is among the model's assets.
 
 #ifndef TFSWITCH_CC_SERVING_MODEL_FILE_H_
 #define TFSWITCH_CC_SERVING_MODEL_FILE_H_
@@ -17,7 +17,7 @@ namespace tfswitch {
 // Relative to the folder of a SavedModel.
 inline constexpr char kModelFilePath[] = "assets/tfswitch_model.json";
 
-// The settings of a model that looks up on servers.
+// The settings of a model whose rows are looked up on servers.
 struct RemoteRowsOptions {
   // "grpc://host:port,host:port" or "grpc+unix:///path", in shard order.
   std::string addresses;

@@ -93,8 +93,8 @@ class PilotSearch {
       homeless_.pop_back();
       if (!Place(placed)) return false;
       recent_[num_placed++ % kNumRecent] = placed;
-      // With a good seed so many moves are never needed. So the search fails,
-      // and the caller tries another seed.
+      // With a good seed so many moves are never needed. So the search for this
+      // seed fails, and the caller tries another seed.
       if (++num_moves_ > 16 * hash_.pilots_per_part) return false;
     }
     return true;
@@ -137,8 +137,7 @@ class PilotSearch {
     owners_[slot] = bucket;
   }
 
-  // Whether all slots are different. Two keys of a bucket must not share a
-  // slot.
+  // Whether all slots differ. Two keys of a bucket must not share a slot.
   static bool AreDistinct(const uint64_t* slots, size_t size) {
     for (size_t i = 1; i < size; ++i) {
       if (std::find(slots, slots + i, slots[i]) != slots + i) return false;

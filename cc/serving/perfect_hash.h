@@ -1,4 +1,4 @@
-// Assigns each key of a fixed set its own slot. To find the slot, a search
+// Assigns each key of a fixed set its own slot. To find a key's slot, a search
 // reads one byte of memory.
 
 #ifndef TFSWITCH_CC_SERVING_PERFECT_HASH_H_
@@ -27,8 +27,8 @@ struct PerfectHash {
   uint64_t num_pilots() const { return num_parts * pilots_per_part; }
   uint64_t num_slots() const { return num_parts * slots_per_part; }
 
-  // The number of a key, made from its HashKey(). The functions below take it
-  // as `point`.
+  // A key's number, made from its HashKey(). The functions below call it
+  // `point`.
   uint64_t PointOf(uint64_t hash) const {
     return (hash ^ seed) * 0x9e3779b97f4a7c15ULL;
   }
@@ -56,7 +56,8 @@ struct PerfectHash {
 // the second level of the cache.
 uint64_t NumPerfectHashParts(uint64_t num_keys);
 
-// Sets the sizes of parts. The largest part has `max_keys_per_part` keys.
+// Sets the sizes of all parts. They are made for a part with
+// `max_keys_per_part` keys.
 void SizePerfectHash(uint64_t max_keys_per_part, PerfectHash* hash);
 
 // Finds the pilots of one part. `points` are the numbers (PointOf) of the keys

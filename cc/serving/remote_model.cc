@@ -79,8 +79,7 @@ class RemoteRows final : public PinnedRows {
   absl::Status Lookup(absl::Span<const LookupPart> parts,
                       const LentThreads* threads) const override {
     absl::Status status = TryLookup(parts, threads);
-    // Locks the mutex only if the lookup fails, or is the first to succeed
-    // after a failure.
+    // Locks the mutex only after a failure, and at the first success after it.
     if (!status.ok() || last_failed_.load(std::memory_order_relaxed)) {
       MutexLock lock(&mutex_);
       last_failed_ = !status.ok();
@@ -160,7 +159,7 @@ absl::Status RemoteRows::Explain(const absl::Status& status) const {
 }
 
 absl::Status RemoteRows::Check() const {
-  // Lists all tables, which takes one call of each server.
+  // Lists all tables, because that takes only one call for each server.
   const auto infos = client_->ListTables("");
   if (!infos.ok()) return Explain(infos.status());
   std::map<std::string, const TableInfo*> tables;

@@ -14,9 +14,9 @@
 
 namespace tfswitch {
 
-// Serves the servers' current rows at each lookup; pinning does not keep a
-// certain state of them. A lookup in many tables is one call of the client. It
-// asks for each repeated key once, and not for cached keys. Lookups create no
+// Serves the servers' current rows at each lookup; pinning does not fix their
+// values. A lookup in many tables is one call of the client. The call asks for
+// each repeated key once, and does not ask for cached keys. Lookups create no
 // rows on servers.
 //
 // `tables` are the tables that the model looks up, with their dims.

@@ -37,8 +37,8 @@ size_t NumShards(size_t max_rows) {
 
 size_t RowCache::HashOfName::operator()(const Name& name) const {
   // Combines the key with the table, because several tables may have the same
-  // keys. The map uses the low bits of the hash as well; the outer HashKey()
-  // makes them as random as the high ones.
+  // keys. The map also uses the low bits of the hash. The outer HashKey() makes
+  // these as random as the high bits.
   return HashKey(static_cast<Key>(hash(name.key) ^
                                   HashKey(static_cast<Key>(name.table) + 1)));
 }

@@ -22,8 +22,7 @@ namespace tfswitch {
 struct RowCacheOptions {
   // The most rows of all tables together.
   size_t max_rows = 0;
-  // How long a cached row may be used, from the moment when the servers were
-  // asked for it.
+  // How long a cached row may be used, from the request to the servers on.
   absl::Duration lifetime = absl::Seconds(10);
   std::vector<int> dims;  // The dim of each table.
 };
@@ -40,7 +39,7 @@ struct RowCacheOptions {
 // Thread-safe.
 class RowCache {
  public:
-  // A steady clock, because the system time may be changed.
+  // A steady clock, because changes of the system time do not affect it.
   using Time = std::chrono::steady_clock::time_point;
 
   // REQUIRES: options.lifetime > 0, options.max_rows <= 2^32.
@@ -88,8 +87,7 @@ class RowCache {
   struct Entry {
     Name name;
     Time asked_at;
-    // Whether the row was read since the CLOCK algorithm last looked at the
-    // entry.
+    // Whether the row was read since the CLOCK algorithm last passed it.
     bool was_read = false;
     std::vector<float> row;
   };

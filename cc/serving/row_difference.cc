@@ -1,6 +1,6 @@
-// The newest file that has a key counts. IsNews() marks the key's slot in that
-// file. A key has disappeared if it is unmarked at the end and in no newer
-// file.
+// If several files have a key, the newest one counts. IsNews() marks the key's
+// slot in that file. A key has disappeared if it is unmarked at the end and in
+// no newer file.
 
 #include "cc/serving/row_difference.h"
 

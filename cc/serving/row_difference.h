@@ -18,9 +18,9 @@
 
 namespace tfswitch {
 
-// Takes all rows of the table, in any order, and then lists the exported keys
-// that were not among them. Needs memory for one bit per exported row, and for
-// the deltas, which it merges as readers do. The base is mapped.
+// Takes all rows of the table, in any order. Then lists the exported keys that
+// the table no longer has. Needs memory for one bit per exported row, and for
+// the deltas, which it merges as readers do. The base is only mapped.
 //
 // Not thread-safe.
 class RowDifference {
@@ -56,8 +56,7 @@ class RowDifference {
   explicit RowDifference(RowLayers layers);
 
   const RowLayers layers_;
-  // For each file, one bit per slot. It is set when IsNews() is called with the
-  // key in the slot.
+  // For each file, one bit per slot: whether IsNews() got the key in the slot.
   std::vector<std::vector<bool>> shown_;
   int64_t num_found_ = 0;
 };

@@ -6,8 +6,8 @@
 // verified_ has one bit for each block. Two threads may check one block at
 // once; only the thread that sets the bit counts the block. Find() does not
 // verify. FindVerified() first verifies the blocks of the pilot and of the
-// record. An empty slot contains an id whose own slot is another one; by this
-// ForEachKey() recognises empty slots.
+// record. ForEachKey() recognises an empty slot by its id, which belongs to
+// another slot.
 
 #include "cc/serving/row_file.h"
 

@@ -34,8 +34,8 @@ inline constexpr size_t kRowFileHeaderBytes = 4096;
 // header is verified when it is first used, or all of them by Verify().
 //
 // Thread-safe. Immutable, except for the state of verification and of the
-// watch. Another process may change the bytes of a file that Open() has mapped
-// while they are read.
+// watch. If Open() has mapped the file, another process may change its bytes
+// even during a read.
 class RowFile {
  public:
   // NotFound if there is no such file, DataLoss if it is not the file of
@@ -70,8 +70,7 @@ class RowFile {
     if (watch_ != nullptr) watch_->Look();
     return CheckUnchanged();
   }
-  // Whether another process has the file open for writing. Also false if this
-  // is not known.
+  // Whether another process has the file open for writing; false if unknown.
   bool has_writer() const { return watch_ != nullptr && watch_->has_writer(); }
 
   // Reads the whole file and compares it with its checksums. DataLoss, naming

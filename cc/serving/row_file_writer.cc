@@ -47,8 +47,7 @@ void SetBit(uint64_t at, std::vector<uint64_t>* words) {
 
 // Slots for all keys.
 struct RowFileWriter::Places {
-  // A key's number (PerfectHash::PointOf), and the index of the call that gave
-  // the key.
+  // A key's number (PerfectHash::PointOf), and the index of the key's call.
   struct Entry {
     uint64_t point;
     uint32_t at;
@@ -195,8 +194,8 @@ class RowFileWriter::BlockFile {
 
  private:
   // The size of a huge page. If a file system supports it, the page cache keeps
-  // data in huge pages that was written in aligned pieces of this size. Lookups
-  // then need fewer TLB entries.
+  // data in huge pages if it was written in aligned pieces of this size.
+  // Lookups then need fewer TLB entries.
   static constexpr size_t kBufferBytes = size_t{2} << 20;
 
   const int fd_;
@@ -380,7 +379,7 @@ absl::StatusOr<RowFileWriter::Places> RowFileWriter::FindPlaces() {
   if (keys_.empty()) return places;
   places.hash.num_parts = NumPerfectHashParts(keys_.size());
   // The first seed is always the same, so that the same rows give the same
-  // file. It fails only if somebody chose keys that collide under this seed.
+  // file. This seed fails only if somebody chose keys that collide under it.
   // The seeds that follow are random, so nobody can choose keys for them.
   constexpr Key kMaxSeeds = 64;
   for (Key seed = 0; seed < kMaxSeeds; ++seed) {
@@ -408,8 +407,7 @@ absl::Status RowFileWriter::WriteRecords(const Places& places, const char* rows,
   // Prefetches this many slots ahead: keys and rows are not read in the order
   // in which they were written, so each costs one or two cache misses.
   constexpr size_t kAhead = 16;
-  // The number of records that are written at once. Their bytes should stay in
-  // the cache.
+  // How many records are written at once. They should stay in the cache.
   constexpr uint64_t kSlotsPerWrite = 512;
   const size_t record_bytes = sizeof(Key) + row_bytes_;
   std::vector<uint32_t> said(hash.slots_per_part + 2 * kAhead);

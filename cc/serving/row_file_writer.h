@@ -2,8 +2,8 @@
 // memory per key, and 16 more in Finish(). The position of a row is known only
 // when all keys are known. Until then rows are kept in an unnamed file in the
 // same folder, or in memory if they are few or the new file is in memory.
-// Finish() then reads them in another order, which is much faster if they fit
-// into the page cache.
+// Finish() then reads the rows in another order, which is much faster if they
+// fit into the page cache.
 
 #ifndef TFSWITCH_CC_SERVING_ROW_FILE_WRITER_H_
 #define TFSWITCH_CC_SERVING_ROW_FILE_WRITER_H_

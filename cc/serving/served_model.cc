@@ -23,8 +23,7 @@ namespace fs = std::filesystem;
 
 // A model that is open, that is being opened, or that was open before.
 struct KnownModel {
-  // A thread holds this while it opens the model. Lock it before the registry's
-  // mutex.
+  // Held while a thread opens the model. Locked before the registry's mutex.
   Mutex opening;
   std::string id;                    // Constant.
   std::weak_ptr<ServedModel> model;  // Guarded by the registry's mutex.
@@ -123,8 +122,7 @@ absl::StatusOr<std::shared_ptr<ServedModel>> OpenServedModel(
   }
   MutexLock registry_lock(&TheRegistry().mutex);
   entry->model = model;
-  // Moves the model to the end of the list: the path stands for the model that
-  // was opened last.
+  // Moves the model to the end: the path means the model that was opened last.
   auto& entries = TheRegistry().entries[file];
   const auto place = std::find(entries.begin(), entries.end(), entry);
   if (place != entries.end()) std::rotate(place, place + 1, entries.end());

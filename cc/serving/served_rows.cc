@@ -5,9 +5,9 @@
 // deltas to the served rows.
 //
 // open_ lets snapshots share their files. refused_ remembers a damaged file, so
-// that it is not read again before it is replaced. Serve() waits a little for
-// readers of the former snapshot to finish, so that the updater unmaps it, and
-// not a request.
+// that it is not read again before it is replaced. Serve() waits a little until
+// no request reads the former snapshot, so that the updater unmaps it, and not
+// a request.
 
 #include "cc/serving/served_rows.h"
 
@@ -326,8 +326,7 @@ void ServedRows::VerifyBuilt(const Built& built) {
       const absl::Status damage = std::move(status);
       Refuse(*file, damage);
       const State before = state();
-      // If a later base is served by now, the served rows do not contain the
-      // damaged file.
+      // If a later base is served by now, its rows do not use the damaged file.
       if (before.base_number != built.base_number) return;
       NoteError(damage);
       if (before.is_held) return;

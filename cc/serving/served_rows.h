@@ -28,8 +28,8 @@ struct ServedRowsOptions {
   std::map<std::string, int> tables;
   // Whether all rows are checked before they are served. If not, opening is
   // fast: each block is checked when it is first used, and a thread checks all
-  // others meanwhile. If it finds damage, an older, undamaged base is served.
-  // Later exports are always checked before they are served.
+  // others meanwhile. If the thread finds damage, an older, undamaged base is
+  // served. Later exports are always checked before they are served.
   bool verify_first = false;
 };
 
@@ -47,8 +47,9 @@ class ServedRows {
   };
 
   // Serves the newest export that can be read. NotFound if there is no export,
-  // FailedPrecondition if it lacks a table or a table has another dim, DataLoss
-  // if its files are damaged and there is no older, undamaged base.
+  // FailedPrecondition if the export lacks a table or a table has another dim,
+  // DataLoss if the export's files are damaged and there is no older, undamaged
+  // base.
   static absl::StatusOr<std::shared_ptr<ServedRows>> Open(
       const ServedRowsOptions& options);
   ~ServedRows();
@@ -140,7 +141,8 @@ class ServedRows {
   std::thread watcher_ ABSL_GUARDED_BY(mutex_);
   std::thread verifier_;  // Constant after Open().
 
-  // By path, row files that are in use, and row files that were damaged.
+  // The row files that are in use, and those that were found damaged. The key
+  // is the path.
   std::map<std::string, std::weak_ptr<const RowFile>> open_
       ABSL_GUARDED_BY(update_mutex_);
   std::map<std::string, Refused> refused_ ABSL_GUARDED_BY(update_mutex_);

@@ -66,11 +66,14 @@ struct ShardCall {
   Shard& shard;
   // Called at intervals by calls that may take long; its error ends the call.
   Shard::Interrupt interrupt;
-  const LentThreads* threads = nullptr;          // They help to apply a round.
-  uint32_t protocol_version = kProtocolVersion;  // The version of this side.
+  // They help to apply a round.
+  const LentThreads* threads = nullptr;
+  // The version of this side.
+  uint32_t protocol_version = kProtocolVersion;
   // Whether the caller may know of a table. If null, it may know of all tables.
   std::function<bool(absl::string_view table)> may_see = nullptr;
-  uint64_t caller = 0;  // See PushId.
+  // See PushId.
+  uint64_t caller = 0;
   // Whether the caller only opens existing tables, and changes nothing.
   bool only_reads = false;
   // OK if the caller may make one more table. If null, it may.

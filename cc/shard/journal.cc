@@ -43,7 +43,7 @@ absl::StatusOr<WriteResult> Journal::WriteOnce(
   const WriteGate::Pass pass(is_alone ? nullptr : &gate_);
   const WriteGate::Closed closed(is_alone ? &gate_ : nullptr);
   absl::StatusOr<int64_t> count;
-  // The ledger must be told the result, also after an exception.
+  // Tells the ledger the result, even after an exception.
   try {
     const absl::Status logged = log().status();
     count = logged.ok() ? write() : logged;
@@ -120,7 +120,7 @@ absl::StatusOr<bool> Journal::BeginReplay(uint64_t number, RecordType type,
     restored_at_ = number;
     return false;
   }
-  // The save from which this replay started has the restored rows.
+  // The save from which this replay started contains the restored rows.
   if (type == RecordType::kRestoreSaved) return false;
   float day = 0.0f;
   if (payload->size() < sizeof(day)) {

@@ -1,5 +1,6 @@
-// The writes of a shard: their records in the push log, the gate that stops
-// them while the state is saved, and the ledger of those that were applied.
+// The writes of a shard. The push log has a record of each write. The gate
+// stops writes while the state is saved. The ledger remembers which writes were
+// applied, to recognise repeated ones.
 
 #ifndef TFSWITCH_CC_SHARD_JOURNAL_H_
 #define TFSWITCH_CC_SHARD_JOURNAL_H_
@@ -23,41 +24,40 @@
 
 namespace tfswitch {
 
-// Types of the records of a push log. The payload is the present day, as a
+// Types of the records in a push log. A record contains the present day, as a
 // float, and then the message of the call.
 enum class RecordType : uint32_t {
   kPush = 1,
-  kPull = 2,  // A pull that has made rows.
+  kPull = 2,  // A pull that has added rows.
   kAssign = 3,
   kCreateTable = 4,
   kDropTable = 5,
   kErase = 6,
   kShrink = 7,
   kCommitRound = 8,
-  // A restore has replaced rows. No record has the restored rows.
+  // A restore has replaced rows. The log does not have the restored rows.
   kRestore = 9,
-  // The restored rows have been saved.
+  // The rows of that restore are now in a save.
   kRestoreSaved = 10,
-  // The server was killed before they were saved, and has continued with the
-  // rows from before the restore.
+  // The server was killed before the restored rows were saved. It has continued
+  // with the rows from before the restore.
   kRestoreUndone = 11,
-  // A change of a group of workers or of a work queue; see
-  // Coordinator::StartLog.
+  // A group of workers or a work queue has changed; see Coordinator::StartLog.
   kCoordination = 12,
 };
 
-// Logs an event when the disk of a folder has become full, and when writes
-// succeed again. Thread-safe.
+// Logs an event when the disk of a folder is full, and another event when
+// writes succeed again. Thread-safe.
 class DiskEvents {
  public:
-  // Notes the result of a write to `folder`.
+  // Called with the result of each write to `folder`.
   void Note(const absl::Status& status, const std::string& folder);
 
  private:
   std::atomic<bool> is_full_{false};
 };
 
-// Thread-safe, apart from the methods that say otherwise.
+// Thread-safe, except for the methods below that say so.
 class Journal {
  public:
   explicit Journal(const ShardOptions& options) : options_(options) {}
@@ -69,19 +69,20 @@ class Journal {
   // Null if there is no log.
   PushLog* log() const { return log_; }
 
-  // Does a write that is no push (CreateTable, DropTable, Assign, Erase) once,
-  // also if it is repeated: calls `write` unless it has returned OK under the
-  // same `id` before. With client_id 0 it is always called. First calls `log`,
-  // which writes the record. With a log, `is_alone` keeps other writes out
-  // meanwhile, so that a replay has the same order. FailedPrecondition as for
-  // Shard::Push().
+  // Does a write that is no push (CreateTable, DropTable, Assign, Erase), and
+  // only once if it is repeated: does not call `write` if an earlier call under
+  // the same `id` has returned OK. With client_id 0 always calls it. Calls
+  // `log` first, which writes the record. If there is a log, `is_alone` stops
+  // all other writes during the call, so that a replay has the same order.
+  // FailedPrecondition as for Shard::Push().
   absl::StatusOr<WriteResult> WriteOnce(
       const PushId& id, absl::FunctionRef<absl::StatusOr<uint64_t>()> log,
       absl::FunctionRef<absl::StatusOr<int64_t>()> write,
       bool is_alone = false);
 
-  // Appends the record of a call, and returns its number. Without a log returns
-  // 0, or in a replay the number of the replayed record.
+  // Appends the record of a call to the log, and returns the record's number.
+  // If there is no log, returns 0, or in a replay the number of the replayed
+  // record.
   absl::StatusOr<uint64_t> Log(RecordType type,
                                const google::protobuf::MessageLite& request) {
     if (log_ == nullptr) return replayed_number_;
@@ -93,39 +94,42 @@ class Journal {
   absl::StatusOr<uint64_t> LogPull(const PullRequest& pull);
   absl::StatusOr<uint64_t> LogAssign(const AssignRequest& request);
 
-  // Counts an applied write in options.num_writes.
+  // Increments options.num_writes, which counts applied writes.
   void CountWrite() {
     if (options_.num_writes != nullptr) {
       options_.num_writes->fetch_add(1, std::memory_order_relaxed);
     }
   }
 
-  // Logs an event of the server; does nothing in a recovery.
+  // Logs an event of the server. Does nothing during a recovery.
   void Tell(absl::string_view event,
             std::initializer_list<LogField> fields) const {
     if (!is_recovering_) LogServerEvent(LogLevel::kInfo, event, fields);
   }
 
-  // The last record that has been written, or applied by the recovery.
+  // The number of the last record that was written, or that the recovery has
+  // applied.
   uint64_t last_record() const {
     return log_ == nullptr ? last_record_ : log_->last();
   }
 
-  // The methods below require that no other thread uses the shard.
+  // The methods below must not be called while another thread uses the shard.
 
   void BeginRecovery() { is_recovering_ = true; }
-  // Called when a state has been recovered that has the records up to this one.
+  // Called after a recovery. `last_record` is the last record whose write is in
+  // the recovered state.
   void SetLastRecord(uint64_t number) { last_record_ = number; }
   bool is_recovering() const { return is_recovering_; }
-  // Begins to replay a record, and removes the day from `*payload`. False if
-  // the record is of no call. DataLoss for an invalid record.
+  // Begins the replay of a record, and removes the day from `*payload`. Returns
+  // false if the record does not belong to a call. DataLoss if the record is
+  // invalid.
   absl::StatusOr<bool> BeginReplay(uint64_t number, RecordType type,
                                    absl::string_view* payload);
   void EndRecovery();
 
-  // From now on writes a record to `log` before each write takes effect. `log`
-  // must outlive the shard, or its replacement by null. If the replay ended
-  // with a restore, writes a record that undoes it.
+  // From now on writes a record to `log` before each write is applied. `log`
+  // must outlive the shard, or be replaced by null. If the replay ended with a
+  // restore, writes a record that undoes the restore.
   absl::Status Start(PushLog* log);
 
  private:
@@ -134,8 +138,8 @@ class Journal {
   // Constant before the first call of a client.
   PushLog* log_ = nullptr;
   uint64_t last_record_ = 0;
-  uint64_t replayed_number_ = 0;  // The number of the replayed record.
-  uint64_t restored_at_ = 0;      // The last restore's record in a replay.
+  uint64_t replayed_number_ = 0;  // The record in replay.
+  uint64_t restored_at_ = 0;      // The last restore's record.
 
   // Synchronised by themselves.
   std::atomic<bool> is_recovering_{false};

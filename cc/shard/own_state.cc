@@ -1,12 +1,12 @@
-// A save shows one moment: the gate is closed, so that no row changes, and
-// snapshots of all tables are taken. The snapshots are written while training
-// continues.
+// A save has the state of one moment. The gate is closed, so that no row
+// changes while snapshots of all tables are taken. The snapshots are written
+// while training continues.
 //
-// A save of the state has the format of a client's save, but only this server's
-// part, and is in the server's own folder.
+// The server's own saves have the format of a client's save. They have only
+// this server's part, and are in the server's own folder.
 //
-// Recovery tries the newest save first. It skips damaged saves, because workers
-// are better served by an older model than by none. The caller reports them and
+// Recovery tries the newest save first. It skips damaged saves, because an
+// older model is better than none. The caller reports the damaged saves and
 // sets them aside.
 
 #include "cc/shard/own_state.h"
@@ -29,7 +29,7 @@
 namespace tfswitch {
 namespace {
 
-// After a save of all rows, this many saves have only what has changed.
+// After a save of all rows, this many saves have only the changes.
 constexpr int kMaxChangesSaved = 30;
 
 }  // namespace
@@ -75,8 +75,8 @@ v1::CheckpointServer OwnState::DescribeServer() {
 
 bool OwnState::UpdateBases(
     const std::vector<std::shared_ptr<EmbeddingTable>>& tables) {
-  // All tables get base files in the same save, so that this save shares no
-  // file with older ones.
+  // Either all tables add changes to their files, or all write all rows. So a
+  // save of all rows shares no file with older saves.
   bool adds_changes = num_changes_saved_ < kMaxChangesSaved;
   for (const auto& table : tables) {
     SavedBase& base = bases_[table->config().name];
@@ -144,7 +144,7 @@ absl::Status OwnState::Publish(const std::string& folder,
                                checkpoint::PartWriter* writer,
                                const Interrupt& interrupt) {
   absl::Status status = std::move(written);
-  // The records that the save includes must be on the disk before the save.
+  // The records of the writes in the save must be on the disk before the save.
   PushLog* const log = core_.journal.log();
   if (status.ok() && log != nullptr && !log->has_failed()) status = log->Sync();
   if (status.ok()) {
@@ -153,7 +153,7 @@ absl::Status OwnState::Publish(const std::string& folder,
     options.is_own = true;
     status = checkpoint::Commit(folder, save_id, {writer->Finish()}, options)
                  .status();
-    if (!status.ok()) bases_.clear();  // The save may be published or not.
+    if (!status.ok()) bases_.clear();  // It may be published.
   }
   disk_events_.Note(status, folder);
   if (status.ok()) return status;
@@ -224,7 +224,8 @@ absl::StatusOr<RecoveredState> OwnState::Recover(const std::string& folder,
     if (status.ok()) {
       core_.journal.ledger()->Restore(marks);
       core_.journal.SetLastRecord(recovered.server.last_record());
-      core_.turn.AssertTaken();  // No other thread uses the shard.
+      // No other thread uses the shard now.
+      core_.turn.AssertTaken();
       for (auto& [name, table] : loaded.tables) {
         bases_[name] = {table, {table->EndEpoch(), std::move(files[name])}};
       }
@@ -234,7 +235,7 @@ absl::StatusOr<RecoveredState> OwnState::Recover(const std::string& folder,
       }
       return recovered;
     }
-    // No earlier save exists.
+    // There is no earlier save.
     if (!newest.ok() && absl::IsNotFound(status)) return newest;
     if (!absl::IsDataLoss(status)) return status;
     newest.Update(status);

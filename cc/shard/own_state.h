@@ -1,6 +1,6 @@
 // The state that a server saves for its own restart: all tables, the marks of
-// writes, the staged pushes, and on shard 0 the work queues. It is in the
-// server's own folder, not in a client's.
+// applied writes, the staged pushes, and on shard 0 the work queues. The save
+// is in the server's own folder, which clients cannot use.
 
 #ifndef TFSWITCH_CC_SHARD_OWN_STATE_H_
 #define TFSWITCH_CC_SHARD_OWN_STATE_H_
@@ -31,30 +31,31 @@ struct RecoveredState {
   v1::CheckpointServer server;
   size_t num_tables = 0;
   int64_t num_rows = 0;
-  std::vector<std::string> skipped;  // Why newer saves cannot be read.
+  std::vector<std::string> skipped;  // Why newer saves were skipped.
 };
 
-// Thread-safe, apart from the methods that say otherwise.
+// Thread-safe, except for the methods below that say so.
 class OwnState {
  public:
   OwnState(ShardCore* core, Restores* restores)
       : core_(*core), restores_(*restores) {}
 
-  // Saves the state as it is at one moment. Writes wait only for that moment,
-  // not for the files, unless copies of rows that change meanwhile take more
-  // memory than options.max_save_bytes.
+  // Saves the state of one moment. Writes wait only while this moment is
+  // recorded, not while the files are written. There is one exception: they
+  // also wait if copies of rows that change during the save need more memory
+  // than options.max_save_bytes.
   absl::StatusOr<v1::CheckpointServer> Save(const std::string& folder,
                                             const Interrupt& interrupt = Never);
-  // The same for a caller that has closed the gate. Opens the gate as soon as it
-  // can if `closed` is not null.
+  // Like Save(), for a caller that has closed the gate. If `closed` is not
+  // null, opens the gate as soon as possible.
   //
   // REQUIRES: the caller has the turn.
   absl::StatusOr<v1::CheckpointServer> SaveClosed(
       const std::string& folder, const Interrupt& interrupt,
       std::optional<WriteGate::Closed>* closed);
 
-  // The report for clients about the recovery of this run; nullopt if there was
-  // no recovery.
+  // Describes to clients the recovery at the start of this run; nullopt if
+  // there was none.
   void SetReport(const v1::Recovery& report) {
     MutexLock lock(&mutex_);
     report_ = report;
@@ -64,46 +65,48 @@ class OwnState {
     return report_;
   }
 
-  // The methods below require that no other thread uses the shard.
+  // The methods below must not be called while another thread uses the shard.
 
-  // Reads the newest undamaged state. NotFound if no state was ever saved;
-  // DataLoss if none can be read.
+  // Reads the newest undamaged save. NotFound if there is no save. DataLoss if
+  // all saves are damaged.
   //
   // REQUIRES: the shard is new.
   absl::StatusOr<RecoveredState> Recover(const std::string& folder,
                                          const Interrupt& interrupt = Never);
 
-  // Restores the worker groups of the recovered state. Called only if records
-  // follow the state: without them the groups would be older than their
-  // workers.
+  // Restores the worker groups of the recovered state. Called only if the log
+  // has records after the save. Without these records the groups would lack the
+  // last steps of their workers.
   absl::Status RecoverGroups(const v1::CheckpointServer& server) {
     return core_.coordinator->RestoreGroups(server.groups());
   }
-  // Called after StartLog() if records are missing, so that workers join again.
+  // Removes all groups, so that workers join again. Called after StartLog() if
+  // records are missing.
   absl::Status ForgetGroups() { return core_.coordinator->ForgetGroups(); }
 
-  // Called after Recover() and the replay. Starts the eviction at intervals.
+  // Called after Recover() and the replay. Starts the timer that evicts rows.
   void EndRecovery();
   // See Journal::Start().
   absl::Status StartLog(PushLog* log);
 
  private:
-  // By table name, the base on which a save of changes builds.
+  // For each table name, the save on which the next save of changes builds.
   struct SavedBase {
     std::weak_ptr<EmbeddingTable> table;
     checkpoint::TableBase base;
   };
   using Bases = std::map<std::string, SavedBase>;
 
-  // The state without rows.
+  // The parts of the state that are not rows.
   v1::CheckpointServer DescribeServer();
   std::vector<checkpoint::StagedMessage> StagedMessages();
   absl::Status StageAgain(const checkpoint::StagedMessage& message);
-  // Makes the bases those of `tables`. Returns whether the next save should
-  // have only what has changed.
+  // Sets the bases for the present `tables`. Returns whether the next save
+  // should have only the changes.
   bool UpdateBases(const std::vector<std::shared_ptr<EmbeddingTable>>& tables)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(core_.turn);
-  // Publishes what the writer has written. After an error removes it.
+  // Publishes the files that the writer has written. After an error removes
+  // them.
   absl::Status Publish(const std::string& folder, const std::string& save_id,
                        absl::Status written, checkpoint::PartWriter* writer,
                        const Interrupt& interrupt)

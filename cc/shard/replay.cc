@@ -1,10 +1,11 @@
-// A replay calls the same functions as the calls did, but without a log. Each
-// record has the message, and the other values that the result depends on: the
-// day, and the number of the push, which seeds random choices.
+// A replay calls the same functions as the logged calls did, but without a log.
+// Each record has the message, and the other values on which the result
+// depends: the day, and the number of the push, which seeds random choices.
 //
-// A call that had no effect has none again: its arguments were wrong, its table
-// was dropped, or its round was over. So the replay ignores these errors. It
-// fails for others, such as no memory for rows that existed.
+// Some logged calls had no effect: their arguments were wrong, their table was
+// dropped, or their round was over. The replay gets the same errors and ignores
+// them. Any other error ends the replay, for example if there is no memory for
+// the rows.
 
 #include <cstdint>
 #include <string>
@@ -27,7 +28,7 @@ absl::Status Malformed(absl::string_view what) {
   return absl::DataLossError(absl::StrCat("a record is no ", what));
 }
 
-// Runs a control call again.
+// Repeats a logged control call.
 template <typename Request, typename Response>
 absl::Status RunAgain(Shard& shard, absl::string_view payload) {
   Request request;
@@ -39,17 +40,17 @@ absl::Status RunAgain(Shard& shard, absl::string_view payload) {
   ShardCall call{shard, [] { return absl::OkStatus(); }};
   if constexpr (std::is_same_v<Request, v1::CreateTableRequest>) {
     call.protocol_version =
-        request.protocol_version();  // It was the same then.
+        request.protocol_version();  // The logged call had this version.
   }
   const absl::Status status = Run(call, request, &response);
-  // These errors had no effect the first time either: too many tables or
-  // groups, or a table that had been replaced.
+  // A logged call that got one of these errors had no effect: there were too
+  // many tables or groups, or the table had been replaced.
   return absl::IsResourceExhausted(status) || absl::IsDataLoss(status)
              ? absl::FailedPreconditionError(status.message())
              : status;
 }
 
-// Errors of calls that had no effect the first time either.
+// Whether a logged call that got this error had no effect.
 bool HadNoEffect(const absl::Status& status) {
   return absl::IsNotFound(status) || absl::IsAlreadyExists(status) ||
          absl::IsFailedPrecondition(status) || absl::IsAborted(status) ||
@@ -65,12 +66,14 @@ absl::Status Shard::ReplayPush(absl::string_view payload) {
     return Malformed("push");
   }
   const auto table = core_.tables.Find({push.table, push.table_incarnation});
-  // Find() returns DataLoss if another table has the name by now.
+  // Here Find() may return DataLoss, because the name now belongs to a
+  // different table. For the replay the push's table is gone.
   if (!table.ok()) return absl::NotFoundError("its table is gone");
   const absl::Status status = Push(**table, push).status();
-  // If the push is staged, ResourceExhausted means a step with too many pushes,
-  // or too many groups: it was refused the first time, too. Otherwise memory
-  // for rows that existed is missing, which is an error.
+  // ResourceExhausted for a staged push means too many groups, or too many
+  // pushes in the step. The logged push was refused for the same reason. For
+  // any other push it means that memory for its rows is missing, which is an
+  // error.
   const bool is_staged =
       (*table)->config().consistency.kind == ConsistencyKind::kBsp;
   return is_staged && absl::IsResourceExhausted(status)

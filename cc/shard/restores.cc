@@ -1,5 +1,5 @@
-// Files are read without a lock. At the end the restore is asked again whether
-// it was given up meanwhile.
+// Files are read without a lock. After that, each call checks whether its
+// restore was given up in the meantime.
 
 #include "cc/shard/restores.h"
 
@@ -24,7 +24,7 @@
 namespace tfswitch {
 namespace {
 
-// Checks that each table of a client's request gets a name of its own.
+// Checks that no two tables of a client's request get the same name.
 absl::Status CheckNames(const v1::StageRestoreRequest& request) {
   if (!v1::StageRestoreRequest::State_IsValid(request.state())) {
     return absl::InvalidArgumentError(
@@ -54,8 +54,8 @@ absl::Status CheckNames(const v1::StageRestoreRequest& request) {
   return absl::OkStatus();
 }
 
-// The tables to restore, by their new names. NotFound if the checkpoint lacks
-// one.
+// Returns the tables to restore, by their new names. NotFound if the checkpoint
+// does not have one of them.
 absl::StatusOr<std::map<std::string, const v1::CheckpointTable*>>
 TablesToRestore(const std::string& path, const v1::CheckpointManifest& manifest,
                 const v1::StageRestoreRequest& request) {
@@ -81,7 +81,7 @@ TablesToRestore(const std::string& path, const v1::CheckpointManifest& manifest,
   return tables;
 }
 
-// The identity that a saved table gets under this name.
+// The identity that a saved table gets if it is restored under this name.
 TableIdentity RestoredIdentity(const std::string& name,
                                const v1::CheckpointTable& saved,
                                const v1::StageRestoreRequest& request) {
@@ -117,7 +117,7 @@ void Restore::Finish(const Answer& answer, LoadedRows rows) {
 
 absl::Status Restore::Wait(const Interrupt& interrupt) {
   while (is_loading()) {
-    TFSWITCH_RETURN_IF_ERROR(interrupt());  // It may run Python.
+    TFSWITCH_RETURN_IF_ERROR(interrupt());  // May run Python.
     MutexLock lock(&mutex_);
     if (is_loading_) has_loaded_.WaitFor(&mutex_, absl::Milliseconds(100));
   }
@@ -132,7 +132,7 @@ absl::Status Restores::GivenUp(const std::string& restore_id) const {
 
 absl::StatusOr<std::shared_ptr<Restore>> Restores::Begin(
     const std::string& restore_id, bool* is_new) {
-  std::vector<std::shared_ptr<Restore>> left_behind;  // Freed outside the lock.
+  std::vector<std::shared_ptr<Restore>> left_behind;  // Freed after the unlock.
   const auto restore = std::make_shared<Restore>();
   MutexLock lock(&mutex_);
   if (std::find(ended_.begin(), ended_.end(), restore_id) != ended_.end()) {
@@ -168,7 +168,7 @@ Restore::Answer Restores::Stage(const v1::StageRestoreRequest& request,
   for (bool is_new = false;;) {
     TFSWITCH_ASSIGN_OR_RETURN(restore, Begin(id, &is_new));
     if (is_new) break;
-    // The call is a repetition: an id has one restore.
+    // A restore with this id exists, so the call is repeated.
     TFSWITCH_RETURN_IF_ERROR(restore->Wait(interrupt));
     Restore::Answer answer = restore->answer();
     if (answer.ok() && Keep(id, *restore)) return answer;
@@ -203,7 +203,8 @@ Restore::Answer Restores::Stage(const v1::StageRestoreRequest& request,
     return Keep(id, *restore) ? answer : GivenUp(id);
   }
   {
-    // Removed first, so that a repetition that waits tries it again.
+    // Removes the restore before its loading ends, so that a repeated call that
+    // waits for it tries again.
     MutexLock lock(&mutex_);
     const auto it = restores_.find(id);
     if (it != restores_.end() && it->second == restore) restores_.erase(it);
@@ -212,8 +213,8 @@ Restore::Answer Restores::Stage(const v1::StageRestoreRequest& request,
   return answer;
 }
 
-// An existing table keeps its settings for the restored rows, if the rows fit
-// them.
+// If a table of this name exists and the saved rows fit its settings, it keeps
+// its settings.
 absl::StatusOr<TableConfig> Restores::ConfigFor(
     const std::string& path, const std::string& name, const TableConfig& saved,
     const TableCatalogue::TableMap& loaded) const {
@@ -300,7 +301,7 @@ std::shared_ptr<Restore> Restores::Remove(const std::string& restore_id) {
 }
 
 void Restores::Abort(const std::string& restore_id) {
-  std::shared_ptr<Restore> dropped;  // Freed outside the lock.
+  std::shared_ptr<Restore> dropped;  // Freed after the unlock.
   MutexLock lock(&mutex_);
   dropped = Remove(restore_id);
   if (dropped != nullptr) dropped->GiveUp();
@@ -313,7 +314,7 @@ absl::StatusOr<bool> Restores::Commit(const std::string& restore_id,
     MutexLock lock(&mutex_);
     const auto it = restores_.find(restore_id);
     if (it == restores_.end() || it->second->is_loading()) {
-      // The call is repeated because its first answer was lost.
+      // The call is repeated, because the answer to the first call was lost.
       if (restore_id == last_committed_) return false;
       return absl::NotFoundError(absl::StrCat(
           "restore '", restore_id, "' is not staged", core_.options.OnShard(),

@@ -1,4 +1,4 @@
-// The checkpoints that clients ask a shard to restore.
+// The restores of one shard, for clients that load a checkpoint.
 
 #ifndef TFSWITCH_CC_SHARD_RESTORES_H_
 #define TFSWITCH_CC_SHARD_RESTORES_H_
@@ -25,14 +25,15 @@
 
 namespace tfswitch {
 
-// The state that a restore has read.
+// The rows and queues that a restore has read from files.
 struct LoadedRows {
   TableCatalogue::TableMap tables;
   v1::SavedWorkQueues work_queues;
-  bool is_whole = false;  // Whether it has all tables of the checkpoint.
+  // Whether this is all that the checkpoint has.
+  bool is_whole = false;
   std::string path;
-  int64_t bytes = 0;    // Bytes read from files.
-  std::string seconds;  // The duration of loading.
+  int64_t bytes = 0;    // Read from files.
+  std::string seconds;  // How long it took.
 };
 
 // One restore, from StageRestore() to CommitRestore().
@@ -42,20 +43,20 @@ class Restore {
  public:
   using Answer = absl::StatusOr<v1::StageRestoreResponse>;
 
-  // Makes loading end with an error. Without effect if it has ended.
+  // Makes loading end with an error. Does nothing if loading has ended already.
   void GiveUp() { is_given_up_ = true; }
   bool is_given_up() const { return is_given_up_; }
 
-  // Called once, when loading has ended.
+  // Called once, at the end of loading.
   void Finish(const Answer& answer, LoadedRows rows);
-  // Waits until loading has ended. Calls `interrupt` meanwhile, and returns its
-  // error.
+  // Waits until loading has ended. Calls `interrupt` at intervals; if that
+  // fails, returns its error.
   absl::Status Wait(const Interrupt& interrupt);
   bool is_loading() const {
     MutexLock lock(&mutex_);
     return is_loading_;
   }
-  // The result of loading; an error before it has ended.
+  // The result of loading; an error while loading has not ended.
   Answer answer() const {
     MutexLock lock(&mutex_);
     return answer_;
@@ -64,7 +65,7 @@ class Restore {
     MutexLock lock(&mutex_);
     return std::move(rows_);
   }
-  // Null before it is known.
+  // May be null at first.
   std::shared_ptr<const RowCounts> counts() const {
     MutexLock lock(&mutex_);
     return counts_;
@@ -84,32 +85,33 @@ class Restore {
   std::shared_ptr<const RowCounts> counts_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Paths of clients are resolved by ShardOptions::ResolvePath(), with its
-// errors. Thread-safe.
+// ShardOptions::ResolvePath() resolves the paths of clients, and its errors are
+// returned. Thread-safe.
 class Restores {
  public:
   explicit Restores(ShardCore* core) : core_(*core) {}
 
-  // Reads and verifies the rows of `tables` (empty means all) that this shard
-  // owns. If all tables are restored, also reads the work queues, with the
-  // errors of Coordinator::CheckRestore. The present state does not change
-  // before Commit(). InvalidArgument for an invalid `new_names` or `state`.
-  // Reports to `progress`, or on stderr if that is null.
+  // Reads and verifies the rows of `tables` (if empty, of all tables) that this
+  // shard owns. If all tables are restored, also reads the work queues, with
+  // the errors of Coordinator::CheckRestore. The present tables do not change
+  // before Commit(). InvalidArgument if `new_names` or `state` is invalid.
+  // Reports to `progress`; if it is null, prints progress to stderr.
   //
-  // Only one restore can be staged: an earlier one that was not committed is
-  // dropped. A repetition waits for the first call, or gets its answer. Staged
-  // rows that are not committed or asked for again are dropped after
-  // options.staged_restore_expiry.
+  // Only one restore can be staged. An earlier restore that was not committed
+  // is dropped. If the call is repeated, the second call waits for the first
+  // one and returns its answer. Staged rows expire after
+  // options.staged_restore_expiry, unless they are committed or the call is
+  // repeated.
   Restore::Answer Stage(const v1::StageRestoreRequest& request,
                         const Interrupt& interrupt = Never,
                         Progress* progress = nullptr);
 
-  // Drops the staged state. OK if nothing is staged under `restore_id`.
+  // Drops the staged rows. OK if nothing is staged under `restore_id`.
   void Abort(const std::string& restore_id);
-  // Replaces tables by the staged state, and sets `*former` to the former ones,
-  // which take time to free. Returns whether it did: false if this is a
-  // repetition of the last commit. NotFound if nothing is staged under
-  // `restore_id`.
+  // Replaces tables by the staged ones, and sets `*former` to the former
+  // tables, because it takes time to free them. Returns true if it did so, and
+  // false if the call repeats the last commit. NotFound if nothing is staged
+  // under `restore_id`.
   //
   // REQUIRES: the gate is closed, and no save takes snapshots.
   absl::StatusOr<bool> Commit(const std::string& restore_id,
@@ -121,11 +123,12 @@ class Restores {
                        const v1::StageRestoreRequest& request,
                        const Interrupt& interrupt, LoadedRows* loaded,
                        Progress* progress) const;
-  // Replaces tables and work queues by these, and leaves the former tables in
-  // `*loaded`.
+  // Puts the loaded tables and work queues in the place of the present ones,
+  // and leaves the former tables in `*loaded`.
   void Install(LoadedRows* loaded);
 
-  // Adds the progress of the restores whose id begins with `id`.
+  // Adds the progress of all restores whose id begins with `id` to the
+  // response.
   void AddProgressTo(const std::string& id,
                      v1::GetProgressResponse* response) const;
 
@@ -135,28 +138,32 @@ class Restores {
   }
 
  private:
-  // The ids of this many ended restores are kept.
+  // How many ids of ended restores are kept.
   static constexpr size_t kMaxEnded = 64;
 
-  // Returns the restore of this id, or else makes it, gives up the others, and
-  // sets `*is_new`. Aborted if it has ended.
+  // Returns the restore of this id. If there is none, makes it, gives up the
+  // other restores, and sets `*is_new`. Aborted if a restore of this id has
+  // ended.
   absl::StatusOr<std::shared_ptr<Restore>> Begin(const std::string& restore_id,
                                                  bool* is_new);
-  // Keeps the restore for options.staged_restore_expiry. False if it has ended.
+  // Keeps the restore for another options.staged_restore_expiry. False if it
+  // has ended.
   bool Keep(const std::string& restore_id, const Restore& restore);
   absl::Status GivenUp(const std::string& restore_id) const;
-  // Removes the restore, and notes that it has ended: a late Stage() must not
-  // start it. Null if it is not staged.
+  // Removes the restore, and remembers that it has ended, so that a late
+  // Stage() does not start it again. Returns null if it is not staged.
   std::shared_ptr<Restore> Remove(const std::string& restore_id)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The config that a table of the checkpoint at `path` gets under this name.
+  // The config that a table of the checkpoint at `path` gets if it is restored
+  // under this name.
   absl::StatusOr<TableConfig> ConfigFor(
       const std::string& path, const std::string& name,
       const TableConfig& saved, const TableCatalogue::TableMap& loaded) const;
 
   ShardCore& core_;
 
-  mutable Mutex mutex_;  // Taken before the lock of a Restore.
+  // Locked before the mutex of a Restore.
+  mutable Mutex mutex_;
   // The keys are restore ids; at most one entry.
   std::map<std::string, std::shared_ptr<Restore>> restores_
       ABSL_GUARDED_BY(mutex_);
@@ -165,7 +172,7 @@ class Restores {
   // The restore that was committed last.
   std::string last_committed_ ABSL_GUARDED_BY(mutex_);
 
-  // Declared last, so that its thread ends before the members that it uses.
+  // Declared last and so destroyed first: its thread uses the members above.
   IntervalTimer expiry_timer_{[this](const std::string& id) { Abort(id); }};
 };
 

@@ -1,15 +1,17 @@
-// A save has the rows of one round on all shards, in three steps. All shards
-// hold their rounds. Then the coordinator says which round has closed last: no
-// shard can be past it. Then each shard applies the rounds up to this one that
-// it lacks, as workers would. So a save waits for no worker, dead or alive.
+// A save has the rows after one and the same round on all shards. It gets them
+// in three steps. First, all shards stop applying rounds. Then the coordinator
+// chooses the round that has closed last; no shard can have passed it. Then
+// each shard applies the rounds that it still lacks up to this one, as workers
+// would. So a save waits for no worker, dead or alive.
 //
-// A table has one snapshot at a time, so a save waits until the previous one is
-// written. Rounds must not wait that long: while a shard is still being saved,
-// it does not hold rounds for the next save, and answers that it waits.
+// A table has only one snapshot at a time, so a save must wait until the
+// previous save is written. Rounds must not wait that long. So while an earlier
+// save is still being written, a shard does not stop applying rounds for the
+// next save. It answers that the next save must wait.
 //
-// A round may have passed the hold just before that began, and may still be
-// being applied. It had closed, so it is one of the cut's rounds. Applying
-// those takes the lock of the group, and so waits for it.
+// When a hold begins, a round may be in the middle of being applied. This round
+// has closed, so it is one of the rounds of the save. To apply these, the shard
+// must lock the group, and so it waits until the running round is applied.
 
 #include "cc/shard/rounds.h"
 
@@ -32,14 +34,14 @@
 namespace tfswitch {
 namespace {
 
-// The sums of all pushes of a round to one table.
+// The summed gradients of all pushes of a round to one table.
 struct RoundSums {
   std::vector<Key> keys;
   std::vector<float> sums;
   OwnedObservations summed;
 };
 
-// Sums the pushes of workers that have different keys.
+// Sums the pushes by key. Used if the workers have different keys.
 absl::Status SumByKey(const EmbeddingTable& table,
                       const std::vector<WeightedPush>& pushes,
                       absl::FunctionRef<float(const WeightedPush&)> scale_of,
@@ -50,7 +52,8 @@ absl::Status SumByKey(const EmbeddingTable& table,
   OwnedObservations observations;
   for (const WeightedPush& each : pushes) {
     const StagedPush& push = *each.push;
-    // The table may have been replaced by one of another shape meanwhile.
+    // The table may have been replaced by one of a different shape since the
+    // push was staged.
     TFSWITCH_RETURN_IF_ERROR(CheckSize(name, "gradient", push.keys.size(),
                                        table.dim(), push.gradients.size()));
     all.insert(all.end(), push.keys.begin(), push.keys.end());
@@ -107,8 +110,8 @@ absl::StatusOr<int64_t> Rounds::CommitHeld(const std::string& group,
   TFSWITCH_ASSIGN_OR_RETURN(
       const uint64_t record,
       core_.journal.Log(RecordType::kCommitRound, request));
-  // Each worker commits the round, with its own record. The round's number is
-  // the same in all of them.
+  // Each worker commits the round, and each commit has a record of its own. The
+  // number of the round seeds random choices, because it is the same for all.
   const uint64_t number =
       record == 0 ? 0 : static_cast<uint64_t>(round.number()) + 1;
   return core_.stage.Commit(
@@ -133,7 +136,8 @@ absl::Status Rounds::Apply(const std::string& name,
     return is_mean ? static_cast<float>(each.weight / total_weight) : 1.0f;
   };
   const size_t dim = static_cast<size_t>(table->dim());
-  // Workers should have the same learning rate. If not, the first one counts.
+  // All workers should have the same learning rate. If not, the first push
+  // counts.
   const StagedPush& first = *pushes[0].push;
   const bool have_same_keys =
       std::all_of(pushes.begin(), pushes.end(), [&](const WeightedPush& each) {
@@ -149,10 +153,11 @@ absl::Status Rounds::Apply(const std::string& name,
     batch.day = std::max(batch.day, push.day);
   }
   RoundSums round;
-  // Every push has all blocks of a dense table, so there is nothing to count.
+  // Counts are not needed for a dense table, because every push has all its
+  // blocks.
   const bool needs_counts =
       table->config().NeedsCounts() && table->config().layout.empty();
-  if (have_same_keys && !needs_counts) {  // Always so for a dense table.
+  if (have_same_keys && !needs_counts) {  // True for dense tables.
     round.keys.assign(first.keys.begin(), first.keys.end());
     round.sums.assign(round.keys.size() * dim, 0.0f);
     for (const WeightedPush& each : pushes) {
@@ -186,7 +191,8 @@ absl::StatusOr<v1::PauseRoundsResponse> Rounds::Pause(
   }
   const bool is_held =
       core_.round_hold.Begin(save_id, absl::Milliseconds(request.hold_ms()));
-  // Saves that begin after this wait until the hold has ended.
+  // If no save is being written now, saves that begin later wait until the hold
+  // has ended.
   if (!is_held || core_.turn.IsTaken()) {
     if (is_held) core_.round_hold.End(save_id);
     response.set_waiting_for(

@@ -48,8 +48,8 @@ absl::Status PreparePush(const ShardOptions& options,
                      " has no optimizer yet. Make it with one before the first "
                      "push"));
   }
-  // The table may have been replaced by one of another dim since the client
-  // checked this.
+  // The client has checked this, but since then the table may have been
+  // replaced by one of a different dim.
   TFSWITCH_RETURN_IF_ERROR(CheckSize(name, "gradient", push.keys.size(), dim,
                                      push.gradients.size()));
   TFSWITCH_RETURN_IF_ERROR(CheckDay(name, push.day));
@@ -100,7 +100,7 @@ absl::Status PreparePush(const ShardOptions& options,
 absl::Status RunKeyRanges(
     const LentThreads* threads, size_t num_keys, size_t dim,
     absl::FunctionRef<absl::Status(size_t, size_t)> work) {
-  // Ranges have about the same number of floats for all lengths of rows.
+  // A range has about the same number of floats for every length of rows.
   const size_t min_keys_per_range = std::max<size_t>(16, 16384 / dim);
   Mutex mutex;
   absl::Status first;

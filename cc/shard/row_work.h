@@ -1,5 +1,5 @@
-// The work on the rows of one table, for the calls of a shard and for closed
-// rounds. These functions have no state.
+// Works on the rows of one table, for the calls of a shard and for closed
+// rounds. The functions have no state.
 
 #ifndef TFSWITCH_CC_SHARD_ROW_WORK_H_
 #define TFSWITCH_CC_SHARD_ROW_WORK_H_
@@ -21,8 +21,8 @@
 
 namespace tfswitch {
 
-// Notes the day of the next calls for the table; see EmbeddingTable::NoteDay.
-// InvalidArgument if `day` is not a valid day.
+// Sets the day that the next calls for the table use; see
+// EmbeddingTable::NoteDay. InvalidArgument if `day` is not a valid day.
 absl::Status NoteDay(EmbeddingTable& table, float day);
 
 // InvalidArgument if a key belongs to another shard.
@@ -30,7 +30,7 @@ absl::Status CheckOwnership(const ShardOptions& options,
                             const EmbeddingTable& table,
                             absl::Span<const Key> keys);
 
-// A checked push, with the sums of its repeated keys.
+// A push that was checked, with the gradients of repeated keys added up.
 struct PreparedPush {
   GradientBatch batch;
   std::vector<Key> unique;
@@ -38,14 +38,14 @@ struct PreparedPush {
   OwnedObservations summed;
 };
 
-// Checks the push against the table. `prepared` points into itself and must
-// not move. REQUIRES: CheckPush() is OK.
+// Checks whether the push fits the table, and fills in `prepared`. It contains
+// pointers to itself, so it must not be moved. REQUIRES: CheckPush() is OK.
 absl::Status PreparePush(const ShardOptions& options,
                          const EmbeddingTable& table, const PushRequest& push,
                          PreparedPush* prepared);
 
-// Calls work(begin, size) for ranges of keys, on several threads if they are
-// lent and there are enough keys. Returns the first error.
+// Calls work(begin, size) for ranges of keys. Uses several threads if `threads`
+// lends some and there are enough keys. Returns the first error.
 absl::Status RunKeyRanges(const LentThreads* threads, size_t num_keys,
                           size_t dim,
                           absl::FunctionRef<absl::Status(size_t, size_t)> work);

@@ -1,5 +1,5 @@
-// Files are written without a lock. At the end the save is asked again whether
-// it was given up meanwhile.
+// Files are written without a lock. After that, each call checks whether its
+// save was given up in the meantime.
 
 #include "cc/shard/saves.h"
 
@@ -57,7 +57,8 @@ absl::Status Save::End(const Interrupt& interrupt) {
   {
     MutexLock lock(&mutex_);
     is_given_up_ = true;
-    // The folder of the save, even if the caller names another one now.
+    // The folder in which the save is, even if the caller now names a different
+    // one.
     folder = folder_;
     files = files_;
   }
@@ -112,7 +113,7 @@ absl::StatusOr<v1::CheckpointPart> Saves::Write(
   TFSWITCH_ASSIGN_OR_RETURN(const auto tables, TablesToSave(request));
   const std::shared_ptr<Save> save = Find(request.save_id());
   TFSWITCH_RETURN_IF_ERROR(save->Check());
-  // The call is repeated because its first answer was lost.
+  // The call is repeated, because the answer to the first call was lost.
   if (auto answer = save->AnswerFor(path); answer.has_value()) return *answer;
   std::optional<Progress> own_progress;
   if (progress == nullptr) {
@@ -138,7 +139,7 @@ absl::StatusOr<v1::CheckpointPart> Saves::Write(
   const absl::StatusOr<Snapshots> snapshots =
       TakeAtCut(request, tables, check, &writer);
   if (absl::IsAborted(snapshots.status())) {
-    // The call is a repetition, and the first one has ended meanwhile.
+    // The call is repeated, and the first call has ended in the meantime.
     if (auto answer = save->AnswerFor(path); answer.has_value()) return *answer;
   }
   TFSWITCH_RETURN_IF_ERROR(snapshots.status());
@@ -162,7 +163,7 @@ absl::StatusOr<Snapshots> Saves::TakeAtCut(
     const v1::SaveShardRequest& request,
     const std::vector<std::shared_ptr<EmbeddingTable>>& tables,
     const Interrupt& check, checkpoint::PartWriter* writer) {
-  // No round is applied while `kept` has a value.
+  // No round is applied while `kept` is set.
   std::optional<RoundHold::Kept> kept;
   if (request.has_cut()) {
     kept.emplace(&core_.round_hold, request.save_id());
@@ -181,7 +182,7 @@ absl::StatusOr<Snapshots> Saves::TakeAtCut(
     const std::optional<v1::SavedWorkQueues> work_queues =
         kept.has_value() ? kept->work_queues()
                          : core_.coordinator->SaveWorkQueues();
-    // The hold has ended, and another one has begun.
+    // The hold of this save has ended, and that of another save has begun.
     if (!work_queues.has_value()) return rounds_.NotHeld(request.save_id());
     writer->SetWorkQueues(*work_queues);
   }
@@ -232,7 +233,8 @@ void Saves::EndExpired(const Interrupt& interrupt) {
   for (const auto& save : expired) {
     const absl::Status status = save->End(interrupt);
     if (status.ok()) continue;
-    // The present save continues. A later one tries this again.
+    // The present save continues. A later save tries to remove these files
+    // again.
     save->set_expiry(SteadyNow() + core_.options.save_expiry);
     LogMessage(LogLevel::kWarning, {"files_left"},
                absl::StrCat("files of save '", save->id(),

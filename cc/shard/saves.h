@@ -1,4 +1,4 @@
-// The checkpoints that clients ask a shard to save.
+// The saves of one shard, for clients that save a checkpoint.
 
 #ifndef TFSWITCH_CC_SHARD_SAVES_H_
 #define TFSWITCH_CC_SHARD_SAVES_H_
@@ -32,17 +32,18 @@ class Save {
 
   const std::string& id() const { return id_; }
 
-  // Aborted if the save was given up.
+  // Aborted if the save has been given up.
   absl::Status Check() const {
     MutexLock lock(&mutex_);
     return CheckLocked();
   }
-  // The answer to a repetition of the call that has written to `folder`.
+  // The answer if an earlier call has written the save to `folder`; else
+  // nullopt.
   std::optional<v1::CheckpointPart> AnswerFor(const std::string& folder) const;
-  // Keeps what the writer has written to `folder` until `expiry`, a time of
-  // SteadyNow(), and returns the answer. If a first call has ended meanwhile,
-  // returns its answer. Aborted if the save was given up; then the writer
-  // removes its files.
+  // Keeps the files that the writer has written to `folder` until `expiry`, a
+  // time of SteadyNow(), and returns the answer. If an earlier call has
+  // finished first, returns the answer of that call. Aborted if the save has
+  // been given up; then the writer removes its files.
   absl::StatusOr<v1::CheckpointPart> Finish(const std::string& folder,
                                             absl::Time expiry,
                                             checkpoint::PartWriter* writer);
@@ -50,11 +51,11 @@ class Save {
     MutexLock lock(&mutex_);
     files_.clear();
   }
-  // Gives the save up, and removes its files. May be repeated. OK if the save
-  // was published after all.
+  // Gives the save up, and removes its files. May be repeated. Returns OK and
+  // keeps the files if they were published.
   absl::Status End(const Interrupt& interrupt);
 
-  // Whether the files should have been published by now.
+  // Whether the time in which the files should be published is over.
   bool is_expired(absl::Time now) const {
     MutexLock lock(&mutex_);
     return !files_.empty() && expiry_ <= now;
@@ -63,7 +64,7 @@ class Save {
     MutexLock lock(&mutex_);
     expiry_ = expiry;
   }
-  // Null before it is known.
+  // May be null at first.
   std::shared_ptr<const RowCounts> counts() const {
     MutexLock lock(&mutex_);
     return counts_;
@@ -80,53 +81,55 @@ class Save {
   mutable Mutex mutex_;
   bool is_given_up_ ABSL_GUARDED_BY(mutex_) = false;
   std::string folder_ ABSL_GUARDED_BY(mutex_);
-  // Unpublished, in folder_.
+  // Not published yet.
   std::vector<std::string> files_ ABSL_GUARDED_BY(mutex_);
   std::optional<v1::CheckpointPart> part_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<const RowCounts> counts_ ABSL_GUARDED_BY(mutex_);
   absl::Time expiry_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
 };
 
-// Paths of clients are resolved by ShardOptions::ResolvePath(), with its
-// errors. Thread-safe.
+// ShardOptions::ResolvePath() resolves the paths of clients, and its errors are
+// returned. Thread-safe.
 class Saves {
  public:
   Saves(ShardCore* core, Rounds* rounds) : core_(*core), rounds_(*rounds) {}
 
   // Writes this shard's rows, and returns its part of the manifest. If all
-  // tables are saved, shard 0 also saves the work queues. With a cut, first
-  // applies the rounds of the cut; Aborted if the save does not hold rounds
-  // (any more). Reports to `progress`, or on stderr if that is null.
+  // tables are saved, shard 0 also saves the work queues. If the request has a
+  // cut, first applies the rounds of the cut; Aborted if the save does not hold
+  // rounds (any more). Reports to `progress`; if it is null, prints progress to
+  // stderr.
   absl::StatusOr<v1::CheckpointPart> Write(const v1::SaveShardRequest& request,
                                            const Interrupt& interrupt = Never,
                                            Progress* progress = nullptr);
 
-  // Publishes the manifest made of all shards' parts; see checkpoint::Commit.
+  // Joins the parts of all shards to a manifest and publishes it; see
+  // checkpoint::Commit.
   absl::StatusOr<int64_t> Commit(const v1::CommitCheckpointRequest& request,
                                  const Interrupt& interrupt = Never);
 
-  // Ends a save that will not be committed: removes the files that this shard
-  // has written, or is writing, for it. May be repeated. OK if the save is
-  // unknown, or was published after all.
+  // Ends a save that will not be committed. Removes the files that this shard
+  // has written for it or is still writing. May be repeated. OK if the save is
+  // not known, or if it was published.
   absl::Status Abort(const std::string& path, const std::string& save_id,
                      const Interrupt& interrupt = Never);
 
-  // Adds the progress of the saves whose id begins with `id`.
+  // Adds the progress of all saves whose id begins with `id` to the response.
   void AddProgressTo(const std::string& id,
                      v1::GetProgressResponse* response) const;
 
  private:
-  // The last saves are kept. One that is in use is kept longer.
+  // How many saves are remembered. A save that is in use is remembered longer.
   static constexpr size_t kMaxSaves = 64;
 
-  // Makes the save if it does not exist.
+  // Returns the save of this id. Makes it if there is none.
   std::shared_ptr<Save> Find(const std::string& save_id);
   void EndExpired(const Interrupt& interrupt);
   // InvalidArgument if the request names a table twice.
   absl::StatusOr<std::vector<std::shared_ptr<EmbeddingTable>>> TablesToSave(
       const v1::SaveShardRequest& request);
-  // Takes snapshots of `tables`, at the cut if there is one. On shard 0 also
-  // sets the work queues.
+  // Takes snapshots of `tables`, after the rounds of the cut if there is one.
+  // On shard 0 also passes the work queues to the writer.
   absl::StatusOr<Snapshots> TakeAtCut(
       const v1::SaveShardRequest& request,
       const std::vector<std::shared_ptr<EmbeddingTable>>& tables,
@@ -137,7 +140,8 @@ class Saves {
   Rounds& rounds_;
   DiskEvents disk_events_;
 
-  mutable Mutex mutex_;  // Taken before the lock of a Save.
+  // Locked before the mutex of a Save.
+  mutable Mutex mutex_;
   std::deque<std::shared_ptr<Save>> saves_ ABSL_GUARDED_BY(mutex_);
 };
 

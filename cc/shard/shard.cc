@@ -1,5 +1,5 @@
 // PreparePush() checks a push and sums its repeated keys before ApplyPush()
-// asks the ledger, so that a refused push leaves no trace.
+// tells the ledger of it. So a push that is refused changes nothing.
 
 #include "cc/shard/shard.h"
 
@@ -55,7 +55,8 @@ absl::Status Shard::Pull(EmbeddingTable& table, absl::Span<const Key> keys,
   if (core_.journal.log() == nullptr || !insert_missing) {
     TFSWITCH_RETURN_IF_ERROR(run(insert_missing));
   } else {
-    // Most pulls find all their rows, and need no record.
+    // Most pulls find rows for all their keys. They change nothing, so they
+    // need no record.
     TFSWITCH_RETURN_IF_ERROR(run(false));
     if (num_found < static_cast<int64_t>(keys.size()) &&
         table.config().admission.is_always()) {
@@ -74,7 +75,8 @@ absl::Status Shard::Pull(EmbeddingTable& table, absl::Span<const Key> keys,
   if (insert_missing || table.config().layout.empty() || num_missing == 0) {
     return absl::OkStatus();
   }
-  // Zeros would look like values of the model's variables.
+  // Returns an error instead of zeros, because zeros would look like values of
+  // the model's variables.
   return absl::FailedPreconditionError(absl::StrCat(
       "dense table '", table.config().name, "'", core_.options.OnShard(),
       " has no values for ", num_missing, " of ", keys.size(),
@@ -155,7 +157,7 @@ absl::StatusOr<WriteResult> Shard::ApplyPush(EmbeddingTable& table,
   const WriteGate::Pass pass(core_.journal.gate());
   absl::StatusOr<uint64_t> number;
   absl::Status applied;
-  // The ledger must be told the result, also after an exception.
+  // Tells the ledger the result, even after an exception.
   try {
     const absl::Status present = CheckPresent(table);
     number = present.ok() ? core_.journal.LogPush(push) : present;
@@ -178,8 +180,8 @@ absl::StatusOr<WriteResult> Shard::ApplyPush(EmbeddingTable& table,
         push.keys.size(), " keys", is_staged ? " until its round closes" : ""));
   }
   if (protected_push) {
-    // Counts as applied even if memory ran out: present rows have taken their
-    // step.
+    // A push counts as applied even if memory ran out, because the rows that
+    // exist have been updated.
     core_.journal.ledger()->End(
         push.id,
         /*applied=*/number.ok() && (!is_staged || applied.ok()),
@@ -252,8 +254,8 @@ absl::StatusOr<ShrinkReport> Shard::Shrink(
                      "' has no eviction rules; pass some with the call, or "
                      "make the table with `eviction`"));
   }
-  // The rules compare all rows. A replay must find the same rows, so no other
-  // write may run meanwhile.
+  // The rules compare all rows. No other write may run at the same time,
+  // because a replay must find the same rows.
   const WriteGate::Closed closed(dry_run ? nullptr : core_.journal.gate());
   if (!dry_run) TFSWITCH_RETURN_IF_ERROR(CheckPresent(table));
   if (!dry_run && core_.journal.log() != nullptr) {
@@ -272,7 +274,7 @@ absl::StatusOr<ShrinkReport> Shard::Shrink(
                             core_.options.num_shards) -
         FirstVirtualShardOf(core_.options.shard_index, num_virtual,
                             core_.options.num_shards);
-    // Rounds up. The product may not fit into 64 bits.
+    // Rounds up. 128 bits are used because the product may not fit into 64.
     own_rules.max_rows = static_cast<uint64_t>(
         (static_cast<unsigned __int128>(*own_rules.max_rows) * owned +
          num_virtual - 1) /
@@ -358,7 +360,7 @@ void Shard::ShrinkOnTime(const std::string& name) {
     status = absl::ResourceExhaustedError(
         absl::StrCat("table '", name, "': no memory to shrink it"));
   }
-  // No caller waits for the error. The next time may succeed.
+  // No caller waits for this error. The next attempt may succeed.
   if (!status.ok()) {
     LogMessage(LogLevel::kError, {"not_evicted"}, status.message());
   }
@@ -391,8 +393,9 @@ absl::Status Shard::CommitRestore(const std::string& restore_id, bool abort,
     restores_.Abort(restore_id);
     return absl::OkStatus();
   }
-  LoadedRows former;  // Freed after the gate is open.
-  // Waits for a running save, and keeps other saves from beginning.
+  // Freed after the gate opens.
+  LoadedRows former;
+  // Waits for a running save, and stops other saves from beginning.
   TFSWITCH_RETURN_IF_ERROR(core_.turn.Take(restore_id, interrupt));
   const absl::Cleanup end_turn = [this] { core_.turn.Return(); };
   const WriteGate::Closed closed(core_.journal.gate());
@@ -400,8 +403,8 @@ absl::Status Shard::CommitRestore(const std::string& restore_id, bool abort,
                             restores_.Commit(restore_id, &former));
   PushLog* const log = core_.journal.log();
   if (log == nullptr) return absl::OkStatus();
-  // No record has the restored rows, so they are saved before other writes. If
-  // that has failed, a repetition of this call saves them.
+  // The log does not have the restored rows, so they are saved before other
+  // writes are allowed. If that save fails, a repeated call saves them.
   if (is_installed) {
     TFSWITCH_RETURN_IF_ERROR(log->BeginBreak(
         static_cast<uint32_t>(RecordType::kRestore),
@@ -413,7 +416,7 @@ absl::Status Shard::CommitRestore(const std::string& restore_id, bool abort,
   TFSWITCH_RETURN_IF_ERROR(
       own_state_.SaveClosed(core_.options.own_folder, Never, nullptr).status());
   log->EndBreak();
-  // A record after the restore marks that the restore is complete.
+  // This record says that the restored rows are in a save.
   return core_.journal.Log(RecordType::kRestoreSaved, {""}).status();
 }
 

@@ -1,5 +1,5 @@
-// The state of one server without the network: its tables, and the writes that
-// it has applied. The parts of a shard have a file each:
+// The state of one server, without the network: its tables, and the writes that
+// it has applied. Each part of a shard has a file of its own:
 //
 //   table_catalogue.h  tables by their names
 //   journal.h          records of writes, the gate, and applied writes
@@ -8,7 +8,8 @@
 //   restores.h         the checkpoints that clients restore
 //   own_state.h        the state that a server saves for its own recovery
 //
-// A thread that has locks of this list may take those further down in it:
+// The order of locks: a thread that has locked a lock of this list may then
+// lock only locks that are below it in the list.
 //
 //   1. the turn of a save (SaveTurn)
 //   2. the gate of writes (WriteGate): closed, or passed by a write
@@ -46,19 +47,19 @@
 
 namespace tfswitch {
 
-// One of several pushes.
+// One of the pushes of a call.
 struct TablePush {
   std::shared_ptr<EmbeddingTable> table;
   const PushRequest* push = nullptr;
 };
 
-// The tables of one shard. All arguments of clients are checked here and in the
-// parts, so that embedded and networked use give the same errors. After an
-// error nothing of the request has been applied, unless the method says
-// otherwise.
+// The tables of one shard. The shard and its parts check all arguments of
+// clients, so that tables in this process and tables on servers give the same
+// errors. A call that returns an error has applied nothing, unless the method
+// says otherwise.
 //
-// Thread-safe. Tables are shared pointers: a dropped or replaced table lives
-// until the last call on it has ended.
+// Thread-safe. Calls have shared pointers to tables, so a table that is dropped
+// or replaced exists until the last call on it has ended.
 class Shard {
  public:
   using Interrupt = tfswitch::Interrupt;
@@ -71,7 +72,7 @@ class Shard {
   Shard& operator=(const Shard&) = delete;
 
   const ShardOptions& options() const { return core_.options; }
-  // A random id of this run of the shard.
+  // A random number that identifies this run of the shard.
   uint64_t instance_id() const { return instance_id_; }
 
   TableCatalogue& tables() { return core_.tables; }
@@ -82,73 +83,76 @@ class Shard {
   Restores& restores() { return restores_; }
   OwnState& own_state() { return own_state_; }
 
-  // The coordinator of worker groups. FailedPrecondition unless this is shard
-  // 0, which coordinates for all.
+  // The coordinator of all worker groups. FailedPrecondition unless this is
+  // shard 0, which has the only coordinator.
   absl::StatusOr<std::shared_ptr<Coordinator>> FindCoordinator() const;
 
-  // Ends present and later calls that wait for other workers. Called when a
+  // Ends calls that wait for other workers, now and from now on. Called when a
   // server stops.
   void EndWaits() { core_.coordinator->Shutdown(); }
 
   // NotFound, naming the existing tables, if there is no such table. DataLoss
-  // if the incarnation that `table` names does not exist and was not dropped
-  // here: it was lost in a restart, or another table has taken its name.
+  // if the shard has no table with the incarnation in `table`, and none was
+  // dropped: the table was lost in a restart, or another table has taken its
+  // name.
   absl::StatusOr<std::shared_ptr<EmbeddingTable>> FindTable(
       const TableRef& table) const {
     return core_.tables.Find(table);
   }
 
-  // InvalidArgument if a key belongs to another shard, or the size of
-  // `embeddings` is not keys.size() x dim. `threads` may be null.
+  // Reads rows. InvalidArgument if a key belongs to another shard, or the size
+  // of `embeddings` is not keys.size() x dim. `threads` may be null.
   absl::Status Pull(EmbeddingTable& table, absl::Span<const Key> keys,
                     bool insert_missing, absl::Span<float> embeddings,
                     const LentThreads* threads = nullptr);
 
-  // InvalidArgument for a wrong size, a NaN or Inf gradient (names the key), a
-  // learning rate that is negative or not finite, or a key of another shard.
-  // ResourceExhausted if memory for new rows runs out; only then have the other
-  // rows taken their step. A push that was applied before gets the same answer
-  // again. FailedPrecondition if it is no longer known whether it was applied;
-  // see WriteLedger.
+  // Applies a push. InvalidArgument if a size is wrong, a gradient is NaN or
+  // Inf (names the key), the learning rate is negative or not finite, or a key
+  // belongs to another shard. ResourceExhausted if memory for new rows runs
+  // out; only then have the other rows been updated. If the push is repeated,
+  // returns the first answer. FailedPrecondition if the shard no longer knows
+  // whether the push was applied; see WriteLedger.
   //
-  // A push to a bsp table is staged until Rounds::Commit(), and updates
-  // nothing. FailedPrecondition if push.step is empty, or its round has been
+  // A push to a bsp table is staged until Rounds::Commit() and updates no row
+  // now. FailedPrecondition if push.step is empty, or its round has been
   // applied.
   absl::StatusOr<WriteResult> Push(EmbeddingTable& table,
                                    const PushRequest& push,
                                    const LentThreads* threads = nullptr);
 
-  // Applies several pushes; pushes to one table keep their order. All are
-  // checked before any is applied. If applying one fails, the others are still
-  // applied. Returns the first error in the order of `pushes`. REQUIRES: as
-  // many results as pushes.
+  // Applies several pushes. Pushes to the same table are applied in their
+  // order. All are checked before any is applied. If one cannot be applied, the
+  // others are. Returns the first error in the order of `pushes`. REQUIRES:
+  // there are as many results as pushes.
   absl::Status PushMany(absl::Span<const TablePush> pushes,
                         absl::Span<WriteResult> results,
                         const LentThreads* threads = nullptr);
-  // As PushMany(), for pushes of this process. REQUIRES: CheckPush() is OK for
-  // each.
+  // Like PushMany(), for pushes of this process. REQUIRES: CheckPush() is OK
+  // for each push.
   absl::Status PushChecked(absl::Span<const TablePush> pushes,
                            absl::Span<WriteResult> results,
                            const LentThreads* threads);
 
-  // Sets rows, and returns how many. `slots` is empty or has
-  // keys.size() x slot_floats floats. With `only_missing` present rows are not
-  // changed. InvalidArgument for NaN or Inf values, naming the key.
+  // Sets rows, and returns how many were set. `slots` is empty or has
+  // keys.size() x slot_floats floats. With `only_missing`, rows that exist are
+  // not changed. InvalidArgument if a value is NaN or Inf, naming the key.
   absl::StatusOr<int64_t> Assign(EmbeddingTable& table,
                                  absl::Span<const Key> keys,
                                  absl::Span<const float> embeddings,
                                  absl::Span<const float> slots,
                                  bool only_missing = false) const;
 
-  // As Assign(), for the table and under the identity that the request names.
+  // Like Assign(), for the table that the request names. A repeated request,
+  // with the same id, is applied once.
   absl::StatusOr<WriteResult> AssignOnce(const AssignRequest& request);
 
   absl::StatusOr<int64_t> Erase(EmbeddingTable& table,
                                 absl::Span<const Key> keys) const;
 
-  // Evicts rows by `rules`, or else by the rules of the table's config; see
-  // EmbeddingTable::Shrink. max_rows counts the rows of all shards, and this
-  // shard keeps its share of them. FailedPrecondition if there are no rules.
+  // Evicts rows by `rules`, or by the rules in the table's config if there are
+  // none; see EmbeddingTable::Shrink. max_rows limits the rows of all shards
+  // together, and this shard keeps its share of them. FailedPrecondition if
+  // neither has rules.
   absl::StatusOr<ShrinkReport> Shrink(
       EmbeddingTable& table, const std::optional<EvictionConfig>& rules,
       float day, bool dry_run);
@@ -159,43 +163,44 @@ class Shard {
                          absl::Span<UsageOfRow> usage,
                          absl::Span<KeyState> states) const;
 
-  // See EmbeddingTable::ForEachChange. With a rule the scores of the visited
-  // rows are kept under `export_id` until CommitExport(), which clients call
-  // when the export is published. InvalidArgument for an invalid rule.
+  // Visits changed rows; see EmbeddingTable::ForEachChange. If there is a rule,
+  // the scores of these rows are kept under `export_id` until CommitExport(),
+  // which clients call after they have published the export. InvalidArgument if
+  // the rule is invalid.
   absl::StatusOr<ChangeCursor> ExportChanges(
       const std::shared_ptr<EmbeddingTable>& table, const ChangeFilter& filter,
       const std::string& export_id, int64_t max_keys,
       const std::function<absl::Status(const ChangeChunk&)>& visit);
-  // Commits the export, or aborts it. May be repeated.
+  // Commits or aborts an export. May be repeated.
   void CommitExport(const EmbeddingTable& table, const std::string& export_id,
                     bool commit) {
     pending_exports_.End(table, export_id, commit);
   }
 
-  // Replaces tables by the staged state, or drops that state if `abort`. Staged
-  // pushes to these tables are dropped, because they came after the saved
-  // state. NotFound if nothing is staged under `restore_id`; but then aborting
-  // is OK, and so is repeating the last commit.
+  // Replaces tables by the staged ones. Staged pushes to these tables are
+  // dropped, because they are newer than the restored rows. If `abort`, only
+  // drops the staged tables. NotFound if nothing is staged under `restore_id`;
+  // but aborting and repeating the last commit are always OK.
   absl::Status CommitRestore(const std::string& restore_id, bool abort,
                              const Interrupt& interrupt = Never);
 
-  // Applies a write of an earlier run's log that the recovered state lacks.
-  // DataLoss for an invalid record.
+  // Applies a write of the log that the recovered state lacks. DataLoss if the
+  // record is invalid.
   //
   // REQUIRES: no other thread uses the shard.
   absl::Status Replay(uint64_t number, uint32_t type,
                       absl::string_view payload);
 
  private:
-  // Checks that the table has not been replaced while a write waited at the
-  // gate. OK if calls find this table under its name, or there is no log and
-  // its optimizer is not open.
+  // Whether the table was not replaced while a write waited at the gate. OK if
+  // calls find this table under its name, or if there is no log and the table's
+  // optimizer is not open.
   absl::Status CheckPresent(const EmbeddingTable& table) const;
   absl::StatusOr<WriteResult> ApplyPush(EmbeddingTable& table,
                                         const PushRequest& push,
                                         const GradientBatch& batch,
                                         const LentThreads* threads);
-  // Does the work of a logged call again.
+  // Repeats a logged call.
   absl::Status ReplayCall(RecordType type, absl::string_view payload);
   absl::Status ReplayPush(absl::string_view payload);
   absl::Status ReplayPull(absl::string_view payload);
@@ -204,7 +209,7 @@ class Shard {
   void ShrinkOnTime(const std::string& table);
 
   const uint64_t instance_id_ = DrawId();
-  // A part uses the ones above it.
+  // Each part uses only parts that are declared before it.
   ShardCore core_;
   PendingExports pending_exports_;
   Rounds rounds_{&core_};
@@ -212,7 +217,7 @@ class Shard {
   Restores restores_{&core_};
   OwnState own_state_{&core_, &restores_};
 
-  // Declared last, so that its thread ends before the members that it uses.
+  // Declared last and so destroyed first: its thread uses the members above.
   IntervalTimer shrink_timer_{
       [this](const std::string& table) { ShrinkOnTime(table); }};
 };

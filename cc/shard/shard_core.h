@@ -1,4 +1,4 @@
-// The state that the parts of a shard share.
+// The state that all parts of a shard share.
 
 #ifndef TFSWITCH_CC_SHARD_SHARD_CORE_H_
 #define TFSWITCH_CC_SHARD_SHARD_CORE_H_
@@ -16,7 +16,8 @@
 
 namespace tfswitch {
 
-// Each member is constant or thread-safe. shard.h has the order of locks.
+// Each member is constant or thread-safe. shard.h says in which order they are
+// locked.
 struct ShardCore {
   ShardCore(const ShardOptions& shard_options, IntervalTimer* shrink_timer)
       : options(shard_options),

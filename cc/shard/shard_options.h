@@ -16,50 +16,53 @@
 
 namespace tfswitch {
 
-// Saves, restores and waits for a save call an Interrupt between chunks and
-// while they wait. If it returns an error, they end early with that error.
+// Saves, restores and waits for a save call an Interrupt at intervals. If it
+// returns an error, they end with that error.
 using checkpoint::Interrupt;
 inline absl::Status Never() { return absl::OkStatus(); }
 
 struct ShardOptions {
   uint32_t shard_index = 0;
   uint32_t num_shards = 1;
-  // The folder below which clients may save and restore. Empty means that they
-  // may not. If not set, clients of this process may do so anywhere.
+  // The folder below which clients may save and restore. If empty, they may
+  // save and restore nowhere. If not set, clients of this process may do so
+  // anywhere.
   std::optional<std::string> checkpoint_root = std::nullopt;
-  // A folder below which clients may also give absolute paths, except below
-  // `own_folder` and `log_folder`, which are in it. Empty if there is none.
+  // The server's data folder; may be empty. Clients may also give absolute
+  // paths below it, except below `own_folder` and `log_folder`, which are in
+  // it.
   std::string data_folder = {};
   std::string own_folder = {};
   std::string log_folder = {};
-  // Counts applied writes, if not null. Must outlive the shard.
+  // If not null, is incremented for each applied write. Must outlive the shard.
   std::atomic<uint64_t>* num_writes = nullptr;
   absl::Duration staged_restore_expiry = absl::Minutes(5);
-  // A later save aborts unpublished saves older than this.
+  // An unpublished save of this age is aborted when a later save begins.
   absl::Duration save_expiry = absl::Hours(1);
 
   // Limits on the state that clients may create. A table without rows takes
   // about 0.2 MiB.
-  uint64_t max_tables = 2000;  // More do not fit into 47 bits of addresses.
-  // Bytes for the Bloom filters of all tables. 0 means half of the machine's
-  // memory.
+  // More tables do not fit into the 47 bits of user addresses.
+  uint64_t max_tables = 2000;
+  // The most bytes for the Bloom filters of all tables. 0 means half of the
+  // machine's memory.
   uint64_t max_bloom_bytes = 0;
-  // Bytes for copies of rows that change during a save. 0 means half of the
-  // memory that is available when the save begins.
+  // The most bytes for copies of rows that change during a save. 0 means half
+  // of the memory that is available when the save begins.
   uint64_t max_save_bytes = 0;
   CoordinatorLimits coordinator = {};
 
   absl::Status Validate() const;
 
-  // Returns the absolute path for a client's path. Paths must lie below
-  // `checkpoint_root`, else PermissionDenied; FailedPrecondition if that is
+  // Returns the absolute path for a client's path. PermissionDenied if the path
+  // is not below `checkpoint_root`. FailedPrecondition if `checkpoint_root` is
   // empty.
   absl::StatusOr<std::string> ResolvePath(const std::string& path) const;
 
-  // FailedPrecondition unless this is shard 0, which coordinates for all.
+  // FailedPrecondition unless this is shard 0, which has the coordinator.
   absl::Status CheckCoordinates() const;
 
-  // " on shard 2" for errors, or "" if there is only one shard.
+  // A text for errors: " on shard 2", or "" if there is only one shard.
   std::string OnShard() const;
 };
 

@@ -33,7 +33,7 @@ absl::StatusOr<Snapshots> TakeSnapshots(
     const std::vector<std::shared_ptr<EmbeddingTable>>& tables,
     const std::map<std::string, ChangeCursor>& since) {
   Snapshots snapshots;
-  // Lookups may make rows even while the gate is closed.
+  // Stops lookups, because they may make rows even while the gate is closed.
   for (const auto& table : tables) table->Hold();
   const absl::Cleanup release = [&tables] {
     for (const auto& table : tables) table->Release();
@@ -62,12 +62,13 @@ absl::Status WriteSnapshots(const ShardOptions& options,
                                  : AvailableMemoryBytes() / 2;
   TFSWITCH_RETURN_IF_ERROR(interrupt());
   const std::thread::id caller = std::this_thread::get_id();
-  // If no thread can be started, get() calls the function on this one.
+  // If no thread can be started, get() calls the function on the caller's
+  // thread.
   std::future<absl::Status> written =
       std::async(std::launch::async | std::launch::deferred, [&] {
         if (std::this_thread::get_id() == caller) return write();
         errno = 0;
-        // If this fails, the save has normal priority.
+        // If nice() fails, the save has normal priority.
         if (nice(kNiceness) == -1 && errno != 0) errno = 0;
         return write();
       });

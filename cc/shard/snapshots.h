@@ -1,4 +1,5 @@
-// Snapshots of tables, for the saves of clients and for a server's own saves.
+// Takes and writes snapshots of tables, for the saves of clients and for a
+// server's own saves.
 
 #ifndef TFSWITCH_CC_SHARD_SNAPSHOTS_H_
 #define TFSWITCH_CC_SHARD_SNAPSHOTS_H_
@@ -26,8 +27,8 @@
 
 namespace tfswitch {
 
-// Lets one save at a time take snapshots, because a table has only one. Taken
-// before the gate is closed.
+// Lets only one save at a time take snapshots, because a table can have only
+// one. Taken before the gate is closed.
 //
 // Thread-safe.
 class ABSL_LOCKABLE SaveTurn {
@@ -35,14 +36,16 @@ class ABSL_LOCKABLE SaveTurn {
   explicit SaveTurn(RoundHold* hold) : hold_(*hold) {}
 
   // Waits until no other save has the turn or holds rounds. Calls `interrupt`
-  // meanwhile, and returns its error. FailedPrecondition as CheckNotSaving().
+  // at intervals; if that fails, returns its error. FailedPrecondition in the
+  // case of CheckNotSaving().
   absl::Status Take(const std::string& save,
                     const Interrupt& interrupt) ABSL_NO_THREAD_SAFETY_ANALYSIS;
   void Return() ABSL_NO_THREAD_SAFETY_ANALYSIS;
-  // Tells clang's analysis that this thread has the turn.
+  // Tells clang's thread-safety analysis that this thread has the turn. Checks
+  // nothing at run time.
   void AssertTaken() const ABSL_ASSERT_EXCLUSIVE_LOCK() {}
 
-  // Whether a save had the turn at the time of the call.
+  // Whether a save had the turn when this was called.
   bool IsTaken();
   // FailedPrecondition if this thread has the turn.
   absl::Status CheckNotSaving() const;
@@ -53,7 +56,7 @@ class ABSL_LOCKABLE SaveTurn {
   std::atomic<std::thread::id> saver_{};
 };
 
-// An interrupt that ends the writing of files when `stops` is set.
+// Returns an Interrupt that ends the writing of files once `stops` is set.
 inline Interrupt StopsIf(const std::atomic<bool>& stops) {
   return [&stops]() -> absl::Status {
     if (stops) return absl::CancelledError("the save was given up");
@@ -61,7 +64,7 @@ inline Interrupt StopsIf(const std::atomic<bool>& stops) {
   };
 }
 
-// Adds the progress of a save or restore.
+// Adds the progress of one save or restore to the response.
 inline void AddCounts(const RowCounts& counts,
                       v1::GetProgressResponse* response) {
   response->set_num_rows(response->num_rows() + counts.done);
@@ -70,8 +73,8 @@ inline void AddCounts(const RowCounts& counts,
 
 using Snapshots = std::vector<std::unique_ptr<TableSnapshot>>;
 
-// Takes snapshots of all tables at one moment. For a table named in `since`,
-// the snapshot has only what has changed since then.
+// Takes snapshots of all tables at the same moment. For a table in `since`, the
+// snapshot has only the changes after that cursor.
 //
 // REQUIRES: the gate is closed.
 absl::StatusOr<Snapshots> TakeSnapshots(
@@ -79,19 +82,20 @@ absl::StatusOr<Snapshots> TakeSnapshots(
     const std::map<std::string, ChangeCursor>& since);
 
 // Calls write() on a thread of low priority, and `interrupt` at short
-// intervals. An error of `interrupt` sets `*stops`, and write() must then end.
-// Closes `gate`, unless null, if copies of rows take more than
-// options.max_save_bytes.
+// intervals. If `interrupt` fails, sets `*stops`, and write() must then end. If
+// copies of rows need more than options.max_save_bytes and `gate` is not null,
+// closes the gate.
 absl::Status WriteSnapshots(const ShardOptions& options,
                             const Snapshots& snapshots,
                             const Interrupt& interrupt,
                             absl::FunctionRef<absl::Status()> write,
                             WriteGate* gate, std::atomic<bool>* stops);
 
-// The number of rows in all of them.
+// The number of rows in all snapshots.
 int64_t RowsOf(const Snapshots& snapshots);
 
-// Logs that the snapshots were saved in `files` since `begin`.
+// Logs that a save, which began at `begin`, has written the snapshots to
+// `files`.
 void TellOfSave(const Journal& journal, const Snapshots& snapshots,
                 const std::string& folder,
                 const std::vector<std::string>& files, absl::Time begin);

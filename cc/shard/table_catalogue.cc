@@ -16,10 +16,10 @@
 namespace tfswitch {
 namespace {
 
-// How many dropped tables are remembered.
+// How many incarnations of dropped tables are remembered.
 constexpr size_t kMaxDropped = 4096;
 
-// The bytes of the admission's Bloom filter; 0 if it has none.
+// The bytes of the Bloom filter of the table's admission; 0 if it has none.
 double BloomBytes(const TableConfig& config, const ShardOptions& options) {
   const auto* bloom =
       std::get_if<BloomMinCountAdmission>(&config.admission.policy);
@@ -108,8 +108,8 @@ absl::StatusOr<TableCatalogue::Handle> TableCatalogue::Create(
         return made;
       }
     }
-    // Made without the lock, which all calls need: reserving addresses takes a
-    // millisecond, and longer with many threads.
+    // Makes the table before it locks the mutex, which all calls need.
+    // Reserving addresses takes a millisecond, and longer with many threads.
     TFSWITCH_ASSIGN_OR_RETURN(table, EmbeddingTable::Create(config));
     if (identity.incarnation != 0) table->set_identity(identity);
   }
@@ -200,7 +200,7 @@ std::shared_ptr<EmbeddingTable> TableCatalogue::Remove(
 
 bool TableCatalogue::Drop(const std::string& name) {
   stage_.DropTable(name);
-  std::shared_ptr<EmbeddingTable> dropped;  // Freed outside the lock.
+  std::shared_ptr<EmbeddingTable> dropped;  // Freed after the unlock.
   MutexLock lock(&mutex_);
   dropped = Remove(name);
   return dropped != nullptr;
@@ -216,7 +216,7 @@ absl::Status TableCatalogue::Hold(const std::string& name) {
 }
 
 void TableCatalogue::Release(const std::string& name) {
-  std::shared_ptr<EmbeddingTable> dropped;  // Freed outside the lock.
+  std::shared_ptr<EmbeddingTable> dropped;  // Freed after the unlock.
   {
     MutexLock lock(&mutex_);
     if (--holds_[name] > 0) return;
@@ -225,7 +225,8 @@ void TableCatalogue::Release(const std::string& name) {
     if (dropped == nullptr) return;
     if (dropped->size() > 0) released_rows_[name] = dropped->size();
   }
-  // This may come late, because no holder of the table is left to push.
+  // The staged pushes may be dropped after the table, because no holder of the
+  // table is left to push more.
   stage_.DropTable(name);
 }
 

@@ -28,13 +28,13 @@
 
 namespace tfswitch {
 
-// Makes, finds and drops tables. The staged pushes of a table are dropped with
-// it. A call holds the lock to find its table, and then works on a shared
-// pointer without it: no row is read or written under the lock. A dropped or
-// replaced table lives until the last call on it has ended.
+// Makes, finds and drops tables. The pushes that are staged for a table are
+// dropped with it. A call locks the mutex only to find its table. It then works
+// on a shared pointer, so no row is read or written under the lock. A table
+// that is dropped or replaced exists until the last call on it has ended.
 //
-// The accumulator holds its own lock while it calls FindTable(), so it must not
-// be called under the lock of this.
+// GradientAccumulator has its own lock locked while it calls FindTable(), so it
+// must not be called under the lock of this class.
 //
 // Thread-safe.
 class TableCatalogue {
@@ -42,11 +42,12 @@ class TableCatalogue {
   using TableMap = std::map<std::string, std::shared_ptr<EmbeddingTable>>;
 
   struct Handle {
-    bool created = false;  // False if it existed with an equal config.
+    // False if the table existed with an equal config.
+    bool created = false;
     uint64_t incarnation = 0;
   };
 
-  // `shrink_timer` gets the names of tables that are shrunk at intervals.
+  // `shrink_timer` is told the names of tables that are shrunk at intervals.
   TableCatalogue(const ShardOptions& options, const Journal& journal,
                  GradientAccumulator* stage, IntervalTimer* shrink_timer)
       : options_(options),
@@ -54,27 +55,28 @@ class TableCatalogue {
         stage_(*stage),
         shrink_timer_(*shrink_timer) {}
 
-  // Makes the table with `identity`; for incarnation 0 draws one. An existing
-  // table keeps its rows. It also keeps its identity, unless its incarnation is
-  // `replaced_incarnation`: then it gets `identity`. If its optimizer is open,
-  // it gets the optimizer of `config`. AlreadyExists, naming the fields, if its
-  // config differs; ResourceExhausted if there are too many tables.
+  // Makes the table with `identity`; draws an incarnation if that is 0. A table
+  // that exists keeps its rows. It also keeps its identity, unless its
+  // incarnation is `replaced_incarnation`; then it gets `identity`. If its
+  // optimizer is open (not set yet), it gets the optimizer of `config`.
+  // AlreadyExists, naming the fields, if its config differs. ResourceExhausted
+  // if there are too many tables.
   //
   // REQUIRES: the gate is closed, or no other thread writes to this table.
   absl::StatusOr<Handle> Create(const TableConfig& config,
                                 const TableIdentity& identity = {},
                                 uint64_t replaced_incarnation = 0);
 
-  // Returns the existing table. NotFound if there is none, and AlreadyExists as
-  // for Create().
+  // Returns the table if it exists, else NotFound. AlreadyExists as in
+  // Create().
   absl::StatusOr<Handle> Open(const TableConfig& config) const;
 
   // Returns false if there was no such table.
   bool Drop(const std::string& name);
 
-  // Holds a table: it is dropped when the last hold is released. A hold is on
-  // the name, so it also counts for a table that replaces this one. NotFound,
-  // and no hold, if there is no such table.
+  // Holds a table. The table is dropped when its last hold is released. A hold
+  // belongs to the name, so it also counts for a table that replaces this one.
+  // NotFound, without a hold, if there is no such table.
   absl::Status Hold(const std::string& name);
   // REQUIRES: a Hold() of that name that has not been released.
   void Release(const std::string& name);
@@ -82,41 +84,42 @@ class TableCatalogue {
   // See Shard::FindTable().
   absl::StatusOr<std::shared_ptr<EmbeddingTable>> Find(
       const TableRef& table) const;
-  // Whether calls find this table under its name.
+  // Whether calls find this very table under its name.
   bool IsPresent(const EmbeddingTable& table) const;
-  // All tables, in order of name.
+  // All tables, sorted by name.
   std::vector<std::shared_ptr<EmbeddingTable>> All() const;
 
-  // ResourceExhausted if there are too many tables, or the Bloom filters of
-  // this table, of present ones and of `coming` ones need too much memory.
-  // InvalidArgument if this table alone needs more than the limit.
+  // ResourceExhausted if there are too many tables, or if Bloom filters need
+  // too much memory: those of this table, of existing tables and of the tables
+  // in `coming`. InvalidArgument if this table alone needs more than the limit.
   absl::Status CheckRoom(const TableConfig& config,
                          const TableMap& coming) const {
     MutexLock lock(&mutex_);
     return CheckRoomLocked(config, coming);
   }
-  // Puts these tables in the place of those of their names, and leaves the
-  // former ones in `*tables`. Staged pushes to these tables are dropped.
+  // Puts these tables in the place of the tables with the same names, and
+  // leaves the former tables in `*tables`. Pushes staged for the former tables
+  // are dropped.
   void Install(TableMap* tables);
-  // Warns about tables that were dropped with rows when their last hold was
-  // released: a save of all tables lacks them.
+  // Warns about tables that had rows when they were dropped with their last
+  // hold: a save of all tables does not have them.
   void WarnOfUnsaved();
 
  private:
   absl::Status CheckRoomLocked(const TableConfig& config,
                                const TableMap& coming) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Gives a table with an open optimizer the optimizer of `config`, unless that
-  // is open, too. Rows do not change. Unavailable if the table is dropped
-  // meanwhile.
+  // If the table's optimizer is open (not set yet), gives it the optimizer of
+  // `config`, unless that is open, too. Rows do not change. Unavailable if the
+  // table is dropped during the call.
   absl::Status CloseOptimizer(const TableConfig& config);
-  // Create() for an existing table.
+  // Does the work of Create() for a table that exists.
   absl::StatusOr<Handle> AttachExisting(EmbeddingTable* table,
                                         const TableConfig& config,
                                         const TableIdentity& identity,
                                         uint64_t replaced_incarnation) const;
-  // Warns once about tables that were dropped with rows when their last hold
-  // was released: the named table, or all.
+  // Warns once about tables that had rows when they were dropped with their
+  // last hold: about the named table, or about all.
   void WarnOfReleased(absl::string_view what, const std::string& name = "")
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Removes and returns the table; null if it does not exist.
@@ -133,10 +136,10 @@ class TableCatalogue {
   TableMap tables_ ABSL_GUARDED_BY(mutex_);
   // The number of holds on each table.
   std::map<std::string, int64_t> holds_ ABSL_GUARDED_BY(mutex_);
-  // Row counts of tables freed with their last hold. Erased after the warning
-  // is logged or the table is dropped.
+  // Row counts of tables that were dropped with their last hold. Erased when
+  // the warning is written or the table is dropped by a call.
   std::map<std::string, size_t> released_rows_ ABSL_GUARDED_BY(mutex_);
-  // The last dropped tables: they are not lost.
+  // The incarnations of the last dropped tables. These tables are not lost.
   std::deque<uint64_t> dropped_incarnations_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -199,8 +199,10 @@ class Coordinator {
     const std::string name;
     WorkerGroupOptions options;
     WorkerGroup state;
-    WorkQueues* const queues;  // Points into queues_.
-    // Progress in open rounds; may also have entries of closed ones.
+    // Points into queues_.
+    WorkQueues* const queues;
+    // The progress of steps whose round is open. Entries of closed rounds may
+    // remain.
     std::vector<OpenAdvance> advances;
     absl::Time quiet_since;  // The last change, by AwakeNow().
     absl::Time next_line;    // When to log a wait next.
@@ -242,7 +244,7 @@ class Coordinator {
   absl::Status Finish(Group* group, const v1::FinishWorkItemRequest& request,
                       WorkQueue* queue) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // Whether the arrival is of the member's present step, and no repeated one.
+  // Whether the arrival is of the member's present step, so it is not repeated.
   static bool IsNew(const Group& group, const v1::ArriveRequest& request);
   // Whether the arrival makes progress in work queues; a repeated arrival does
   // not. NotFound if the member does not have one of the items.

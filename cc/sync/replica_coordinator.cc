@@ -1,12 +1,12 @@
-// All waits use Wait(). It settles the effects of time, calls its check, and
-// sleeps until the state changes, a lease ends or the deadline comes. A check
-// returns NotYet() while the wait must continue. applied_ counts the rounds
-// that the applier has confirmed, and never exceeds the open round of state_.
+// All waits use Wait(). It calls Settle() and a check, and sleeps until the
+// state changes, a lease ends or the deadline comes. A check returns NotYet()
+// while the wait must continue. applied_ counts the rounds that the applier has
+// confirmed. It never exceeds the number of the open round of state_.
 //
-// Make() starts above all earlier incarnations, so that an incarnation alone
-// tells whether a worker belongs to a former group. A worker that is given up
-// while it waits gets a new incarnation. Heartbeat() and Leave() find it in
-// successors_, because their caller may not know it yet.
+// Make() draws a first incarnation above all earlier ones. So an incarnation
+// alone tells whether a worker belongs to a former group. A worker that the
+// group gives up during a wait gets a new incarnation. Heartbeat() and Leave()
+// find it in successors_, because their caller may not know it yet.
 
 #include "cc/sync/replica_coordinator.h"
 
@@ -25,20 +25,20 @@ namespace {
 constexpr char kStartAgain[] =
     "; start all workers again, and the last checkpoint counts";
 
-// No process can be restarted faster than this.
+// No process can be restarted in a shorter time.
 constexpr absl::Duration kRecently = absl::Seconds(2);
 
 // The barrier at which workers wait to leave together.
 constexpr char kEndOfSession[] = "end of session";
 
-// The answer of a check while the wait must continue.
+// A check returns this while the wait must continue.
 absl::Status NotYet() { return absl::UnavailableError("not yet"); }
 
 }  // namespace
 
 void ReplicaCoordinator::Make(const WorkerGroupOptions& options) {
   options_ = options;
-  // The time makes the instance greater than those of earlier processes.
+  // The time makes the instance higher than those that earlier processes drew.
   last_instance_ = std::max(next_incarnation_ + 1,
                             static_cast<uint64_t>(absl::GetCurrentTimeNanos()));
   next_incarnation_ = last_instance_;
@@ -127,7 +127,7 @@ void ReplicaCoordinator::LeaveIfAllPart() {
   }
   if (!has_opened) return;
   parting_.clear();
-  // A worker that has come back cannot continue without the applier.
+  // A worker that has joined again cannot continue without the applier.
   if (has_applier_left || state_->stats().num_active() == 0) applier_ = 0;
   changed_.NotifyAll();
 }
@@ -184,7 +184,7 @@ absl::Status ReplicaCoordinator::Join(const WorkerGroupOptions& options,
       [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
         if (previous != 0) {
           TFSWITCH_RETURN_IF_ERROR(CheckWorker(previous));
-          // Another applier has another group.
+          // A different applier has a group of its own.
           if (applier_ == 0 || IsOfBefore(previous)) return HasEnded();
         } else if (applier != 0) {
           TFSWITCH_RETURN_IF_ERROR(CheckApplier(applier));
@@ -257,8 +257,8 @@ absl::Status ReplicaCoordinator::EndStep(uint32_t worker, double weight,
     } else {
       TFSWITCH_RETURN_IF_ERROR(arrived);
       place->set_clock(place->clock() + 1);
-      // A worker that is rounds too late skips the rounds that it has missed.
-      // If its own round has closed, the open round is the next one already.
+      // If the worker is late, it skips the rounds that closed without it. If
+      // its own round has just closed, the open round is the next one.
       place->set_round(std::max(place->round() + 1, state_->open_round()));
     }
     *has_arrived = true;
@@ -272,7 +272,7 @@ absl::Status ReplicaCoordinator::Heartbeat(uint32_t worker,
                                            uint64_t applier) {
   MutexLock lock(&mutex_);
   const absl::Time now = AwakeNow();
-  // The applier's lease counts even before it has joined as a worker.
+  // Renews the applier's lease even if it has not joined as a worker yet.
   if (applier != 0 && applier == applier_) {
     applier_lease_end_ = now + options_.lease;
     HearApplier();
@@ -327,7 +327,7 @@ absl::Status ReplicaCoordinator::LeaveTogether(uint32_t worker,
   TFSWITCH_RETURN_IF_ERROR(CheckWorker(incarnation));
   if (parted_.count(incarnation) != 0) return absl::OkStatus();
   if (applier_ == 0) return HasEnded();
-  // Set before Enter(), which may open the barrier.
+  // Set before Enter() is called, because Enter() may open the barrier.
   parting_[incarnation] = {worker, applier};
   absl::Status entered = state_->Enter(worker, incarnation, kEndOfSession,
                                        barrier_generation, AwakeNow());
@@ -356,7 +356,8 @@ void ReplicaCoordinator::Leave(uint32_t worker, uint64_t incarnation,
                                uint64_t applier) {
   MutexLock lock(&mutex_);
   if (!state_.has_value()) return;
-  // The worker may not know its new incarnations yet.
+  // Removes the newer incarnations as well, because the worker may not know
+  // them.
   for (;;) {
     parting_.erase(incarnation);
     left_.insert(incarnation);
@@ -396,7 +397,7 @@ absl::Status ReplicaCoordinator::ConfirmRound(uint64_t applier,
   MutexLock lock(&mutex_);
   TFSWITCH_RETURN_IF_ERROR(CheckApplier(applier));
   HearApplier();
-  if (number == applied_ - 1) return absl::OkStatus();  // Repeated call.
+  if (number == applied_ - 1) return absl::OkStatus();  // A repeated call.
   if (number != applied_ || number >= state_->open_round()) {
     return absl::OutOfRangeError(absl::StrCat("group '", name_, "': round ",
                                               number, " is confirmed, and ",

@@ -248,7 +248,7 @@ absl::Status WorkQueue::Finish(uint32_t worker, uint64_t incarnation,
   const auto last = last_finished_.find(worker);
   if (last != last_finished_.end() &&
       IsOf(last->second, incarnation, epoch, index)) {
-    return absl::OkStatus();  // Repeated call.
+    return absl::OkStatus();  // A repeated call.
   }
   const auto it = leases_.find(worker);
   if (it == leases_.end() || !IsOf(it->second, incarnation, epoch, index)) {

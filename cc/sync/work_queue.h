@@ -137,9 +137,12 @@ class WorkQueue {
   int64_t epoch_ = 0;
   // Indices of items, in the order in which they are handed out.
   std::vector<int64_t> order_;
-  int64_t num_taken_ = 0;                // How many of `order_` were taken.
-  std::map<int64_t, int64_t> returned_;  // Item -> offset.
-  std::map<uint32_t, Lease> leases_;     // The keys are workers.
+  // How many of `order_` were taken.
+  int64_t num_taken_ = 0;
+  // Item -> offset.
+  std::map<int64_t, int64_t> returned_;
+  // The keys are workers.
+  std::map<uint32_t, Lease> leases_;
   // The item that each worker finished last. It shows that a Finish() is a
   // repeated call.
   std::map<uint32_t, Lease> last_finished_;

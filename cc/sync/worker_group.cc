@@ -1,4 +1,4 @@
-// Join, Arrive, Enter, Leave and Tick end with Settle(), which does what
+// Join, Arrive, Enter, Leave and Expire end with Settle(), which does what
 // follows from an event: it ends the run if all its workers have left, closes
 // the open round if the round is complete, and then opens a barrier if all
 // workers wait. A caller repeats a call if the answer was lost. Its number
@@ -215,8 +215,8 @@ WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now,
   if (workers_.empty() && !seen_.empty() && !comes_back) {
     const int64_t clock = last_clock_;
     BeginAnew();
-    // A job continues with its clock, so that its learning rate schedules
-    // continue.
+    // A new run of a job continues with the job's clock, so that learning rate
+    // schedules continue.
     if (!job_.empty() && !positions_.empty()) {
       last_clock_ = first_clock_ = clock;
     }

@@ -1,31 +1,32 @@
 // The state machine of a group of workers: bounded staleness, synchronous
-// rounds and barriers. It only decides. It stores no gradients, knows no
-// network and reads no clock: each event brings its time, so that tests can
-// replay events in any order.
+// rounds and barriers. It only makes decisions: it stores no gradients, uses no
+// network and reads no clock. Each event carries its time, so tests can replay
+// events in any order.
 //
-// A worker joins, arrives at the end of each of its steps, and leaves. It has a
-// lease, which it renews. When a worker dies, its lease ends, and it is dropped
-// as if it had left. An arrival may contribute to the open round:
+// A worker joins, arrives at the end of each of its steps, and leaves. It must
+// renew its lease: if the worker dies, the lease ends, and the group drops the
+// worker as if it had left. An arrival may contribute to the open round:
 //
 //   round r is open -> contributions of r come in -> it closes -> r + 1 is open
 //
-// A round closes when no worker is missing in it any more. So a worker that
-// leaves or dies while others wait may close it. With `contributions_per_round`
-// a round closes as soon as it has that many.
+// A round closes when each worker has contributed to it or waits at a barrier.
+// So if all workers but one wait for the round, and this one leaves or dies,
+// the round closes. With `contributions_per_round` a round closes when it has
+// that many contributions.
 //
-// A worker may wait at a barrier until all workers do, for example when it has
-// used up its data of an epoch. Meanwhile nobody waits for it elsewhere. When
-// the barrier opens, all continue with the same clock.
+// A worker may wait at a barrier until all workers wait there, for example when
+// it has no data left in an epoch. Rounds do not wait for a worker at a
+// barrier. When the barrier opens, all workers continue with the same clock.
 //
 // A run ends when all its workers have left. Workers end at different times, so
-// one may leave and join again before the last one has left. It then belongs to
-// the next run, unless it trains a step together with the others, or passes a
-// barrier with them. The next run waits for all workers that have left. So no
-// worker trains or passes a barrier alone because another one left a moment
-// later.
+// one may leave and join again before the last worker has left. It then counts
+// for the next run; but if it trains a step together with the others, or passes
+// a barrier with them, it counts for the present run. The next run waits until
+// all workers that have left are back. So no worker trains or passes a barrier
+// alone because another one left a moment later.
 //
 // Terms: a worker's clock is the number of steps that it has ended. Its
-// staleness is the distance of its clock to the slowest worker's.
+// staleness is its clock minus the clock of the slowest worker.
 
 #ifndef TFSWITCH_CC_SYNC_WORKER_GROUP_H_
 #define TFSWITCH_CC_SYNC_WORKER_GROUP_H_
@@ -46,28 +47,30 @@
 
 namespace tfswitch {
 
-// The messages of protos/tfswitch/v1/coordination.proto are the values here.
+// This room uses messages of protos/tfswitch/v1/coordination.proto as its
+// types.
 using v1::Contribution;
 using v1::Round;
 using GroupMember = v1::Member;
 
 struct WorkerGroupOptions {
-  // How long a worker is believed to live after it was last heard of.
+  // How long after its last call a worker counts as alive.
   absl::Duration lease = absl::Seconds(30);
-  // In each run, waits for this many workers before the first round closes or
-  // the first worker runs ahead. 0 means no wait.
+  // Before this many workers have joined a run, no round closes and no worker
+  // may run ahead of the others. 0 means no wait.
   uint32_t num_workers = 0;
-  // The longest wait for them after the first worker has joined.
+  // How long to wait for these workers after the first one has joined.
   absl::Duration join_timeout = absl::Seconds(600);
   // A round closes when it has this many contributions. If this is at most
-  // num_workers, it also closes when each present worker has made one.
-  // Contributions that are left when all have gone are a last round. 0 means
-  // num_workers. Needs num_workers.
+  // num_workers, a round also closes when each present worker has contributed
+  // once. When all workers have left, the remaining contributions form a last
+  // round. 0 means num_workers. Any other value needs num_workers.
   uint32_t contributions_per_round = 0;
-  // Whether a contribution to a closed round counts in the open one. If not, it
-  // is dropped, and stats count it.
+  // Whether a contribution to a closed round counts in the open round instead.
+  // If not, it is dropped, and the stats count it as dropped.
   bool carries_late_contributions = false;
-  // Other settings on which all workers must agree, in words: "bsp(mean)".
+  // Other settings that must be the same for all workers, as a text:
+  // "bsp(mean)".
   std::string settings;
 
   absl::Status Validate() const;
@@ -83,8 +86,8 @@ struct WorkerGroupOptions {
   }
 };
 
-// AlreadyExists, naming both, if the options of the group and those that a
-// worker asks for differ.
+// AlreadyExists, naming both options, if the options of the group differ from
+// those that a worker asks for.
 absl::Status CheckSameOptions(const std::string& group,
                               const WorkerGroupOptions& present,
                               const WorkerGroupOptions& asked);
@@ -101,7 +104,7 @@ struct StepTag {
   int64_t clock = 0;
 };
 
-// For errors: where users set the numbers of workers.
+// Tells users in errors where the numbers of workers are set.
 inline constexpr char kWhereNumbersAre[] =
     "`worker_id` of a Worker, `task_index` of a SyncReplicasOptimizer, or the "
     "task of TF_CONFIG";
@@ -109,33 +112,38 @@ inline constexpr char kWhereNumbersAre[] =
 // Thread-compatible.
 class WorkerGroup {
  public:
-  // The barrier after which the next mark begins.
+  // The barrier at the end of an epoch. When it opens, the marks of the workers
+  // increase by 1.
   static constexpr char kEndOfEpoch[] = "end of epoch";
 
-  // The place that a worker gets when it joins.
+  // Where a worker begins; the answer to its join.
   using Place = v1::JoinResponse;
 
   static constexpr int64_t kNoRound = -1;
 
-  // How many closed rounds are kept for late requests.
+  // How many closed rounds are kept, for workers and shards that ask late.
   static constexpr size_t kKeptRounds = 1024;
   static constexpr size_t kStalenessBuckets = 65;
 
-  // A member.
+  // A worker that is in the group.
   struct Worker {
     uint64_t incarnation = 0;
     int64_t clock = 0;
-    // The last round in which this worker is not missing.
+    // The last round that does not wait for this worker.
     int64_t last_round = kNoRound;
     absl::Time lease_end;
-    std::string barrier;             // Where it waits; empty if nowhere.
-    int64_t barrier_generation = 0;  // The number of barriers it has entered.
-    // The number of the last opening that it was part of; 0 if none.
+    // Where it waits; may be empty.
+    std::string barrier;
+    // How many barriers the worker has entered.
+    int64_t barrier_generation = 0;
+    // The number of the last barrier that opened for this worker; 0 if none
+    // has.
     int64_t opening = 0;
     absl::Time joined;
-    // Not 0 if it has left the present run and come back. The bits say who must
-    // still end a step before it counts as training with the others: itself
-    // (kOwnStep), one that was there all the time (kTheirStep).
+    // Not 0 if the worker has left the present run and joined again. It trains
+    // with the others again when all bits are cleared. kOwnStep is cleared when
+    // it has ended a step, kTheirStep when a worker that never left has ended
+    // one.
     uint32_t missing_steps = 0;
 
     bool has_come_back() const { return missing_steps != 0; }
@@ -145,143 +153,148 @@ class WorkerGroup {
     }
   };
 
-  // Incarnations count from `first_incarnation`. It must be another number
-  // after a restart, so that earlier processes are not mistaken for present
-  // ones.
+  // The incarnations of workers count up from `first_incarnation`. A restarted
+  // server must pass a higher number, so that processes from before the restart
+  // are recognised.
   //
   // REQUIRES: options.Validate() is OK.
   explicit WorkerGroup(const WorkerGroupOptions& options,
                        uint64_t first_incarnation = 1);
 
-  // Starts a new run with other options. Closed rounds stay, and the next
+  // Starts a new run with different options. Closed rounds stay, and the next
   // worker to join applies them. All contributions to the open round are
-  // withdrawn, also those that survive their workers.
+  // withdrawn, even those that would stay after the death of their workers.
   //
   // REQUIRES: there are no workers, options.Validate() is OK.
   void Reconfigure(const WorkerGroupOptions& options);
 
-  // Adds a worker. If it is a member already, its process was restarted, and
-  // the new incarnation replaces the old one. The old one's contribution to the
-  // open round is withdrawn, because the old process did not learn that it
-  // counts. It is not withdrawn if rounds take many contributions of each
-  // worker, or it survives its worker.
+  // Adds a worker. If the worker is a member already, its process was
+  // restarted, and a new incarnation replaces the old one. The old
+  // incarnation's contribution to the open round is withdrawn, because the old
+  // process did not learn that it counts. There are two exceptions: rounds that
+  // take several contributions of each worker, and contributions with progress
+  // in work queues.
   //
-  // A process that was given up and joins again passes its `previous`
-  // incarnation. Its contribution stays, and it does not wait again for workers
-  // that have ended meanwhile.
+  // If the group has given a process up and it joins again, it passes its
+  // `previous` incarnation. Its contribution then stays, and it does not wait
+  // again for workers that have ended since then.
   //
-  // A process that continues from its own checkpoint passes as `first_step` the
-  // step that it takes first. If the group knows of fewer steps of the worker,
-  // it takes over this number.
+  // A process that continues from its own checkpoint passes the step that it
+  // takes first as `first_step`. If the group has counted fewer steps of the
+  // worker, it sets its count to this number.
   //
   // A `job` is a named training. A new process of the present job continues
-  // where its worker was, or where the slowest training worker is, if that is
-  // further. If no worker trains, it continues where the furthest one has left.
-  // Another name begins a new job without earlier steps.
+  // where its worker was, or where the slowest training worker is if that is
+  // further. If no worker trains, it continues at the furthest point at which a
+  // worker has left. A different name begins a new job without earlier steps.
   //
   // REQUIRES: CheckJoin() is OK.
   Place Join(uint32_t worker, absl::Time now, uint64_t previous = 0,
              int64_t first_step = 0, const std::string& job = "",
              const std::string& process = "");
   // AlreadyExists while other workers train another job. ResourceExhausted if
-  // `max_workers` others have joined, now or earlier.
+  // `max_workers` other workers are members now or were members before.
   absl::Status CheckJoin(const v1::JoinRequest& request,
                          uint64_t max_workers) const;
 
-  // Renews the lease. NotFound if the worker is not a member (any more): it
-  // must join again. FailedPrecondition if another incarnation of it is a
-  // member.
+  // Renews the lease. NotFound if the worker is not a member (any more); then
+  // it must join again. FailedPrecondition if another incarnation of the worker
+  // is a member.
   absl::Status Heartbeat(uint32_t worker, uint64_t incarnation, absl::Time now);
 
-  // The worker has ended its step number request.clock(). It contributes to
-  // request.round(), the one that was open when the step began, unless that is
-  // kNoRound. A contribution with progress survives its worker. Repeating the
-  // last arrival is OK and changes nothing.
+  // Says that the worker has ended its step number request.clock(). The step
+  // contributes to request.round(), the round that was open when the step
+  // began; kNoRound means that it contributes to none. A contribution with
+  // progress in work queues counts even if the worker dies. Repeating the last
+  // arrival is OK and changes nothing.
   //
-  // Besides the errors of Heartbeat: OutOfRange if `clock` is not the worker's
-  // or `round` has not opened, InvalidArgument if `weight` is negative or not
-  // finite.
+  // In addition to the errors of Heartbeat: OutOfRange if `clock` is not the
+  // worker's clock or `round` has not opened, InvalidArgument if `weight` is
+  // negative or not finite.
   absl::Status Arrive(const v1::ArriveRequest& request, absl::Time now);
 
-  // The worker waits at `barrier`. `barrier_generation` is the number of
-  // barriers that its incarnation has entered before. Repeating the last call
-  // is OK.
+  // Says that the worker waits at `barrier`. `barrier_generation` is the number
+  // of barriers that this incarnation has entered before. Repeating the last
+  // call is OK and changes nothing.
   //
-  // Besides the errors of Heartbeat: InvalidArgument for a barrier without a
-  // name, FailedPrecondition while it waits at another one, OutOfRange if
-  // `barrier_generation` is not the worker's.
+  // In addition to the errors of Heartbeat: InvalidArgument if the barrier has
+  // no name, FailedPrecondition while the worker waits at a different barrier,
+  // OutOfRange if `barrier_generation` is not the worker's number.
   absl::Status Enter(uint32_t worker, uint64_t incarnation,
                      const std::string& barrier, int64_t barrier_generation,
                      absl::Time now);
 
-  // The place from which the worker continues, or nullopt if it still waits at
-  // a barrier. Besides the errors of Heartbeat: FailedPrecondition if all wait,
-  // but not all workers that have passed the last barrier wait at the same one.
+  // The place from which the worker continues; nullopt if it still waits at a
+  // barrier. In addition to the errors of Heartbeat: FailedPrecondition if all
+  // workers wait at barriers and none of these can open, because workers that
+  // passed the last barrier together wait at different ones.
   absl::StatusOr<std::optional<Place>> PlaceAfterBarrier(uint32_t worker,
                                                          uint64_t incarnation);
 
-  // Releases the workers that wait at `barrier`, although not all wait there,
-  // because there is work to do. Each continues with the clock of the slowest
-  // worker, so that nobody must wait for it to catch up.
+  // Releases the workers that wait at `barrier`, although other workers do not
+  // wait there: there are items to train. Each continues with the clock of the
+  // slowest worker, so that no worker must wait until they have caught up.
   void Release(const std::string& barrier);
 
-  // Sets the weight of the step's contribution to the open round to 0. So it
-  // does not count, but the round closes for workers that wait for it.
+  // Sets the weight of the step's contribution to the open round to 0. So the
+  // step does not count, but the round can still close for the workers that
+  // wait for it.
   void Void(uint64_t incarnation, int64_t clock);
-  // Voids all contributions to the open round. Earlier steps do not count any
-  // more, either.
+  // Sets the weight of all contributions to the open round to 0, and also the
+  // counts of steps.
   void VoidAll();
 
-  // The worker has no more data, or ends early. Leaving twice is OK. For `mark`
-  // see GroupMember.
+  // Says that the worker has no more data, or ends early. Leaving twice is OK.
+  // For `mark` see GroupMember.
   void Leave(uint32_t worker, uint64_t incarnation, int64_t mark = 0);
 
-  // The leases and waits for joins that have ended; nullopt if none has.
+  // Lists the leases that have ended, and whether the wait for joins has ended;
+  // nullopt if nothing has ended.
   using Expiry = v1::CoordinationRecord::Expiry;
   std::optional<Expiry> ExpiryAt(absl::Time now) const;
   void Expire(const Expiry& expiry);
-  // When the next one ends; InfiniteFuture if none does.
+  // When the next lease or wait for joins ends; InfiniteFuture if none does.
   absl::Time NextExpiry() const;
 
   int64_t open_round() const { return open_round_; }
 
-  // The closed round `number`. NotFound if it has not closed, OutOfRange if it
-  // is no longer kept.
+  // The closed round `number`. NotFound if the round has not closed. OutOfRange
+  // if it is no longer kept.
   absl::StatusOr<Round> ClosedRound(int64_t number) const;
 
   // Whether a worker that has ended `clock` steps may begin the next one: no
   // worker is more than `staleness` steps behind it.
   bool MayProceed(int64_t clock, int64_t staleness) const;
 
-  // For messages: describes the workers that `is_meant`, and those that have
-  // not joined, as "worker 3 of 5 (at step 17, last heard 4 s ago), 2 of 5
-  // workers that have not joined". With kNoTime the seconds are left out.
+  // Describes for messages the workers for which is_meant() is true, and those
+  // that have not joined, as "worker 3 of 5 (at step 17, last heard 4 s ago), 2
+  // of 5 workers that have not joined". With kNoTime the seconds are left out.
   static constexpr absl::Time kNoTime = absl::InfinitePast();
   std::string Describe(absl::FunctionRef<bool(const Worker&)> is_meant,
                        absl::Time now) const;
 
-  // Null if the worker is not a member (any more). The next event may delete
-  // it.
+  // Null if the worker is not a member (any more). The next event may destroy
+  // the returned object.
   const Worker* FindMember(uint32_t worker, uint64_t incarnation) const;
   uint64_t group_instance() const { return group_instance_; }
 
-  // The effects of the events since the last call of TakeEffects().
+  // The effects of the events since TakeEffects() was last called.
   struct Effects {
-    bool has_lost_members = false;   // They left, died, or were restarted.
+    bool has_lost_members = false;   // Left, died or restarted.
     std::string opened_barrier;      // Empty if none has opened.
-    bool is_anyone_waiting = false;  // At a barrier, now.
+    bool is_anyone_waiting = false;  // Now, at a barrier.
   };
   Effects TakeEffects();
 
-  // The stats without work queues, which the coordinator adds.
+  // The stats of the group. The coordinator adds those of work queues.
   v1::GetGroupStatsResponse stats() const;
 
-  // Saves the state without options and times. Restore() puts it into a new
-  // group of the same options; RenewLeases() must follow. DataLoss if the saved
-  // state is invalid.
+  // Saves the state, but not the options and the times. Restore() sets it in a
+  // new group with the same options; RenewLeases() must follow. DataLoss if the
+  // saved state is invalid.
   void Save(v1::SavedGroup* saved) const;
   absl::Status Restore(const v1::SavedGroup& saved);
-  // Starts leases, and the time to join, now.
+  // Makes all leases, and the time for joining, start now.
   void RenewLeases(absl::Time now);
 
  private:
@@ -296,62 +309,69 @@ class WorkerGroup {
     return options_.contributions_per_round > options_.num_workers;
   }
   bool IsComplete() const;
-  // Drops contributions to the open round, except those that survive their
-  // workers.
+  // Withdraws contributions to the open round, except those with progress in
+  // work queues, which stay when their workers die.
   template <typename Predicate>
   void Withdraw(const Predicate& is_meant);
-  // The least clock of the workers that do not wait at a barrier; INT64_MAX if
-  // there are none.
+  // The lowest clock of the workers that do not wait at a barrier; INT64_MAX if
+  // there is no such worker.
   int64_t SlowestClock() const;
   void NoteMark(uint32_t worker, int64_t mark);
   void NoteLoss(uint32_t worker, bool has_joined);
   void BeginJob(uint32_t worker, const std::string& job);
   Position PositionOf(uint32_t worker) const;
-  // Starts the next run: all have gone, and the next worker to join is first.
+  // Starts the next run. Called when all workers have left and one joins.
   void BeginAnew();
-  // Starts the next run if the only members are workers that have left this run
-  // and come back. They stay members.
+  // Starts the next run if each member has left the present run and joined
+  // again. The members stay.
   void BeginAnewIfAllHaveLeft();
-  // Records that the worker has ended a step. A worker that came back trains
-  // with the others after a step of its own and one of theirs.
+  // Records that the worker has ended a step. A worker that has joined again
+  // trains with the others after one step of its own and one step of theirs.
   void NoteStep(Worker* worker);
-  // Does what follows from an event. Called after each event.
+  // Called after each event: ends the run, closes the round and opens the
+  // barrier if the event allows it.
   void Settle();
   void CloseIfComplete();
   void OpenIfAllWait();
-  // The barrier to open if all wait; null if there is none.
+  // The barrier that can open now; null if there is none.
   const std::string* BarrierToOpen() const;
 
   WorkerGroupOptions options_;
   uint64_t group_instance_;
-  std::map<uint32_t, Worker> workers_;  // Members by number.
+  std::map<uint32_t, Worker> workers_;  // The keys are their numbers.
   std::set<uint32_t> ever_joined_;
   std::set<uint32_t> seen_;  // Workers that have joined in the present run.
   std::set<uint32_t>
-      left_;  // Workers of seen_ that have left and are not back.
+      left_;  // Workers of seen_ that have left and not joined again.
   uint64_t next_incarnation_;
   uint64_t first_of_present_run_;  // The first incarnation of the present run.
-  int64_t num_openings_ = 0;       // Barriers opened in the present run.
-  Effects effects_;                // Without is_anyone_waiting.
-  size_t num_awaited_;  // How many workers must join before the run begins.
+  int64_t num_openings_ = 0;       // In the present run.
+  Effects effects_;                // is_anyone_waiting is not set.
+  size_t num_awaited_;             // How many must join before the run begins.
   bool waits_for_joins_;
-  bool has_begun_ = false;  // This run, or one before it without a break.
+  // Whether this run has begun, or follows another run whose workers came back.
+  bool has_begun_ = false;
   absl::Time joins_end_ = absl::InfiniteFuture();
-  int64_t last_clock_ = 0;   // The greatest clock of any worker.
-  int64_t first_clock_ = 0;  // The clock of awaited workers when a run begins.
-  std::string job_;          // The present job; may be empty.
-  // The positions in the job, for workers with a mark.
+  // The highest clock of any worker.
+  int64_t last_clock_ = 0;
+  // The clock with which the workers of a run begin.
+  int64_t first_clock_ = 0;
+  // The present job; may be empty.
+  std::string job_;
+  // How far each worker with a mark has come in the job.
   std::map<uint32_t, Position> positions_;
   int64_t open_round_ = 0;
-  std::vector<Contribution> open_;  // Contributions to the open round.
-  std::deque<Round> closed_;        // The last kKeptRounds, in order.
-  // Lacks the fields that stats() fills in. num_steps counts steps that have
-  // ended and were not withdrawn.
+  // Contributions to the open round.
+  std::vector<Contribution> open_;
+  // The last kKeptRounds, oldest first.
+  std::deque<Round> closed_;
+  // stats() fills in the fields that are missing here. num_steps counts steps
+  // that have ended and were not withdrawn.
   v1::GetGroupStatsResponse stats_;
 };
 
-// See WorkerGroup::Describe: the workers that keep a round open, that are
-// behind a clock, and that have not come to a barrier.
+// These describe, in the form of WorkerGroup::Describe, the workers that keep a
+// round open, that are behind a clock, or that have not come to a barrier.
 std::string DescribeMissing(const WorkerGroup& group, int64_t round,
                             absl::Time now = WorkerGroup::kNoTime);
 std::string DescribeBehind(const WorkerGroup& group, int64_t clock,

@@ -32,7 +32,8 @@ inline constexpr int kNumStripes = 16;
 // how long a call locks a stripe for its missing keys.
 inline constexpr uint32_t kMaxKernelKeys = 8192;
 
-// Does the kernel's work for one key whose first attempt has failed.
+// Does a kernel's work for one key, if the kernel's own attempt at the key has
+// failed.
 class RetrySink {
  public:
   // The kernel calls this before it changes a row for the first time since a
@@ -40,8 +41,7 @@ class RetrySink {
   virtual void Keep(Key key, uint32_t row) = 0;
   // Read() and Step() return false if the key has no row.
   virtual bool Read(Key key, float* embedding) = 0;
-  // Takes the step of key i of the batch, with its gradient and observations in
-  // the StepBatch.
+  // Takes the step of key i of the StepBatch, which has the key's gradient.
   virtual bool Step(Key key, uint32_t i) = 0;
 
  protected:
@@ -71,10 +71,11 @@ struct KernelBatch {
   // Counts how often `retry` has replaced the views by newer ones.
   const uint32_t* num_refreshes = nullptr;
   RetrySink* retry = nullptr;
-  // For read_caught_up: the steps that are added to rows that miss them.
+  // Used by read_caught_up to add the steps that a row has missed to the copy
+  // of the row.
   const Optimizer* optimizer = nullptr;
   const StepHistory* history = nullptr;
-  // Receives the positions of keys without a row. Has room for num_keys.
+  // Receives the indices of the keys that have no row. Has room for num_keys.
   uint16_t* missing = nullptr;
 };
 
@@ -83,8 +84,7 @@ struct StepBatch {
   const Optimizer* optimizer = nullptr;
   // num_keys x dim.
   const float* gradients = nullptr;
-  // The input of each step. Its count is used for keys for which the push gives
-  // no count.
+  // The input of each step. Its count is for keys to which the push gives none.
   StepInput input;
 
   // The fields below are used only if has_observations().

@@ -87,8 +87,8 @@ TFSWITCH_ALWAYS_INLINE bool TryLockBucket(Bucket* bucket, uint32_t meta) {
   return is_locked;
 }
 
-// Makes the changes visible and unlocks. `meta` is the new word, without the
-// lock and with the old version.
+// Unlocks the bucket, which makes the changes visible. `meta` is the new word,
+// but without the lock and with the old version.
 TFSWITCH_ALWAYS_INLINE void UnlockBucket(Bucket* bucket, uint32_t meta) {
   __atomic_store_n(&bucket->meta, meta + kMetaVersionOne, __ATOMIC_RELEASE);
 }

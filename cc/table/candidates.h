@@ -56,8 +56,8 @@ class Candidates {
                  const std::function<void(Key, const float*)>& visit) const;
 
   // If enough records are free, moves the used records together and gives
-  // memory back. With `with_stamps`, moves their stamps (epochs of last
-  // changes), too.
+  // memory back. If `with_stamps`, also moves their stamps (epochs of last
+  // changes).
   void Compact(bool with_stamps);
 
   int64_t size() const { return size_; }

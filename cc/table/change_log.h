@@ -84,7 +84,7 @@ class ChangeClock {
   };
 
   // Ends the epoch, waits for all changes that began in it, and returns its
-  // number. From the first call on changes get stamps.
+  // number. Before the first call, changes get no stamps.
   uint32_t EndEpoch();
 
   bool is_running() const {
@@ -93,7 +93,7 @@ class ChangeClock {
 
   // Hold() waits for changes that have begun. From then until Release(), which
   // the same thread must call, no row changes, and new changes wait. So a
-  // change must not begin inside another one.
+  // thread must not begin a change inside another one.
   void Hold() ABSL_NO_THREAD_SAFETY_ANALYSIS;
   void Release() ABSL_NO_THREAD_SAFETY_ANALYSIS;
 
@@ -136,8 +136,7 @@ class KeyChanges {
 
   void Add(Key key, uint32_t stamp);
 
-  // False if a key that lost its row after `epoch` may be missing from the
-  // list.
+  // False if keys that lost their row after `epoch` may be missing here.
   bool Knows(uint32_t epoch) const { return forgotten_ <= epoch; }
   // The keys with stamps above `epoch`; some may repeat.
   std::vector<Key> Since(uint32_t epoch) const;

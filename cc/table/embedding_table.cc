@@ -48,7 +48,7 @@ constexpr size_t kCandidateShare = 8;
 // of their own share.
 constexpr Key kSharedRow = 0x5477697463685f30;
 
-// Candidates need at least the statistics of kUsage, for the admission policy.
+// The admission policy needs at least the statistics of kUsage for candidates.
 StatisticsConfig StatisticsOfCandidates(StatisticsConfig config) {
   if (config.kind == StatisticsKind::kNone) {
     config.kind = StatisticsKind::kUsage;
@@ -567,7 +567,7 @@ void EmbeddingTable::Impl::ReadUsage(absl::Span<const Key> keys, float day,
 // Thread-compatible.
 class EmbeddingTable::Impl::RowGatherer {
  public:
-  // `now` has the steps up to which Add() brings each row.
+  // Add() applies the steps of `now` that a row has missed to its copy.
   RowGatherer(const Impl& table, size_t max_rows,
               std::shared_ptr<const StepHistory> now,
               const std::function<absl::Status(const RowChunk&)>& visit)
@@ -665,8 +665,8 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
                        visit);
   std::vector<std::pair<Key, StripeIndex::Entry>> entries;
   for (Stripe& stripe : stripes_) {
-    // A bitmap by row number, made before the visit, because stamps are in the
-    // order of rows, and the visit is in that of the index.
+    // Makes a bitmap by row number before the visit: stamps are in the order of
+    // rows, but the visit is in the order of the index.
     std::vector<bool> changed;
     if (snapshot != nullptr && !snapshot->is_whole) {
       MutexLock lock(&stripe.mutex);

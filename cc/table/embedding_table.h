@@ -90,7 +90,6 @@ struct GradientBatch : StepSettings {
   const StepHistory* history = nullptr;
 };
 
-// The state of a key in the table.
 enum class KeyState : uint8_t {
   kUnknown,    // It has no row and no record.
   kCandidate,  // The key has no row yet; it waits for admission.
@@ -136,8 +135,8 @@ struct ChangeFilter {
   // its log_id is 0, visits every key whose value differs from that of a key
   // without a row.
   ChangeCursor since;
-  // If it is set, chooses rows instead of `since`. A key that is not chosen
-  // keeps its last exported value, unless its row was erased.
+  // If this is set, it chooses the rows, and `since` does not. A key that is
+  // not chosen keeps its last exported value, unless its row was erased.
   // SubtractDeltaScores() may later subtract the scores of visited rows.
   std::optional<ScoreRule> rule;
   float day = kServersDay;
@@ -191,9 +190,9 @@ class TableSnapshot {
   TableSnapshot(const TableSnapshot&) = delete;
   TableSnapshot& operator=(const TableSnapshot&) = delete;
 
-  // Visits all rows, or if `since` was given the changed ones, in chunks of at
-  // most `max_rows`. A row that changes during the visit may be visited twice,
-  // with equal values. Call it at most once.
+  // Visits all rows or, if `since` was given, those that have changed, in
+  // chunks of at most `max_rows`. A row that changes during the visit may be
+  // visited twice, with equal values. Call it at most once.
   virtual absl::Status ForEachRow(
       int64_t max_rows,
       const std::function<absl::Status(const RowChunk&)>& visit) = 0;
@@ -370,7 +369,7 @@ class EmbeddingTable {
                                    absl::Span<const float> scores) = 0;
 
   // From the end of Hold() until Release(), which the same thread must call, no
-  // row changes. Hold() waits for changes in progress; later ones wait.
+  // row changes. Hold() waits for changes in progress; new changes wait.
   virtual void Hold() = 0;
   virtual void Release() = 0;
   // Takes a snapshot of the table. If `since` is a moment of this table and the

@@ -72,8 +72,8 @@ class EmbeddingTable::Impl::ChangeVisit {
         visit_(visit),
         chunk_(table->config_.dim) {}
 
-  // First reports keys that have lost their row, and then values of keys,
-  // because the later one counts.
+  // First reports the keys that have lost their row, and then the values of
+  // keys. If a key is in both reports, the later one counts.
   absl::Status Run() {
     for (int s = 0; s < kNumStripes && !is_all_; ++s) {
       TFSWITCH_RETURN_IF_ERROR(VisitLost(s));
@@ -175,8 +175,7 @@ class EmbeddingTable::Impl::ChangeVisit {
     return absl::OkStatus();
   }
 
-  // Returns whether the rule chooses the row. If so, adds the row's score to
-  // the chunk.
+  // Whether the rule chooses the row. If so, adds the row's score to the chunk.
   bool ChooseLocked(int s, Key key, StripeIndex::Entry entry)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(table_.stripes_[s].mutex) {
     const RowStatistics& statistics = table_.statistics_;

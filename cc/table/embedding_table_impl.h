@@ -317,8 +317,8 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   void KeepCandidateLocked(Stripe* stripe, Key key, uint32_t position,
                            ChangeStamp stamp) const;
 
-  // Calls load(place) until no other thread has changed the row meanwhile.
-  // REQUIRES: the stripe's mutex is held.
+  // Calls load(place), and calls it again if another thread has changed the row
+  // meanwhile. REQUIRES: the stripe's mutex is held.
   template <typename Load>
   void LoadLocked(Stripe* stripe, StripeIndex::Entry entry,
                   const Load& load) const;
@@ -326,8 +326,7 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   // row's stamp is not below it, copies nothing and returns false.
   bool CopyRowLocked(Stripe* stripe, StripeIndex::Entry entry, uint32_t limit,
                      float* row) const;
-  // These copy a part of a row. The copied embedding includes all steps of
-  // `now`.
+  // These copy a part of a row. The embedding includes all steps of `now`.
   void CopyEmbeddingLocked(Stripe* stripe, StripeIndex::Entry entry,
                            const StepHistory& now, float* embedding) const;
   void CopyStatisticsLocked(Stripe* stripe, StripeIndex::Entry entry,
@@ -348,9 +347,10 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
     }
     candidates.Erase(place.key, place.position);
   }
-  // Records that a key loses its row or its record, so that nothing is left of
-  // it that could have a stamp. Call it before the loss, because later there
-  // may be no memory for this. REQUIRES: the stripe's mutex is held.
+  // Records that a key loses its row or its record. A list of these keys is
+  // needed, because nothing else is left that could have a stamp. Call it
+  // before the loss, because later there may be no memory for this. REQUIRES:
+  // the stripe's mutex is held.
   static void NoteLossLocked(Stripe* stripe, Key key, ChangeStamp stamp) {
     if (stamp.epoch != 0) stripe->key_changes.Add(key, stamp.epoch);
   }
@@ -397,8 +397,7 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
       const std::function<bool(Key, const float*, const float*)>& visit);
   // The same for the candidates.
   void SiftCandidates(const std::function<bool(const float*)>& visit);
-  // Moves the rows of a stripe to its lowest row numbers, and gives memory
-  // back.
+  // Moves a stripe's rows to the lowest row numbers, and gives memory back.
   void Compact(Stripe* stripe);
 
   bool has_weights() const {
@@ -431,8 +430,7 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   std::array<char*, kNumStripes> statistics_data_;
   std::array<uint32_t*, kNumStripes> stamps_;
   const BatchKernels kernels_;
-  // Declared before the stripes, so that it is destroyed after them: they use
-  // its memory.
+  // Declared before the stripes, which use its memory until they are destroyed.
   const MemoryReservation reservation_;
   const RowStatistics candidate_statistics_;
   // The optimizer for the weights of candidates, which is that of the row's
@@ -450,13 +448,11 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   std::atomic<float> last_day_{kServersDay};
   // Numbers pushes, for random draws.
   std::atomic<uint64_t> num_pushes_{0};
-  // HashKey() of a key selects its mutex, so that only one thread at a time
-  // counts the key.
+  // HashKey() of a key selects the mutex that a thread must hold to count it.
   std::array<Mutex, kNumStripes> bloom_mutexes_;
   // One shrink at a time.
   Mutex shrink_mutex_;
-  // Held by a thread that begins a step, and by one that must prevent new
-  // steps.
+  // Held by a thread that begins a step, or that prevents new steps.
   Mutex step_mutex_;
   // The mutable members change even in reads: these lock stripes and, with
   // dense updates, may bring rows up to date.

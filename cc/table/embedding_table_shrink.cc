@@ -277,8 +277,7 @@ absl::StatusOr<ShrinkReport> EmbeddingTable::Impl::Shrink(
 
 namespace {
 
-// Moves floats. Other threads may be reading either place, but must not be
-// writing to it.
+// Moves floats. Other threads may be reading both places, but not writing.
 void MoveFloats(const float* from, size_t count, float* to,
                 std::vector<float>* buffer) {
   if (count == 0) return;

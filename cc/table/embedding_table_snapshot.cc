@@ -53,7 +53,7 @@ int64_t EmbeddingTable::Impl::Snapshot::kept_bytes() const {
   return bytes;
 }
 
-// Waits until the dense steps that have begun have stepped all their rows.
+// Waits until all dense steps that have begun have changed all their rows.
 void EmbeddingTable::Impl::Hold() ABSL_NO_THREAD_SAFETY_ANALYSIS {
   if (is_dense()) {
     step_mutex_.Lock();

@@ -196,8 +196,8 @@ class RowCodec {
     }
   }
 
-  // Chris Wellons's "lowbias32". Has 32 bits, because vector instructions
-  // cannot multiply 64-bit numbers.
+  // The hash "lowbias32" of Chris Wellons. It works on 32 bits, because vector
+  // instructions cannot multiply 64-bit numbers.
   TFSWITCH_ALWAYS_INLINE static uint32_t Mix(uint32_t x) {
     x ^= x >> 16;
     x *= 0x7feb352d;

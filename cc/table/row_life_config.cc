@@ -28,7 +28,7 @@ absl::Status CheckFields(absl::string_view path, const Config& config) {
 
 absl::Status CheckBloomSize(const BloomMinCountAdmission& config,
                             uint32_t num_virtual_shards) {
-  // A hash of 32 bits selects the cells, so there cannot be more.
+  // The most cells of a filter, because a hash of 32 bits selects a cell.
   const double cells =
       CountingBloom::CellsPerVirtualShard(config, num_virtual_shards);
   if (cells <= 0x1p32) return absl::OkStatus();

@@ -79,8 +79,8 @@ class RowStatistics {
   // counted.
   UsageOfRow Read(const float* statistics, float day) const;
 
-  // Subtracts from the row's delta score, after a delta model with the row was
-  // written.
+  // Subtracts `delta_score` from the row's own, after a delta model with the
+  // row was written.
   void SubtractDeltaScore(float delta_score, float* statistics) const {
     if (config_.kind != StatisticsKind::kShowClick) return;
     statistics[kDeltaScore] =

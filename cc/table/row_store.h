@@ -26,7 +26,8 @@ namespace tfswitch {
 inline constexpr size_t kCacheLineBytes = 64;
 
 // The distance in bytes from one row to the next. It is a multiple of a cache
-// line. If that would waste more than an eighth, it is a multiple of 16 bytes.
+// line, or only of 16 bytes if whole cache lines would waste more than an
+// eighth of the memory.
 size_t RowStride(int row_floats);
 
 // Thread-compatible: the stripe's mutex guards it. But any thread may access
@@ -48,7 +49,6 @@ class RowStore {
 
   char* data() const { return columns_[0].data(); }
   float* At(uint32_t row) const { return columns_[0].At(row); }
-  // The number of the row at this address.
   uint32_t RowOf(const float* at) const {
     return static_cast<uint32_t>(
         static_cast<size_t>(reinterpret_cast<const char*>(at) - data()) /

@@ -29,8 +29,8 @@ void RowUndoLog::Keep(Key key, uint32_t position,
   if (!is_active_ || !is_whole_) return;
   const size_t at = num_rows_ % rows_per_block();
   if (at == 0) {
-    // Catches exceptions: if one left this function, the caller's bucket would
-    // stay locked.
+    // Catches exceptions, because otherwise the caller's bucket would stay
+    // locked.
     try {
       const size_t block = rows_per_block() * num_floats_;
       blocks_.push_back(std::make_unique<float[]>(block));

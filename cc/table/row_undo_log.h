@@ -30,9 +30,8 @@ namespace tfswitch {
 // Thread-safe.
 class RowUndoLog {
  public:
-  // Starts to keep rows, of `num_floats` floats each. The caller needs
-  // `other_bytes` more per kept row in other memory, and the log counts them
-  // too.
+  // Starts to keep rows, of `num_floats` floats each. For each kept row, the
+  // log also counts `other_bytes` that the caller needs in other memory.
   void Begin(size_t num_floats, size_t other_bytes);
 
   // Keeps the present state of a row: copy(floats) writes it into the log. If

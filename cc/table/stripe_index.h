@@ -83,8 +83,7 @@ TFSWITCH_ALWAYS_INLINE bool IsPhase(const IndexView& view, uint64_t phase) {
 // else needs the mutex of the stripe.
 class StripeIndex {
  public:
-  // A bucket and the index of an entry in it. `bucket` is null if the key is
-  // absent.
+  // An entry in a bucket. `bucket` is null if the key is absent.
   struct Entry {
     uint32_t row() const { return RacyLoad(&bucket->rows[at]); }
 

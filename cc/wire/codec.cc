@@ -30,9 +30,9 @@ namespace {
 
 constexpr size_t kAlignment = 64;
 constexpr size_t kKeptScratchBytes = size_t{64} << 20;
-// The most tables of one call of the C API; other clients may send more.
+// A call of the C API has at most so many parts; other clients may send more.
 constexpr size_t kKeptParts = 256;
-// Protobuf's own limit, so that this code and protobuf refuse the same
+// The same limit as in protobuf, so that this code and protobuf refuse the same
 // messages.
 constexpr int kMaxGroupDepth = 100;
 
@@ -49,7 +49,7 @@ constexpr uint32_t Tag(uint32_t field, WireType type) {
   return field << 3 | type;
 }
 
-// The error in a field; nullptr if there is none.
+// The fault in a field, as a constant text; nullptr if there is none.
 using Complaint = const char*;
 constexpr Complaint kFine = nullptr;
 constexpr char kCutShort[] = "the message ends in the middle of a field";
@@ -62,7 +62,7 @@ constexpr char kBadGroup[] = "a group that does not end or is nested too deep";
 constexpr char kNoMemory[] = "no memory for an array";
 constexpr char kBadPart[] = "a part that is malformed itself";
 constexpr char kTooManyParts[] = "more parts than a message may have";
-// Not an error: tells that the reader of a message does not know the field.
+// Not an error: the function that reads the fields does not know this one.
 constexpr char kUnknownField[] = "";
 
 // Reads bytes across the ends of pieces.
@@ -104,8 +104,8 @@ class PieceReader {
     }
   }
 
-  // If the next `size` bytes are in one piece, consumes them and returns a
-  // pointer to them; else returns null.
+  // If the next `size` bytes are in one piece, returns a pointer to them and
+  // moves behind them. Otherwise returns null.
   const char* Borrow(uint64_t size) {
     if (size > static_cast<uint64_t>(end_ - at_)) return nullptr;
     const char* borrowed = at_;
@@ -113,7 +113,8 @@ class PieceReader {
     return borrowed;
   }
 
-  // Consumes the next `size` bytes, and appends their pieces to `pieces`.
+  // Moves behind the next `size` bytes, and appends the pieces that contain
+  // them to `pieces`.
   //
   // REQUIRES: remaining() >= size.
   void Take(uint64_t size, std::vector<absl::string_view>* pieces) {
@@ -171,7 +172,7 @@ Complaint ReadTag(PieceReader* reader, uint32_t* tag) {
   return kFine;
 }
 
-// Reads a length, and checks that the message has so many more bytes.
+// Reads a length, and checks that at least so many bytes of the message follow.
 Complaint ReadLength(PieceReader* reader, uint64_t* length) {
   if (Complaint bad = ReadVarint(reader, 5, length)) return bad;
   return *length > reader->remaining() ? kBadLength : kFine;
@@ -311,7 +312,7 @@ class ArrayField {
     return kFine;
   }
 
-  // Makes room in scratch for `bytes` more bytes after the present elements.
+  // Makes room in scratch for `bytes` bytes after the elements that are there.
   T* Extend(size_t bytes) {
     const size_t used = values_.size() * sizeof(T);
     const bool in_scratch =
@@ -361,7 +362,7 @@ constexpr auto kPullFields = [](auto& request, auto* fields) {
          fields->Fixed64(30, request.table_incarnation);
 };
 
-// The fields of a push before the gradients, and those after them.
+// The fields of a push before the gradients, and the fields after them.
 constexpr auto kPushHead = [](auto& request, auto* fields) {
   return fields->Name(1, request.table) ||
          fields->Array(2, request.keys, &DecodeScratch::keys);
@@ -599,7 +600,7 @@ class FieldWriter {
     if (bits != 0) PresentFloat(field, value);  // -0 is not the default.
     return false;
   }
-  // Day is an optional field, so it is written even if it is 0.
+  // The field "day" has presence, so it is written even if it is 0.
   bool Day(uint32_t field, float day) {
     if (day >= 0.0f) PresentFloat(field, day);
     return false;
@@ -666,8 +667,8 @@ uint64_t WritePushHead(const PushRequest& request, char* to) {
 
 bool AlignedBuffer::Reserve(size_t bytes, size_t used) {
   if (bytes <= capacity_) return true;
-  // Grows by at least half, because otherwise the time for an array that is
-  // sent number by number would be quadratic.
+  // Grows by at least half of the capacity. With smaller steps, reading an
+  // array that arrives number by number would take quadratic time.
   const size_t wanted = std::max(bytes, capacity_ + capacity_ / 2);
   const size_t rounded = (wanted + kAlignment - 1) / kAlignment * kAlignment;
   char* grown = static_cast<char*>(std::aligned_alloc(kAlignment, rounded));

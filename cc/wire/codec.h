@@ -9,8 +9,8 @@
 //   | 0x0a len table | 0x12 len keys (8 B each) | 0x1a len floats (4 B each)
 //   |..
 //
-// A message of many (PullMany, PushMany) contains several of these messages,
-// each after a byte 0x0a and its length.
+// A PullMany or PushMany message contains several of these messages. A byte
+// 0x0a and the length precede each of them.
 //
 // The readers accept exactly the bytes that protobuf's own parser accepts:
 // fields in any order, packed or not, in several chunks, among unknown fields.
@@ -81,8 +81,8 @@ struct DecodeScratch {
   void Trim();
 };
 
-// A DecodeScratch for each part of a message of many, because all parts are
-// read before the first is used.
+// One DecodeScratch for each part of a PullMany or PushMany message. They
+// cannot share one, because all parts are read before the first is used.
 //
 // Not thread-safe.
 class PartScratch {
@@ -110,26 +110,28 @@ absl::Status ReadPushRequest(MessagePieces pieces, DecodeScratch* scratch,
 absl::Status ReadAssignRequest(MessagePieces pieces, DecodeScratch* scratch,
                                AssignRequest* request);
 
-// Messages with more parts are refused: each part costs memory, even if it has
-// no bytes, and all pushes of a message must fit in the window of WriteLedger.
+// The most parts of a PullMany or PushMany message. It is limited because each
+// part costs memory, even if it has no bytes, and because the pushes of a
+// message must not be more than WriteLedger can remember.
 inline constexpr size_t kMaxPartsPerMessage = 4096;
 
-// These functions read messages of many. Errors also name the index of the
-// request.
+// These functions read PullMany and PushMany messages. If a part is malformed,
+// the error names its index.
 absl::Status ReadPullManyRequest(MessagePieces pieces, PartScratch* scratch,
                                  std::vector<PullRequest>* requests);
 absl::Status ReadPushManyRequest(MessagePieces pieces, PartScratch* scratch,
                                  std::vector<PushRequest>* requests);
-// Reads the i-th response to targets[i], as ReadPullResponse() does. Further
-// responses are only counted. *num_floats gets one element for each response.
+// Reads the i-th response to targets[i], as ReadPullResponse() does. If there
+// are more responses than targets, the others are only counted. *num_floats
+// gets one element for each response.
 absl::Status ReadPullManyResponse(MessagePieces pieces,
                                   absl::Span<const RowTarget> targets,
                                   std::vector<uint64_t>* num_floats);
 absl::Status ReadPushManyResponse(MessagePieces pieces,
                                   std::vector<WriteResult>* results);
 
-// Copies the response's floats to `target`, but not more than
-// target.num_floats(). *num_floats receives how many the message has.
+// Copies the response's floats to `target`, at most target.num_floats() of
+// them. *num_floats receives how many floats the response has.
 absl::Status ReadPullResponse(MessagePieces pieces, const RowTarget& target,
                               uint64_t* num_floats);
 // Reads a PushResponse or an AssignResponse; `name` says which in errors.
@@ -159,8 +161,8 @@ void WriteAssignRequest(const AssignRequest& request, char* to);
 inline constexpr size_t kMaxPullResponseHeader = 11;
 size_t WritePullResponseHeader(uint64_t num_floats, char* to);
 
-// Writes the header that precedes each request or response in a message of
-// many. Returns how many bytes were written.
+// Writes the header that precedes each part of a PullMany or PushMany message,
+// or of its response. Returns how many bytes were written.
 //
 // REQUIRES: `to` has room for kMaxPartHeader bytes.
 inline constexpr size_t kMaxPartHeader = 11;

@@ -46,7 +46,7 @@ double SizeOf(const FieldDescriptor& field, const Json& json) {
   }
   double number = 0.0;
   if (json.is_number()) number = json.get<double>();
-  // 64-bit numbers, and numbers that are not finite, are strings in JSON.
+  // In JSON, 64-bit numbers are strings, and so are infinities and NaN.
   if (json.is_string() &&
       !absl::SimpleAtod(json.get_ref<const std::string&>(), &number)) {
     number = std::numeric_limits<double>::quiet_NaN();
@@ -61,11 +61,12 @@ absl::Status CheckFields(const google::protobuf::Descriptor& type,
 // `rule` is the rule of the field, list or map.
 absl::Status CheckValue(const FieldDescriptor& field, const v1::FieldRule& rule,
                         const Json& json, const std::string& name) {
-  // Refuses an empty list inside a list, which protobuf would ignore.
+  // Refuses a list inside a list, because protobuf would ignore an empty one.
   if (json.is_array()) return Wrong(name, "is a list, expected a value");
   if (rule.has_defaults()) return absl::OkStatus();
   if (field.message_type() != nullptr) {
-    // protobuf's own types, such as Duration, are strings.
+    // Only objects are checked further. Some of protobuf's own types, such as
+    // Duration, are strings in JSON.
     return json.is_object()
                ? CheckFields(*field.message_type(), json, name + ".")
                : absl::OkStatus();
@@ -129,7 +130,8 @@ absl::Status CheckFields(const google::protobuf::Descriptor& type,
   return absl::OkStatus();
 }
 
-// Clears inner messages that their readers check later; they may be long.
+// Removes the inner messages that are not checked here, because the code that
+// uses them checks them. They may be long.
 void DropUnchecked(Message* message) {
   const google::protobuf::Reflection* const reflection =
       message->GetReflection();

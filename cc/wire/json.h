@@ -27,15 +27,16 @@ absl::Status MessageFromJson(const std::string& json,
                              absl::string_view document,
                              google::protobuf::Message* message);
 
-// Writes a message. `with_defaults` also writes fields that have their default
-// value, unless they are fields with presence that are unset. `with_whitespace`
-// writes one field per line.
+// Writes a message. With `with_defaults`, fields with their default value are
+// written, too, except optional fields that are not set. With
+// `with_whitespace`, each field is on a line of its own.
 absl::StatusOr<std::string> MessageToJson(
     const google::protobuf::Message& message, bool with_defaults,
     bool with_whitespace = false);
 
 // InvalidArgument, naming the field, if a value is out of its range, or a
-// required message is missing. It cannot tell whether a number is missing.
+// required message is missing. A missing number is not noticed, because it
+// reads as 0.
 absl::Status CheckRanges(const google::protobuf::Message& message);
 
 // Returns DataLoss: "checkpoint manifest '<path>' is damaged: <why>. <remedy>".

@@ -25,7 +25,8 @@ namespace tfswitch {
 struct PushId {
   uint64_t client_id = 0;
   uint64_t sequence = 0;
-  // The caller that the server has authenticated. Not sent in messages.
+  // A number for the caller that the server has authenticated. The server sets
+  // it; messages do not contain it.
   uint64_t caller = 0;
 };
 
@@ -37,8 +38,9 @@ struct PullRequest {
   float day = kServersDay;  // For rows that are made.
 };
 
-// The memory for the rows of an answer. Without `places`, rows are stored one
-// after another; with `places`, row k of the answer is stored as row places[k].
+// The memory for the rows of an answer. If `places` is empty, rows are stored
+// one after another. Otherwise row k of the answer becomes row places[k] of
+// `floats`.
 struct RowTarget {
   // NOLINTNEXTLINE(google-explicit-constructor): the common case.
   RowTarget(absl::Span<float> floats) : floats(floats) {}
@@ -54,7 +56,7 @@ struct RowTarget {
   size_t dim = 0;  // 0 if there are no places.
 };
 
-// The keys of the batch need not be unique.
+// A push. Unlike in GradientBatch, keys may repeat.
 struct PushRequest : GradientBatch {
   std::string table;
   uint64_t table_incarnation = 0;
@@ -84,8 +86,8 @@ struct AssignRequest {
   bool only_missing = false;           // Whether present rows do not change.
   float day = kServersDay;             // For rows that are made.
 
-  // If the id is not set, a client over the network draws one, as it does for
-  // CreateTable, DropTable and Erase.
+  // If the id is not set, a client over the network draws an id for the call.
+  // It does the same for CreateTable, DropTable and Erase.
   PushId id;
 };
 

@@ -22,7 +22,7 @@ v1::TableConfig ToProto(const TableConfig& config);
 TableConfig FromProto(const v1::TableConfig& proto);
 
 // InvalidArgument if the config has a field or value that this version does not
-// know; names the first one. FromProto() would read it as a default.
+// know. The error names the first one. FromProto() would take it for a default.
 absl::Status CheckKnown(const google::protobuf::Message& config);
 
 v1::EvictionConfig ToProto(const EvictionConfig& config);

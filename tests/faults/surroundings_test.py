@@ -30,7 +30,7 @@ from tests.support import NotServingError, ServerProcess
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
 PAUSE_SECS = 2
-# What a server may take beyond what it has when it comes into a memory cgroup.
+# How much memory a server may add to what it has on entering a memory cgroup.
 LITTLE_BYTES = 64 << 20
 
 

@@ -29,7 +29,8 @@ def call(caller: Caller, method: str, **request: Any) -> dict[str, Any]:
     try:
         return json.loads(caller.call(method, json.dumps(message)))
     except PermissionError as error:
-        # The error names only an RPC, of which a function may send several.
+        # The error names only the RPC. A function may send several RPCs, so its
+        # own name is added here.
         raise PermissionError(f"`{_called()}`: {error}") from None
 
 

@@ -88,8 +88,8 @@ def forget(name: str) -> None:
 class _Follower(threading.Thread):
     """Tells the core the present addresses of the servers of one name.
 
-    One thread at a time uses this object: the thread that makes it, and then
-    the thread that it is itself.
+    One thread at a time uses this object: first the thread that makes it, then
+    the thread that `start` starts.
     """
 
     def __init__(self, name: str, servers: list[dict[str, Any]]) -> None:

@@ -6,7 +6,8 @@ import numpy as np
 
 from tfswitch.table import EmbeddingTable
 
-# Larger messages are hardly faster, and servers may refuse them.
+# The bytes of rows in one call. Larger calls are hardly faster, and servers may
+# refuse too large ones.
 _CALL_BYTES = 1 << 20
 
 
@@ -25,7 +26,7 @@ class Rows(NamedTuple):
 
 
 def rows_per_call(floats_per_row: int) -> int:
-    """Returns how many rows of so many floats one call should take."""
+    """Returns how many rows one call should take, given their length."""
     return max(1, _CALL_BYTES // (8 + 4 * floats_per_row))
 
 

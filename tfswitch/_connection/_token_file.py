@@ -60,7 +60,7 @@ def add(
             text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"{text!r} is not valid Unicode") from error
-        # `tfswitch token list` prints them on a terminal, one line for each.
+        # `tfswitch token list` prints each text on a line of a terminal.
         kinds = {unicodedata.category(character) for character in text}
         if kinds & {"Cc", "Zl", "Zp"} or has_token(text):
             raise ValueError(

@@ -117,7 +117,7 @@ def bad_argument(
 
 
 def checked_text(name: str, value: str | os.PathLike[str]) -> str:
-    """Returns the text, or the text of the path, for the core.
+    """Checks and returns a text, or the text of a path.
 
     Raises:
         ValueError: If it is not valid Unicode. The error has no cause, and its

@@ -99,7 +99,7 @@ class TableSpec:
         return config
 
     def with_optimizer(self, config: Mapping[str, Any]) -> "TableSpec":
-        """Returns this spec with a config's optimizer, if Python has it."""
+        """Returns this spec with the optimizer of a config, if it is known."""
         optimizer = from_table_config(config)
         if optimizer is None:
             return self
@@ -115,7 +115,7 @@ class TableSpec:
         for name in _OBJECTS:
             value = getattr(self, name)
             config[name] = None if value is None else value.to_config()
-        del config["initializer"]  # A layer has its own form of it.
+        del config["initializer"]  # A layer stores its own initializer.
         return config
 
 

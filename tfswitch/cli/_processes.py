@@ -38,7 +38,7 @@ _PIPE_BYTES = 1 << 20
 # A longer line is printed in parts.
 _LONGEST_LINE = 1 << 16
 _NUM_LAST_LINES = 20
-# If so many texts are not written yet, no more lines are read.
+# While this many texts wait to be written, no more lines are read.
 _MOST_TEXTS = 64
 # How soon the number of waiting texts is checked again.
 _POLL_SECS = 0.02
@@ -78,16 +78,16 @@ def run_guarded(work: Callable[[], int]) -> int:
     exit code.
 
     Args:
-        work: Makes a `Job`, and returns the exit code.
+        work: A function that makes a `Job`, and returns the exit code.
 
     Returns:
         The code, or 128 and the number of the signal that ended the child.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     signals = {*STOP_SIGNALS, signal.SIGCHLD}
-    # Blocked until this process ends: a signal that comes after the end of the
-    # child must not change the exit code. The child unblocks them when it has
-    # handlers.
+    # These signals stay blocked until this process ends, because a signal after
+    # the end of the child must not change the exit code. The child unblocks the
+    # signals when it has handlers.
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     prepare = ending_with_parent(signals, signal.SIGTERM)
     child = os.fork()
@@ -135,7 +135,8 @@ def _children() -> list[int]:
     for name in filter(str.isdigit, os.listdir("/proc")):
         # The process may end at this moment.
         with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:
-            # The program's name, in brackets, may contain spaces.
+            # Drops the program's name, which is in brackets and may contain
+            # spaces.
             fields = file.read().rpartition(")")[2].split()
             if int(fields[1]) == os.getpid():
                 found.append(int(name))
@@ -202,7 +203,8 @@ class Console:
         text = f"\x1b[{len(self._below)}A\x1b[J" if self._below else ""
         if lines:
             size = os.get_terminal_size(self._error)
-            # A line that has left the screen cannot be erased.
+            # The lines must fit on the screen, because a line that has left it
+            # cannot be erased.
             most = max(1, (size.lines or 24) - 2)
             if len(lines) > most:
                 num_others = len(lines) - most + 1
@@ -315,7 +317,8 @@ class Process:
 
     def _shown(self, line: bytes) -> str:
         states = _BACK.split(line.decode(errors="replace").rstrip())
-        # A progress bar has written each state over the last one.
+        # A progress bar writes each state over the one before, so only the last
+        # state is kept.
         shown = next(filter(None, reversed(states)), "")
         self.last_lines.append(shown)
         return f"[{self.name}] {shown}".rstrip()

@@ -135,7 +135,7 @@ def _schedule(
         _addresses.check_has_no_token("--cluster", address)
     except ValueError as error:
         raise app.UsageError(str(error)) from error
-    # Checked here, because a connection is made only later.
+    # Checks the address now, because a connection is made only later.
     why = _addresses.why_no_servers(address)
     if why is not None:
         raise app.UsageError(

@@ -62,8 +62,8 @@ def run(words: Sequence[str]) -> int:
             shutil.rmtree(data_dir, ignore_errors=True)
 
     def work() -> int:
-        # The servers have no TLS and no tokens. An empty variable has the
-        # effect of none.
+        # The job's servers have no TLS and no tokens, so the variables for
+        # these are emptied. An empty variable counts as not set.
         names = ["TLS_CA", "TLS_CERT", "TLS_KEY", "TLS_SERVER_NAME"]
         given = {each.split("=")[0].lstrip("-") for each in options.server_arg}
         if "token_file" not in given:
@@ -78,7 +78,7 @@ def run(words: Sequence[str]) -> int:
     try:
         return _processes.run_guarded(work)
     finally:
-        # The child may have been killed before it has removed the folder.
+        # Removes the folder if the child was killed before it could do so.
         remove()
 
 
@@ -169,7 +169,8 @@ def _command(words: Sequence[str]) -> list[str]:
     program = words[0]
     if program.endswith(".py"):
         if os.path.isfile(program):
-            # Unbuffered, so that lines come when they are printed.
+            # With -u Python does not buffer its output, so each line comes at
+            # once.
             return [sys.executable, "-u", *words]
     elif shutil.which(program) is not None:
         return list(words)
@@ -256,8 +257,8 @@ class _Launch:
             self._console.draw([])
             if end.reason:
                 self._say(f"{end.reason}; ending the job")
-            # Servers end later: a worker may save on them when it is told to
-            # end.
+            # Servers end after the workers, because a worker that is told to
+            # end may still save its tables there.
             self._job.end(self._tasks.values())
             for line in self._steps.report():
                 self._say(line)
@@ -332,7 +333,8 @@ class _Launch:
 
     def _start_server(self, name: str) -> None:
         index = list(self._servers).index(name)
-        # Servers look for relative paths of checkpoints where workers would.
+        # Servers and workers resolve relative paths of checkpoints against the
+        # same folder.
         root = "" if os.getcwd() == "/" else os.getcwd()
         place = [
             f"--address={self._servers[name]}",
@@ -409,8 +411,7 @@ class _Launch:
         printed = [f"  {line}" for line in process.last_lines]
         lines = [f"{how}; " + ("its last lines:" if printed else "no output")]
         lines += printed
-        # A task that has ended with 0 should not have ended: this is an error,
-        # too.
+        # The task should not have ended, so the exit code 0 is an error, too.
         return _End(_processes.exit_code(status) or 1, how, lines)
 
     def _show_progress(self, now: float) -> None:

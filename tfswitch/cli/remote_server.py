@@ -67,8 +67,8 @@ def run(
         return 1
     server = subprocess.Popen(
         command,
-        # Ctrl-C goes to the whole group: the server would get it twice, and be
-        # killed by the second one.
+        # The server gets its own process group. Ctrl-C signals a whole group,
+        # and this second signal would kill the server.
         start_new_session=True,
         preexec_fn=_processes.ending_with_parent(former),
     )

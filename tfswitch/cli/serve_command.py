@@ -118,7 +118,8 @@ def _place_from_environment(given: Sequence[str]) -> list[str]:
             f"TF_CONFIG names {len(servers)} ps addresses, and this is ps "
             f"number {task.number}"
         )
-    # This host may be unable to resolve its own name in the cluster.
+    # Only the port is used, because this host may be unable to resolve its own
+    # name.
     host, _, port = servers[task.number].rpartition(":")
     if not port.isdigit():
         raise app.UsageError(

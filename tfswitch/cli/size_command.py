@@ -26,9 +26,11 @@ from tfswitch.optimizers import _rules
 _MIB = 1 << 20
 _SAMPLE_BYTES = 256 * _MIB
 _SAMPLE_STEP = 1 << 17
-# The stamp of a row's last change: RowStore::InitStamps() in cc/table.
+# The bytes of the time of a row's last change: RowStore::InitStamps() in
+# cc/table.
 _STAMP_BYTES = 4
-# An idle server has 20 MiB; its allocator keeps some freed memory.
+# The memory of a server without rows: 20 MiB when idle, and memory that was
+# freed but is kept by the allocator.
 _PROCESS_BYTES = 64 * _MIB
 # The share of the rows for copies of rows that change during a save.
 _SAVE_SHARE = 8
@@ -184,7 +186,8 @@ def _plan(options: Namespace, config: dict[str, Any]) -> dict[str, Any]:
             f"--max_message_bytes={options.max_buffer_bytes // 2}",
             f"--max_buffer_bytes={options.max_buffer_bytes}",
             f"--max_save_bytes={save_bytes}",
-            # 0 would mean half of the memory; no filter has only one byte.
+            # Never 0, which would mean half of the memory. 1 allows no filter,
+            # because each filter has more than one byte.
             f"--max_bloom_bytes={options.max_bloom_bytes or 1}",
             f"--push_log_max_bytes={log_bytes}",
         ],
@@ -218,7 +221,8 @@ def _measure(
     return {
         "rows": rows * sizes["row_stride_bytes"],
         "index": sizes["index_bytes"] * rows // made,
-        # Memory touched ahead of use does not grow with the rows.
+        # Memory that is prepared for later rows. It does not grow with the
+        # rows.
         "reserved": sizes["reserved_bytes"],
     }, info["slot_floats"]
 

@@ -111,7 +111,7 @@ def _create(path: Path, options: Namespace) -> None:
     try:
         print(token, flush=True)
     except OSError:
-        # Nobody has seen the token, so it is of no use.
+        # Nobody has seen the token, so its record is removed.
         _token_file.remove(path, token)
         raise
 

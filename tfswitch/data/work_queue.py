@@ -62,7 +62,7 @@ class WorkItem:
         self.value = value
         self._queue = queue
         self._offset = offset
-        self._counted = offset  # The offset at the start of the present step.
+        self._counted = offset  # Offset at the start of the step.
         self._is_finished = False
         self._is_replaced = False
 
@@ -212,8 +212,8 @@ class Epoch:
             if item.epoch != self.number:
                 break
             yield item
-            # The server has already recorded the samples of a lost item that
-            # count.
+            # If the item is lost, the server has already recorded which of its
+            # samples count.
             with contextlib.suppress(WorkItemLost):
                 item.finish()
         self._is_over = True
@@ -420,8 +420,8 @@ class WorkQueue:
                 if waited >= _LONGEST_WAIT_SECS:
                     raise
             if self._is_there():
-                # Another worker has made the queue. This call checks its
-                # settings.
+                # Another worker has made the queue. A further `create` checks
+                # the settings of this queue.
                 return create()
             if waited >= 1 and not has_said:
                 has_said = True

@@ -34,13 +34,13 @@ def published(path: str | os.PathLike[str]) -> Iterator[Path]:
     temporary = target.parent / f".{uuid.uuid4().hex}.tmp"
     try:
         yield temporary
-        # Flushes before the rename, so that no power cut leaves a name without
-        # bytes.
+        # Flushes the file before the rename. Otherwise a power cut could leave
+        # the final name without its bytes.
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, target)
     except OSError as error:
-        # The error of a full disk names no file, or only the temporary one.
+        # The error of a full disk names no file, or only the temporary file.
         if type(error) is not OSError or f"'{target}'" in str(error):
             raise
         raise OSError(

@@ -75,10 +75,10 @@ class Layout:
         )
 
     def visit(self, write: Callable[[dict[str, np.ndarray]], None]) -> int:
-        """Calls `write` with runs of the table's rows; returns how many.
+        """Calls `write` with batches of the table's rows; returns their number.
 
-        The rows come as servers send them, in no order. A run has its arrays by
-        the fields of `Rows`.
+        The rows come in the order in which servers send them. A batch is a dict
+        from the fields of `Rows` to arrays.
         """
         num_rows = 0
 

@@ -57,8 +57,9 @@ def write_numpy(
     """
     layout = Layout("array", table, slots=slots)
     with published(path) as temporary, contextlib.ExitStack() as stack:
-        # An archive has one array after the other, and a header with the number
-        # of rows comes first. So the arrays wait in files without a name.
+        # In an archive the arrays follow each other, and each begins with its
+        # number of rows. So the arrays are first written to files without a
+        # name.
         parts = {
             what: stack.enter_context(
                 tempfile.TemporaryFile(dir=temporary.parent)
@@ -71,7 +72,8 @@ def write_numpy(
                 part.write(rows[what].data)
 
         num_rows = layout.visit(write)
-        # Writes the same as np.savez, which would need whole arrays in memory.
+        # Writes what np.savez would write, but np.savez needs whole arrays in
+        # memory.
         archive = stack.enter_context(zipfile.ZipFile(temporary, "w"))
         with archive.open("metadata.npy", "w", force_zip64=True) as member:
             np.lib.format.write_array(member, np.array(layout.metadata()))
@@ -97,8 +99,9 @@ def read_numpy(
 ) -> int:
     """Sets the rows of an `.npz` file, all or none.
 
-    Reads the file twice, a batch at a time, to check all of it before the first
-    row is set. A whole array in Fortran order is kept in memory.
+    Reads the file twice, a batch at a time: the first pass checks the whole
+    file before any row is set. A whole array in Fortran order is kept in
+    memory.
 
     Args:
         table: The table.
@@ -142,8 +145,9 @@ _MAX_HEADER_BYTES = 1 << 16
 class _Array:
     """An array of an archive, read from its beginning.
 
-    The array must have at least as many bytes as its header says, and no more
-    bytes are read than the archive says.
+    If the archive has fewer bytes for the array than the array's header needs,
+    this is an error. Bytes beyond the length in the archive's directory are not
+    read.
 
     Attributes:
         shape: The array's shape.
@@ -193,7 +197,8 @@ class _Array:
     def read(self, num_rows: int) -> np.ndarray:
         """Returns the next rows. REQUIRES: that many are left."""
         if self._is_fortran and len(self.shape) > 1:
-            # In Fortran order a row is spread over the file.
+            # In Fortran order each row is spread over the file, so the whole
+            # array is read.
             if self._whole is None:
                 flat = self._read_flat(math.prod(self.shape))
                 self._whole = flat.reshape(self.shape[::-1]).T

@@ -85,7 +85,8 @@ def write_parquet(
             temporary,
             schema,
             compression=compression or "none",
-            # Values hardly ever repeat, and rows are in no order.
+            # Dictionaries do not pay, because values hardly ever repeat.
+            # Statistics do not pay, because rows are in no order.
             use_dictionary=False,
             write_statistics=False,
             write_page_checksum=True,
@@ -199,8 +200,8 @@ def _open(pa: ModuleType, pq: ModuleType, file: str) -> Any:
     with _readable(pa, file):
         return pq.ParquetFile(
             file,
-            # Otherwise pyarrow reads a whole row group, which may be the whole
-            # file, at once.
+            # Without a buffer size pyarrow reads a whole row group at once,
+            # which may be the whole file.
             buffer_size=_BUFFER_BYTES,
             pre_buffer=False,
             page_checksum_verification=True,
@@ -279,7 +280,8 @@ def _values_of(
         source.refuse_null(what, _first_null(lists), ids)
     lengths = lists.value_lengths().to_numpy()
     source.check_lengths(what, lengths, ids)
-    # `lists.values` would also have floats outside of a slice.
+    # Not `lists.values`, which also has the floats of other rows if `lists` is
+    # a slice.
     floats = lists.flatten()
     if floats.null_count:
         row = _first_null(floats) // int(lengths[0])

@@ -17,7 +17,8 @@ from tfswitch.io._files import Paths, find_files, published
 from tfswitch.io._layout import Layout, Source
 from tfswitch.table import EmbeddingTable
 
-# A record of 4,096 floats with slots has about 50 kB.
+# The longest record that is read. A row of 4,096 floats with slots has about 50
+# kB.
 _MAX_RECORD_BYTES = 16 << 20
 # The bytes read at once to look at the lengths of records.
 _PIECE_BYTES = 1 << 20
@@ -219,8 +220,8 @@ def _read(file: str, compression_type: str, layout: Layout) -> Iterator[Rows]:
         try:
             parsed = tf.io.parse_example(records, features)
         except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as error:
-            # UnicodeDecodeError, because the message of the other error quotes
-            # the record.
+            # TensorFlow quotes the record in its message. If the record is not
+            # UTF-8, this leads to a UnicodeDecodeError.
             _refuse(records, file, source, layout)
             raise ValueError(f"'{file}': {error}") from error
         ids = _values_of(parsed, source, layout, "ids")

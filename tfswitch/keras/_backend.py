@@ -25,8 +25,8 @@ def optimizer_config(
     config = optimizer.to_config()
     rate = config["config"]["learning_rate"]
     if not isinstance(rate, float):
-        # A file can describe a schedule; of any other rate it has the present
-        # value.
+        # A file can describe a schedule. In place of any other rate that is not
+        # a number, the file has its present value.
         config["config"]["learning_rate"] = (
             serialize(rate) if hasattr(rate, "get_config") else present_rate()
         )
@@ -131,7 +131,7 @@ def not_equal(x: Any, y: Any) -> Any:
 
 
 class _FirstEpoch:
-    """Tells tf_keras the first epoch, as the state of its BackupAndRestore."""
+    """Tells tf_keras the first epoch, as a BackupAndRestore's state does."""
 
     def __init__(self, epoch: int) -> None:
         self._epoch = epoch
@@ -155,7 +155,7 @@ def begin_fit_at(model: Any, epoch: int | None) -> None:
 
 
 def file_of(store: Any) -> Any:
-    """Returns a value that is equal for all stores of one file, or None.
+    """Returns a value that identifies the file of a layer's store, or None.
 
     Args:
         store: The argument of `save_own_variables`.
@@ -173,8 +173,8 @@ def file_of(store: Any) -> Any:
 def metric_variables(model: Any, batch: Any = None) -> list[Any]:
     """The variables of the model's metrics.
 
-    The first batch makes these variables. Before it, and for tf_keras, the list
-    is empty.
+    The first batch makes these variables. Before the first batch, and for
+    tf_keras, the list is empty.
 
     Args:
         model: The model.

@@ -39,7 +39,8 @@ def _callers() -> Iterator[Any]:
     """Yields the objects whose methods are running, the innermost first."""
     frame = sys._getframe(2)
     while frame is not None:
-        # Reads the variables only of functions with `self`.
+        # Reads local variables only of functions whose first argument is
+        # `self`.
         if frame.f_code.co_varnames[:1] == ("self",):
             yield frame.f_locals.get("self")
         frame = frame.f_back  # type: ignore[assignment]
@@ -62,7 +63,8 @@ def rule_of(layer: Any, optimizer: Any) -> optimizers_lib.Optimizer:
     # A ParameterServerOptimizer has this attribute.
     on_servers = getattr(inner, "_server_optimizer", None)
     try:
-        # Reads variables, also while a function is traced.
+        # Reads the values of variables eagerly, even while a function is
+        # traced.
         with tf.init_scope():
             rule: Any = on_servers or _converted(layer, inner)
     except ValueError as error:
@@ -78,8 +80,8 @@ def rule_of(layer: Any, optimizer: Any) -> optimizers_lib.Optimizer:
 def update_of(layer: Any, rule: Any) -> str:
     """Returns which rows a push moves: if possible, those that Keras moves.
 
-    If `update` is "auto", and the rule moves rows that are not in a batch, and
-    tables cannot do that, a warning says so.
+    With `update="auto"`, a warning says so if the rule would move rows that are
+    not in the batch, and tables cannot move these rows.
 
     Args:
         layer: Its `update` is "auto", "sparse" or "dense".
@@ -138,7 +140,7 @@ _HAVE_DENSE_UPDATES = (
 
 
 def _converted(layer: Any, optimizer: Any) -> optimizers_lib.Optimizer:
-    # Whether the optimizer's weight decay is for the layer's weight, too.
+    # Whether the optimizer's weight decay also applies to the layer's weight.
     decays = getattr(optimizer, "_use_weight_decay", None)
     if decays is None or decays(layer._rows_weight):
         return optimizers_lib.from_keras(optimizer, ignore=_OF_THE_GRADIENT)

@@ -242,7 +242,7 @@ def _check_finite(original: Any, self: Any, grads: Sequence[Any]) -> Any:
 
 
 def _deduplicate(original: Any, self: Any, grads: Sequence[Any]) -> Any:
-    """Leaves rows as they are: tables sum the gradients of an id."""
+    """Does not sum gradients of rows by id, because tables do this."""
     result = original(self, [None if is_of_rows(g) else g for g in grads])
     return [
         g if is_of_rows(g) else r for g, r in zip(grads, result, strict=True)

@@ -81,7 +81,9 @@ def _fit(
     optimizer._servers.has_restored = False
     epochs = int(bound.arguments.get("epochs", 1))
     goes_on = _GoOn(worker, number, epochs, key in _behind)
-    goes_on.set_model(model)  # A given CallbackList does not call it any more.
+    # Keras does not call `set_model` for callbacks that are added to a
+    # CallbackList.
+    goes_on.set_model(model)
     _behind.discard(key)
     callbacks: Any = bound.arguments.get("callbacks")
     if hasattr(callbacks, "append") and hasattr(callbacks, "on_train_begin"):

@@ -23,12 +23,12 @@ _without_rows: contextvars.ContextVar[bool] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def load_without_rows() -> Iterator[None]:
-    """Allows models to load without rows, if the servers are not connected.
+    """Allows models to load without their rows on servers.
 
-    A file of Keras does not contain the rows of tables on servers. To load it
-    without a connection to these servers is an error, because the model would
-    predict without its rows. In this context there is no error, and the tables
-    are empty.
+    A file of Keras does not contain the rows of tables on servers. It is an
+    error to load the file without a connection to these servers, because the
+    model would predict without its rows. In this context the load succeeds, and
+    the tables are empty.
 
     Example:
 
@@ -50,7 +50,7 @@ def save(layer: Any, store: Any) -> None:
     store["0"] = np.zeros((), np.float32)
     table = layer._table
     if table is None:
-        # The table is not made yet; these will be its first rows.
+        # The table does not exist yet; it will be made with these rows.
         store["ids"], store["values"] = layer._first_rows
         return
     if table.cluster.is_remote:
@@ -105,7 +105,7 @@ def load(layer: Any, store: Any) -> None:
             "tfswitch.keras.load_without_rows():`."
         )
     if "ids" not in names:
-        return  # The layer that shares the table has stored the rows.
+        return  # Another layer of the same table has stored the rows.
     if "slots" not in names:  # The table was not made yet.
         layer._set_rows(
             _weights.Rows(np.asarray(store["ids"]), np.asarray(store["values"]))

@@ -13,8 +13,8 @@ class TrackedRows(tf.__internal__.tracking.Trackable):
     """Adds a layer's table to a `tf.train.Checkpoint`.
 
     A layer makes its table when the table is first needed, at the latest in a
-    restore. So TensorFlow asks this object for the table. It also raises an
-    error for a plain SavedModel, which would not contain the rows.
+    restore. So TensorFlow asks this object for the table. For a plain
+    SavedModel, which would not contain the rows, this object raises an error.
     """
 
     def __init__(self, layer: Any) -> None:

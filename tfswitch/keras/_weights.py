@@ -16,7 +16,7 @@ import numpy as np
 from tfswitch.keras import _backend
 from tfswitch.keras._row_weights import is_rows
 
-# One worker should not copy more into its memory.
+# The most bytes of rows that `get_weights` copies from servers to one worker.
 _MAX_BYTES_FROM_SERVERS = 4 << 30
 
 
@@ -85,7 +85,7 @@ def attach(variable: Any, layer: Any) -> None:
         return _value_of(*layer._table.export_rows())
 
     def assign_value(value: Any, *args: Any, **kwargs: Any) -> Any:
-        # While it trains Keras assigns tensors, which carry no rows.
+        # During training Keras assigns tensors, and these carry no rows.
         if not isinstance(value, np.ndarray):
             return assign(value, *args, **kwargs)
         layer = owner()

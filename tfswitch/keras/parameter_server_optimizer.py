@@ -24,7 +24,8 @@ from tfswitch.train._checks import check_choice
 from tfswitch.train._shared_variables import SharedVariables
 from tfswitch.train.worker import Worker, default_job
 
-# Settings of a Keras optimizer that this one applies itself, on the worker.
+# Settings of a Keras optimizer that `ParameterServerOptimizer` applies on the
+# worker, not on the servers.
 _CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
 
 
@@ -251,7 +252,8 @@ class ParameterServerOptimizer(_backend.Optimizer):
             servers.table = table
             self.pull()
         except BaseException:
-            # Otherwise the other workers would wait for this one.
+            # Leaves the group, because the other workers would wait for this
+            # worker.
             servers.table = None
             servers.worker.leave()
             raise
@@ -424,7 +426,8 @@ class ParameterServerOptimizer(_backend.Optimizer):
             self._take(values[0])
             if shared is not None and written:
                 shared.take(written, values[1])
-            # The call that finds the end of the data does not count.
+            # Only a step that has run counts, not the call that finds the end
+            # of the data.
             self.iterations.assign_add(1)
 
     def _in_order(self, grads: list[Any], variables: list[Any]) -> list[Any]:
@@ -558,7 +561,7 @@ class _Servers:
         self.variables: list[Any] = []
         # A weak reference, because the model refers to the optimizer.
         self.model: Callable[[], Any] = lambda: None
-        # The variables that the user named, or None.
+        # The argument `non_trainable_variables`, or None.
         self.non_trainable: list[Any] | None = None
         self.shared: SharedVariables | None = None
         # Whether to join the servers at the first step, not when built.
@@ -580,7 +583,8 @@ def _split(optimizer: Any) -> tuple[optimizers_lib.Optimizer, dict[str, Any]]:
     """Returns the servers' optimizer, and the worker's clipping."""
     if isinstance(optimizer, Mapping):
         config = dict(optimizer.get("config", {}))
-        # A Keras config has the clipping among its other settings.
+        # In a Keras config the clipping is among the other settings, and is
+        # taken out of them here.
         found = optimizer.get("worker_clips")
         if found is None:
             found = {clip: config.pop(clip, None) for clip in _CLIPS}

@@ -202,8 +202,8 @@ def _to_ids(ids: Any, owner: str, mask_zero: bool) -> np.ndarray:
     if not tf.is_tensor(ids):
         array = np.asarray(ids)
         if array.dtype.kind in "OSUT":
-            # Uses the given object, because NumPy's strings lose zero bytes at
-            # the end.
+            # Converts `ids` and not `array`, because NumPy's string arrays cut
+            # off zero bytes at the end.
             ids = to_string_tensor(np.asarray(ids, dtype=object), owner)
     ids = to_id_array(
         id_inputs.to_integers(ids, padding=mask_zero, owner=owner), owner

@@ -190,7 +190,8 @@ def _sampled_loss(
             labels=tf.reshape(places[:num_labels], tf.shape(labels)),
             inputs=inputs,
             num_sampled=num_sampled,
-            # TensorFlow uses it only for a sampler of its own.
+            # Required, but TensorFlow uses `num_classes` only with its own
+            # sampler.
             num_classes=tf.size(ids),
             num_true=labels.shape[1],
             sampled_values=(places[num_labels:], true_count, sampled_count),

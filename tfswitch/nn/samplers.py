@@ -302,8 +302,8 @@ class UnigramSampler(Sampler):
         key = (int(classes.shape[1]), int(num_sampled), bool(unique), seed)
         if not tf.executing_eagerly():
             return self._drawing(*key)(classes)
-        # The counts are an attribute of the op. In a function of its own,
-        # TensorFlow converts them once, and not at each call.
+        # The counts of ids are an attribute of the op. In a separate function
+        # TensorFlow converts this attribute once, and not at each call.
         global_seed = context.global_seed()
         with self._lock:
             if global_seed != self._global_seed:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-# TensorFlow has no public functions for the checks that use these two.
+# TensorFlow has no public functions to check whether code is inside a loop.
 from tensorflow.python.ops import control_flow_util
 from tensorflow.python.ops.control_flow_v2_func_graphs import (
     WhileBodyFuncGraph,
@@ -306,7 +306,8 @@ def _refuse_dense_form(
     graph = tf.compat.v1.get_default_graph()
     while graph is not None:
         if isinstance(graph, WhileBodyFuncGraph):
-            # TensorFlow would replace a TypeError by its own error.
+            # Inside a loop TensorFlow would replace a TypeError by its own
+            # error.
             raise NotImplementedError(message)
         graph = getattr(graph, "outer_graph", None)
     raise TypeError(message)

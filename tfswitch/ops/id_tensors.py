@@ -86,7 +86,7 @@ def to_id_array(ids: TensorLike, owner: str) -> np.ndarray:
         if array.dtype.kind != "O" and not isinstance(ids, np.ndarray):
             # NumPy's string dtypes would cut zeros at the end of a string.
             array = np.asarray(ids, dtype=object)
-        # Hashes now, also while a graph is being made.
+        # Hashes the strings at once, even while a graph is being made.
         with tf.init_scope():
             return np.asarray(hash_strings(to_string_tensor(array, owner)))
     check_id_dtype(tf.as_dtype(array.dtype), owner)

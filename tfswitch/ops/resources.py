@@ -53,7 +53,8 @@ def destroy_with(owner: object, handle: tf.Tensor) -> weakref.finalize | None:
     with tf.init_scope():
         same_resource = tf.identity(handle)
     finalizer = weakref.finalize(owner, _destroy, same_resource)
-    # At exit TensorFlow may be unloaded already; the process frees everything.
+    # The finalizer is not called at exit: TensorFlow may be unloaded then, and
+    # the end of the process frees everything.
     finalizer.atexit = False
     return finalizer
 

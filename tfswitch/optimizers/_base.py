@@ -59,7 +59,8 @@ class Optimizer(Policy):
                 coordinates.
         """
         super().__init_subclass__()
-        # A class without a kind is a user's subclass of one of these classes.
+        # A class without a `kind` is a user's subclass of one of tfswitch's
+        # optimizers.
         if kind:
             cls.KIND = kind
             cls.IS_IN_KERAS = is_in_keras

@@ -188,7 +188,8 @@ def from_keras(
     config = {
         key: value
         for key, value in described.items()
-        # None is off, also for settings that a later Keras may have.
+        # A setting with the value None is off, even a setting that only a later
+        # Keras has.
         if key not in ignore and value is not None
     }
     config["learning_rate"] = rate

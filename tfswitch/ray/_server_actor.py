@@ -20,8 +20,8 @@ from typing import Any
 import ray
 from ray.util import metrics
 
-# If Ray has given up a node, its former server may still live for some time and
-# hold the lock on the data folder.
+# How long a new server waits for the lock on its data folder. After Ray has
+# given up a node, the former server there may still live and hold the lock.
 _LOCK_SECS = 120.0
 _LOCK_TEXT = "another process writes to"
 _KEPT_LINES = 20
@@ -51,7 +51,7 @@ class ServerOptions:
 
 
 def is_url(data_dir: str) -> bool:
-    """Whether it names an object store, and no folder."""
+    """Whether `data_dir` is the URL of an object store, not a folder."""
     return "://" in data_dir
 
 
@@ -88,7 +88,8 @@ class ServerActor:
             f"--num_shards={options.num_servers}",
             *options.flags,
         ]
-        # A child of this thread, which lives as long as the process.
+        # This thread starts the server. It lives as long as the process,
+        # because the server would end with the thread.
         threading.Thread(target=self._run, daemon=True).start()
         self._is_ready.wait()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -99,11 +100,13 @@ class ServerActor:
             return []
         flags = [f"--cluster_name={self._options.name}"]
         if is_url(data_dir):
-            # Rows that are not uploaded yet are lost with this process.
+            # A temporary folder: rows that are not uploaded yet are lost with
+            # this process.
             self._folder = tempfile.TemporaryDirectory(prefix="tfswitch-")
             flags += [f"--data_dir={self._folder.name}/data"]
             return [*flags, f"--remote={data_dir}"]
-        # The servers share this folder, because a save contains all of them.
+        # All servers share this folder, because a save contains files of all
+        # servers.
         checkpoints = os.path.join(data_dir, "checkpoints")
         # The server reports the error more clearly.
         with contextlib.suppress(OSError):
@@ -176,7 +179,8 @@ class ServerActor:
                 self._clean()
                 os._exit(1)
             if self._is_again and _LOCK_TEXT not in text:
-                # The cause may pass, so Ray tries again.
+                # The cause may be temporary, so the actor ends and Ray starts
+                # it again.
                 print(f"the server did not start: exit code {code}", flush=True)
                 time.sleep(_RETRY_SECS)
                 self._clean()

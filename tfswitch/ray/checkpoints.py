@@ -63,7 +63,8 @@ def save_checkpoint(
         json.dump({"path": os.fspath(path), "save": report["save"]}, file)
     if model is not None:
         with warnings.catch_warnings():
-            # The warning says that the file lacks the rows.
+            # Keras files lack the rows of tables. A warning of this is not
+            # needed here.
             warnings.simplefilter("ignore", UserWarning)
             model.save_weights(os.path.join(folder, _WEIGHTS))
     return checkpoint

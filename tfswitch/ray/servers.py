@@ -22,7 +22,8 @@ from tfswitch._connection import _ray_addresses, _tls
 from tfswitch._settings._ranges import bad_argument, is_number
 from tfswitch.ray import _server_actor
 
-# Each connected process makes one long call to an actor.
+# The most calls that an actor handles at a time. Each connected process makes
+# one long call to each actor.
 _MAX_CALLS = 10_000
 # Flags that arguments of start_servers set.
 _OWNED_FLAGS = {
@@ -123,7 +124,7 @@ class Servers:
         except RuntimeError as error:
             if exc is None:
                 raise
-            # The user sees the first error as an exception.
+            # The first error is raised, so this one is only printed.
             print(f"tfswitch: warning: {error}", file=sys.stderr, flush=True)
 
     def __repr__(self) -> str:
@@ -173,7 +174,8 @@ def start_servers(
             yes if `data_dir` is a folder.
         tls: `cert` and `key` of the servers; with `ca` they ask for client
             certificates. The files must be on all nodes.
-        token_file: The tokens of clients (docs/access.md), on all nodes.
+        token_file: The path, the same on all nodes, of the file with the hashes
+            of tokens that clients may use (docs/access.md).
         insecure: Whether to serve other machines without TLS and tokens.
         host: The address that a server binds and that clients get. None: the
             node's address in Ray. Use "127.0.0.1" if all processes are on one
@@ -425,7 +427,7 @@ def _wait_for_start(
 
 
 def _remove(actors: Sequence[Any], group: PlacementGroup) -> None:
-    if not ray.is_initialized():  # Without Ray no actor of this program runs.
+    if not ray.is_initialized():  # No Ray, no actors to remove.
         return
     for actor in actors:
         # The actor may have ended by itself.

@@ -23,8 +23,8 @@ from tfswitch.train.worker import present_workers
 
 _POLL_SECS = 1.0
 _METRICS_SECS = 5.0
-_ABSENT_SECS = 5.0  # A worker that is silent for so long is reported.
-_HEAD_SECS = 5.0  # The silence of the head after which it is reported.
+_ABSENT_SECS = 5.0  # After this silence a worker is reported.
+_HEAD_SECS = 5.0  # After this silence Ray's head is reported.
 
 
 class WorkersLost(RuntimeError):  # noqa: N818
@@ -106,7 +106,7 @@ class _Running:
 
 
 class _Head:
-    """Warns soon if Ray's head does not answer; Ray waits for a minute."""
+    """Warns early if Ray's head is silent; Ray itself waits for a minute."""
 
     def __init__(self) -> None:
         self._heard = time.monotonic()
@@ -325,7 +325,7 @@ class Workers:
             try:
                 ray.get(reference)
             except RayError:
-                continue  # Ray restarts it, or the error of `run` says why not.
+                continue  # Ray restarts the worker, or `run` fails.
             each.heard, each.has_started = now, True
         absent = [
             number

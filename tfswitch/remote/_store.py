@@ -9,8 +9,8 @@ from typing import Any
 # The bytes that are read at a time when a file is checked or fetched.
 BLOCK_BYTES = 8 << 20
 
-# In these stores a reader may see part of an object that is being written, so
-# it is written under another name and renamed.
+# The protocols of stores in which a reader may see part of an unfinished
+# object. There an object is written under another name, and then renamed.
 _WITHOUT_ATOMIC_WRITES = {"file", "local", "hdfs", "arrow_hdfs"}
 
 
@@ -86,7 +86,8 @@ class Store:
         """
         self._files.invalidate_cache()
         try:
-            # One call, so that all bytes are of one version of the object.
+            # Reads with one call, so that all bytes are of the same version of
+            # the object.
             data = self._files.cat_file(
                 join(self._root, path), start=0, end=max_bytes + 1
             )

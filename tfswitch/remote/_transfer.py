@@ -95,7 +95,8 @@ def _upload(
     sizes = store.sizes(path)
     there, _ = in_store(store, path, sizes)
     check_is_own(there, folder, store, path, known_ids)
-    # These files were read back before their manifest was published.
+    # Files of published saves need no new check: each was read back before its
+    # manifest was published.
     good = {
         file
         for save in there
@@ -251,7 +252,8 @@ def fetch(
             if whole and not all_saves:
                 break
         if errors and in_store(store, path)[0] != there:
-            # A newer save came, and an older one's files were removed.
+            # A newer save has come meanwhile, and files of an older save were
+            # removed: starts again.
             continue
         if errors and not whole:
             raise errors[0]

@@ -24,12 +24,14 @@ _POLL_SECS = 1.0
 _CHECK_SECS = 10.0
 _FIRST_BACKOFF_SECS = 1.0
 _LONGEST_BACKOFF_SECS = 60.0
-# Each check for requests is a call of the store.
+# Each check for requests calls the store, so checks become rare while there are
+# no requests.
 _REQUEST_POLL_SECS = 0.1
 _LONGEST_REQUEST_POLL_SECS = 2.0
 
 _STATE = "state"
-# Folders in a data folder that have no checkpoints of clients.
+# Folders of a data folder in which the server keeps its own files. They contain
+# no checkpoints of clients.
 _OWN = (_STATE, "log")
 # A hidden file, so that the server still treats the folder as a new one.
 _MEMORY = ".remote.json"
@@ -247,8 +249,8 @@ class Companion:
         if identity is not None and not own.exists():
             # The server checks whether the identity is its own.
             _transfer.write_file(own, identity)
-        # Remembers all saves in the store: the server's next saves may
-        # overwrite them.
+        # Remembers the ids of all saves in the store, so that the server's next
+        # saves may overwrite these saves.
         for save in reversed(there):
             self._remember(path, save.save_id)
         saves = _transfer.fetch(
@@ -314,7 +316,7 @@ class Companion:
                     name for name in names if name != _request_mailbox.SERVERS
                 ]
             elif _saves.NEWEST in files:
-                names.clear()  # The folders of its tables are not searched.
+                names.clear()  # Tables have no saves inside.
                 yield path, here
             if "identity.json" in files:  # This is a data folder.
                 names[:] = [name for name in names if name not in _OWN]
@@ -408,7 +410,8 @@ class Companion:
         while not self._arrived.empty():
             request = self._arrived.get()
             self._requests.append(request)
-            # The client waits, so its folder is tried at once.
+            # The client waits, so its folder is tried at once, even after a
+            # failure.
             self._backoffs.pop(request.path, None)
             self._wake.set()
         for request in self._requests:
@@ -423,7 +426,7 @@ class Companion:
 
     def _try(self, request: _Request) -> dict[str, Any] | None:
         folder = self._root / request.path
-        # The server checks paths of clients in the same way.
+        # The same check as the server makes for paths of clients.
         if not folder.resolve().is_relative_to(self._root.resolve()):
             raise ValueError(f"'{folder}' leads away from '{self._root}'")
         if folder.is_relative_to(self._data / _STATE):
@@ -439,8 +442,8 @@ class Companion:
                 "they were started with. Several servers must share their "
                 "--checkpoint_root"
             )
-        # If the save is not uploaded yet, the next check of the folders does
-        # it.
+        # If the save is not uploaded yet, there is no answer. The next check of
+        # the folders uploads it.
         uploaded = self._uploaded.get(request.path, -1)
         return _done(uploaded) if uploaded >= request.save else None
 
@@ -492,7 +495,8 @@ class Companion:
                             self._arrived.put(request)
                             self._wake.set()
                 for request in list(open_requests.values()):
-                    # The other thread may set the answer at any moment.
+                    # Read once, because the other thread may set the answer at
+                    # any moment.
                     final = request.answer
                     answer = final or {
                         "state": "running",

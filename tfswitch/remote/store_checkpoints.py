@@ -38,7 +38,8 @@ class RemoteCheckpoint:
         protocol, path = self._url.split("://", 1)
         parts = path.split("/")
         for count in range(len(parts) - 1, 0, -1):
-            # The root of file:///folder belongs to no servers.
+            # Stops before the root of a URL such as file:///folder, which
+            # belongs to no servers.
             if not any(parts[:count]):
                 break
             store = Store(f"{protocol}://{'/'.join(parts[:count])}")
@@ -116,7 +117,8 @@ class RemoteCheckpoint:
             if not has_said and now - begin >= _SAY_AFTER_SECS:
                 has_said = True
                 print(f"tfswitch: waiting {what}", file=sys.stderr, flush=True)
-            # Wakes in time to print the line, and to raise the error.
+            # The wait ends in time to print the line above, or to raise the
+            # TimeoutError.
             due = heard + self._timeout_secs
             if not has_said:
                 due = min(due, begin + _SAY_AFTER_SECS)

@@ -118,7 +118,7 @@ def save(
     remote = _Remote(addresses, deadline_secs, cache_rows, cache_secs)
     _check_is_of_mode(mode, row_format, remote)
     target = os.path.abspath(os.fspath(path))
-    # Also a link to nothing, because the rename would replace it.
+    # A broken link counts as well, because the rename would replace the link.
     if os.path.lexists(target):
         raise FileExistsError(
             f"there is something at {target!r} already. Save each version of a "
@@ -141,7 +141,8 @@ def _published(target: str) -> Iterator[str]:
     """Yields a new folder, which becomes `target` unless an error occurs."""
     parent, name = os.path.split(target)
     os.makedirs(parent, exist_ok=True)
-    # In the same folder, for the rename; servers of versions skip the name.
+    # The new folder is beside `target`, so that it can be renamed. Servers that
+    # look for version numbers skip its name.
     unfinished = tempfile.mkdtemp(prefix=f".{name}.", dir=parent)
     try:
         yield unfinished
@@ -291,7 +292,7 @@ def _model_file(
     return {
         "format": "tfswitch-model",
         "version": 2,
-        # Tells it from another model that is saved to the same path.
+        # Distinguishes this model from a later one at the same path.
         "id": secrets.token_hex(8),
         "tables": {n: t.dim for n, t in sorted(tables.items())},
         **place,
@@ -321,7 +322,7 @@ class _Traced:
         self._module = module = tf.Module()
         module.model_file = tf.saved_model.Asset(file)
         module.served_model = _ServedModel(module.model_file)
-        # Made now, not in the first graph that asks for it.
+        # Makes the handle before any graph: it must not belong to one graph.
         handle = module.served_model.resource_handle
         module.parts = list(_parts_of(model))
 
@@ -356,7 +357,7 @@ class _Traced:
         try:
             tf.saved_model.save(self._module, folder, signatures=signatures)
         except AssertionError as error:
-            # The graph reads objects that the module does not have.
+            # The graph may read objects that are not in the module.
             lost = _captured(self._signature, _handles_in(self._module))
             if not lost:
                 raise
@@ -478,7 +479,8 @@ def _captured_besides(function: Any, module: tf.Module) -> Iterator[Any]:
             known.add(id(variable.handle))
             yield variable
     for handle in _captured(function, known):
-        # TensorFlow notes the owner here, to name it in errors.
+        # TensorFlow stores the owner of a handle in this attribute, for its
+        # errors.
         owner = getattr(handle, "_parent_trackable", lambda: None)()
         if owner is not None:
             yield owner

@@ -77,7 +77,7 @@ class ReplicaOptions:
         return tf.where(weight > 0.0, share, tf.zeros_like(share))
 
     def average(self, followed: Any) -> Any:
-        """Returns an op that averages variables after `followed`, if wanted."""
+        """Returns `followed`, or an op after it that averages variables."""
         if self.variable_averages is None:
             return followed
         with tf.control_dependencies([followed]):
@@ -107,8 +107,8 @@ class Engine(abc.ABC):
     # The session's `run`, before the hook wraps it.
     _run: Run | None = None
 
-    # Whether the step has raised. Its pushes must not count then, and the
-    # worker's place may have changed.
+    # Whether the step has raised an error. Pushes of such a step must not
+    # count, and the worker may have lost its membership in the group.
     _has_step_failed: bool = False
 
     @abc.abstractmethod
@@ -146,17 +146,17 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def resume(self) -> None:
-        """Joins again after a step that has raised; called before each step.
+        """Called before each step; joins again if the last step has raised.
 
         Raises:
-            RuntimeError: If that is not possible.
+            RuntimeError: If the worker cannot join again.
             TimeoutError, ConnectionError: If a worker or a server does not
                 answer.
         """
 
     @abc.abstractmethod
     def end_epoch(self) -> None:
-        """Waits until all workers have ended an epoch, and gets the values."""
+        """Waits until all workers end an epoch, and then updates variables."""
 
     @abc.abstractmethod
     def leave(self) -> None:
@@ -182,7 +182,8 @@ class Engine(abc.ABC):
 
 def local_variable(value: Any, dtype: tf.DType, name: str) -> Any:
     """Returns a variable of this worker that is neither saved nor shared."""
-    # A graph with parameter servers would place the variable on one of these.
+    # Keeps the variable on this worker, because the device function of a graph
+    # with parameter servers would place it on a server.
     graph = tf.compat.v1.get_default_graph()
     with graph.colocate_with(tf.no_op(name=f"{name}_place")):
         return tf.compat.v1.Variable(
@@ -196,7 +197,7 @@ def local_variable(value: Any, dtype: tf.DType, name: str) -> Any:
 
 
 class StepFinder:
-    """Says whether a session's fetches end a step.
+    """Finds out whether a run with given fetches ends a step.
 
     Args:
         ends_step: The operation that ends a step.

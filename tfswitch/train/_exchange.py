@@ -24,11 +24,11 @@ from tfswitch.table import EmbeddingTable
 from tfswitch.train.worker import Worker
 
 _DIM = 512
-# A worker's first row has the number of this exchange, the number of the first
-# exchange of the run, and how many bytes follow.
+# The header in a worker's first row: the number of this exchange, the number of
+# the first exchange of the run, and how many bytes follow.
 _HEADER = np.dtype([("time", "<i8"), ("run", "<i8"), ("size", "<i8")])
-# The most bytes of a worker's arrays: as many as a server's longest message
-# has.
+# The most bytes of all arrays of one worker. This is also the limit of a
+# message to a server.
 _MAX_BYTES = 1 << 30
 
 Arrays = dict[str, np.ndarray]
@@ -93,7 +93,8 @@ class Exchange:
         place = call(self._worker._native, "GetWorker")
         num_counted = place["workers"]["num_steps"].get(str(me), 0)
         if int(place["num_steps"]) < int(num_counted):
-            # It repeats steps, at barriers that opened long ago.
+            # This worker repeats steps, and all barriers of these steps opened
+            # long ago.
             return {me: dict(arrays)}
 
         def wait(what: str) -> None:

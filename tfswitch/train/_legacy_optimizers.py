@@ -30,8 +30,8 @@ def _momentum(opt: Any) -> tuple[Any, Any]:
 
 
 def _adagrad(opt: Any) -> tuple[Any, Any]:
-    # TensorFlow's Adagrad has no epsilon. This one has no effect: it is below
-    # half a unit of the last place of any accumulator of at least 1e-12.
+    # TensorFlow's Adagrad has no epsilon. An epsilon of 1e-20 has no effect:
+    # the rounding of any accumulator of at least 1e-12 removes it.
     server = optimizers.Adagrad(
         0.0,
         initial_accumulator_value=_number(opt, "initial_accumulator_value"),

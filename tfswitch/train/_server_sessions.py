@@ -11,7 +11,8 @@ import tensorflow as tf
 from absl import logging
 
 # How often a worker checks whether the chief has initialised the variables.
-# TensorFlow checks each 30 s, and the other workers would wait for this one.
+# TensorFlow itself would check only every 30 s, and the other workers would
+# wait for this worker.
 _POLL_SECS = 0.2
 
 
@@ -22,7 +23,7 @@ _WATCH_SECS = 0.25
 # server; a call that returned while Python ends would abort the process.
 _CLOSE_SECS = 20.0
 
-# How often the answer of one call may be lost.
+# How many times a call is repeated because its answer was lost.
 _MAX_LOST = 3
 
 _Result = TypeVar("_Result")
@@ -122,7 +123,8 @@ class ServerWatch:
         before = time.monotonic()
         while not self._has_ended.wait(_WATCH_SECS):
             now = time.monotonic()
-            # While this process was stopped, the servers were not silent.
+            # A longer time means that this process was stopped. The servers
+            # were not silent then, so the time does not count.
             passed = min(now - before, 2 * _WATCH_SECS)
             before = now
             for server in self._heartbeats:
@@ -242,7 +244,8 @@ class WaitingSessionCreator(tf.compat.v1.train.SessionCreator):
             max_wait_secs=self._max_wait_secs,
         )
         try:
-            # The manager would wait for a server without limit.
+            # The wait has a limit here, because TensorFlow's session manager
+            # would wait for a server without one.
             return _call_within(wait, self._max_wait_secs + _CLOSE_SECS)
         except (tf.errors.DeadlineExceededError, TimeoutError) as error:
             raise TimeoutError(

@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-# TensorFlow uses these to order the operations of a function.
+# TensorFlow uses this module to order the operations of a function.
 from tensorflow.python.framework import auto_control_deps_utils
 
 from tfswitch.consistency import Consistency
@@ -140,8 +140,8 @@ class SharedVariables:
             variable = self._variables[i]
             value = tf.cast(value, variable.dtype)
             variable.assign(value)
-            # A rounding error of the value must not count as a change of the
-            # step.
+            # The rounded value is kept, so that the rounding does not count as
+            # a change by the next step.
             if i in self._taken:
                 self._taken[i].set(value)
             else:

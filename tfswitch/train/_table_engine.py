@@ -90,7 +90,8 @@ class TableEngine(Engine):
             consistency=consistency,
             cluster=cluster,
         )
-        # The global step at which the servers had taken no step.
+        # Keeps the global step that the session had before the servers took
+        # their first step.
         self._origin = EmbeddingTable(
             f"{options.name}/origin",
             2,
@@ -187,10 +188,10 @@ class TableEngine(Engine):
             raise
 
     def resume(self) -> None:
-        """Joins again after a step that has raised."""
+        """Joins again if the last step has raised an error."""
         if self._has_step_failed:
-            # The new worker replaces the failed one, for which the others would
-            # otherwise wait.
+            # The new worker object replaces the old one. Otherwise the other
+            # workers would wait for the old one.
             self._worker = self._join()
             self._has_step_failed = False
             self._catch_up()
@@ -247,16 +248,18 @@ class TableEngine(Engine):
         )
 
     def _offer(self, rounds: int) -> None:
-        """Puts a session's values on the servers, unless these have values."""
+        """Puts a session's values on servers that have no values yet."""
         values, step = self._session_run([self._variables, self._global_step])
         is_new = not self._dense.is_initialized()
-        # A group that is made with other settings counts rounds from 0 again.
+        # If the group was made again with other settings, it counts rounds from
+        # 0, so the stored step can be too low.
         if is_new or self._global_step_before_all() + rounds < step:
             high, low = divmod(int(step) - rounds, _DIGITS)
             self._origin.assign([0], np.array([[high, low]], np.float32))
         if self._others is not None:
             others = self._session_run(self._other_variables)
-            # A checkpoint's values are newer than the workers' first values.
+            # Values of a restored checkpoint (`step` is above 0) replace first
+            # values that another worker has set.
             if not self._others.initialize(others) and step > 0:
                 self._others.assign(others)
         self._dense.initialize(values)
@@ -269,7 +272,7 @@ class TableEngine(Engine):
 
     def _global_step_before_all(self) -> int:
         _, rows = self._origin.export_rows()
-        if not len(rows):  # No worker has set it, or a server has lost it.
+        if not len(rows):  # No worker has set the row, or a server has lost it.
             return 0
         high, low = rows[0]
         return int(high) * _DIGITS + int(low)

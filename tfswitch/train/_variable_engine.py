@@ -43,7 +43,7 @@ _WAIT_PART_SECS = 1.0
 # because the server logs each request that gets no round.
 _ROUND_PART_SECS = 300.0
 
-# A server is given up when it has been silent for so many leases.
+# A server is given up after a silence of this many lease times.
 _PATIENCE_LEASES = 3
 
 
@@ -79,7 +79,7 @@ class VariableEngine(Engine):
         self._heartbeat_session: Any = None  # A session.
         self._variables = [variable for _, variable in pairs]
         self._check_support()
-        self._applier = 0  # 0: this worker does not apply the steps.
+        self._applier = 0  # 0 if another worker applies the steps.
         self._incarnation = 0
         # How often this incarnation was at barriers.
         self._barrier_generation = 0
@@ -140,7 +140,7 @@ class VariableEngine(Engine):
                 )
 
     def _end_step(self, pairs: Sequence[tuple[Any, Any]]) -> tf.Tensor:
-        """Sends gradients to the servers; returns the worker's next place."""
+        """Sends gradients to the servers; returns the key of the next step."""
         options = self._options
         weight = options.weight()
         share = None
@@ -167,8 +167,8 @@ class VariableEngine(Engine):
                     gradients=tensors,
                     stage=options.name,
                     worker=options.task_index,
-                    # With "carry", a late gradient may wait together with the
-                    # worker's next one.
+                    # With late="carry", a late gradient stays on the server
+                    # when the next gradient of the same worker arrives.
                     replaces=options.late == "drop",
                 )
             )
@@ -230,8 +230,8 @@ class VariableEngine(Engine):
         if options.post_aggregate is not None:
             aggregated = list(options.post_aggregate(aggregated))
         applied = options.average(opt.apply_gradients(aggregated, global_step))
-        # Fetches all sums, because a server keeps its gradients only until
-        # then.
+        # Depends on all sums, because a server keeps the gradients of the round
+        # only until the next op confirms the round.
         summed = [
             g.values if isinstance(g, tf.IndexedSlices) else g
             for g in sums.values()
@@ -247,7 +247,8 @@ class VariableEngine(Engine):
 
     def complete_graph(self) -> None:
         """Adds pings for servers whose variables are not trained."""
-        # A graph that already had a session takes no more operations.
+        # A graph that already had a session is final: no operation can be
+        # added.
         if not tf.compat.v1.get_default_graph().finalized:
             of_first = _job_of(self._first_server)
             self._add_pings(
@@ -331,9 +332,9 @@ class VariableEngine(Engine):
             self._watch.close(function)
 
     def resume(self) -> None:
-        """Joins again after a step that has raised.
+        """Joins again if the last step has raised an error.
 
-        The failed step may still count, if it raised while it waited for
+        The failed step may still count, if its error came while it waited for
         others.
         """
         if self._has_step_failed:
@@ -409,7 +410,7 @@ class VariableEngine(Engine):
         return self._watch
 
     def _present_applier(self) -> int:
-        """Returns the applier whose lease this worker renews; 0 means none."""
+        """Returns the number under which this worker applies steps, or 0."""
         applying = self._applying
         is_applying = applying is not None and applying.is_alive()
         return self._applier if is_applying else 0
@@ -436,7 +437,8 @@ class VariableEngine(Engine):
         run = self._run
         assert run is not None  # There is a session.
         with _python_errors():
-            # All these requests may be repeated, because answers may be lost.
+            # Answers may be lost. All requests of this method have the same
+            # effect when they are repeated.
             response = repeat_lost(
                 lambda: self.call(run, self._response, {self._request: text})
             )
@@ -474,7 +476,7 @@ class VariableEngine(Engine):
         )
 
     def _visit(self) -> dict[str, Any]:
-        """Returns the worker's place, and how many barriers it has passed."""
+        """Returns the fields of a request about the worker's next barrier."""
         incarnation = int(self._session_run(self._place)[0])
         if incarnation != self._incarnation:  # A step has joined again.
             self._incarnation = incarnation
@@ -506,7 +508,8 @@ class VariableEngine(Engine):
             except tf.errors.DeadlineExceededError:
                 continue  # No round has closed.
             except Exception as error:
-                # When all workers have left, no worker needs the step.
+                # `is_over` means that all workers have left, so none needs the
+                # step.
                 if is_over.is_set():
                     return
                 is_of_tensorflow = isinstance(error, tf.errors.OpError)

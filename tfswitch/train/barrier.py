@@ -7,7 +7,8 @@ from tfswitch.train.worker import Worker
 # kEndOfEpoch of cc/sync/worker_group.h.
 END_OF_EPOCH = "end of epoch"
 
-# An epoch may take long, and leases end the wait for dead workers.
+# How long workers wait for the end of an epoch. A wait for a dead worker ends
+# earlier, with its lease.
 EPOCH_SECS = 24 * 3600.0
 
 

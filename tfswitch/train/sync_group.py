@@ -108,7 +108,8 @@ class SyncGroup:
             )
             self._table.initialize([v.numpy() for v in self._variables])
             self.pull()
-            # Learning-rate schedules continue from the step of the others.
+            # Learning-rate schedules continue from the step of the other
+            # workers.
             self._skip(worker.stats()["clock"])
         except BaseException:
             worker.leave()  # Otherwise the others would wait for it.
@@ -264,7 +265,8 @@ class Epoch:
         group = self._group
         group._is_in_epoch = False
         if exc is not None:
-            # The others must not wait for a failed worker.
+            # Leaves the group, so that the other workers do not wait for this
+            # one.
             group._worker._part()
             return
         worker = group._worker
@@ -272,7 +274,7 @@ class Epoch:
             if self._num_steps == 0:
                 self._first_clock = worker.stats()["clock"]
             group.barrier(END_OF_EPOCH, timeout_secs=self._timeout_secs)
-            group.pull()  # Gets the others' steps after this worker's last one.
+            group.pull()  # Other workers may have taken more steps.
             steps_of_all = worker.stats()["clock"] - self._first_clock
             group._skip(steps_of_all - self._num_steps)
         except BaseException:

@@ -15,7 +15,7 @@ from tfswitch.train._server_sessions import (
 
 
 class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
-    """Joins the workers, ends epochs with them, and leaves.
+    """Joins the group, ends epochs with its workers, and leaves the group.
 
     Made by `SyncReplicasOptimizer.make_session_run_hook`. When the data of a
     train operation ends, `session.run` raises `OutOfRangeError` as usual, but
@@ -33,8 +33,8 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
         self._has_session = False
         self._is_in_epoch = False
         self._data_has_ended = False  # And with the data the epoch.
-        self._num_evicted = 0  # The value when this worker joined.
-        # The counts of an ended session.
+        self._num_evicted = 0  # The count when this worker joined.
+        # The counts at the end of the last session.
         self._last_stats: dict[str, Any] | None = None
 
     @property
@@ -79,13 +79,13 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
         }
 
     def start_epoch(self) -> None:
-        """Begins an epoch in the same session; a step does so by itself."""
+        """Begins an epoch in the same session, as its first step also does."""
         self._check_has_session()
         self._is_in_epoch = True
         self._data_has_ended = False
 
     def finish_epoch(self) -> None:
-        """Waits until all workers have ended the epoch, and gets the values.
+        """Waits until all workers have ended the epoch, then updates variables.
 
         All workers call this after each epoch, also a worker without data.
         After an `OutOfRangeError` the call does nothing, because the epoch has
@@ -138,7 +138,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
             self._end_epoch()
 
     def end(self, session: tf.compat.v1.Session) -> None:
-        """Ends the epoch, if it has not ended, and leaves."""
+        """Ends the epoch, if it has not ended, and leaves the group."""
         del session
         if self._is_in_epoch:
             self._end_epoch()
@@ -163,7 +163,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
         self._is_in_epoch = False
 
     def _fail(self) -> None:
-        # The others must not wait for a failed worker.
+        # Leaves the group, so that the other workers do not wait for this one.
         self._is_in_epoch = False
         self._engine.part()
 
@@ -244,7 +244,7 @@ def MonitoredTrainingSession(  # noqa: N802 - As TensorFlow's.
     writes summaries.
 
     Args:
-        master: As in TensorFlow; so are the arguments that are not listed here.
+        master: As in TensorFlow, as are all arguments that are not listed here.
         is_chief: Whether this worker saves.
         checkpoint_dir: Where the chief saves and restores.
         scaffold: As in TensorFlow.

@@ -214,7 +214,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
         Args:
             loss: Scalar tensor: the mean over the batch.
             global_step: Counts the steps of all workers.
-            var_list: As in `tf.compat.v1.train.Optimizer.minimize`; so are the
+            var_list: As in `tf.compat.v1.train.Optimizer.minimize`, as are all
                 arguments that are not listed here.
             table_lookups: `(table, ids, embeddings)` for each lookup of the
                 model in a `tfswitch.EmbeddingTable` that is to be trained. The

@@ -116,9 +116,10 @@ class Worker:
     """
 
     _mark = 0
-    # The number of loops over the epochs of work queues.
+    # How many loops over epochs of work queues are running.
     _num_loops = 0
-    # Whether a `fit` has ended meanwhile, so that the worker leaves after them.
+    # Whether a `fit` has ended in such a loop. The worker then leaves the group
+    # after the last loop.
     _leaves_after_loops = False
 
     def __init__(
@@ -176,7 +177,7 @@ class Worker:
             contributions_per_round=int(replicas_to_aggregate or 0),
             late=late,
         )
-        # The loops that train more after a `fit`.
+        # The running loops that will call `fit` again.
         self._loops: set[object] = set()
         self._join(options, first_step, on_lost_worker == "fail")
         if on_event is not None:
@@ -203,8 +204,8 @@ class Worker:
         )
         self._process = os.getpid()
         _present[self._native.id] = self
-        # A process that ends by itself leaves, so that its lease need not run
-        # out.
+        # Leaves the group when the process ends, so that others need not wait
+        # until the lease ends.
         self._cluster._before_close = weakref.WeakMethod(self._part)
         _part_at_exit(self)
 
@@ -358,8 +359,8 @@ class Worker:
         # The mark of the next `fit`; see tfswitch/keras/_resuming.py.
         if self._mark and not self._num_loops:
             self._set_mark(((self._mark >> 32) + 1) << 32)
-        # The worker stays: if it joined again, it would wait for the others
-        # again.
+        # With such a loop the worker stays in the group. To join again, it
+        # would have to wait for the others.
         if self._loops:
             self._leaves_after_loops = True
         else:
@@ -367,7 +368,7 @@ class Worker:
 
     @contextlib.contextmanager
     def _more_to_train(self) -> Iterator[Callable[[bool], None]]:
-        """Marks a loop that may call `fit` again, so that the worker stays."""
+        """Keeps the worker in its group while a loop may call `fit` again."""
         loop = object()
         self._num_loops += 1
 
@@ -388,7 +389,7 @@ class Worker:
                     self._part()
 
     def _part(self) -> None:
-        # A forked child is no worker; its parent continues.
+        # Only the process that joined is the worker, not a forked child.
         if os.getpid() != self._process:
             return
         # If the servers are gone, nobody waits for this worker. If they refuse
@@ -442,7 +443,7 @@ class Worker:
         }
 
     def _position(self) -> tuple[int, int]:
-        """Returns where a new process continues: a mark, and later steps."""
+        """Returns the worker's mark, and its number of steps since the mark."""
         response = call(self._native, "GetWorker")
         return int(response["mark"]), int(response["steps_since_mark"])
 

@@ -55,8 +55,8 @@ std::shared_ptr<grpc::Channel> MakeChannel(const GrpcClientOptions& options,
   arguments.SetMaxSendMessageSize(-1);
   // Refuses compressed answers, because a short one could inflate to a very
   // long one. With the first setting alone, gRPC would still inflate an answer
-  // before it refuses it, if the end of the call arrives together with it. The
-  // second setting prevents that.
+  // that arrives together with the end of the call, and only then refuse it.
+  // The second setting prevents that.
   arguments.SetInt(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET,
                    1 << GRPC_COMPRESS_NONE);
   arguments.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
@@ -66,7 +66,8 @@ std::shared_ptr<grpc::Channel> MakeChannel(const GrpcClientOptions& options,
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   // Each client has a connection of its own, even in the same process.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  // With a short pause, the client soon notices that a server is back.
+  // The pauses between attempts to connect are short, so that the client soon
+  // notices that a server is back.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1'000);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
@@ -146,8 +147,8 @@ std::string TlsReason(absl::string_view reason) {
       return absl::StrCat("the TLS handshake failed (", reason, "): ", text);
     }
   }
-  // The server checks the client's certificate when the handshake is already
-  // complete for the client, so the client only sees that the connection is
+  // When the server checks the client's certificate, the handshake is already
+  // complete for the client. So the client only sees that the connection is
   // closed.
   return HasHungUp(reason)
              ? absl::StrCat(
@@ -167,8 +168,8 @@ bool IsTooBusy(const grpc::Status& status, const grpc::ClientContext& context) {
          context.GetServerTrailingMetadata().count(kRetryPushback) != 0;
 }
 
-// One attempt of a call. gRPC has a pointer to it until its completion queue
-// returns it, so it must live that long.
+// One attempt of a call. The attempt must live until its completion queue
+// returns it, because gRPC has a pointer to it.
 struct UnaryCall::Attempt {
   bool done = false;
   bool abandoned = false;
@@ -203,8 +204,8 @@ class UnaryCall::ThreadQueue {
 
   grpc::CompletionQueue* get() { return queue_.get(); }
 
-  // Waits until `done` is set by an attempt; returns false if `time` comes
-  // first.
+  // Waits until `done` is set by an attempt; returns false if it is not set
+  // before `time`.
   bool WaitFor(const bool& done, absl::Time time) {
     const gpr_timespec deadline = ToDeadline(time);
     void* tag;
@@ -262,8 +263,8 @@ std::shared_ptr<Connection::Link> Connection::link() const {
   MutexLock lock(&mutex_);
   const ServerPlaces* const places = options_.places.get();
   if (places != nullptr && places->version() != places_version_) {
-    // Reads the version before the addresses: if they change in between, the
-    // next call reads them again.
+    // Reads the version before the addresses. If the addresses change in
+    // between, the next call notices the new version and reads them again.
     places_version_ = places->version();
     const std::string address = places->addresses()[options_.shard_index];
     if (address != link_->address) {
@@ -356,8 +357,7 @@ bool Connection::HasOtherToken(const std::string& former) const {
 absl::Status Connection::OnReconnect() {
   if (instance_id_ == 0) return absl::OkStatus();
   const absl::Status status = Handshake().status();
-  // Returns only an interrupt. The next calls report other errors in more
-  // detail.
+  // Returns only interrupts. The next calls report other errors in detail.
   return absl::IsCancelled(status) ? status : absl::OkStatus();
 }
 
@@ -407,8 +407,8 @@ absl::Status Connection::Decode(const std::string& method,
 
 absl::Status Connection::Explain(const grpc::Status& status,
                                  absl::Duration timeout) const {
-  // Rounds up, because the rest of a timeout is slightly shorter than the
-  // timeout.
+  // Rounds up the timeout that the text names: the time that was left for the
+  // call is slightly shorter.
   const std::string silence = absl::StrCat(
       name(), " did not answer within ",
       absl::FormatDuration(absl::Ceil(timeout, absl::Milliseconds(1))));
@@ -446,8 +446,8 @@ absl::Status Connection::Explain(const grpc::Status& status,
             "batches or start the server with a larger --max_buffer_bytes"));
       }
       break;
-    // These errors come from the shard. They stay unchanged, so that they read
-    // the same as with embedded tables.
+    // These errors come from the shard. They stay unchanged, so that their
+    // texts are the same as with embedded tables.
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kNotFound:
     case absl::StatusCode::kAlreadyExists:
@@ -536,8 +536,8 @@ absl::Status UnaryCall::ExplainWrite(const absl::Status& error,
 absl::Status UnaryCall::Wait(grpc::ByteBuffer* response) {
   ThreadQueue& queue = ThreadQueue::Get();
   // The time for retries begins with this wait, not with the start of the call:
-  // a call may have failed long ago, while this thread waited for an earlier
-  // one.
+  // the call may have failed long ago, while this thread waited for an earlier
+  // call.
   const absl::Time begin = SteadyNow();
   RetryClock clock(std::min(retry_timeout_, deadline() - begin));
   for (;;) {

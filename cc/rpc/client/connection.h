@@ -25,8 +25,7 @@
 namespace tfswitch {
 
 enum class CallKind {
-  // Ends after the client's timeout. While the server is away, the call is sent
-  // again and again.
+  // Ends after the client's timeout. Is sent again while the server is away.
   kIdempotent,
   // Waits for a connection, and is sent only once: the server might apply a
   // second copy, too.
@@ -56,8 +55,7 @@ class Connection {
 
   // Adds the token, if there is one, to a call. Returns the token.
   std::string AddToken(grpc::ClientContext* context) const;
-  // Whether the token file has changed and no longer contains the token
-  // `former`.
+  // Whether the token file now contains another token than `former`.
   bool HasOtherToken(const std::string& former) const;
 
   // The longest message that the server accepts and sends, as the server's
@@ -70,8 +68,8 @@ class Connection {
   // accepts. `what` describes the message.
   absl::Status CheckSize(uint64_t bytes, absl::string_view what) const;
 
-  // Serialises the message of a control call; an error of CheckSize if it is
-  // too long.
+  // Serialises the message of a control call; returns the error of CheckSize()
+  // if it is too long.
   absl::StatusOr<grpc::ByteBuffer> Encode(
       const std::string& method,
       const google::protobuf::MessageLite& request) const;
@@ -112,8 +110,8 @@ class Connection {
   // error that it returns is an interrupt.
   absl::Status OnReconnect();
 
-  // Like Explain(), for a kOnce call whose connection was lost. The call is not
-  // sent again.
+  // Like Explain(), for a kOnce call that lost its connection. The call is not
+  // repeated.
   absl::Status ExplainLoss(const grpc::Status& status,
                            absl::Duration timeout) const;
 
@@ -143,9 +141,9 @@ class RetryClock {
 
   absl::Time start() const { return start_; }
 
-  // The time of the next attempt; nullopt if the timeout would have passed by
-  // then. The pauses grow from 10 ms to 1 s and are partly random, so that many
-  // clients do not try again at the same moment.
+  // The time of the next attempt; nullopt if it would be after the timeout. The
+  // pauses grow from 10 ms to 1 s and are partly random, so that many clients
+  // do not try again at the same moment.
   std::optional<absl::Time> NextTry();
 
  private:
@@ -178,9 +176,10 @@ class UnaryCall {
   // and returns that.
   absl::Status Wait(grpc::ByteBuffer* response);
 
-  // Completes an `error` of Wait(). If the server did not answer, adds that the
-  // write may have been applied, or that it was not. `write` names the write,
-  // such as "The push to table 'user'"; empty if the call writes nothing.
+  // Completes the text of an error that Wait() has returned. If the server did
+  // not answer, adds that the write may have been applied, or that it was not.
+  // `write` names the write, such as "The push to table 'user'"; empty if the
+  // call writes nothing.
   absl::Status ExplainWrite(const absl::Status& error,
                             absl::string_view write) const;
 
@@ -188,8 +187,7 @@ class UnaryCall {
   friend void PollUntil(absl::Time time);
   struct Attempt;
   class ThreadQueue;
-  // Cancels an attempt in progress. The completion queue of its thread deletes
-  // it later.
+  // Cancels an attempt in progress, which its completion queue deletes later.
   struct Abandon {
     void operator()(Attempt* attempt) const;
   };
@@ -206,7 +204,7 @@ class UnaryCall {
   const CallKind kind_;
   // The timeout of the call.
   const absl::Duration timeout_;
-  // How long to wait for a server to come back.
+  // For how long the call is sent again while the server is away.
   const absl::Duration retry_timeout_;
   const std::string method_;
   const grpc::ByteBuffer request_;
@@ -217,7 +215,7 @@ class UnaryCall {
   grpc::Status last_failure_;
   // An attempt began without a connection.
   bool was_away_ = false;
-  // The server may have received the call, but has not answered.
+  // True if the server may have received the call, but has not answered.
   bool may_have_arrived_ = false;
 };
 

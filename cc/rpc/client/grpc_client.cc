@@ -76,9 +76,9 @@ std::string Describe(const char* call, const char* direction,
 // Describes what a call does to tables. If the server does not answer, the
 // error contains this text.
 struct Write {
-  // Text such as "The push to ", which the tables follow, or a whole text if
-  // there are no tables. Null if the call writes nothing that the user would
-  // miss.
+  // A text such as "The push to ", after which the tables are named. If the
+  // call has no tables, a whole text. Null if the call writes nothing that the
+  // user would miss.
   const char* effect = nullptr;
   std::vector<std::string> tables;
 };
@@ -148,8 +148,8 @@ Write WriteOf(const google::protobuf::Message& any) {
 // The messages of pushes that are being sent, and the results of their pieces.
 class PushMessages final : public PendingCall {
  public:
-  // owners[i] is the push to which piece i belongs. The results of its pieces
-  // are added up in sums[owners[i]].
+  // Piece i belongs to push owners[i]. The results of a push's pieces are added
+  // up in the push's element of `sums`.
   PushMessages(std::vector<size_t> owners, std::vector<WriteResult*> sums)
       : owners_(std::move(owners)),
         sums_(std::move(sums)),
@@ -352,7 +352,7 @@ class GrpcClient final : public ParameterClient {
       const std::function<absl::Status(const ChangeChunk&)>& visit) override;
 
  private:
-  // Reads the stream of messages that start(context) opens, to its end. If the
+  // Opens a stream with start(context) and reads all its messages. If the
   // connection is lost after the first message, the stream is not opened again.
   template <typename Response, typename Start>
   absl::Status ReadStream(
@@ -364,8 +364,9 @@ class GrpcClient final : public ParameterClient {
       absl::Span<const PushArgs> pushes) const;
 
   const std::shared_ptr<Connection> connection_;
-  // Differs from the client id of pushes: the server remembers a limited number
-  // of writes per client, and pushes would displace the others.
+  // The client id of control writes. It is not that of pushes: the server
+  // remembers a limited number of writes per client, and pushes would displace
+  // control writes.
   const uint64_t client_id_ = DrawId();
   std::atomic<uint64_t> next_sequence_{1};
 };

@@ -1,7 +1,7 @@
 // gRPC itself moves the bytes of TLS connections, so OpenSSL's objects have no
 // file descriptor. The random bytes of the ClientHello tell which object
-// belongs to which descriptor, because they can be seen in the descriptor's
-// bytes and in OpenSSL's object.
+// belongs to which descriptor: they are in the bytes that the descriptor
+// receives, and in OpenSSL's object.
 
 #include "cc/rpc/edge/edge.h"
 
@@ -27,13 +27,13 @@ constexpr absl::Duration kTrimInterval = absl::Seconds(2);
 // Releases the memory of malloc several times, because gRPC frees the memory of
 // a closed connection some moments later.
 constexpr int kNumTrims = 4;
-// When so many addresses are refused, removes those whose time is over.
+// When so many addresses are refused, entries whose time is over are removed.
 constexpr size_t kManyRefusals = 1024;
 constexpr size_t kMaxRefusals = 65536;
 
 // Addresses with the same key are refused together: one IPv4 address, or a
-// network of IPv6 addresses. The key is empty for addresses that are never
-// refused.
+// network of IPv6 addresses. Addresses that are never refused have an empty
+// key.
 std::string AddressKey(const sockaddr_storage& address) {
   if (address.ss_family == AF_INET) {
     const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);

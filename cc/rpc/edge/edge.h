@@ -1,10 +1,10 @@
 // Protects the servers of this process from connections that flood gRPC with
 // data for which it has no limit: see frame_guard.h.
 //
-// edge_calls.cc replaces the functions by which gRPC reads and writes. They
-// show the bytes to the edge, and fail before gRPC sees bytes that exceed a
-// limit. In a program where the functions could not be replaced, nothing is
-// checked.
+// edge_calls.cc replaces the functions by which gRPC reads and writes. The new
+// functions show the bytes to the edge (this class). If bytes exceed a limit,
+// the functions fail before gRPC sees them. In a program where the functions
+// could not be replaced, nothing is checked.
 
 #ifndef TFSWITCH_CC_RPC_EDGE_EDGE_H_
 #define TFSWITCH_CC_RPC_EDGE_EDGE_H_
@@ -58,7 +58,7 @@ class Edge {
   void Forget(int fd);
 
   // Checks the next `size` bytes of a connection. If the connection breaks a
-  // limit, shuts it down and returns false. Returns false at most once per
+  // limit, shuts it down and returns false. This happens at most once per
   // connection.
   bool Pass(Direction direction, int fd, const iovec* parts, size_t size);
 
@@ -74,8 +74,7 @@ class Edge {
   // Finds the connection whose ClientHello had this random. A connection is
   // found only once. If none is found, the guard is null.
   TlsConnection FindTls(absl::Span<const uint8_t> client_random);
-  // Like Pass(), but for decrypted bytes. Returns false for a connection
-  // without a guard.
+  // Pass() for decrypted bytes. Returns false if the connection has no guard.
   bool PassTls(Direction direction, const TlsConnection& connection,
                const void* data, size_t size);
 

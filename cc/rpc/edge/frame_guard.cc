@@ -184,7 +184,7 @@ const char* FrameGuard::TakeReceived(const FrameReader::Frame& frame) {
 const char* FrameGuard::TakeHeaders(const FrameReader::Frame& frame) {
   if (frame.type == kHeaders) {
     header_block_ = 0;
-    // A stream with a lower number was opened before, so these headers are its
+    // A HEADERS frame for a stream that was opened before contains its
     // trailers.
     if (frame.stream > last_stream_) {
       last_stream_ = frame.stream;

@@ -23,7 +23,7 @@
 
 namespace tfswitch {
 
-// A rate limit that allows a burst, and then a number per second.
+// A limit of events: kAtOnce at once, and then kPerSecond per second.
 //
 // Thread-compatible.
 class FrameBudget {
@@ -52,8 +52,8 @@ class FrameReader {
     uint8_t type = 0;
     uint8_t flags = 0;
     uint32_t stream = 0;
-    // The payload of SETTINGS and WINDOW_UPDATE frames of at most kMaxPayload
-    // bytes; empty for others.
+    // The payload of a SETTINGS or WINDOW_UPDATE frame with at most kMaxPayload
+    // bytes. Empty for all other frames.
     absl::Span<const uint8_t> payload;
   };
 
@@ -110,8 +110,7 @@ class FrameGuard {
   const char* Waited() const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  // How many bytes the peer still accepts. While that is 0, the window is
-  // stuck.
+  // How many bytes the peer still accepts. The window is stuck while it is 0.
   struct Window {
     void Add(int64_t bytes, absl::Time (*now)());
 

@@ -101,7 +101,8 @@ absl::Status CannotListen(const Address& address, absl::string_view why) {
 }
 
 int PortOf(int fd) {
-  // Reads the port of an IPv4 address as well, because it has the same offset.
+  // This also reads the port of an IPv4 address, which has the same offset in
+  // its struct.
   sockaddr_in6 bound = {};
   socklen_t size = sizeof(bound);
   if (getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &size) != 0) {
@@ -275,8 +276,7 @@ void Listener::Accept(int listening) {
     return;  // Or the peer has gone.
   }
   if (Edge::Get().Refuses(peer)) {
-    // Makes close() reset the connection, so that the kernel keeps no data
-    // about it.
+    // Makes close() reset the connection, so that the kernel forgets it.
     const linger at_once = {1, 0};
     (void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
     close(fd);

@@ -38,8 +38,8 @@ struct ListenerOptions {
 // is logged, at most once a minute. Connections from addresses that the edge
 // refuses are closed, too. The edge watches all others: see edge.h.
 //
-// Call Open() and Start() once, from one thread, in this order; Stop() from one
-// thread at a time; CutConnections() after it.
+// Call Open() and then Start() once each, from one thread. Call Stop() from one
+// thread at a time, and CutConnections() after it.
 class Listener {
  public:
   using Acceptor = grpc::experimental::ExternalConnectionAcceptor;
@@ -49,10 +49,10 @@ class Listener {
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
 
-  // Listens on all addresses of the host that can be bound. Port 0 is replaced
-  // by the bound one. The IPv4 wildcard address also accepts IPv6 connections,
-  // if the machine has IPv6. Unavailable, with the reason, if no address can be
-  // bound.
+  // Listens on all addresses of the host that can be bound. If the port is 0,
+  // it is replaced by the port that was bound. The IPv4 wildcard address also
+  // accepts IPv6 connections, if the machine has IPv6. Unavailable, with the
+  // reason, if no address can be bound.
   absl::Status Open(Address* address);
 
   // From now on hands connections over.

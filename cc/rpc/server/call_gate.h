@@ -43,7 +43,7 @@ class CallGate {
   }
 
   // Unavailable if the gate is not open, ResourceExhausted if there are too
-  // many calls of this kind. After OK the caller must Leave().
+  // many calls of this kind. After OK the caller must call Leave().
   absl::Status Enter(Kind kind = Kind::kData) {
     MutexLock lock(&mutex_);
     if (closed_) return absl::UnavailableError("the server is stopping");
@@ -66,8 +66,8 @@ class CallGate {
   }
 
   // Call it before the message of a control call is read, because the call
-  // holds a thread from then on. ResourceExhausted if there are too many; after
-  // OK the caller must call EndReading().
+  // holds a thread from then on. ResourceExhausted if there are too many
+  // control calls. After OK the caller must call EndReading().
   absl::Status BeginReading() {
     MutexLock lock(&mutex_);
     if (control_ + reading_ >= max_control_calls_) return TooManyControlCalls();
@@ -87,7 +87,8 @@ class CallGate {
     if (inside_ == 0 && closed_) emptied_.NotifyAll();
   }
 
-  // Admits no more calls, and waits at most `grace` until all have left.
+  // Admits no more calls. Waits at most `grace` until all admitted calls have
+  // ended.
   void Close(absl::Duration grace) {
     const absl::Time deadline = SteadyNow() + grace;
     MutexLock lock(&mutex_);
@@ -151,7 +152,7 @@ class AdmissionTicket {
   const absl::Status status_;
 };
 
-// Like GatePass, for the time while the message of a control call is read.
+// Like GatePass, but counts the call only while its message is read.
 //
 // Not thread-safe.
 class ReadingPass {

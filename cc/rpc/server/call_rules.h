@@ -32,8 +32,8 @@ absl::Status CheckRowQuota(const Caller& caller, const Shard& shard,
 // may use as the caller's token allows.
 absl::Status CheckTableQuota(const Caller& caller, const Shard& shard);
 
-// For requests without an overload below: the method's rule in the .proto file
-// is enough.
+// For requests without an overload below: the rule in the .proto file is
+// enough.
 inline absl::Status CheckCall(const Caller&, const Shard&,
                               const google::protobuf::Message&) {
   return absl::OkStatus();

@@ -7,8 +7,7 @@
 // A pull's answer has a length that is known before its rows. So its header is
 // written first, and then the shard writes the rows directly into the memory
 // that gRPC sends. ReserveAnswer() counts this memory before it is allocated,
-// until the answer has been sent. If an error occurs, for example no memory,
-// only this call fails.
+// until the answer has been sent. If there is no memory, only this call fails.
 
 #include "cc/rpc/server/data_plane.h"
 
@@ -37,8 +36,8 @@ namespace {
 
 // How many idle calls a queue keeps.
 constexpr size_t kMaxIdle = 256;
-// How many unread answers a queue may have. Besides its rows, an answer takes
-// some 20 KiB.
+// How many unread answers a queue may have. An answer takes some 20 KiB besides
+// its rows.
 constexpr size_t kMaxUnread = 8192;
 // When the memory for answers is used up, answers that peers have not read for
 // this long are cancelled.
@@ -122,9 +121,9 @@ struct DataPlane::Queue {
                            queue, tag);
   }
 
-  // Sends the answer to a call. The event of its end then owns the call.
-  // Returns false if the queue was shut down meanwhile, which has cancelled the
-  // call.
+  // Sends the answer to a call. The event of the answer's end then owns the
+  // call object. If the queue was shut down meanwhile, the call is cancelled,
+  // and this returns false.
   bool Finish(Call* call, const absl::Status& status) {
     MutexLock lock(&mutex);
     if (!open) return false;
@@ -254,7 +253,8 @@ void DataPlane::Run(Queue* queue) {
     }
     // The server is shutting down, and no call has arrived for this object.
     if (!ok) continue;
-    // Asks for the next call first, so that it does not wait for this one.
+    // Asks for the next call first, so that the next call does not wait for
+    // this one.
     queue->AskForCall(service_, *call->method);
     absl::Status status = call_context_.gate->Enter();
     call->inside = status.ok();

@@ -28,9 +28,9 @@ namespace tfswitch {
 //   slice -> wait for it to go out
 //
 // A queue requests kCallsPerQueue calls of each method from gRPC. More calls
-// wait in gRPC, whose memory quota limits them. The number of answers that
-// peers have not read is limited, and their size is, by `max_answer_bytes`.
-// Beyond a limit the oldest calls end with CANCELLED.
+// wait in gRPC, whose memory quota limits them. The answers that peers have not
+// read are limited in number, and to `max_answer_bytes`. Beyond a limit the
+// oldest of these calls end with CANCELLED.
 //
 // Call Start, StopAsking and Shutdown once each, from one thread, in this
 // order.
@@ -38,9 +38,8 @@ class DataPlane {
  public:
   static constexpr int kCallsPerQueue = 16;
 
-  // Adds `num_threads` queues to the builder. `helpers` are threads that help
-  // the thread of a large request. `door` and `helpers` must outlive this
-  // object.
+  // Adds `num_threads` queues to the builder. `helpers` help the thread of a
+  // large request. They and all of `call_context` must outlive this object.
   DataPlane(int num_threads, uint64_t max_message_bytes,
             uint64_t max_answer_bytes, Service* service,
             std::shared_ptr<Shard> shard, const CallContext& call_context,

@@ -40,8 +40,8 @@ bool Waits(const Request&, long) {
 }
 
 // Runs work(caller, request) if the caller may make this call for the tables
-// that it names. Authenticates the caller, then reads the bytes, checks their
-// length, and parses them.
+// that it names. First authenticates the caller, then reads the request, checks
+// its length, and parses it.
 template <typename Request, typename Stream, typename Work>
 grpc::Status Gated(const CallContext& call_context,
                    grpc::ServerContext* context, Stream* stream,

@@ -4,11 +4,11 @@
 //
 // Stop() first ends calls that wait for other workers, because they could last
 // for the whole grace period. Then it closes the gate and waits for the calls
-// inside. Then it shuts gRPC down, with a moment for the last answers; gRPC's
-// own graceful shutdown would wait for connections instead of calls. gRPC does
-// not close a connection to which it still writes, so ShutDownGrpc() cuts the
-// connections of peers that read slowly or not at all. The data plane ends
-// last, because its queues send these answers.
+// inside. Then it shuts gRPC down, and leaves a moment for the last answers;
+// gRPC's own graceful shutdown would wait for connections instead of calls.
+// gRPC does not close a connection to which it still writes, so ShutDownGrpc()
+// cuts the connections of peers that read slowly or not at all. The data plane
+// ends last, because its queues send these answers.
 
 #include "cc/rpc/server/grpc_server.h"
 
@@ -44,12 +44,11 @@ namespace tfswitch {
 namespace {
 
 constexpr int kMaxThreads = 1024;
-// Threads for polling, health checks and reflection, in addition to those for
-// control calls.
+// Threads for polling, health checks and reflection, beside those for control
+// calls.
 constexpr uint64_t kOtherThreads = 64;
 constexpr absl::Duration kFlushTime = absl::Milliseconds(100);
-// When the server stops, connections that gRPC has not closed after this time
-// are cut.
+// At the end, connections that gRPC has not closed after this time are cut.
 constexpr absl::Duration kTimeToClose = absl::Seconds(1);
 
 uint64_t LeastBufferBytes(const GrpcServerOptions& options) {
@@ -131,7 +130,7 @@ class RunningServer final : public GrpcServer {
     stopped_ = true;
     if (server_ != nullptr) {
       health_.StopServing();
-      // Limits the grace period, because arithmetic with an infinite one would
+      // Limits the grace period: arithmetic with an infinite one would
       // overflow.
       const absl::Duration bounded =
           std::clamp(grace, absl::ZeroDuration(), absl::Hours(24));
@@ -162,8 +161,7 @@ class RunningServer final : public GrpcServer {
     try {
       cutter = std::thread(cut);
     } catch (const std::system_error&) {
-      // Without this thread, a peer that does not read its answers can delay
-      // the shutdown.
+      // Without this thread, a peer that does not read can delay the shutdown.
     }
     server_->Shutdown(ToDeadline(SteadyNow() + time));
     {

@@ -23,7 +23,7 @@ struct GrpcServerOptions {
   // Longest message in either direction.
   uint64_t max_message_bytes = uint64_t{1} << 30;
   // Memory for arriving requests of all connections; gRPC counts 1 MiB for each
-  // connection. As much again is available for answers that peers have not
+  // connection. The same amount is available for answers that peers have not
   // read. 0: half of the machine's memory, but at least two messages of the
   // maximal length.
   uint64_t max_buffer_bytes = 0;
@@ -36,7 +36,8 @@ struct GrpcServerOptions {
   // thread. Three quarters of them may be waiting for other workers.
   uint64_t max_control_calls = 4096;
   SecurityOptions security;
-  // Tells callers which services and methods the server has.
+  // Turns gRPC's reflection service on, which tells callers which services and
+  // methods the server has.
   bool has_reflection = false;
   // Values other than the default are for tests.
   uint32_t protocol_version = 1;
@@ -50,10 +51,10 @@ struct GrpcServerOptions {
 // Thread-safe.
 class GrpcServer {
  public:
-  // Starts to listen. InvalidArgument for a bad address, option or file, and
-  // for an error of AccessControl::Open(); Unavailable if the address cannot be
-  // bound. A shard cannot be served again: when its server stops, workers can
-  // no longer wait in its groups.
+  // Starts to listen. InvalidArgument for a bad address, option or file, also
+  // from AccessControl::Open(); Unavailable if the address cannot be bound. A
+  // shard cannot be served again: when its server stops, workers can no longer
+  // wait in its groups.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(
       const GrpcServerOptions& options, std::shared_ptr<Shard> shard);
 

@@ -35,8 +35,8 @@ using ServiceWithRawMethods = v1::ParameterServer::WithRawMethod_Pull<
 // Control methods are synchronous. Their handlers read the requests themselves.
 class Service final : public ServiceWithRawMethods {
  public:
-  // The thread that commits a round works on it together with `helpers`, which
-  // must outlive the service.
+  // The thread that commits a round works together with `helpers`, which must
+  // outlive the service.
   Service(const ServiceIdentity& identity, std::shared_ptr<Shard> shard,
           const CallContext& call_context, const LentThreads* helpers);
 
@@ -64,8 +64,8 @@ class Service final : public ServiceWithRawMethods {
       const v1::ExportChangesRequest& request,
       grpc::ServerSplitStreamer<grpc::ByteBuffer, v1::ExportChangesResponse>*
           stream) const;
-  // Whether a long call should end, because the client has disconnected or the
-  // server stops.
+  // Whether a long call should end: the client has disconnected, or the server
+  // stops.
   ShardCall CallOf(const grpc::ServerContext& context,
                    const Caller& caller) const;
   // How many rows one message of a stream has.

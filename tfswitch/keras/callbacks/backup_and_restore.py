@@ -144,7 +144,8 @@ class BackupAndRestore(_backend.Callback):
     def on_train_begin(self, logs: Logs | None = None) -> None:
         self._wait_for_writer()
         self._num_batches = self._num_skipped = 0
-        # The last `fit` may have ended before it had read all these batches.
+        # An earlier `fit` may have ended before it had read all batches that it
+        # had to skip.
         leave_out(self.model, 0, [])
         if not self.model.built:
             raise ValueError(
@@ -155,7 +156,8 @@ class BackupAndRestore(_backend.Callback):
         self.model.optimizer.build(self.model.trainable_variables)
         optimizer = self._optimizer
         if isinstance(optimizer, ParameterServerOptimizer):
-            # A loaded optimizer would join the servers only at its first step.
+            # An optimizer that was loaded from a file would otherwise join the
+            # servers only at its first step.
             optimizer.join_servers()
         if self._resume and not self._has_ended:
             self._resume_together()
@@ -468,8 +470,8 @@ def _meets_all(worker: Worker) -> bool:
             worker.wait_at_barrier(_STARTS, timeout_secs=_LOOK_SECS)
         except TimeoutError as error:
             if num_steps() != before:
-                # Otherwise others would wait for this worker; its next step
-                # joins again.
+                # Leaves, because others would wait for this worker until its
+                # next step, which joins the group again.
                 worker.leave()
                 return False
             if time.monotonic() > give_up:

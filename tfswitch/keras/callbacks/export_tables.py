@@ -54,8 +54,8 @@ class ExportTables(_backend.Callback):
             of logging. With `every_secs` the thread calls it.
 
     Raises:
-        ValueError: If an argument is out of range, or not one of
-            `every_secs` and `every_batches` is given.
+        ValueError: If an argument is out of range, or both or neither of
+            `every_secs` and `every_batches` are given.
 
     Example:
 

@@ -83,8 +83,8 @@ class SyncEpochs(_backend.Callback):
         present = servers.worker.stats()
         if present["left"]:
             return  # The first step will join the group.
-        # Read now, because a later wait for an item of a work queue advances
-        # the worker's clock.
+        # The clock is read before the first batch, because a wait for an item
+        # of a work queue can advance it.
         self._first_clock = present["clock"]
         # The optimizer will set `iterations` to the clock when it joins.
         if servers.table is None:

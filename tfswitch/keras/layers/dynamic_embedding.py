@@ -60,7 +60,7 @@ _weights.refuse_hdf5()
 
 
 class _Count(int):
-    """A number of weights whose text also has the number of table rows."""
+    """A count of weights that prints together with the row count of tables."""
 
     note: str
 
@@ -431,8 +431,8 @@ class DynamicEmbedding(_backend.Layer):
         name = self.name if self._table_name is None else self._table_name
         self._check_name(cluster)
         if self._spec.optimizer is None:
-            # This one is used until a model's optimizer or the first push
-            # replaces it.
+            # The default optimizer is used until a model's optimizer or the
+            # first push replaces it.
             self._set(**self._settings_by(optimizers_lib.get(None)))
         if self._table_name is None and not cluster.is_remote:
             if self._spec.seed is None:
@@ -448,18 +448,19 @@ class DynamicEmbedding(_backend.Layer):
             if self._is_loaded and not cluster.is_remote:
                 self._found_rows = table.size()
         if len(self._first_rows.ids):
-            # Sets missing rows only: present ones began like this and have
-            # learnt.
+            # Sets only ids without a row: all other rows began with these
+            # values, and have been trained since.
             table._native.assign_missing(*self._first_rows)
             self._first_rows = _weights.no_rows(self.output_dim)
         return table
 
     def _set_rows(self, rows: _weights.Rows) -> None:
-        """Sets all rows of the table, now or when it is made."""
+        """Sets all rows of the table, at the latest when the table is made."""
         is_remote = (self._cluster or default_cluster()).is_remote
         if self._table is None and not (is_remote and len(rows.ids)):
             self._first_rows = rows
-        # On servers, another worker may have made the table with other rows.
+        # A table on servers is set at once, because another worker may have
+        # made it with other rows.
         else:
             self.table._set_rows(*rows)
 
@@ -568,7 +569,8 @@ class DynamicEmbedding(_backend.Layer):
     def build(self, input_shape: Shape | None = None) -> None:
         if self.built:
             return
-        # Reports errors of the table now, before the first step.
+        # Makes the table, or checks its name, now: errors must come before the
+        # first step.
         if self._is_auto:
             self._check_name(self._cluster or default_cluster())
         else:
@@ -732,7 +734,7 @@ class DynamicEmbedding(_backend.Layer):
     def _optimizer_config(self) -> Any:
         if self._is_auto:
             return "auto"
-        # Leaves out the options that come from the layer's other arguments.
+        # Omits the options that were set by other arguments of the layer.
         optimizer = dataclasses.replace(
             self._spec.optimizer,
             **{

@@ -295,7 +295,7 @@ class DynamicEmbeddings(_backend.Layer):
 
         Raises:
             ValueError: If the number of gradients differs from the number of
-                variables, or a gradient is not one of rows.
+                variables, or a gradient is not the gradient of rows.
         """
         return _row_weights.push(
             [
@@ -361,7 +361,7 @@ class DynamicEmbeddings(_backend.Layer):
         }
 
     def count_params(self) -> int:
-        """Returns a number of weights whose text also has the tables' rows."""
+        """Returns a count of weights that prints with the tables' rows."""
         weights = super().count_params()
         tables = {
             (layer._table.cluster.address, layer._table.name): layer._table

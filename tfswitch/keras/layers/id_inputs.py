@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 COMBINERS = ("sum", "mean", "sqrtn")
 
-# Each dtype represents all integers up to this one.
+# For each float dtype, the number up to which it represents all integers.
 _EXACT_UP_TO = {
     tf.bfloat16: 2**8,
     tf.float16: 2**11,
@@ -282,7 +282,7 @@ def _numbers(what: str, numbers: Any, ids: Any, owner: str) -> tf.Tensor | None:
         tf.debugging.assert_equal(a, b, message)
         for a, b in zip(_structure(numbers), _structure(ids), strict=True)
     ]
-    # In eager mode the checks have run already, and are None.
+    # In eager mode each check has run already, and has returned None.
     with tf.control_dependencies([c for c in checks if c is not None]):
         return tf.cast(tf.identity(values_of(numbers)), tf.float32)
 

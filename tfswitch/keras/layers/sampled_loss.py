@@ -91,7 +91,8 @@ class _SampledLoss(_backend.Layer):
         )
         if sample_weight is not None:
             losses *= self._weights(sample_weight, losses)
-        # Divides by the number of examples, not by the sum of their weights.
+        # The loss is divided by the number of examples, not by the sum of their
+        # weights.
         self.add_loss(tf.reduce_mean(losses))
         return losses
 
@@ -109,8 +110,8 @@ class _SampledLoss(_backend.Layer):
                 f"{message}. Received: sample_weight of shape {given.shape}, "
                 f"and {losses.shape[0]} examples"
             )
-        # Checked again when the graph runs, so that one weight is not
-        # broadcast to all examples.
+        # This check runs with the graph. Without it, TensorFlow could broadcast
+        # one weight to all examples.
         tf.debugging.assert_equal(tf.shape(weights), tf.shape(losses), message)
         return weights
 

@@ -142,8 +142,7 @@ class TFSWITCH_EXPORTED Predictor {
   // From the next check on, the newest version is served again.
   void Unpin();
 
-  // The present state. The call does not wait, even while a version is being
-  // loaded.
+  // The present state. Does not wait, even while a version is being loaded.
   State state() const;
 
   // Returns the state of the serving version's rows. The next five functions
