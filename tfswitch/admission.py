@@ -24,6 +24,7 @@ from tfswitch._settings._ranges import (
 from tfswitch._types import Config
 
 __all__ = [
+    "Admission",
     "Always",
     "BloomMinCount",
     "MinCount",

@@ -20,7 +20,15 @@ from tfswitch._settings._ranges import (
 )
 from tfswitch._types import Config
 
-__all__ = ["AnyOf", "L2Norm", "MaxRows", "ShowClickScore", "Ttl", "get"]
+__all__ = [
+    "AnyOf",
+    "Eviction",
+    "L2Norm",
+    "MaxRows",
+    "ShowClickScore",
+    "Ttl",
+    "get",
+]
 
 _SECS = Range(
     "0, or from 0.001 to 1e9 seconds",

@@ -18,6 +18,7 @@ __all__ = [
     "Constant",
     "GlorotUniform",
     "Initializer",
+    "InitializerLike",
     "Ones",
     "RandomNormal",
     "RandomUniform",

@@ -16,7 +16,7 @@ from tfswitch._types import Config
 
 _Numbers = TypeVar("_Numbers", float, np.ndarray)
 
-__all__ = ["ShowClick", "Usage", "get"]
+__all__ = ["ShowClick", "Statistics", "Usage", "get"]
 
 
 @dataclasses.dataclass(frozen=True)
