@@ -57,7 +57,7 @@ def op_library(version: str) -> Path:
     """Returns the path of the op library for a version of TensorFlow.
 
     TensorFlow keeps its binary interface within a minor version only; a library
-    for another one may load and then crash.
+    for another minor version may load and then crash.
 
     Raises:
         ImportError: If there is no library for the minor version. The message
@@ -109,15 +109,15 @@ def check_processor() -> None:
 
 
 def check_files() -> None:
-    """Checks that no other package has written into the folder of this one.
+    """Checks that no other package has written into tfswitch's folder.
 
     The package `tfswitch` of the Python index, a Terraform tool, has the same
     folder and the same command. pip overwrites files without a message, and
     removes the files of both packages when it uninstalls one.
 
     Raises:
-        ImportError: If that package is installed beside this one, or was
-            installed before.
+        ImportError: If the other package is installed beside `tfswitch-ps`, or
+            was installed before it.
     """
     # This package is `tfswitch-ps`, whose metadata are in
     # tfswitch_ps-*.dist-info.

@@ -16,7 +16,7 @@ _INTERVAL_SECS = 0.2
 def progress_bar(
     caller: Caller, task: str, progress: bool | None
 ) -> Iterator[str]:
-    """Shows a bar on stderr while its body runs.
+    """Shows a bar on stderr while the body of the `with` runs.
 
     Args:
         caller: As for `call`.
@@ -31,7 +31,8 @@ def progress_bar(
     if not progress:
         yield ""
         return
-    # These modules are slow to import, and most processes save nothing.
+    # Imports the modules of the bar here: they are slow to import, and most
+    # processes save nothing.
     from rich import console, markup
     from rich import progress as rich_progress
 

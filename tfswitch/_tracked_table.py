@@ -17,8 +17,8 @@ from tensorflow.python.training.saving import saveable_object
 
 from tfswitch._settings._ranges import bad_argument, is_number
 
-# One more than a CheckpointManager keeps by default: a program may be killed
-# between the servers' save and the checkpoint that names it.
+# One save more than a CheckpointManager keeps checkpoints by default: a program
+# may be killed between the servers' save and the checkpoint that names it.
 _KEEP = 6
 
 _DTYPES = {

@@ -34,8 +34,8 @@ _ACCEPTED = (
 )
 
 _lock = threading.Lock()  # Released before each wait.
-# Each fork takes this lock: otherwise a child could inherit it locked, and
-# nobody would release it there.
+# Each fork takes this lock. Otherwise a child could inherit the lock while a
+# thread of the parent holds it.
 os.register_at_fork(
     before=_lock.acquire,
     after_in_parent=_lock.release,
@@ -210,7 +210,8 @@ class Cluster:
         workers.
 
         A folder contains several saves, and each save is complete: if `tables`
-        names only some tables, the others are taken over from the last save.
+        names only some tables, all other tables are taken over from the last
+        save.
 
         Args:
             path: A folder below the `--checkpoint_root` of the servers, which
@@ -223,7 +224,7 @@ class Cluster:
             keep: How many saves stay in the folder, this one included, from 1.
                 If a table was made again under the same name, the newest and
                 the largest save of its former rows stay as well.
-            drop: Tables of the last save that the new save need not have, given
+            drop: Tables of the last save that the new save may leave out, given
                 as in `tables`. A save of all tables is refused if any other
                 table of the last save is missing. Not allowed if `tables` names
                 some.
@@ -322,7 +323,7 @@ class Cluster:
                 tables of the checkpoint. Or a dict from names in the checkpoint
                 to names of tables in this cluster.
             save: The number of the save. None means the newest save that can be
-                read; a warning names newer ones that are damaged.
+                read; a warning names newer saves that are damaged.
             state: The state to restore besides embeddings. "saved": optimizer
                 state, statistics and counts of admission; a table whose
                 optimizer has another state is an error.
@@ -344,9 +345,9 @@ class Cluster:
                 exist.
             OSError: If the checkpoint is damaged, or the path is not below a
                 server's folder (`PermissionError`); nothing has changed then.
-            RuntimeError: If a present table or work queue has settings that do
-                not fit the saved one, or a server has no folder for
-                checkpoints. Nothing has changed then, either.
+            RuntimeError: If an existing table or work queue has settings that
+                do not fit those in the save, or a server has no folder for
+                checkpoints. Nothing has changed then.
 
         Example:
 
@@ -449,8 +450,8 @@ class Cluster:
             name: The name of the table, or its object.
 
         Raises:
-            KeyError: If there is no such table. The message names the tables
-                that are there.
+            KeyError: If there is no such table. The message names the tables of
+                the cluster.
             ConnectionError, TimeoutError: If a server does not answer. The
                 message says whether the table may have been dropped.
 
@@ -527,8 +528,8 @@ def connect(
     """Connects to a cluster and makes it the default for new tables.
 
     Without a call of `connect`, tables live in this process. If the environment
-    variable TF_CONFIG has an entry "ps", they live on the servers that it
-    names. The timeout is then TFSWITCH_TIMEOUT_SECS, and TLS is used if one of
+    variable TF_CONFIG has an entry "ps", tables live on the servers of this
+    entry. The timeout is then TFSWITCH_TIMEOUT_SECS, and TLS is used if one of
     the variables TFSWITCH_TLS_CA, TFSWITCH_TLS_CERT, TFSWITCH_TLS_KEY and
     TFSWITCH_TLS_SERVER_NAME is set.
 
@@ -550,9 +551,10 @@ def connect(
             its part of a table. "fail": calls for the table fail, with
             `OSError`, or `tf.errors.DataLossError` in graphs, until a
             checkpoint is restored or `Cluster.reset_lost_tables` is called.
-            "recreate": calls continue with empty rows there, and a warning on
-            stderr says so once. The choice applies to all calls of this process
-            with this address and timeout, until the next `connect` with both.
+            "recreate": the lost part is made again without rows, calls
+            continue, and one warning on stderr says so. The choice applies to
+            all calls of this process with this address and timeout, until the
+            next `connect` with both.
         tls: TLS files, for "grpcs://" only. They apply to this cluster and its
             tables, also in graphs. They also apply to other uses of the address
             by this process, such as loaded SavedModels, until the next
@@ -568,8 +570,8 @@ def connect(
             over plaintext only within this machine.
 
     Returns:
-        The cluster. As a context manager it closes at the end, and the former
-        default cluster is the default again.
+        The cluster. In a `with` statement it is closed at the end, and the
+        former default cluster becomes the default again.
 
     Raises:
         ValueError: If the address has another form or contains a token, another
@@ -578,7 +580,7 @@ def connect(
         PermissionError: If a server rejects the token, or requires a token and
             got none.
         ConnectionError, TimeoutError: If a server does not answer. The message
-            names it.
+            names the server.
         RuntimeError: If this process was forked from one that uses tfswitch.
             Each later call fails as well. The message names the remedy.
 
@@ -623,7 +625,7 @@ def cluster_of(
     """Returns the one cluster that all tables are in.
 
     Args:
-        tables: Table objects, and names of tables in that cluster.
+        tables: Table objects, or names of tables in the cluster.
         cluster: The argument `cluster` of the calling function. None means the
             cluster of the table objects or, without objects, the default
             cluster.

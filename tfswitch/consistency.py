@@ -14,8 +14,8 @@ class Consistency(Policy):
     """How much workers that train one model wait for each other. Immutable.
 
     The class methods `asp`, `ssp` and `bsp` make objects. Tables and workers
-    each have a consistency. That of a worker must be at least as strict as that
-    of each table to which it pushes.
+    each have a consistency. A worker's consistency must be at least as strict
+    as that of each table to which the worker pushes.
 
     Sources: BSP is Valiant's bulk-synchronous model (1990); SSP is Ho et al.,
     "More Effective Distributed ML via a Stale Synchronous Parallel Parameter

@@ -44,15 +44,16 @@ class _Part(NamedTuple):
 
 
 class DensePush(NamedTuple):
-    """One of the pushes of `push_many`; see `DenseTable.push`.
+    """One push of a call of `push_many`; see `DenseTable.push`.
 
     Attributes:
         table: The table.
         gradients: One tensor per shape, or None for zeros.
         learning_rate: Scalar.
         global_step: int64 scalar.
-        arrays: The indices of the arrays whose blocks are sent, in order. They
-            include each array that has a gradient. None means all arrays.
+        arrays: The indices of the arrays whose blocks are sent, in order. Each
+            array with a gradient must be among these arrays. None means all
+            arrays.
     """
 
     table: "DenseTable"
@@ -214,8 +215,8 @@ class DenseTable:
     def learning_rate(self) -> float:
         """The learning rate of the next push that has no `learning_rate`.
 
-        A schedule is called with the number of these pushes of this object so
-        far. An assigned number replaces a constant rate.
+        A schedule is called with the number of such pushes that this object has
+        made. An assigned number replaces a constant rate.
         """
         return self._table.learning_rate
 

@@ -96,8 +96,8 @@ class MaxRows(_Eviction):
 
     Args:
         max_rows: At least 0.
-        order: The rows that are evicted first: "lru", those seen longest ago,
-            or "lfu", those with the fewest occurrences.
+        order: The rows that are evicted first: "lru", the rows that were seen
+            longest ago, or "lfu", the rows with the fewest occurrences.
         every_secs: As for `Ttl`.
     """
 

@@ -53,7 +53,7 @@ class ScoreRule:
     This is the rule of Paddle's CTR accessor, with its names and defaults
     (`paddle/fluid/distributed/ps/table/ctr_accessor.cc`). A base has the rows
     with a score of at least `base_threshold` that were seen within
-    `delta_keep_days` days. A delta has those of these rows whose score has
+    `delta_keep_days` days. A delta has only such rows whose score has also
     grown by at least `delta_threshold` since they were last exported. A row
     counts as exported once the export is published.
 
@@ -121,25 +121,25 @@ def base(
 ) -> ExportReport:
     """Exports all rows of tables, and starts to keep track of changes.
 
-    Training may continue meanwhile. Each row is exported as of one moment, but
-    two rows may be of different moments. A complete export appears in the
-    folder under the next free number.
+    Training may continue meanwhile. Each row is exported as it was at one
+    moment, but the moments of two rows may differ. A complete export appears in
+    the folder under the next free number.
 
     Args:
         path: A folder of exports on this machine, which is made if it does not
             exist. Or a SavedModel of `tfswitch.saved_model.save`, which then
             serves the exported rows.
-        tables: Names, or table objects. If `path` is a SavedModel, all of its
-            tables must be among them, and None means exactly its tables. In
-            other folders, None means all tables of the cluster and those of the
-            previous export; if a server has lost one of these, that is an
-            error.
+        tables: Names, or table objects. If `path` is a SavedModel, all tables
+            of the model must be among `tables`, and None means exactly the
+            model's tables. In other folders, None means all tables of the
+            cluster and of the previous export. It is an error if a server has
+            lost one of these tables.
         row_format: "float32", "float16", or "int8" with a scale per row. None
             means the format of the previous export in the folder, or "float32".
-        rule: Which rows are exported; "all" means all. None means the rule of
-            the previous export, or all.
-        keep: Keep the files of this many bases and remove older ones. None
-            removes nothing.
+        rule: Which rows are exported; "all" means all rows. None means the rule
+            of the previous export or, without one, all rows.
+        keep: How many bases are kept, with their deltas; older files are
+            removed. None removes nothing.
         cluster: Where the tables are. By default the cluster of the table
             objects; with names only, the one of `tfswitch.connect`.
 
@@ -179,16 +179,18 @@ def delta(
     published.
 
     The processes that keep the tables remember which rows have changed. A
-    restart, a restore or `load_model` makes them forget this. The next delta
-    then compares all rows with the exported files, which takes no longer than a
-    base. If there is a rule, this delta has all rows that a base would have.
+    restart, a restore or `load_model` makes the processes forget these changes.
+    The next delta then compares all rows with the exported files, which takes
+    no longer than a base. If there is a rule, this delta has all rows that a
+    base would have.
 
     A delta has no dense weights. If this process has trained dense weights of a
     SavedModel since it was saved, a warning names them, once for each model.
 
     Args:
         path: As for `base`.
-        cluster: Where the tables are. By default the one of `tfswitch.connect`.
+        cluster: The cluster of the tables. By default that of
+            `tfswitch.connect`.
 
     Returns:
         The result of the export.
@@ -230,7 +232,8 @@ class Schedule:
         rule: As for `base`.
         keep_bases: As `keep` of `base`.
         cluster: As for `base`; or a function that connects and returns a
-            cluster, which is called again if it raises.
+            cluster. After an error of this function the next export calls it
+            again.
         log_fn: Called after each export of `run`, `start` or `try_export` with
             its result or its error. By default both are logged. If `log_fn`
             raises an error, that is logged.
@@ -400,7 +403,7 @@ class Schedule:
                 return _publish(cluster, folder, options), None
             except Exception as error:
                 failure = error
-            # A delta keeps serving up to date until a base succeeds.
+            # Until a base succeeds, deltas keep the served model up to date.
             try:
                 return _publish(cluster, folder, a_delta), failure
             except Exception:
@@ -481,7 +484,7 @@ def _options_of(
     keep: int | None,
     keep_name: str = "keep",
 ) -> dict[str, Any]:
-    """Checks and returns the options of a base that need no cluster."""
+    """Checks and returns those options of a base that need no cluster."""
     if row_format is not None and row_format not in _ROW_FORMATS:
         expected = f"None or one of {', '.join(_ROW_FORMATS)}"
         raise bad_argument("row_format", row_format, expected)
@@ -508,7 +511,7 @@ class _Folder(NamedTuple):
 
 
 def _folder_of(path: str | os.PathLike[str]) -> _Folder:
-    """Finds the exports of a path, and the tables if it is a SavedModel."""
+    """Finds the exports of a path, and the tables of a SavedModel."""
     folder = os.path.abspath(os.fspath(path))
     try:
         with open(os.path.join(folder, _MODEL_FILE), encoding="utf-8") as file:
@@ -627,7 +630,7 @@ def _warn_of_dense_weights(cluster: Cluster, folder: _Folder) -> None:
     ]
     if not variables:
         return
-    # An error of this check must not hide that the export has succeeded.
+    # The export has succeeded, so an error of this check is only logged.
     try:
         moved = _moved(folder.path, variables)
     except Exception as error:

@@ -174,9 +174,9 @@ def unpack(packed: IdsLike, slot_bits: int = 12) -> tuple[Any, Any]:
 
     Returns:
         The slots, and the low bits of the ids, from 0 to
-        2**(64 - slot_bits) - 1. These are the original ids if those were in
-        that range. Both are int64 of the shape and kind of `packed`, or Python
-        integers for a Python integer.
+        2**(64 - slot_bits) - 1. The low bits are the original id if that id was
+        in this range. Both are int64 of the shape and kind of `packed`, or
+        Python integers for a Python integer.
 
     Raises:
         ValueError: If `slot_bits` is out of range, or `packed` is not int64.
@@ -242,9 +242,9 @@ class HashCollisions:
     Args:
         slot_bits: As for `pack`, if `pack` made the ids: inputs of different
             slots cannot collide. 0 means that ids are hashes of 64 bits.
-        max_inputs: Largest number of distinct inputs. Beyond it, new inputs are
-            not counted. 2**24 inputs take 256 MiB, and up to three times as
-            much while they are sorted.
+        max_inputs: Largest number of distinct inputs. Above this number, new
+            inputs are not counted. 2**24 inputs take 256 MiB, and up to three
+            times as much while they are sorted.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -321,8 +321,8 @@ class HashCollisions:
                 function, as a float. With n inputs and m possible ids this is
                 n - m (1 - (1 - 1/m)^n), or about n^2 / 2m. m is 2**64 without
                 slots; with slots it is 2**(64 - slot_bits), and the numbers of
-                all slots are summed. Integers that `pack` keeps do not collide,
-                so count them with another object.
+                all slots are summed. Integers that `pack` keeps unchanged do
+                not collide, so count integers with another object.
             *   is_full: Whether `max_inputs` has been reached.
         """
         with self._lock:
@@ -413,7 +413,7 @@ def _fingerprints_of(inputs: Any) -> Any:
 
 
 def _starts_of_runs(values: np.ndarray) -> np.ndarray:
-    """Marks each value that differs from the one before, and the first."""
+    """Marks the first value, and each value that differs from the last."""
     starts = np.ones(len(values), bool)
     starts[1:] = values[1:] != values[:-1]
     return starts

@@ -25,7 +25,7 @@ class Server:
         max_message_bytes: Longest message; 0 for 1 GiB.
         checkpoint_root: The folder below which clients may save and restore.
             Relative paths of clients start there. None means the current
-            folder. If that is "/", saves are refused.
+            folder. If the current folder is "/", saves are refused.
         limits: The other bounds of the server, by the names of the flags of
             `tfswitch-server`, such as `{"max_buffer_bytes": 1 << 30}`. Bounds
             that are not named keep their defaults.

@@ -42,7 +42,7 @@ class StorageDtype(Policy):
     (Pushes in graphs of TensorFlow 1 have no number; the table draws one.)
 
     New and assigned rows are rounded to nearest. Finite numbers beyond the
-    range of float16 (65,504) are stored as the largest one.
+    range of float16 (65,504) are stored as the largest finite number.
 
     Args:
         embeddings: "float32", "float16" (11 significant bits, from 6e-8 to

@@ -44,7 +44,8 @@ from tfswitch.optimizers._conversion import have_equal_state
 
 MAX_DIM = 4096
 
-# Held from the search for a free name until a table of that name exists.
+# A thread holds this lock from its search for a free name until it has made a
+# table of this name.
 _names_lock = threading.RLock()
 
 # Numbers the resources of tables in this process, so that their names differ.
@@ -182,7 +183,8 @@ class EmbeddingTable(TrackedTable):
         else:
             self._open_with_a_seed(spec)
         self._learning_rate = LearningRate(self._spec.optimizer.learning_rate)
-        # NaN after a push that was skipped because a gradient was NaN or Inf.
+        # The value is NaN after a push that was skipped because a gradient was
+        # NaN or Inf.
         self._poison = HostVariable(0.0, tf.float32)
         self._handle_lock = threading.Lock()
         # Numbers Keras optimizers in the order of their first push.
@@ -470,8 +472,8 @@ class EmbeddingTable(TrackedTable):
     def lookup_or_create(self, ids: TensorLike) -> tf.Tensor:
         """Reads rows; an id without a row gets its first value.
 
-        With `admission` the id gets no row here, because a push decides that.
-        Arguments, result and errors are those of `lookup`.
+        With `admission` the id gets no row here, because only pushes decide on
+        admission. Arguments, result and errors are those of `lookup`.
         """
         return self._lookup(ids, insert_missing=True)
 
@@ -577,7 +579,7 @@ class EmbeddingTable(TrackedTable):
         return TablePush(self, tf.zeros([0], tf.int64), tf.zeros([0]))
 
     def assign(self, ids: TensorLike, values: TensorLike) -> None:
-        """Sets embeddings; an id without a row gets one. Optimizer state stays.
+        """Sets embeddings, and makes missing rows. Optimizer state stays.
 
         Args:
             ids: Integers of any shape. If an id is repeated, its last value is
@@ -1091,8 +1093,9 @@ def look_up_many(
     Args:
         tables: The tables; one may appear more than once.
         ids: For each table int32 or int64 of any shape.
-        insert_missing: Whether an id without a row gets one. With an admission
-            policy the id gets no row here, because a push decides that.
+        insert_missing: Whether an id without a row gets a row. With an
+            admission policy the id gets no row here, because only pushes decide
+            on admission.
 
     Raises:
         ValueError: If `insert_missing` is true while a model is exported.

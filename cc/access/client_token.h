@@ -34,8 +34,8 @@ TokenSource WithTokenEnvironment(TokenSource source);
 class ClientToken {
  public:
   // Null if the source is empty. InvalidArgument if the token is malformed, if
-  // both are given, or if the file cannot be read. Errors do not contain the
-  // token.
+  // both a text and a file are given, or if the file cannot be read. Errors do
+  // not contain the token.
   static absl::StatusOr<std::shared_ptr<ClientToken>> Open(
       const TokenSource& source);
 

@@ -94,8 +94,7 @@ absl::Status TokenList::Read(bool now) {
 
 absl::StatusOr<std::shared_ptr<const KnownToken>> TokenList::Find(
     absl::string_view token) {
-  // The token may have been created since the file was last read, so this reads
-  // it again.
+  // Reads the file again: the token may have been added since the last read.
   absl::StatusOr<std::shared_ptr<const KnownToken>> found =
       FindIn(*ReadTokens(/*now=*/false), token);
   return found.ok() ? found : FindIn(*ReadTokens(/*now=*/true), token);

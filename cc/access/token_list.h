@@ -29,7 +29,7 @@ namespace tfswitch {
 class TokenUse {
  public:
   // Counts a call. ResourceExhausted, naming the limit, if the token has too
-  // many calls in progress. After OK the caller must Leave().
+  // many calls in progress. After OK the caller must call Leave().
   absl::Status Enter(const TokenRecord& record);
   // Adds bytes of a call in progress. ResourceExhausted, naming the limit, if
   // the token's calls now have too many bytes. The bytes are added even then.

@@ -28,7 +28,7 @@ using TokenHash = std::array<unsigned char, 32>;
 struct TokenQuota {
   static constexpr uint64_t kNone = std::numeric_limits<uint64_t>::max();
 
-  uint64_t max_rows = kNone;  // In all tables that the token may use.
+  uint64_t max_rows = kNone;  // In all of the token's tables.
   uint64_t max_tables = kNone;
   uint64_t max_bytes_in_flight = kNone;  // Requests and answers.
   uint64_t max_calls_in_flight = kNone;

@@ -12,9 +12,8 @@
 namespace tfswitch {
 namespace {
 
-// Ticks often, because even on a busy machine two ticks are then seldom more
-// than kLongestStep apart. If they are, the clock falls behind, and leases last
-// longer.
+// Ticks often, so that even on a busy machine two ticks are seldom more than
+// kLongestStep apart. If they are, the clock falls behind; leases last longer.
 constexpr std::chrono::milliseconds kTickInterval{100};
 
 // Thread-safe.

@@ -28,8 +28,8 @@ class AwakeTime {
   absl::Duration left_out_;
 };
 
-// Only differences between two of these times have a meaning; do not mix them
-// with times of SteadyNow(). The first call starts a thread that ticks.
+// Only differences between two of these times have a meaning. Do not compare
+// them with times of SteadyNow(). The first call starts a thread that ticks.
 absl::Time AwakeNow();
 
 }  // namespace tfswitch

@@ -1,6 +1,6 @@
 // Contains the definition of std::condition_variable::wait() that libstdc++ had
-// before g++ 12. In g++ 12 its symbol got a new version. Because a wheel's
-// libraries find the function here, they do not need that version and load on
+// before g++ 12. In g++ 12 its symbol got a new version. A wheel's libraries
+// find the old function here. So they do not need the new version, and load on
 // systems with the libstdc++ of g++ 11.
 
 #include <pthread.h>

@@ -1,10 +1,10 @@
 // The fields of configs, each described once.
 //
-// A config is a struct that names its fields with TFSWITCH_FIELDS. Equality,
-// validation, JSON and protos are made from this list. The type of a field
-// defines its range. If a setting has several kinds, as optimizers have, each
-// kind is one such struct with its name, kName, and a std::variant of them
-// holds the chosen one.
+// A config is a struct with a function Fields(), which lists its fields.
+// Equality, validation, JSON and protos are made from this list. Some settings
+// are a choice between several kinds, for example of optimizers. Then each kind
+// is a config, with its name in kName, and a std::variant of these structs
+// holds the chosen kind.
 
 #ifndef TFSWITCH_CC_BASE_CONFIG_FIELDS_H_
 #define TFSWITCH_CC_BASE_CONFIG_FIELDS_H_

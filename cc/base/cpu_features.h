@@ -19,9 +19,8 @@ enum class SimdLevel { kScalar, kAvx2 };
 // "scalar" or "avx2".
 absl::string_view SimdLevelName(SimdLevel level);
 
-// The best level that this processor and this build support. Under
-// ThreadSanitizer it is always kScalar, because ThreadSanitizer has to see each
-// memory access.
+// The best level that this processor and this build support. ThreadSanitizer
+// has to see each memory access, so its builds use kScalar.
 SimdLevel BestSimdLevel();
 
 // The level that a value of TFSWITCH_SIMD selects. A null or empty value means

@@ -4,8 +4,8 @@
 // LOCK_NB could neither be interrupted nor end at a deadline.
 //
 // ResolveBelow() refuses every "..", then resolves symbolic links, and then
-// looks for links in the folder and its subfolders, because a checkpoint has
-// files in subfolders.
+// looks for symbolic links in the folder and its subfolders. It includes
+// subfolders because a checkpoint has files in them.
 
 #include "cc/base/files.h"
 
@@ -158,7 +158,7 @@ absl::StatusOr<std::string> ResolveBelow(const std::string& root,
     if (entry.depth() > 0) entry.disable_recursion_pending();
     std::error_code unknown;
     if (!entry->is_symlink(unknown)) {
-      // An entry that has disappeared since its listing was temporary.
+      // An entry that has disappeared meanwhile was a temporary file.
       if (!unknown || unknown.value() == ENOENT) continue;
       return ErrnoStatus("examine", entry->path().string(), unknown.value());
     }

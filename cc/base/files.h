@@ -24,14 +24,13 @@ namespace tfswitch {
 absl::Status ErrnoStatus(absl::string_view what, const std::string& path,
                          int error);
 
-// Converts any text to the name of a file or folder. Letters, digits, '-' and
-// '_' stay the same, and dots, except at the beginning. Each other byte becomes
+// Converts any text to the name of a file or folder. Letters, digits, '-', '_'
+// and dots stay the same, except a dot at the beginning. Other bytes become
 // %XX.
 std::string FileNameOf(absl::string_view text);
 
 // InvalidArgument unless `id` can be part of a file name: 1 to 64 letters,
-// digits, '-' and '_'. Other programs choose ids. `what` names the id in
-// errors.
+// digits, '-' and '_'. Callers choose the ids. `what` names the id in errors.
 absl::Status CheckId(absl::string_view what, absl::string_view id);
 
 // The default folder below which clients' paths must be: the folder in which
@@ -105,9 +104,9 @@ absl::Status ReadFromStart(int fd, const std::string& path, size_t size,
                            const PageBuffer& buffer);
 
 // Writes `pieces` to a temporary file in the same folder, whose name no other
-// writer uses, flushes the file to the disk and renames it to `path`. Long
-// files bypass the page cache: a copy in the cache would take as long as the
-// rest of a save, and memory that rows could use.
+// writer uses. Then flushes the file to the disk and renames it to `path`. Long
+// files bypass the page cache: copying to the cache would take as long as the
+// rest of a save, and the cache would take memory that rows could use.
 absl::Status WriteFileAtomically(
     const std::string& path, absl::Span<const absl::Span<const char>> pieces);
 absl::Status WriteFileAtomically(const std::string& path,
@@ -122,8 +121,8 @@ absl::StatusOr<std::string> ReadWholeFile(const std::string& path,
 // lock.
 class FolderLock {
  public:
-  // Waits at most `wait` until the process that holds the lock releases it;
-  // then Aborted. Returns null on file systems without locks; the user must
+  // If another process holds the lock, waits for it, at most `wait`; then
+  // returns Aborted. Returns null on file systems without locks; the user must
   // make sure that nobody else writes there. After a second, logs that it
   // waits. An error of `interrupt` ends the wait and is returned.
   static absl::StatusOr<std::unique_ptr<FolderLock>> Take(

@@ -10,17 +10,16 @@
 namespace tfswitch {
 namespace {
 
-// How the first Arm() says that the process uses the core. Null before the
-// first call; never freed.
+// The argument of the first call of Arm(); null before it. Never freed.
 std::atomic<const std::string*> first_use{nullptr};
 
 }  // namespace
 
 std::atomic<bool> ForkGuard::is_tripped_{false};
 
-// Registers the fork handler while the library is being loaded. If it were done
-// later, another thread could fork during the registration, and the child would
-// wait without end for the lock that this takes.
+// Registers the fork handler while the library is being loaded. Later, another
+// thread could fork during the registration, and the child would wait without
+// end for the lock that a registration takes.
 const int ForkGuard::registration_error_ =
     pthread_atfork(nullptr, nullptr, AfterForkInChild);
 

@@ -14,16 +14,17 @@
 namespace tfswitch {
 
 // There is one guard per process. A child that was forked before the first
-// Arm() is an ordinary process. A child that was forked later is tripped, that
-// is, it may do no work, until it ends; so are its own children. A program that
-// it starts with exec() is not tripped.
+// Arm() is an ordinary process. A child that was forked later is tripped: it
+// may do no work until it ends. Its own children are tripped, too. A program
+// that it starts with exec() is not tripped.
 //
 // Thread-safe. It takes no lock.
 class ForkGuard {
  public:
   // Call it before the process makes anything that does not survive a fork,
   // such as threads. `use` completes "The parent has ..." in the error of a
-  // child; the first one is kept. FailedPrecondition in a tripped process.
+  // child; the `use` of the first call is kept. FailedPrecondition in a tripped
+  // process.
   static absl::Status Arm(absl::string_view use);
 
   // True in a child that must neither use nor free its copy of the state.

@@ -17,7 +17,7 @@ using Key = int64_t;
 //
 // The low bits of the hash select the virtual shard. For the places of keys in
 // memory, tables use another hash (base/keyed_hash.h), because anyone can
-// choose keys that collide in this one.
+// choose keys whose values of this hash collide.
 inline uint64_t HashKey(Key key) {
   uint64_t h = static_cast<uint64_t>(key);
   h ^= h >> 33;
@@ -28,8 +28,8 @@ inline uint64_t HashKey(Key key) {
   return h;
 }
 
-// The inverse of HashKey(): the key that has this hash. Repeats its steps
-// backwards, with the multiplicative inverses of its multipliers modulo 2^64.
+// The inverse of HashKey(): the key that has this hash. Takes the steps of
+// HashKey() backwards, with the inverses of its multipliers modulo 2^64.
 inline Key KeyOfHash(uint64_t hash) {
   uint64_t h = hash;
   h ^= h >> 33;

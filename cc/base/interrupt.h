@@ -11,9 +11,9 @@ namespace tfswitch {
 // How often waits check.
 constexpr absl::Duration kInterruptInterval = absl::Milliseconds(100);
 
-// Sets the function that CheckInterrupt() calls on the waiting thread, without
-// a lock. A nonzero result ends the wait. Null, the initial value, means that
-// nothing ends waits.
+// Sets the function that CheckInterrupt() calls on the waiting thread. No lock
+// is held during the call. A nonzero result ends the wait. Null, the initial
+// value, means that nothing ends waits.
 void SetInterruptCheck(int (*check)());
 
 // Cancelled if the user wants this thread's wait to end.

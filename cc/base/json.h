@@ -14,13 +14,13 @@ namespace tfswitch {
 
 using Json = nlohmann::json;
 
-// Configs and manifests have a handful of levels. In a text with very many
-// levels, recursive functions would overflow the stack, which ends the process.
+// The deepest nesting that is accepted. Configs and manifests have a handful of
+// levels. With very many levels, recursive functions would overflow the stack,
+// which ends the process.
 inline constexpr int kMaxJsonDepth = 32;
 
 // InvalidArgument if `text` is not JSON, or objects and lists are nested to
-// more than `max_depth` levels. The message does not say what the text is; the
-// caller adds that.
+// more than `max_depth` levels. The caller adds where the text comes from.
 absl::StatusOr<Json> ParseJson(absl::string_view text,
                                int max_depth = kMaxJsonDepth);
 

@@ -1,9 +1,9 @@
 // UniqueKeys::Run() uses a hash table with slots for about as many keys as the
 // last batch had, so that the table stays in the cache. If more than half of
 // the slots would be filled, it makes the table four times as large. It works
-// in blocks. A first loop without branches finds the keys that are in the slot
-// that their hash selects, their home; a second loop searches for the others
-// one by one. Meanwhile the homes of the next block are prefetched.
+// in blocks. A first loop without branches finds the keys that are in their
+// home, the slot that their hash selects. A second loop searches for the other
+// keys one by one. Meanwhile the homes of the next block are prefetched.
 //
 // SumByInverse() copies the first row of each key and adds later ones to it, so
 // that the sums need not be cleared first. It therefore needs keys that are
@@ -19,8 +19,8 @@
 namespace tfswitch {
 namespace {
 
-// Only from this size on do threads share the copying. To copy fewer floats
-// takes only a few microseconds.
+// Threads share the copying only from this size on: to copy fewer floats takes
+// only a few microseconds.
 constexpr size_t kMinFloatsPerRange = 16 * 1024;
 
 constexpr uint32_t kExponentMask = 0x7f800000u;

@@ -85,8 +85,8 @@ OwnedObservations::OwnedObservations(const KeyObservations& all,
       clicks_(Gather(all.clicks, places)) {}
 
 void OwnedObservations::Append(const KeyObservations& more, size_t num_keys) {
-  // Appends shows before counts: if there are no shows yet, the counts are
-  // taken for them, and these must not yet include the new keys.
+  // Appends shows before counts. If there are no shows yet, they are copied
+  // from the counts, which must not yet include the new keys.
   const auto append = [&](absl::Span<const float> values,
                           absl::Span<const float> instead, float otherwise,
                           std::vector<float>* to,

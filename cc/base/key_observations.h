@@ -15,15 +15,15 @@
 
 namespace tfswitch {
 
-// The day of a call that gives none: the server then uses its own day.
+// Stands for the server's own day. Used if a call gives no day.
 inline constexpr float kServersDay = -1.0f;
 
 // InvalidArgument, naming the table, unless the day is kServersDay or a number
 // of days since 1970 that float32 represents exactly.
 absl::Status CheckDay(absl::string_view table, float day);
 
-// A span is empty, or has one value for each key. If a key is in a push several
-// times, its values are summed.
+// Each span is empty, or has one value for each key. If a key is in a push
+// several times, these are the sums of its values.
 struct KeyObservations {
   absl::Span<const float> counts;  // Occurrences in the batch. Empty: 1 each.
   absl::Span<const float> shows;   // Empty: as the counts.

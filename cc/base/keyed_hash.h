@@ -50,8 +50,8 @@ class KeyedHash {
   KeyedHash(uint64_t mask, uint64_t factor, uint64_t multiplier)
       : mask_(mask), factor_(factor), multiplier_(multiplier | 1) {}
 
-  // Callers should use the high bits. Bit i depends only on bits 0 to i of the
-  // folded product, so low bits are weak.
+  // Callers should use the high bits. Bit i of the hash depends only on bits 0
+  // to i of the folded product, so its low bits are weak.
   TFSWITCH_ALWAYS_INLINE uint64_t operator()(Key key) const {
     const unsigned __int128 product =
         static_cast<unsigned __int128>(static_cast<uint64_t>(key) ^ mask_) *

@@ -65,8 +65,7 @@ std::string MessageLine(LogLevel level, absl::string_view event,
                             message);
 }
 
-// Registers the fork handler while the library is being loaded, before any
-// fork.
+// Registers the fork handler while the library is loaded, before any fork.
 const int registered =
     pthread_atfork(nullptr, nullptr, ForgetInChild) + std::atexit(FlushAtExit);
 
@@ -276,7 +275,8 @@ void LogServerEvent(LogLevel level, absl::string_view event,
   if (!ShowsServerEvents()) return;
   LogKind kind = {event};
   if (peer.empty()) {
-    // More than the tables that a server makes or recovers at once.
+    // A limit for many lines at once: a server may make or recover many tables
+    // at once, with a line for each.
     kind.burst = 2000;
     kind.per_second = 10;
   }

@@ -27,7 +27,7 @@
 namespace tfswitch {
 
 // A kind of log line, with its limit: each peer may cause `burst` lines at once
-// and then `per_second`; all peers together ten times as many.
+// and then `per_second`. All peers together may cause ten times as many.
 struct LogKind {
   absl::string_view name;  // Completes "7 more lines about".
   double burst = 20;
@@ -39,7 +39,7 @@ class LogWriter {
  public:
   // The writer for stderr. The first line starts its thread. The thread blocks
   // all signals, so a closed pipe does not end the process. A child of fork()
-  // gets another writer. The end of the process waits up to a second for the
+  // gets another writer. When the process ends, it waits up to a second for the
   // last lines.
   static LogWriter& Get();
 
@@ -86,7 +86,8 @@ class LogWriter {
   std::deque<std::string> queue_ ABSL_GUARDED_BY(mutex_);
   size_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t num_added_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint64_t num_done_ ABSL_GUARDED_BY(mutex_) = 0;  // Written or refused.
+  // Lines that stderr has taken or refused.
+  uint64_t num_done_ ABSL_GUARDED_BY(mutex_) = 0;
   // Lines that stderr did not take and that are not reported yet.
   uint64_t num_refused_ ABSL_GUARDED_BY(mutex_) = 0;
   // The key is the name of a kind, or that name and a peer.

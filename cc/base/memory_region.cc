@@ -29,7 +29,7 @@ namespace tfswitch {
 namespace {
 
 // How many bytes Extend() makes usable at a time. Large steps need few
-// mprotect() calls. Small steps waste little where the system counts usable
+// mprotect() calls. Small steps waste little on systems that count usable
 // memory as memory in use.
 constexpr size_t kMinUsableStep = 2 * kHugePageBytes;
 constexpr size_t kMaxUsableStep = 128 * kHugePageBytes;

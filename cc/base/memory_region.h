@@ -78,9 +78,9 @@ class MemoryReservation {
 
   // Reserves `bytes`, but at most a kShare-th of the address space that this
   // process has left, so that later reservations and everything else find room.
-  // If the system refuses, or would not keep 64 GiB for everything else, it
-  // tries half of that, and so on, but never less than `min_bytes`.
-  // ResourceExhausted if the system refuses that, too.
+  // If the system refuses, or less than 64 GiB would remain for everything
+  // else, tries half of the size, and so on, down to `min_bytes`.
+  // ResourceExhausted if even that is refused.
   static absl::StatusOr<MemoryReservation> Create(size_t bytes,
                                                   size_t min_bytes);
 

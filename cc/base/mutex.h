@@ -1,7 +1,7 @@
 // A std::mutex that carries Clang's thread-safety annotations.
 //
-// Based on std::mutex. With absl::Mutex from a prebuilt Abseil, which is not
-// instrumented, ThreadSanitizer reports races that do not exist.
+// Based on std::mutex. A prebuilt Abseil is not instrumented, so with
+// absl::Mutex ThreadSanitizer would report races that do not exist.
 
 #ifndef TFSWITCH_CC_BASE_MUTEX_H_
 #define TFSWITCH_CC_BASE_MUTEX_H_

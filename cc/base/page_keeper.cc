@@ -33,7 +33,7 @@ bool IsPartlyUsed(char* page) {
 
 // Adds 0 atomically, so that no write of another thread is lost.
 // madvise(MADV_POPULATE_WRITE) would lock the whole address space for the
-// duration, and a call that grows an array would wait for it.
+// duration, and calls that grow arrays would have to wait.
 void TouchPage(char* page) {
   for (size_t at = 0; at < kHugePageBytes; at += kSmallPageBytes) {
     __atomic_fetch_or(page + at, 0, __ATOMIC_RELAXED);

@@ -7,9 +7,9 @@
 // - It gives unused memory back to the system. In a virtual machine that tells
 //   its host, this takes up to 10 ms.
 //
-// It does not guarantee to be in time. Memory that a table uses before the
-// thread has reached it gets small pages, at a few microseconds each. The
-// thread joins them into huge pages when it has nothing else to do.
+// The thread may be too late. Memory that a table uses before the thread has
+// reached it gets small pages, at a few microseconds each. The thread joins
+// them into huge pages when it has nothing else to do.
 
 #ifndef TFSWITCH_CC_BASE_PAGE_KEEPER_H_
 #define TFSWITCH_CC_BASE_PAGE_KEEPER_H_
@@ -33,7 +33,7 @@ class PageKeeper {
   PageKeeper(const PageKeeper&) = delete;
   PageKeeper& operator=(const PageKeeper&) = delete;
 
-  // The memory of all requests must stay mapped until they are served or
+  // The memory of a request must stay mapped until the request is served or
   // cancelled.
 
   // Asks for [begin, begin + bytes), which are whole huge pages, to be touched.
@@ -48,8 +48,7 @@ class PageKeeper {
   void Reset(const MemorySpan& span);
 
   // Whether requests for a part of `span` are still pending or in progress.
-  // Joining small pages into huge ones does not count: the span may be used
-  // meanwhile.
+  // Joining small pages into huge ones does not count: it does no harm.
   bool IsBusy(const MemorySpan& span);
 
   // Drops the requests for parts of `span`. If the thread is working on one,

@@ -37,8 +37,8 @@ namespace tfswitch {
 
 #if TFSWITCH_THREAD_SANITIZER
 
-// ThreadSanitizer does not understand fences. So under it, each access is
-// atomic and has the memory order that a fence gives otherwise.
+// ThreadSanitizer does not understand fences. So in its builds each access is
+// atomic, and has the memory order that otherwise comes from a fence.
 template <typename T>
 TFSWITCH_ALWAYS_INLINE T RacyLoad(const T* from) {
   T value;

@@ -9,8 +9,8 @@
 namespace tfswitch {
 
 // Call Pause() in each turn of the waiting loop. The first calls only pause the
-// core for a moment; later ones yield it to other threads, because the thread
-// that is waited for may have been preempted.
+// core for a moment; later calls yield the core to other threads, because the
+// thread for which this one waits may have been preempted.
 //
 // Not thread-safe: each waiter has its own.
 class SpinWait {

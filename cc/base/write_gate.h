@@ -16,7 +16,8 @@ namespace tfswitch {
 // Thread-safe.
 class WriteGate {
  public:
-  // A write holds this from its record in the log until it has taken effect.
+  // A write holds this from the moment when it is logged until it has taken
+  // effect.
   class Pass {
    public:
     // Null: there is nothing to wait for.
@@ -33,7 +34,7 @@ class WriteGate {
     WriteGate* const gate_;
   };
 
-  // Like Pass, but does not wait for a closed gate. For writes that can wait.
+  // Like Pass, but fails at once if the gate is closed.
   class TryPass {
    public:
     explicit TryPass(WriteGate* gate)

@@ -41,9 +41,9 @@ absl::Span<const Key> KeysOf(const Part& part) {
   return absl::MakeConstSpan(part.keys, part.num_keys);
 }
 
-// Whether to look for repeated keys. Without them a pull is cheaper, but
-// finding them takes a pass over the batch. So this tests a sample. The pass is
-// worthwhile if fewer than 9 of 10 keys in the sample are distinct.
+// Whether to look for repeated keys. A pull without repeated keys is cheaper,
+// but finding these takes a pass over the batch. So this tests a sample. The
+// pass is worthwhile if fewer than 9 of 10 keys in the sample are distinct.
 bool RepeatsOften(absl::Span<const Key> keys) {
   constexpr size_t kSample = 1024;
   if (keys.size() < 2 * kSample) return false;
@@ -147,7 +147,7 @@ absl::Status Prepare(Tfswitch_PushPart* part, PreparedPush* prepared) {
   };
   const KeyObservations each = {
       {}, of_each(options.shows), of_each(options.clicks)};
-  // Checks shows and clicks before they are summed: a sum could hide a wrong
+  // Checks shows and clicks before they are summed, which could hide a wrong
   // one.
   if (!each.shows.empty() || !each.clicks.empty()) {
     TFSWITCH_RETURN_IF_ERROR(CheckObservations(args.table, keys, each));

@@ -84,7 +84,7 @@ int Report(const absl::Status& status, char* error) {
 }
 
 // Makes a function of the C API that runs kFunction and reports its status. In
-// a forked child that cannot use the core, it reports that as an error. The
+// a child that was forked after the core was used, it reports an error. The
 // core does not throw, but its libraries may, for example if memory runs out.
 // The function catches these exceptions, because they must not reach C code.
 template <auto kFunction>
@@ -139,7 +139,7 @@ absl::Span<const Key> Keys(const int64_t* keys, size_t num_keys) {
   return absl::MakeConstSpan(keys, num_keys);
 }
 
-// --- The functions of the table, in its order ------------------------------
+// --- The functions of Tfswitch_Api, in its order --------------------------
 
 const char* Version() { return TFSWITCH_VERSION; }
 
@@ -485,8 +485,8 @@ int32_t ServedModelIsRemote(const Tfswitch_ServedModel* model) {
 
 Tfswitch_ServedRows* PinServedRows(Tfswitch_ServedModel* model) {
   try {
-    // In a forked child that cannot use the core, returns an empty object;
-    // served_lookup then returns the error.
+    // In a child that was forked after the core was used, returns an empty
+    // object. served_lookup then returns the error.
     if (ForkGuard::IsTripped()) return new Tfswitch_ServedRows{};
     return new Tfswitch_ServedRows{model->model->Pin()};
   } catch (const std::bad_alloc&) {

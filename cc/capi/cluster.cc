@@ -36,8 +36,7 @@
 namespace tfswitch {
 namespace {
 
-// The least time to wait for a server. It is used when the servers before it
-// have used up the time.
+// How long to wait for a server after the servers before it used up the time.
 constexpr absl::Duration kShortestWait = absl::Milliseconds(1);
 
 constexpr absl::string_view kLocal = "local://";

@@ -52,10 +52,10 @@ struct Credentials {
 };
 
 // Connects to servers for reading only; the client creates no tables. If a
-// server has lost a table, reads work again once other processes have restored
-// it. `timeout` also limits each later call. InvalidArgument for a "local://"
-// address; otherwise the error of the first server that does not answer within
-// `timeout`.
+// server has lost a table, reads work again when another process has restored
+// the table. `timeout` also limits each later call. InvalidArgument for a
+// "local://" address; otherwise the error of the first server that does not
+// answer within `timeout`.
 absl::StatusOr<std::unique_ptr<ParameterClient>> OpenReadingClient(
     const std::string& address, absl::Duration timeout);
 
@@ -64,11 +64,12 @@ absl::StatusOr<std::unique_ptr<ParameterClient>> OpenReadingClient(
 // these credentials; if none is, opens one. "local://NAME" clusters live as
 // long as the process.
 //
-// `given.tls` is only for "grpcs://" addresses, and a token only for those or
-// for servers of this machine: InvalidArgument otherwise. If the servers accept
-// the credentials, later connections to this address without credentials use
-// them, too: those of readers, and of graphs that other processes have made.
-// Empty credentials are taken from earlier openings, then from the environment.
+// InvalidArgument if `given.tls` is set and the address is not "grpcs://", or
+// if a token is given and the address is neither "grpcs://" nor of this
+// machine. If the servers accept the credentials, later connections to this
+// address without credentials use them, too: those of readers, and of graphs
+// that other processes have made. Empty credentials are taken from earlier
+// openings, then from the environment.
 //
 // Thread-safe.
 absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(const std::string& address,

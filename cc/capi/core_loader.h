@@ -1,9 +1,10 @@
-// Opens libtfswitch_core.so in the folder of the library with this code.
+// Opens libtfswitch_core.so, which is in the same folder as the library that
+// contains this code.
 //
 // TensorFlow exports thousands of protobuf and gRPC symbols, and the core has
 // its own copies of these libraries. So the core must be opened with
 // RTLD_DEEPBIND, which makes it look for symbols in its own dependencies first.
-// Linking to it, or opening it without that flag, leads to a segmentation
+// Linking to the core, or opening it without that flag, leads to a segmentation
 // fault.
 
 #ifndef TFSWITCH_CC_CAPI_CORE_LOADER_H_

@@ -16,8 +16,8 @@ namespace tfswitch {
 // as long as the process.
 ReplicaCoordinator& ReplicasOf(const std::string& group);
 
-// Makes the calls of a group that are not made in each step. If the time ends
-// while a call still waits, the response says so. That is not an error, because
+// Makes the calls of a group that are not made in each step. If the time for
+// waiting is over, the response says so. This is not an error, because
 // TensorFlow's runtime would log each error.
 absl::Status CallReplicas(const v1::ReplicasRequest& request,
                           v1::ReplicasResponse* response);

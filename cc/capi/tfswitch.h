@@ -118,7 +118,7 @@ typedef struct Tfswitch_PushOptions {
 
 typedef struct Tfswitch_PushResult {
   int64_t updated_rows;
-  // 1 if gradients had NaN or Inf, and so nothing was applied.
+  // 1 if nothing was applied, because gradients had NaN or Inf.
   int32_t skipped;
 } Tfswitch_PushResult;
 
@@ -216,17 +216,17 @@ typedef struct Tfswitch_Api {
   int (*table_size)(Tfswitch_Table* table, int64_t* num_rows, char* error);
 
   // Reads the rows of all parts, at most TFSWITCH_MAX_PARTS. Sends one message
-  // to each server, unless they are long. Several parts may have the same
-  // table.
+  // to each server, unless messages would be too long. Several parts may have
+  // the same table.
   int (*pull)(const Tfswitch_PullPart* parts, size_t num_parts,
               int32_t insert_missing, const Tfswitch_Threads* threads,
               char* error);
   // Makes the pushes of all parts, at most TFSWITCH_MAX_PARTS, with one message
-  // to each server unless they are long. Each distinct key takes one step with
-  // the sum of its gradients. If one push is skipped, all are. Shapes, numbers
-  // and rates are checked first: if one is wrong, nothing is applied. After an
-  // error of a server (no such table, no memory, no answer) some pushes may
-  // have been applied; the error names the table.
+  // to each server unless messages would be too long. Each distinct key takes
+  // one step with the sum of its gradients. If one push is skipped, all are.
+  // Shapes, numbers and rates are checked first: if one is wrong, nothing is
+  // applied. After an error of a server (no such table, no memory, no answer)
+  // some pushes may have been applied; the error names the table.
   int (*push)(Tfswitch_PushPart* parts, size_t num_parts,
               const Tfswitch_Threads* threads, char* error);
 
@@ -317,12 +317,12 @@ typedef struct Tfswitch_Api {
   // Whether served_lookup waits for servers.
   int32_t (*served_model_is_remote)(const Tfswitch_ServedModel* model);
   // Returns the rows that are served now; NULL if there is no memory. They
-  // exist until they are unpinned. They do not change, except if they are on
+  // exist until they are unpinned, and do not change unless they are on
   // servers.
   Tfswitch_ServedRows* (*pin_served_rows)(Tfswitch_ServedModel* model);
   void (*unpin_served_rows)(Tfswitch_ServedRows* rows);
-  // Reads the rows of all parts. Sends one message to each server, unless they
-  // are long. Several parts may have the same table.
+  // Reads the rows of all parts. Sends one message to each server, unless
+  // messages would be too long. Several parts may have the same table.
   int (*served_lookup)(const Tfswitch_ServedRows* rows,
                        const Tfswitch_ServedPart* parts, size_t num_parts,
                        const Tfswitch_Threads* threads, char* error);

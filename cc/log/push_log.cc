@@ -231,7 +231,7 @@ absl::StatusOr<LogContents> PushLog::Read(const PushLogOptions& options,
     segments[begin] = {path, static_cast<uint64_t>(stamp.size)};
   }
   // Locks no mutex during the visits: a visitor locks its own mutexes, and
-  // other threads append records while they hold these.
+  // other threads hold these while they append records.
   uint64_t expected = 0;  // 0: any up to `first`.
   for (auto it = segments.begin(); it != segments.end(); ++it) {
     const uint64_t begin = it->first;
@@ -600,8 +600,8 @@ absl::Status PushLog::StartAfterSave(uint64_t first) {
   MutexLock lock(&mutex_);
   segments_.merge(superfluous);
   // If no segment with records of the failed flush remains, new records are
-  // accepted again. Otherwise the next save allows that: no records are
-  // accepted until then, so it makes these segments superfluous.
+  // accepted again. Otherwise they are accepted after the next save. It makes
+  // these segments superfluous, because no records are added until then.
   if (segments_.empty() || segments_.begin()->first > last_) {
     failed_ = absl::OkStatus();
   }

@@ -48,8 +48,8 @@ struct LogProgress {
 struct PushLogOptions {
   std::string folder;
   // How often records are flushed to the disk. 0 means that each one is flushed
-  // before Append() returns. Records that are not flushed survive the end of
-  // the process, but not of the machine.
+  // before Append() returns. Records that are not flushed survive a crash of
+  // the process, but not a crash of the machine.
   absl::Duration sync_every = absl::Seconds(1);
   uint64_t segment_bytes = uint64_t{64} << 20;
   // The size of all segments together.
@@ -128,9 +128,9 @@ class PushLog {
   absl::Status Sync() { return SyncTo(last()); }
 
   // Call it for a change of the state that no record can describe. Writes a
-  // record of this type, which tells later readers so. Then refuses all records
-  // with the error `why`, until the caller has saved the state and calls
-  // EndBreak().
+  // record of this type, which marks the place in the log. Then refuses all
+  // records with the error `why`, until the caller has saved the state and
+  // calls EndBreak().
   absl::Status BeginBreak(uint32_t type, const absl::Status& why);
   void EndBreak();
 

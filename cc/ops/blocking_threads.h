@@ -32,7 +32,7 @@ class BlockingThreads {
   BlockingThreads() = default;
   void Run(Worker* worker);
 
-  std::mutex mutex_;  // Guards everything below, and the tasks of workers.
+  std::mutex mutex_;  // Guards all members below, and the tasks of the threads.
   int num_threads_ = 0;
   std::vector<Worker*> idle_;
   std::deque<std::function<void()>> queue_;

@@ -25,7 +25,7 @@
 namespace tfswitch {
 
 // Calls `call` with the core's functions and a buffer for an error. Loads the
-// core and keeps it loaded; FailedPrecondition if that fails.
+// core if needed. FailedPrecondition if it cannot be loaded.
 absl::Status CallCore(
     absl::FunctionRef<int(const Tfswitch_Api& api, char* error)> call);
 // Calls one function of the core.

@@ -42,8 +42,8 @@ ids: The hash of each string, of the shape of `strings`. Any int64 may occur.
 salt: With another salt other strings collide. 0 stands for no salt.
 )doc");
 
-// About the CPU cycles per string, by which TensorFlow divides the work among
-// threads.
+// The approximate CPU cycles per string. TensorFlow uses this number to divide
+// the work among threads.
 constexpr int64_t kCostPerString = 100;
 
 class HashStringsOp : public OpKernel {

@@ -1,7 +1,7 @@
 // Find() goes through the gradient's ids from left to right. At each place it
 // chooses the longest lookup whose ids come next. Among lookups of equal length
-// it chooses the newest one that it has not chosen yet, because older lookups
-// may be left of which the program computed a gradient, but did not apply it.
+// it chooses the newest one that it has not chosen yet, because the program may
+// have computed the gradient of an older lookup without applying it.
 
 #include "cc/ops/observed_ids.h"
 

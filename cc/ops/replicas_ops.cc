@@ -44,7 +44,8 @@ absl::Status PlaceOf(const Tensor& input, Tfswitch_ReplicaPlace* place) {
   return absl::OkStatus();
 }
 
-// Shape function: input 0 is a place, and input 1 a scalar.
+// Shape function: input 0 identifies a worker (a Tfswitch_ReplicaPlace), and
+// input 1 is a scalar.
 absl::Status PlaceAndScalar(InferenceContext* c) {
   ShapeHandle unused;
   TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &unused));

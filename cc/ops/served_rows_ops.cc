@@ -162,7 +162,7 @@ class ServedModelResource : public tensorflow::ResourceBase {
   std::string DebugString() const override { return "tfswitch served model"; }
 
  private:
-  std::mutex mutex_;  // The members below are set once under it.
+  std::mutex mutex_;  // The members below are set once, with this locked.
   const Tfswitch_Api* api_ = nullptr;
   Tfswitch_ServedModel* model_ = nullptr;
 };

@@ -22,7 +22,7 @@
 namespace tfswitch {
 
 // An open table. Calls may block: they wait for the network if is_remote(),
-// else for the table's work. Kernels make them with RunAsync() below.
+// else they do the table's work. Kernels make them with RunAsync() below.
 //
 // Thread-safe.
 class TableResource : public tensorflow::ResourceBase {
@@ -46,9 +46,8 @@ class TableResource : public tensorflow::ResourceBase {
 
   std::string DebugString() const override;
 
-  // Keeps the shows and clicks of a training lookup, so that the push of its
-  // gradient can use them. Logs one warning if there have been 100 lookups and
-  // no push.
+  // Keeps the shows and clicks of a training lookup for the push of its
+  // gradient. Logs one warning if there have been 100 lookups and no push.
   void NoteTrainingLookup(absl::Span<const int64_t> ids, const float* shows,
                           const float* clicks) const;
 
@@ -59,8 +58,8 @@ class TableResource : public tensorflow::ResourceBase {
     return observed_ids_.Find(ids, shows, clicks);
   }
 
-  // FailedPrecondition if an optimizer with a larger number has pushed before.
-  // `rule` is 0 if there is only one optimizer.
+  // FailedPrecondition if another optimizer, with a larger number, has pushed
+  // before. `rule` is this optimizer's number, or 0 if there is only one.
   absl::Status CheckRule(int64_t rule) const;
   // Records that the optimizer with this number has pushed.
   void NotePush(int64_t rule) const;

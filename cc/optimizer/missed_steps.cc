@@ -41,7 +41,7 @@ void TakeSteps(const SegmentStep& segment, float learning_rate, uint32_t count,
 }
 
 // Takes the steps after `step` one by one, until steps no longer change
-// weights. Computes the rest, which only changes averages, at once.
+// weights. Computes the remaining steps, which only change averages, at once.
 void CatchUpBySteps(const SegmentStep& segment, const StepHistory& history,
                     uint32_t step, float* w, float* slots) {
   const MissedPlan& plan = segment.missed;

@@ -12,13 +12,14 @@
 // Catching up has the effect of the missed steps with a gradient of zero. For
 // most rules a sum gives this effect (missed_sums.h), which costs as much for a
 // million steps as for one. For other rules the steps are taken one by one with
-// the ordinary kernels, until the rest can be computed: when the rule no longer
-// changes the row, or only shrinks averages.
+// the ordinary kernels, until the rule no longer changes the row or only
+// shrinks averages. The rest is computed at once.
 //
-// Several pushes may run at the same time. If another push has already caught a
-// row up past the step of a gradient, the gradient becomes the row's next step.
-// So each gradient is one step, and a row has taken as many steps as its number
-// says. This number may exceed the table's by the number of concurrent pushes.
+// Several pushes may run at the same time. Another push may already have made a
+// row catch up beyond the step of a gradient. The gradient then becomes the
+// row's next step. So each gradient is one step, and a row has taken as many
+// steps as its number says. This number may exceed the table's by the number of
+// concurrent pushes.
 
 #ifndef TFSWITCH_CC_OPTIMIZER_MISSED_STEPS_H_
 #define TFSWITCH_CC_OPTIMIZER_MISSED_STEPS_H_
@@ -65,8 +66,8 @@ struct StepHistory {
   }
 };
 
-// Larger numbers, read as the bits of a float, would be Inf or NaN, which slots
-// must not contain.
+// The largest step number. The bits of a larger one, read as a float, would be
+// Inf or NaN, which slots must not contain.
 inline constexpr uint32_t kMaxDenseStep = 0x7f7fffff;
 
 inline uint32_t DenseStepOfSlot(const float* slot) {

@@ -14,7 +14,7 @@ namespace {
 // the table would cost over 10 us.
 constexpr uint32_t kMaxWindow = 4096;
 
-// The window ends where the sum of all further steps is at most this part of
+// The window ends where all further steps together add at most this fraction of
 // the largest possible sum.
 constexpr double kLeftOut = 1e-9;
 
@@ -236,8 +236,8 @@ void PlanMissedSteps(bool is_nesterov, SegmentStep* segment) {
   }
   plan.window = WindowOf(ratio);
   // A row never stops changing if there is L2, because its gradients are then
-  // not zero. Neither does it with bounds of the norm, because each step may
-  // round the norm differently.
+  // not zero. It also never stops with bounds of the norm, because each step
+  // may round the norm differently.
   if (options.l2 == 0.0f && !HasNormBounds(options) &&
       plan.weight_decay == 0.0) {
     plan.settled_after = plan.window;
@@ -328,8 +328,8 @@ void MissedSums::Add(float learning_rate) {
   for (Segment& segment : segments_) {
     if (segment.step->missed.way != MissedPlan::Way::kSum) continue;
     // Each factor must be at least 0.5, because the products could otherwise
-    // become 0. If one is not, there are no sums, and rows take all missed
-    // steps one by one.
+    // become 0. If a factor is smaller, there are no sums, and rows take all
+    // missed steps one by one.
     has_sums_ &= DecayOf(*segment.step, learning_rate) >= 0.5;
     Add(learning_rate, &segment);
   }

@@ -1,7 +1,7 @@
 // Computes the effect of a row's missed steps without taking them one by one.
 //
 // A step without a gradient moves a coordinate by a product of two numbers: X
-// depends only on the row, the other one only on the table. The j-th missed
+// depends only on the row, the other number only on the table. The j-th missed
 // step moves the coordinate by
 //
 //   momentum   -v b^j                      X = -v
@@ -109,8 +109,8 @@ struct MissedBlock {
   // kSteps x num_terms.
   std::shared_ptr<float[]> terms;
   // With decay: decays[i] is the product of the factors from the first step of
-  // this block to step i. `decay` is that from the first step of this block to
-  // the first step of the last block.
+  // this block to step i. `decay` is the product from the first step of this
+  // block to the first step of the last block.
   std::shared_ptr<double[]> decays;
   double decay = 1.0;
 };

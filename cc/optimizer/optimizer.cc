@@ -28,7 +28,7 @@ float OneMinus(float beta) {
   return static_cast<float>(1.0 - exact);
 }
 
-// Takes powers of the betas as float32, because Keras also casts them first.
+// Takes powers of the betas as float32, because Keras also casts the betas.
 float AdamCorrection(const OptimizerParams& params, float steps) {
   // The correction grows until it is 1, and then stays 1. So if the last one
   // computed in advance is 1, later ones are, too.

@@ -48,7 +48,7 @@ struct StepSettings {
   // unknown.
   int64_t global_step = 0;
 
-  // How many periods of `length` steps have passed.
+  // How many periods of `length` steps have passed at this step.
   int64_t PeriodsOf(int64_t length) const { return global_step / length; }
   uint64_t StepOr(uint64_t number) const {
     return global_step > 0 ? static_cast<uint64_t>(global_step) : number;
@@ -71,7 +71,7 @@ struct StepInput : StepSettings {
   // How often the key was shown, for Paddle's rules. Values up to 0 count as 1.
   float shows = 1.0f;
   // For a dense table: the table's earlier steps. With is_gradient_step, the
-  // row takes a step with the gradient after it has caught up with them.
+  // row takes a step with the gradient after it has caught up with these.
   const StepHistory* history = nullptr;
   bool is_gradient_step = true;
 };
@@ -164,8 +164,8 @@ class Optimizer {
     Step(row, row + dim_, gradient, input);
   }
 
-  // For a dense table: catches the row up with the steps that it has missed. If
-  // `writes_slots` is false, only the embedding is valid afterwards.
+  // For a dense table: makes the row catch up with the steps that it has
+  // missed. If `writes_slots` is false, only the embedding is valid afterwards.
   [[gnu::always_inline]] void CatchUp(const StepHistory& history,
                                       float* embedding, float* slots,
                                       bool writes_slots = true) const {

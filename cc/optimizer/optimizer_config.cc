@@ -55,7 +55,7 @@ absl::Status ValidateSegment(absl::string_view prefix,
 // For tables with dense updates, refuses rules that cannot catch up with missed
 // steps.
 absl::Status ValidateDense(absl::string_view prefix, const RuleConfig& rule) {
-  // With a sum of 0, a gradient of zero would be divided by zero.
+  // If the sum were 0, a step would divide a gradient of zero by zero.
   const auto check_sum = [&](absl::string_view field, float sum) {
     if (sum > 0.0f) return absl::OkStatus();
     return FieldError(prefix, field, "a number > 0 with dense updates",

@@ -98,7 +98,7 @@ struct RulePlan {
 };
 
 // Returns 1 - beta as Keras computes it, from a Python float such as 0.999.
-// Subtracting the float32 nearest to beta would be wrong in the fifth digit.
+// With the float32 nearest to beta, the fifth digit would be wrong.
 float OneMinus(float beta);
 
 // Adam's corrections are computed in advance for so many steps of a row. Most

@@ -1,5 +1,5 @@
-// The field numbers are those of TensorFlow's .proto files. The depth of
-// recursion is fixed by the functions here, even for malicious bytes.
+// The field numbers are those of TensorFlow's .proto files. Functions call each
+// other to a fixed depth, even for malicious bytes.
 
 #include "cc/predictor/meta_graph.h"
 

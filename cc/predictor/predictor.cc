@@ -2,8 +2,8 @@
 // meanwhile. Requests lock only mutex_, to copy a pointer, so they never wait
 // for a load. Look() uses a version whose files have not changed since the last
 // check, and ignores a refused one until its files change. retired_ keeps the
-// former version until its last request has ended. The next check frees it, so
-// that no request has to.
+// former version until its last request has ended. Then the next check frees
+// the version, so that no request has to.
 
 #include "tfswitch/predictor.h"
 

@@ -89,8 +89,8 @@ Result<ServedState> RowsApi::Call(const std::string& folder, const char* call,
   char error[TFSWITCH_ERROR_SIZE] = "";
   Json request = {{"path", folder}};
   if (call != nullptr) request[call] = value;
-  // Replaces bytes that are not UTF-8, such as a path may contain: dump() would
-  // throw.
+  // Replaces bytes that are not UTF-8: dump() would throw an exception. A path
+  // may contain such bytes.
   const std::string text =
       request.dump(/*indent=*/-1, /*indent_char=*/' ', /*ensure_ascii=*/false,
                    Json::error_handler_t::replace);

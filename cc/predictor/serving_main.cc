@@ -229,7 +229,7 @@ Result<const ServingRpcApi*> OpenRpc() {
   return api;
 }
 
-// Reports a wrong flag to the user, or to the program, that has passed it.
+// Reports a wrong flag to the user or program that has passed the flag.
 int FailForFlag(std::string_view message) {
   LogWriter::Get().WriteInOrder({"tfswitch-serving"},
                                 "tfswitch-serving: " + std::string(message));
@@ -326,7 +326,7 @@ std::string Settings::Fault() const {
 }
 
 // Serves until it receives one of `stop_signals`, which must be blocked.
-// `flags` are those of the command line.
+// `flags` are the flags of the command line, for the log.
 int Serve(const Settings& settings, const sigset_t& stop_signals,
           const std::string& flags) {
   const absl::Time started = SteadyNow();
@@ -412,7 +412,7 @@ int Run(int argc, char** argv) {
   sigaddset(&stop_signals, SIGTERM);
   sigaddset(&stop_signals, SIGINT);
   pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);
-  // Without this, the server would be killed if the reader of its stderr exits.
+  // SIGPIPE would kill the server when the reader of its stderr exits.
   signal(SIGPIPE, SIG_IGN);
 
   Settings settings;

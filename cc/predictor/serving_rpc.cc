@@ -2,8 +2,8 @@
 // serving_rpc.h and calls the handler. A Collector writes the handler's answers
 // into the response. The methods are registered as streams of one message of
 // bytes, so that this code can read and parse the request: otherwise gRPC would
-// answer a malformed request with INTERNAL and no text, and would parse long
-// requests, and those of refused callers.
+// answer a malformed request with INTERNAL and no text. It would also parse
+// requests that are too long, or whose callers are refused.
 //
 // If a model has rows, the process also contains libtfswitch_core.so. Both
 // libraries share one libprotobuf, which ends a process that registers the same
@@ -57,8 +57,7 @@ namespace {
 namespace api = tensorflow::serving;
 
 constexpr char kSignatureDef[] = "signature_def";
-// Threads for polling, health checks and reflection, beside those for
-// predictions.
+// Threads for polling, health checks and reflection, not for predictions.
 constexpr int kOtherThreads = 64;
 // The most calls of GetModelStatus at the same time. They end quickly, and use
 // some of the other threads.
@@ -342,7 +341,8 @@ void PrepareServing() {
   static const bool prepared = [] {
     grpc::EnableDefaultHealthCheckService(true);
     // Turns deadlock detection off, which is on in the builds of distributions:
-    // it takes one global lock at each of gRPC's many lock operations.
+    // the detection takes one global lock at each of gRPC's many lock
+    // operations.
     absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
     TakeLinesOfGrpc();
     return true;

@@ -129,8 +129,8 @@ typedef struct ServingRpcApi {
   void (*stop)(ServingRpcServer* server, int64_t grace_ms);
 } ServingRpcApi;
 
-// NULL if the library does not have this version. The struct lives as long as
-// the library is loaded.
+// NULL if the library does not support this version of the interface. The
+// struct lives as long as the library is loaded.
 typedef const ServingRpcApi* (*ServingRpc_GetApiFn)(uint32_t version);
 
 #ifdef __cplusplus

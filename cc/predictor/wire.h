@@ -33,8 +33,8 @@ class WireReader {
   bool ok() const { return ok_; }
 
   // Whether the current field has this number and contains bytes, or an
-  // integer. Like protobuf, callers ignore a field that has another type than
-  // expected.
+  // integer. Callers ignore a field with another type than expected, as
+  // protobuf does.
   bool IsBytes(uint32_t number) const {
     return number_ == number && type_ == kBytes;
   }

@@ -49,7 +49,7 @@ void OnInterrupt(int signal) {
   if (const Clock::rep time = sent_at.exchange(0); time != 0) {
     if (is_recent(time)) return;
   }
-  // The thread that would react does not exist in a forked child.
+  // A forked child does not have the thread that handles interrupts.
   if (!is_recent(last_asked) || getpid() != owner) {
     python_handler.load()(signal);
   } else {

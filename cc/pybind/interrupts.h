@@ -9,10 +9,10 @@
 
 namespace tfswitch {
 
-// Whether a wait in this thread should end, because Ctrl-C was pressed since it
-// began and will raise KeyboardInterrupt. Called by threads other than the main
-// thread. Always false in threads that Python has started. A wait calls this
-// about ten times a second, without the GIL.
+// Whether a wait in this thread should end, because Ctrl-C was pressed since
+// the wait began and will raise KeyboardInterrupt. Called by threads other than
+// the main thread. Always false in threads that Python has started. A wait
+// calls this about ten times a second, without the GIL.
 //
 // Thread-safe.
 int IsOpInterrupted();

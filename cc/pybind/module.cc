@@ -30,8 +30,7 @@ namespace {
 
 namespace py = pybind11;
 
-// Does not set forcecast: NumPy would then round values instead of refusing
-// them.
+// Does not set forcecast, with which NumPy would round values.
 using IdArray = py::array_t<int64_t, py::array::c_style>;
 using FloatArray = py::array_t<float, py::array::c_style>;
 
@@ -224,8 +223,7 @@ class Table {
         slot_data);
   }
 
-  // Sets rows that do not exist yet, and returns how many. Others do not
-  // change.
+  // Sets rows that do not exist yet, and returns how many these were.
   int64_t AssignMissing(const py::object& ids, const py::object& values) const {
     const auto table = Open();
     const IdArray keys = ToIds(ids);
@@ -303,8 +301,8 @@ class Table {
                           slot_rows);
   }
 
-  // Calls visit(ids, values, slots or None) with copies of runs of rows. If
-  // visit raises an exception, the export ends and the exception is raised.
+  // Calls visit(ids, values, slots or None) with copies of some rows at a time.
+  // If visit raises an exception, the export ends and the exception is raised.
   void VisitRows(bool with_slots, const py::function& visit) const {
     const auto table = Open();
     VisitRuns(table.get(), with_slots, [&](const Rows& run) {
@@ -332,8 +330,8 @@ class Table {
     size_t num_rows;
   };
 
-  // Calls visit(rows) with runs of rows, without the GIL. If visit throws an
-  // exception, the export ends and the exception is thrown.
+  // Calls visit(rows) with some rows at a time, without the GIL. If visit
+  // throws an exception, the export ends and the exception is thrown.
   template <typename Visit>
   static void VisitRuns(Tfswitch_Table* table, bool with_slots,
                         const Visit& visit) {
@@ -552,8 +550,7 @@ void TranslateStatusError(std::exception_ptr exception) {
     if (exception) std::rethrow_exception(exception);
   } catch (const StatusError& e) {
     const std::string message = e.what();
-    // Replaces invalid bytes: a message may be cut in the middle of a
-    // character.
+    // The message may end in the middle of a character: replaces such bytes.
     const py::object text =
         py::reinterpret_steal<py::object>(PyUnicode_DecodeUTF8(
             message.data(), static_cast<py::ssize_t>(message.size()),
@@ -563,8 +560,8 @@ void TranslateStatusError(std::exception_ptr exception) {
 }
 
 void DefineClasses(py::module_& m) {
-  // module_local, because TensorFlow's own pybind11 modules are in the same
-  // process.
+  // Registered with module_local, because TensorFlow's own pybind11 modules are
+  // in the same process.
   py::class_<Cluster>(m, "Cluster", py::module_local())
       .def(py::init<const std::string&, double, const std::optional<TlsTexts>&,
                     const std::string&, const std::string&>(),

@@ -41,8 +41,8 @@ absl::string_view PresentedToken(const grpc::ServerContext& context) {
   return absl::StripAsciiWhitespace(value);
 }
 
-// Returns the name in the client's certificate, which gRPC has verified in the
-// TLS handshake.
+// Returns the name in the client's certificate. gRPC has verified the
+// certificate in the TLS handshake.
 std::string CertificateName(const grpc::ServerContext& context) {
   const auto auth = context.auth_context();
   if (auth == nullptr) return "";

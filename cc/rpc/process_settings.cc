@@ -22,8 +22,7 @@ namespace tfswitch {
 namespace {
 
 // Escapes the text, because it may contain bytes that a peer has sent. Each
-// place in gRPC's code has its own limit, so that one does not use up the lines
-// of others.
+// place in gRPC's code that logs has its own limit of lines.
 void WriteLineOfGrpc(gpr_log_func_args* line) {
   constexpr size_t kLongest = 500;
   const std::string place = absl::StrCat(line->file, ":", line->line);

@@ -15,9 +15,9 @@ namespace tfswitch {
 //
 // With --repair it repairs the data folder instead, and prints the result.
 //
-// Returns the exit code: 0 after a graceful stop, 1 if it could not listen, 2
-// for a bad flag or value; errors are one line on standard error. A second
-// signal during the grace period ends the process at once.
+// Returns the exit code: 0 after a graceful stop, 1 if the server could not
+// listen, 2 for a bad flag or value. An error is one line on standard error. A
+// second signal during the grace period ends the process at once.
 //
 // REQUIRES: no other thread runs yet, because signals are blocked for all
 // threads that start later.

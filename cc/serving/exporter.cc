@@ -162,8 +162,7 @@ absl::Status FinishDifference(const RowDifference& difference,
 }
 
 // Exports one table, and adds its numbers to the report. `args` has the values
-// that are the same for all tables. If the export is a base, rows are written
-// in `format`.
+// that are the same for all tables. A base is written in `format`.
 absl::Status ExportTable(ParameterClient& client, const std::string& path,
                          ExportChangesArgs args, RowFormat format,
                          const TableInfo& listed, ExportWriter* writer,

@@ -42,8 +42,7 @@ struct WatchedRange {
 struct FileWatcher {
   static constexpr absl::Duration kInterval = absl::Milliseconds(200);
   // How long this process keeps a lease after it has marked the file as
-  // changed. The writer waits meanwhile, and lookups that began before the mark
-  // end.
+  // changed. The writer waits meanwhile, and lookups from before the mark end.
   static constexpr absl::Duration kReadersEnd = absl::Milliseconds(100);
 
   static FileWatcher& Get() {

@@ -27,8 +27,7 @@ struct PerfectHash {
   uint64_t num_pilots() const { return num_parts * pilots_per_part; }
   uint64_t num_slots() const { return num_parts * slots_per_part; }
 
-  // A key's number, made from its HashKey(). The functions below call it
-  // `point`.
+  // A key's number, made from its HashKey(). Other functions call it `point`.
   uint64_t PointOf(uint64_t hash) const {
     return (hash ^ seed) * 0x9e3779b97f4a7c15ULL;
   }
@@ -56,8 +55,7 @@ struct PerfectHash {
 // the second level of the cache.
 uint64_t NumPerfectHashParts(uint64_t num_keys);
 
-// Sets the sizes of all parts. They are made for a part with
-// `max_keys_per_part` keys.
+// Sets the sizes of all parts. Each gets room for `max_keys_per_part` keys.
 void SizePerfectHash(uint64_t max_keys_per_part, PerfectHash* hash);
 
 // Finds the pilots of one part. `points` are the numbers (PointOf) of the keys

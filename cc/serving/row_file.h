@@ -57,9 +57,8 @@ class RowFile {
   const RowFileInfo& info() const { return info_; }
   const FileStamp& stamp() const { return file_->stamp(); }
 
-  // DataLoss if the file has been changed or is about to be. In this case
-  // nothing that was read from the file may be used. Call it before and after
-  // reading.
+  // DataLoss if the file has been changed or is about to be. Then nothing that
+  // was read from the file may be used. Call it before and after reading.
   absl::Status CheckUnchanged() const {
     return watch_ == nullptr || !watch_->has_changed() ? absl::OkStatus()
                                                        : Changed();

@@ -40,8 +40,8 @@ void LogError(absl::string_view what, const absl::Status& status) {
 }
 
 // Merges files until a further merge is not worthwhile. Returns whether it has
-// merged any. Errors are only logged: with more files, lookups are slower but
-// not wrong.
+// merged any. Only logs errors: with more files, lookups are slower but not
+// wrong.
 bool MergeWhatPays(RowLayers* layers) {
   bool has_merged = false;
   while (layers->IsWorthMerging()) {

@@ -141,8 +141,7 @@ class ServedRows {
   std::thread watcher_ ABSL_GUARDED_BY(mutex_);
   std::thread verifier_;  // Constant after Open().
 
-  // The row files that are in use, and those that were found damaged. The key
-  // is the path.
+  // By path: the row files in use, and those that were found damaged.
   std::map<std::string, std::weak_ptr<const RowFile>> open_
       ABSL_GUARDED_BY(update_mutex_);
   std::map<std::string, Refused> refused_ ABSL_GUARDED_BY(update_mutex_);

@@ -32,8 +32,7 @@ inline constexpr int kNumStripes = 16;
 // how long a call locks a stripe for its missing keys.
 inline constexpr uint32_t kMaxKernelKeys = 8192;
 
-// Does a kernel's work for one key, if the kernel's own attempt at the key has
-// failed.
+// Does a kernel's work for a key, after the kernel's own attempt has failed.
 class RetrySink {
  public:
   // The kernel calls this before it changes a row for the first time since a
@@ -71,8 +70,7 @@ struct KernelBatch {
   // Counts how often `retry` has replaced the views by newer ones.
   const uint32_t* num_refreshes = nullptr;
   RetrySink* retry = nullptr;
-  // Used by read_caught_up to add the steps that a row has missed to the copy
-  // of the row.
+  // Used by read_caught_up to add the steps that a row has missed to its copy.
   const Optimizer* optimizer = nullptr;
   const StepHistory* history = nullptr;
   // Receives the indices of the keys that have no row. Has room for num_keys.

@@ -56,7 +56,7 @@ class Candidates {
                  const std::function<void(Key, const float*)>& visit) const;
 
   // If enough records are free, moves the used records together and gives
-  // memory back. If `with_stamps`, also moves their stamps (epochs of last
+  // memory back. `with_stamps` also moves their stamps (epochs of last
   // changes).
   void Compact(bool with_stamps);
 

@@ -517,8 +517,9 @@ void EmbeddingTable::Impl::EraseLocked(const KeyPlace& place,
   }
   NoteLossLocked(stripe, place.key, stamp);
   stripe->index.Erase(place.entry, place.position);
-  // No thread can lock the row's bucket for this row any more. A reader that is
-  // still copying the row will notice that the bucket has changed.
+  // No other thread can find the row any more, so none can lock its bucket to
+  // change it. A reader that is still copying the row will notice that the
+  // bucket has changed.
   stripe->rows.Free(row);
   stripe->CountErased();
 }

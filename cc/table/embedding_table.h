@@ -57,7 +57,7 @@ struct TableStats {
   int64_t erased_rows = 0;
   // Ids that wait for admission.
   int64_t num_candidates = 0;
-  // The memory of the records of these ids.
+  // The memory of the records of ids that wait for admission.
   int64_t admission_bytes = 0;
   // The memory that tracks changes; 0 before the first visit of changes.
   int64_t change_bytes = 0;

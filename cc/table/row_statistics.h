@@ -79,8 +79,7 @@ class RowStatistics {
   // counted.
   UsageOfRow Read(const float* statistics, float day) const;
 
-  // Subtracts `delta_score` from the row's own, after a delta model with the
-  // row was written.
+  // Subtracts a score that a delta model contains from the row's delta score.
   void SubtractDeltaScore(float delta_score, float* statistics) const {
     if (config_.kind != StatisticsKind::kShowClick) return;
     statistics[kDeltaScore] =

@@ -77,8 +77,7 @@ class StepLog {
   std::shared_ptr<std::vector<StepRun>> runs_ ABSL_GUARDED_BY(mutex_);
   size_t num_runs_ ABSL_GUARDED_BY(mutex_) = 0;
   std::shared_ptr<const StepHistory> latest_ ABSL_GUARDED_BY(mutex_);
-  // For each step in progress, the log before this step. In the order of the
-  // steps.
+  // For each step in progress, the log of the steps before it. Sorted by step.
   std::vector<std::shared_ptr<const StepHistory>> at_work_
       ABSL_GUARDED_BY(mutex_);
 };

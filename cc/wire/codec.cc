@@ -1,9 +1,9 @@
 // PieceReader reads across the ends of pieces. ReadMessage() calls a function
 // of its caller for each field, and skips fields that this function does not
 // know. The readers return a Complaint, which is a constant text, so that
-// memory for a string is allocated only on errors. ArrayField points to an
-// array that is whole and aligned in one piece, and copies other arrays to
-// scratch.
+// memory for a string is allocated only on errors. If an array is whole and
+// aligned in one piece, ArrayField points to it. It copies other arrays to
+// scratch memory.
 //
 // The same function counts and writes the bytes of a request, so that the
 // computed length always agrees with the bytes. A push can be written as head
@@ -185,8 +185,8 @@ Complaint ReadFixed(PieceReader* reader, T* value) {
   return kFine;
 }
 
-// Reads a varint. If the type is smaller, keeps the lowest bits; a bool is true
-// if any bit is set.
+// Reads a varint. A number type that is smaller gets the lowest bits. A bool
+// becomes true if any bit is set.
 template <typename T>
 Complaint ReadNumber(PieceReader* reader, T* value) {
   uint64_t number = 0;
@@ -270,8 +270,8 @@ Complaint SkipField(PieceReader* reader, uint32_t tag, int depth) {
 }
 
 // Collects a repeated field of fixed-size numbers. The first packed run is not
-// copied if it is whole and aligned in one piece; everything else is copied to
-// scratch.
+// copied if it is whole and aligned in one piece; all other numbers are copied
+// to scratch memory.
 template <typename T>
 class ArrayField {
  public:

@@ -13,8 +13,9 @@
 // 0x0a and the length precede each of them.
 //
 // The readers accept exactly the bytes that protobuf's own parser accepts:
-// fields in any order, packed or not, in several chunks, among unknown fields.
-// Malformed bytes give InvalidArgument naming the message and the offset.
+// fields in any order, packed or not, in several chunks, and between unknown
+// fields. Malformed bytes give InvalidArgument naming the message and the
+// offset.
 //
 // This code does not depend on gRPC: a message is a list of the pieces that
 // were received.
@@ -66,7 +67,7 @@ class AlignedBuffer {
 };
 
 // Memory for copies of arrays that are not whole and aligned in one piece. Each
-// thread has one and reuses it for later messages.
+// thread has one such object and reuses it for later messages.
 struct DecodeScratch {
   AlignedBuffer keys;
   AlignedBuffer values;
@@ -134,7 +135,7 @@ absl::Status ReadPushManyResponse(MessagePieces pieces,
 // them. *num_floats receives how many floats the response has.
 absl::Status ReadPullResponse(MessagePieces pieces, const RowTarget& target,
                               uint64_t* num_floats);
-// Reads a PushResponse or an AssignResponse; `name` says which in errors.
+// Reads a PushResponse or an AssignResponse. Errors call it `name`.
 absl::Status ReadWriteResponse(const char* name, MessagePieces pieces,
                                WriteResult* result);
 
@@ -146,8 +147,9 @@ uint64_t PullRequestBytes(const PullRequest& request);
 void WritePullRequest(const PullRequest& request, char* to);
 uint64_t PushRequestBytes(const PushRequest& request);
 void WritePushRequest(const PushRequest& request, char* to);
-// These functions write the bytes of a PushRequest before its gradients, and
-// those after them. The gradients are sent without a copy.
+// These functions write a PushRequest without its gradients: the bytes before
+// the gradients, and the bytes after them. The gradients are sent without a
+// copy.
 uint64_t PushRequestHeadBytes(const PushRequest& request);
 void WritePushRequestHead(const PushRequest& request, char* to);
 std::string PushRequestTail(const PushRequest& request);

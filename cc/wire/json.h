@@ -35,8 +35,7 @@ absl::StatusOr<std::string> MessageToJson(
     bool with_whitespace = false);
 
 // InvalidArgument, naming the field, if a value is out of its range, or a
-// required message is missing. A missing number is not noticed, because it
-// reads as 0.
+// required message is missing. A missing number reads as 0.
 absl::Status CheckRanges(const google::protobuf::Message& message);
 
 // Returns DataLoss: "checkpoint manifest '<path>' is damaged: <why>. <remedy>".
@@ -45,14 +44,15 @@ absl::Status DamagedFile(const google::protobuf::Message& message,
 
 // Reads a message with the option (file_format). NotFound if there is no such
 // file. FailedPrecondition if the format has another version, even if the rest
-// is invalid, too. DataLoss, naming the field, if a field breaks its rule;
-// DataLoss also if the file is longer than `max_bytes`.
+// is invalid, too. DataLoss, naming the field, if a field breaks its rule. Also
+// DataLoss if the file is longer than `max_bytes`.
 absl::Status ReadMessageFile(const std::string& path, size_t max_bytes,
                              google::protobuf::Message* message);
 
-// Sets the format and the version of a message with the option (file_format),
-// and replaces the file atomically. ResourceExhausted if it would be longer
-// than `max_bytes`, which ReadMessageFile() refuses.
+// Writes a message with the option (file_format) to a file, which it replaces
+// atomically. First sets the format and version in the message.
+// ResourceExhausted if the file would be longer than `max_bytes`, which
+// ReadMessageFile() would refuse.
 absl::Status WriteMessageFile(const std::string& path, size_t max_bytes,
                               google::protobuf::Message* message);
 

@@ -62,7 +62,8 @@ struct PushRequest : GradientBatch {
   uint64_t table_incarnation = 0;
   bool keys_are_unique = false;  // If false, repeated keys are summed first.
   PushId id;
-  StepTag step;  // Set for a bsp table; for other tables its group is empty.
+  // For a push to a bsp table. For other tables its group is empty.
+  StepTag step;
 };
 
 // The result of a write. A repeated write gets the result of the first one.

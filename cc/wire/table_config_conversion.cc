@@ -2,9 +2,10 @@
 // same values, so that all are written and read by reflection. A new field
 // needs no line here.
 //
-// FromProto() returns no errors. An enum value that this version does not know
-// becomes one that Validate() refuses. DescribeDifference() compares the texts
-// of all fields of the message, so that it covers new fields, too.
+// FromProto() reports no errors: an unknown storage dtype, or segments that
+// contradict each other, become values that Validate() refuses.
+// DescribeDifference() compares the texts of all fields of the message, so that
+// it includes new fields, too.
 
 #include "cc/wire/table_config_conversion.h"
 

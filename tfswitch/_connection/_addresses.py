@@ -19,7 +19,7 @@ _MAX_PORT = 65535
 
 
 def check_has_no_token(name: str, address: object) -> None:
-    """Raises ValueError if an address has a token: logs name addresses.
+    """Raises ValueError if an address has a token: addresses are in logs.
 
     Args:
         name: The name of the argument.

@@ -101,7 +101,7 @@ class _Follower(threading.Thread):
         self._place()
 
     def follows(self, num_servers: int) -> bool:
-        """Whether this thread runs and follows so many servers. Thread-safe."""
+        """Whether the thread runs and follows all servers. Thread-safe."""
         return self.is_alive() and len(self._servers) == num_servers
 
     def end(self) -> None:

@@ -26,7 +26,7 @@ class Rows(NamedTuple):
 
 
 def rows_per_call(floats_per_row: int) -> int:
-    """Returns how many rows one call should take, given their length."""
+    """Returns how many rows one call should take, given the floats per row."""
     return max(1, _CALL_BYTES // (8 + 4 * floats_per_row))
 
 

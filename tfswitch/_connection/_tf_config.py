@@ -36,7 +36,8 @@ def ps_addresses() -> list[str]:
 def cluster_address() -> str | None:
     """Returns the address of the "ps" entries; None if there are none.
 
-    The address is one for TLS if the environment names TLS files for clients.
+    The address has the form for TLS if the environment names TLS files for
+    clients.
     """
     servers = ps_addresses()
     if not servers:
@@ -68,7 +69,8 @@ def task() -> Task | None:
     found = config.get("task")
     if not found:
         return None
-    # The suppressed errors may have a token, so the raised one has no cause.
+    # The caught errors may contain a token, so the new error does not refer to
+    # them.
     present = None
     with contextlib.suppress(KeyError, TypeError, ValueError):
         present = Task(str(found["type"]), int(found["index"]))

@@ -18,8 +18,8 @@ class Tls:
             side's certificates. For clients, None means the authorities of the
             system. For servers, None means that clients need no certificate.
         cert: Path of this side's certificate chain: its own certificate, then
-            the intermediate ones. A server must have one, and a client if the
-            server asks for one.
+            the intermediate ones. A server must have a certificate. A client
+            must have one if the server asks for it.
         key: Path of the private key of `cert`, which must have no password.
         server_name: For clients: the name that the server's certificate must
             have. None: the value of the environment variable
@@ -63,7 +63,7 @@ class Tls:
 
 
 def texts(tls: Tls | None) -> tuple[str, str, str, str] | None:
-    """Returns the fields for the core, "" for None.
+    """Returns all fields as texts; a field that is None becomes "".
 
     Raises:
         ValueError: If `tls` is of another type, or a field is not Unicode.

@@ -20,7 +20,7 @@ def without_secrets(text: str) -> str:
 
 
 def texts(token: str | os.PathLike[str] | None) -> tuple[str, str]:
-    """Returns the token and the path of its file for the core, "" for none.
+    """Returns the token, and the path of its file; "" for what is not given.
 
     Raises:
         ValueError: If `token` is of another type. The message has no token.

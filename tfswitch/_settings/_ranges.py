@@ -41,7 +41,7 @@ class Range(NamedTuple):
 
         Raises:
             ValueError: If the value is not in the range. The message names the
-                argument, and its owner if there is one.
+                argument, and the owner of the argument if it has one.
         """
         if value is None and self.or_none:
             return None
@@ -120,8 +120,9 @@ def checked_text(name: str, value: str | os.PathLike[str]) -> str:
     """Checks and returns a text, or the text of a path.
 
     Raises:
-        ValueError: If it is not valid Unicode. The error has no cause, and its
-            message does not contain the value, because that may be a secret.
+        ValueError: If `value` is not valid Unicode. The error has no cause, and
+            its message does not contain the value, because that may be a
+            secret.
     """
     text = os.fsdecode(value)
     if text.encode(errors="replace").decode() != text:

@@ -18,7 +18,7 @@ from tfswitch.optimizers._conversion import from_table_config
 _NEED_SHOW_CLICK = (admission_lib.ShowClick, eviction_lib.ShowClickScore)
 _NEED_USAGE = (eviction_lib.Ttl, eviction_lib.MaxRows)
 
-# The settings that are objects, and the functions that make these.
+# The settings that are objects, and the functions that make these objects.
 _OBJECTS: dict[str, Callable[[Any], Any]] = {
     "initializer": initializers_lib.get,
     "consistency": consistency_lib.get,
@@ -44,7 +44,7 @@ class TableSpec:
         seed: None if it is not known yet.
         layout: The layout of a dense table's rows.
         is_open: Whether `optimizer` and `update` are defaults that may still
-            change. A present table then keeps its own optimizer, and a new
+            change. A table that exists then keeps its own optimizer, and a new
             table may get another optimizer before its first push.
 
     Raises:

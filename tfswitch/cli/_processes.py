@@ -27,7 +27,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-# Loaded before any fork: in a child, the lock of the loader may stay locked.
+# The C library is opened before any fork: in a child, the lock of the loader
+# may stay locked.
 _prctl = ctypes.CDLL(None).prctl
 
 # The time from SIGTERM to SIGKILL.

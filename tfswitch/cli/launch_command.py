@@ -35,7 +35,7 @@ _REDRAW_SECS = 1.0
 _POLL_SECS = 1.0
 # Rates are computed over the steps of this time.
 _RATE_SECS = 10.0
-# Longest wait for the servers' answer about the end of the training.
+# At the end of the job, the longest wait for the counts of the servers.
 _REPORT_SECS = 2.0
 
 
@@ -184,8 +184,8 @@ def free_addresses(count: int) -> list[str]:
     """Returns addresses at which no process listens.
 
     All processes of the job must know the addresses before they listen. The
-    ports are below those that the system gives to outgoing connections, so no
-    connection takes one.
+    ports are below the range that the system gives to outgoing connections, so
+    no connection takes one of these ports.
     """
     ports = random.sample(range(20_000, 32_000), 12_000)
     found: list[str] = []
@@ -495,8 +495,8 @@ class _Steps:
         samples = collections.defaultdict(collections.deque)
         while True:
             time.sleep(_POLL_SECS)
-            # After an error the job continues without this display. Often there
-            # is no group yet, or a server is away.
+            # After an error the job continues without this display. The usual
+            # cause is that there is no group yet, or that a server is away.
             with contextlib.suppress(Exception):
                 if cluster is None:
                     cluster = Cluster(address, timeout_secs=5.0)

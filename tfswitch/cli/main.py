@@ -139,8 +139,8 @@ def main() -> None:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        # The reader, such as `head`, has gone. Python would flush to it at
-        # exit.
+        # The reader of the output, such as `head`, has gone. At exit Python
+        # would write the rest to this reader, and fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 128 + signal.SIGPIPE
     except (app.UsageError, TfConfigError) as error:

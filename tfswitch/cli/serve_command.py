@@ -91,7 +91,7 @@ def repair(words: Sequence[str]) -> None:
 
 
 def _split(parser: Parser, words: Sequence[str]) -> tuple[Namespace, list[str]]:
-    """Returns the parser's own flags, and the words for the server.
+    """Returns the companion's flags, and the words for the server.
 
     A token among the words is an error, because the server would print it.
     """

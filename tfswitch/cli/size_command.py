@@ -32,7 +32,8 @@ _STAMP_BYTES = 4
 # The memory of a server without rows: 20 MiB when idle, and memory that was
 # freed but is kept by the allocator.
 _PROCESS_BYTES = 64 * _MIB
-# The share of the rows for copies of rows that change during a save.
+# One eighth of the bytes of all rows is planned for copies of rows that change
+# during a save.
 _SAVE_SHARE = 8
 _MIN_SAVE_BYTES = 64 * _MIB
 # A save adds changed rows to the files of the last save, until these files have
@@ -153,7 +154,8 @@ def _plan(options: Namespace, config: dict[str, Any]) -> dict[str, Any]:
         table = cluster.open_table(json.dumps(config))
     except ValueError as error:  # The dimension is too large.
         raise app.UsageError(f"--dim={config['dim']}: {error}") from error
-    # Each server has a range of virtual shards; some have one more than others.
+    # Each server has a range of virtual shards; some servers have one more than
+    # others.
     (info,) = call(cluster, "ListTables")["tables"]
     shards = info["config"]["num_virtual_shards"]
     on_server = math.ceil(options.rows * math.ceil(shards / servers) / shards)
@@ -201,7 +203,7 @@ def _plan(options: Namespace, config: dict[str, Any]) -> dict[str, Any]:
 def _measure(
     cluster: _native.Cluster, table: _native.Table, rows: int
 ) -> tuple[dict[str, int], int]:
-    """Returns a table's bytes for so many rows, and a row's state floats."""
+    """Returns a table's bytes with `rows` rows, and a row's state floats."""
     made = 0
     while True:
         (info,) = call(cluster, "ListTables")["tables"]

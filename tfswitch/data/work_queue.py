@@ -80,8 +80,8 @@ class WorkItem:
     def is_lost(self) -> bool:
         """Whether this worker must stop training the item; see `WorkItemLost`.
 
-        This becomes true at the end of a step, in which the worker learns of
-        it.
+        This becomes true at the end of the step in which the worker learns of
+        the loss.
         """
         return not self._is_finished and (
             self._is_replaced or self._state() == _native.work_item_lost
@@ -98,7 +98,7 @@ class WorkItem:
                 `offset` is read in the same unit.
 
         Raises:
-            ValueError: If it is not an integer of at least 0.
+            ValueError: If `num_samples` is not an integer of at least 0.
             WorkItemLost: If the item was taken from this worker.
             RuntimeError: If the item is finished.
         """
@@ -309,14 +309,15 @@ class WorkQueue:
 
     A fast worker gets more items, so that all workers end at nearly the same
     time. In each epoch every item is trained once, to its end. When a worker
-    dies, other workers take over its items and continue after its last step.
-    The queue is on the cluster's first server. `Cluster.save` saves it with the
-    tables, and after `Cluster.restore` it continues from there.
+    dies, other workers take over its items and continue after the last step of
+    the dead worker. The queue is on the cluster's first server. `Cluster.save`
+    saves the queue with the tables, and after `Cluster.restore` the queue
+    continues from there.
 
     The worker's consistency decides whether a sample can count twice. With
     `bsp` each sample counts once, no matter when workers die. With `asp` and
-    `ssp` the gradients of a step are applied before it ends. So the step in
-    which a worker dies, or is away for longer than its lease, may be trained
+    `ssp` the gradients of a step are applied before the step ends. So the step
+    in which a worker dies, or is away for longer than its lease, may be trained
     twice.
 
     Args:
@@ -326,7 +327,7 @@ class WorkQueue:
         worker: The `tfswitch.train.Worker` of this process. Give it to the
             optimizer or the `SyncGroup` as well.
         name: Queues of one group need different names. A finished queue keeps
-            its name: use another one for the next run on the same servers.
+            its name: use another name for the next run on the same servers.
         shuffle: Whether each epoch has its own order. If not, all epochs have
             the order of `items`.
         seed: The orders of a shuffled queue depend only on `seed` and the
@@ -456,7 +457,7 @@ class WorkQueue:
         return self._num_epochs
 
     def epochs(self) -> Iterator[Epoch]:
-        """Yields the epochs that are left, from the queue's present one.
+        """Yields the epochs that are left, from the queue's present epoch.
 
         Iterate over all items of an epoch before you ask for the next epoch. At
         the end of a `fit`, the worker leaves its group only in the last epoch.
@@ -479,9 +480,10 @@ class WorkQueue:
     def take(self) -> WorkItem | None:
         """Returns an item to train, or None if there is none now; never waits.
 
-        A worker has one item of a queue at a time. This returns the same item
-        until it is finished or lost. None does not mean that the epoch is over:
-        if another worker dies, its items can be taken; see `finish_epoch`.
+        A worker has one item of a queue at a time. The method returns the same
+        item until this item is finished or lost. None does not mean that the
+        epoch is over: if another worker dies, its items can be taken; see
+        `finish_epoch`.
 
         Raises:
             RuntimeError: If the server was restarted and has lost the queue.
@@ -507,16 +509,16 @@ class WorkQueue:
         return self._taken
 
     def finish_epoch(self) -> bool:
-        """Waits until all workers have called this, or an item can be taken.
+        """Waits until all workers wait here, or an item can be taken.
 
-        Call this when `take` has returned None. This does not wait for workers
-        that have died: their items are handed out again.
+        Call this method when `take` has returned None. The method does not wait
+        for workers that have died: their items are handed out again.
 
         Returns:
             True if the epoch is over; False if there is an item to take.
 
         Raises:
-            TimeoutError: If other workers have not called this within
+            TimeoutError: If other workers have not called `finish_epoch` within
                 `timeout_secs`. The message names them.
             RuntimeError: With `bsp`, if something was pushed since the last end
                 of a step.

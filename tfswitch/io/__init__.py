@@ -5,12 +5,11 @@ start from rows that were trained elsewhere. To continue a training use
 `Cluster.save`: servers write and read checkpoints in parallel.
 
 Writers write rows, in the order in which servers send them, to a temporary file
-beside `path`, and rename it when it is complete. So no program sees an
+beside `path`, and rename this file when it is complete. So no program sees an
 incomplete file, and an error leaves no file behind. Tables may be larger than
-the memory. Readers set the rows of the ids in a file
-(`EmbeddingTable.assign`); other rows stay. If an id occurs several times, its
-last row is used. Writers and readers work with tables in this process and on
-servers.
+the memory. Readers set the rows of the ids in a file (`EmbeddingTable.assign`);
+other rows stay. If an id occurs several times, its last row is used. Writers
+and readers work with tables in this process and on servers.
 """
 
 from tfswitch.io._numpy import read_numpy, write_numpy

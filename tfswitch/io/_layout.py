@@ -275,14 +275,14 @@ class Source:
         return rows
 
     def where(self, row: int) -> str:
-        """Returns the place in the file of a row of the batch, for messages."""
+        """Returns where in the file a row of the batch is, for messages."""
         return f"in row {self._num_rows + row}"
 
     def _to_float32(
         self, what: str, ids: np.ndarray, values: np.ndarray
     ) -> np.ndarray:
         self.check_floats(what, values.dtype)
-        # An overflow becomes Inf, which the check finds.
+        # A value that overflows becomes Inf, which the check below finds.
         with np.errstate(over="ignore"):
             rows = np.ascontiguousarray(values, np.float32)
         found = find_not_finite(rows)

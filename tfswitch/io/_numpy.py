@@ -278,7 +278,7 @@ def _read(file: str, layout: Layout) -> Iterator[Rows]:
                 )
             source.check_floats(what, arrays[what].dtype)
         step = rows_per_call(sum(layout.widths.values()))
-        # Runs once even without rows, to check checksums and dtypes.
+        # The loop runs once even without rows, to check checksums and dtypes.
         for begin in range(0, max(1, num_rows), step):
             size = min(step, num_rows - begin)
             yield source.to_rows(

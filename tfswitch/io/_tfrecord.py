@@ -158,9 +158,9 @@ def _compression_type(compression: Any) -> str:
 def _check_lengths(file: str, compression_type: str) -> None:
     """Raises OSError if a record is longer than rows are, or ends too late.
 
-    TensorFlow would end the process if there is no memory for a record, and
-    would read a file whose last record lacks a part of its header as complete.
-    All other damage makes it raise an error.
+    Without this check TensorFlow would end the process if there is no memory
+    for a record. It would also accept a file in which the header of the last
+    record is cut off. For all other damage it raises an error.
     """
     opener = gzip.open if compression_type else open
     why = ""
@@ -185,8 +185,8 @@ def _check_lengths(file: str, compression_type: str) -> None:
                         f"a record has {length} bytes, and at most "
                         f"{_MAX_RECORD_BYTES} are read"
                     )
-                # A length, its checksum of 4 bytes, the record, and its
-                # checksum of 4 bytes.
+                # In the file a record is: a length, its checksum of 4 bytes,
+                # the bytes, and their checksum of 4 bytes.
                 place += 16 + length
     except (EOFError, OSError, zlib.error):
         return

@@ -61,7 +61,7 @@ def is_building() -> bool:
 
 
 def is_called_by(*modules: str) -> bool:
-    """Whether code of these modules is running; names end with a dot."""
+    """Whether a caller is code of these modules. Names end with a dot."""
     return any(
         f"{frame.f_globals.get('__name__')}.".startswith(modules)
         for frame, _ in traceback.walk_stack(None)
@@ -145,7 +145,7 @@ class _FirstEpoch:
 def begin_fit_at(model: Any, epoch: int | None) -> None:
     """Sets the first epoch of the `fit` that begins; None removes the setting.
 
-    Keras's `BackupAndRestore` uses the same attributes. Call this in
+    Keras's `BackupAndRestore` sets the same attributes. Call this function in
     `on_train_begin`.
     """
     if IS_LEGACY:

@@ -58,7 +58,8 @@ def rule_of(layer: Any, optimizer: Any) -> optimizers_lib.Optimizer:
     Raises:
         ValueError: If tables have no such rule. The message names the remedy.
     """
-    # In a float16 model another optimizer wraps the one that takes steps.
+    # In a float16 model another optimizer wraps the optimizer that takes the
+    # steps.
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     # A ParameterServerOptimizer has this attribute.
     on_servers = getattr(inner, "_server_optimizer", None)

@@ -3,7 +3,7 @@
 An optimizer scales, checks, clips and accumulates the gradient of rows as a
 tensor with one row for each id; this module keeps the ids. Where the optimizer
 would step the variable, the gradients of all tables are pushed instead.
-Optimizers without such a weight work as before.
+An optimizer without a weight of rows works as before.
 
 The wrapped methods are those of Keras 3.5 to 3.15, and of tf_keras 2.18 to
 2.21. `install` fails if one is missing.
@@ -27,14 +27,15 @@ _ids: contextvars.ContextVar[dict[int, tf.Tensor]] = contextvars.ContextVar(
     "tfswitch_row_gradients"
 )
 
-# For optimizers that accumulate: gradients of the steps since the last update.
+# The gradients of the steps since the last update, for optimizers that
+# accumulate gradients.
 _accumulated: weakref.WeakKeyDictionary[
     Any, dict[int, tuple[tf.Variable, tf.Variable]]
 ] = weakref.WeakKeyDictionary()
 
 
 def install() -> None:
-    """Wraps the methods of the optimizers. Call it once.
+    """Wraps the methods of the optimizers. Call this once.
 
     Raises:
         ImportError: If Keras has no such method.
@@ -79,7 +80,7 @@ def _wrap(cls: Any, name: str, wrapper: Callable[..., Any]) -> None:
 
 
 def _compile(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Tells a ParameterServerOptimizer the model that it is compiled with."""
+    """Tells a ParameterServerOptimizer the model that is compiled with it."""
     result = original(self, *args, **kwargs)
     optimizer = self.optimizer
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
@@ -182,9 +183,9 @@ def _accumulate(optimizer: Any, gradient: RowGradient) -> RowGradient:
     place = optimizer._get_variable_index(variable)
     optimizer._accumulated_gradients[place] = _Nothing()
     # Keras clips by the norm of sums, with one row for each id. So the sum of
-    # an id is put at its first place, and zeros at its other places. All ids
-    # keep their places, because shows and clicks are found by the order of the
-    # ids.
+    # an id is put where the id first occurs, and zeros at its other
+    # occurrences. All ids keep their positions, because shows and clicks are
+    # found by the order of the ids.
     distinct = tf.unique(ids)
     first = tf.math.unsorted_segment_min(
         tf.range(tf.size(ids)), distinct.idx, tf.size(distinct.y)

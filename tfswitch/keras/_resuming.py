@@ -19,7 +19,8 @@ from tfswitch.keras import _backend
 from tfswitch.keras.parameter_server_optimizer import ParameterServerOptimizer
 from tfswitch.train.worker import Worker
 
-# A mark is the number of the `fit`, from 1, followed by so many bits of epoch.
+# The lowest bits of a mark, this many, are the epoch. The higher bits are the
+# number of the `fit`, from 1.
 _EPOCH_BITS = 32
 
 # How often this process has called `fit`, by group and job.
@@ -38,7 +39,8 @@ def install() -> None:
         worker = None
         if isinstance(optimizer, ParameterServerOptimizer):
             worker = optimizer.worker_of_job()
-        # In a loop over a work queue, the server keeps the epoch.
+        # In a loop over a work queue nothing is resumed here, because the queue
+        # on the server has the epoch.
         if worker is None or worker._num_loops:
             return original(self, *args, **kwargs)
         bound = signature.bind(self, *args, **kwargs)
@@ -106,7 +108,8 @@ def _say(worker: Worker, text: str) -> None:
 class _GoOn(_backend.Callback):
     """Continues where the job is, unless a `BackupAndRestore` has restored.
 
-    This callback runs after all others, so it knows whether one has restored.
+    This callback runs after all others, so it knows whether another callback
+    has restored a checkpoint.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """The weight that represents the rows of a layer, and its update.
 
-Keras sees one trainable weight of shape [0, dim]. A training lookup gives it a
-gradient of ids and values, a `tf.IndexedSlices`, which a program may clip,
-scale, add up or drop as it likes. When an optimizer applies the gradient,
+Keras sees one trainable weight of shape [0, dim]. A training lookup gives this
+weight a gradient of ids and values, a `tf.IndexedSlices`, which a program may
+clip, scale, add up or drop as it likes. When an optimizer applies the gradient,
 `_optimizer_hooks` calls `push`, and the table takes its step.
 """
 
@@ -154,8 +154,7 @@ def push(
         return _push(gradients, optimizer, learning_rate)
 
     def push_all(distribution: Any, ids: Any, values: Any, rate: Any) -> Any:
-        # Each process pushes the gradients of its own replicas; other workers
-        # push theirs.
+        # Each process pushes only the gradients of its own replicas.
         of = distribution.experimental_local_results
         together = [
             each._replace(ids=tf.concat(i, 0), values=tf.concat(v, 0))

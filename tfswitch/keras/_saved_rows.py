@@ -45,8 +45,7 @@ def load_without_rows() -> Iterator[None]:
 
 def save(layer: Any, store: Any) -> None:
     """Stores the rows of the layer's table, or the address of its servers."""
-    # Keras expects an entry for the layer's weight, which has no number to
-    # store.
+    # The layer's weight has no values, but Keras expects an entry for it.
     store["0"] = np.zeros((), np.float32)
     table = layer._table
     if table is None:
@@ -169,7 +168,7 @@ def _fit_usage(table: EmbeddingTable, usage: np.ndarray) -> np.ndarray:
     common = min(width, usage.shape[1])
     fitted[:, :common] = usage[:, :common]
     if width and not common:
-        # Rows without a day count as seen now.
+        # Rows that were saved without a day count as seen now.
         day = table.cluster.day
         fitted[:, 1] = time.time() / 86400 if day is None else day
     return fitted

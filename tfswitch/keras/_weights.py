@@ -101,7 +101,7 @@ def refuse_hdf5() -> None:
     """Makes Keras refuse `.h5` files, which have no place for rows.
 
     The error comes before Keras opens the file, so an existing file stays. Call
-    this once.
+    this function once.
     """
     if _backend.IS_LEGACY:
         from tf_keras.src.saving.legacy import hdf5_format, save
@@ -137,7 +137,7 @@ def warn_of_projector(cls: type[Any]) -> None:
     """Makes the callback `TensorBoard` warn of layers that it leaves out.
 
     The projector of TensorBoard shows only Keras's own embeddings, and gives no
-    warning about others. Call this once.
+    warning about other embeddings. Call this function once.
 
     Args:
         cls: The class of the layers.

@@ -70,21 +70,22 @@ class ParameterServerOptimizer(_backend.Optimizer):
             `asp`.
         table: Name of the dense table. Models that share servers need different
             names.
-        worker: The `tfswitch.train.Worker` of this process. By default one is
-            made from TF_CONFIG when the optimizer is built.
+        worker: The `tfswitch.train.Worker` of this process. By default a worker
+            is made from TF_CONFIG when the optimizer is built.
         batch_weight: Number of samples of each batch, or a function without
             arguments that returns it, as a number or a tensor.
         non_trainable: "mean": the servers keep the model's float variables
             without a gradient, in a table with the name of `table` and
-            "_non_trainable". The first worker's values initialise them. Under
-            `bsp` the changes of a step are averaged by samples; under `asp` and
-            `ssp` each change is multiplied by 1 / `num_workers` and applied
-            when it arrives. "local": each worker has values of its own. None
-            means "mean" under `bsp`, else "local".
+            "_non_trainable". The first worker's values initialise this table.
+            Under `bsp` the changes of a step are averaged by samples; under
+            `asp` and `ssp` each change is multiplied by 1 / `num_workers` and
+            applied when it arrives. "local": each worker has values of its own.
+            None means "mean" under `bsp`, else "local".
         non_trainable_variables: The float variables without a gradient, for a
-            training loop of your own; each step sends all of them. By default
-            they are those of the model that is compiled with this optimizer,
-            and a step sends those that it writes. Leave metrics out.
+            training loop of your own; each step sends all of them. The default
+            is such variables of the model that is compiled with this optimizer,
+            and a step sends only the variables that it writes. Leave metrics
+            out.
         cluster: The cluster to use; by default that of `tfswitch.connect`.
         name: Name of the optimizer.
 
@@ -463,7 +464,7 @@ class ParameterServerOptimizer(_backend.Optimizer):
         return tf.where(recorded > 0.0, recorded, tf.ones_like(recorded))
 
     def finalize_variable_values(self, var_list: Sequence[Variable]) -> None:
-        """Pulls the last values and leaves the group; `fit` calls it.
+        """Pulls the last values and leaves the group, at the end of `fit`.
 
         The next step joins again. In a loop over `WorkQueue.epochs` the worker
         leaves only after the last epoch.
@@ -476,7 +477,7 @@ class ParameterServerOptimizer(_backend.Optimizer):
             self.worker._leave_after_fit()
 
     def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
-        """Raises ValueError: on the servers all variables decay."""
+        """Raises ValueError, because on the servers all variables decay."""
         raise ValueError(
             "ParameterServerOptimizer cannot exclude variables from weight "
             "decay: on the servers all of them decay. Make it with an "
@@ -523,8 +524,8 @@ class ParameterServerOptimizer(_backend.Optimizer):
 def _by_name(variables: Sequence[Any]) -> dict[str, Any]:
     """Names variables alike in all processes.
 
-    Layers have running numbers in their names, which differ from process to
-    process; the order of variables is the same.
+    Layers have numbers in their names. The numbers differ from process to
+    process, but the order of variables is the same.
     """
     return {
         f"{i}/{_backend.variable_path(v).rsplit('/', 1)[-1]}": v

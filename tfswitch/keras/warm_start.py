@@ -33,8 +33,9 @@ def from_embedding(
     are in `kwargs`. Regularizers and constraints are not copied
     (`tfswitch.optimizers` have L2 and bounds of their own).
 
-    With `mask_zero` padding has no row and reads as zeros. `layer` returns its
-    row 0 for padding, which a later layer sees if it ignores the mask.
+    With `mask_zero` padding has no row and reads as zeros. `layer` itself
+    returns its row 0 for padding, so the results of a later layer that ignores
+    the mask can differ.
 
     If the table exists already, as `kwargs["table"]` or under its name on
     servers, it keeps the rows of other ids, and the optimizer state of all

@@ -52,9 +52,9 @@ class _SumMetric(_backend.keras.metrics.Metric):
 class Calibration(_SumMetric):
     """Clicks over predicted clicks (COPC): `sum(w * y) / sum(w * p)`.
 
-    A result of 1 means that the predictions are right on average. Below 1 they
-    are too high, above 1 too low. The result is NaN before the first
-    prediction.
+    A result of 1 means that the predictions are right on average. A result
+    below 1 means that they are too high, above 1 that they are too low. The
+    result is NaN before the first prediction.
 
     Args:
         name: Name of the metric.

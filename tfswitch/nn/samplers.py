@@ -414,7 +414,7 @@ class _Vocabulary:
         return tf.gather(self._tensor("ids"), classes)
 
     def to_classes(self, ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns classes, and whether each id has got one."""
+        """Returns classes, and whether each id has got a class."""
         ordered = self._tensor("ordered")
         places = tf.searchsorted(ordered, tf.reshape(ids, [-1]))
         places = tf.reshape(

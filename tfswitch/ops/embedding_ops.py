@@ -1,7 +1,7 @@
 """The ops as Python functions, and the gradient of training lookups.
 
-Each op runs on the device of its table's resource, not on the caller's. So
-under `tf.distribute` every replica uses the same table of its process.
+Each op runs on the device of its table's resource, not on that of the caller.
+So under `tf.distribute` every replica uses the same table of its process.
 """
 
 import contextlib
@@ -162,8 +162,9 @@ class TablePush(NamedTuple):
         clicks: float32, one number per id. None means never.
         global_step: int64 scalar: the step of the training, counted from 1.
             None means unknown.
-        rule: The number of the pushing optimizer, counted from 1 in the order
-            of their first pushes to the table. 0 if there is only one.
+        rule: The number of the optimizer that pushes. Optimizers are numbered
+            from 1, in the order of their first pushes to the table. 0 if there
+            is only one optimizer.
     """
 
     table: Any
@@ -202,7 +203,8 @@ def push_many(
         pushes: At least one. A table takes one step for each of its pushes.
         insert_missing: Whether an id without a row gets one first.
         of_lookups: Whether the gradients come from `tie_to_weight`. A push
-            without shows and clicks then uses those given to `tie_to_weight`.
+            without shows and clicks then uses the shows and clicks that were
+            given to `tie_to_weight`.
         skip_non_finite: Whether a gradient with NaN or Inf makes the op skip
             all pushes with a warning. If not, it raises an error. No table
             changes in either case.
@@ -321,8 +323,8 @@ tf.register_tensor_conversion_function(
 def _add_operators() -> None:
     """Lets programs write `g * 0.5` for the gradient of rows.
 
-    `tf.IndexedSlices` has no operators. Those added here do nothing for
-    gradients of other variables.
+    `tf.IndexedSlices` has no operators. The operators that are added here do
+    not apply to gradients of other variables.
     """
 
     def with_values(function: Any) -> Any:

@@ -1,8 +1,8 @@
 """State on the host that TensorFlow sees as resources, and Keras does not see.
 
-The state of a table exists once per process and is no weight of a model. It is
-not in a `tf.Variable`, because a distribution strategy would mirror the
-variable, and Keras would count it as a weight of its layer.
+The state of a table exists once per process and is no weight of a model. The
+state is not in a `tf.Variable`, because a distribution strategy would mirror
+the variable, and Keras would count the variable as a weight of its layer.
 """
 
 import threading
@@ -23,7 +23,7 @@ _FIRST_PS = "/job:ps/replica:0/task:0/device:CPU:0"
 
 
 def has_remote_workers() -> bool:
-    """Whether steps run in other processes than this one.
+    """Whether steps run in other processes than this process.
 
     `tf.distribute.ParameterServerStrategy` traces steps in this process, the
     coordinator, and runs them on its workers.
@@ -75,9 +75,9 @@ class HostVariable:
     """A scalar or array on the host that graphs and Python read and write.
 
     Thread-safe, and usable in eager mode, in graphs and in every replica. In
-    the scope of a ParameterServerStrategy it is made on the strategy's first
-    server. Unlike a `tf.Variable` it may be made while a function is traced
-    again.
+    the scope of a ParameterServerStrategy the value is on the strategy's first
+    server. Unlike a `tf.Variable` this object may be made while a function is
+    traced again.
     """
 
     def __init__(

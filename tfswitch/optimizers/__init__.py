@@ -2,7 +2,8 @@
 
 An optimizer that is also in Keras has the name, arguments and defaults of
 `keras.optimizers`, and computes the same step for the rows of a push. Other
-rows stay as they are. In Keras's dense updates momentum moves them, too.
+rows stay as they are, while momentum in Keras's dense updates moves these rows,
+too.
 
 In the formulas `w` is an embedding, `g` the sum of the id's gradients in the
 push, `lr` the learning rate of the push, and `D` the dimension.

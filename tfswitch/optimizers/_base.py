@@ -28,7 +28,7 @@ def check_learning_rate(value: Any) -> float:
     """Returns `value` as a float.
 
     Raises:
-        ValueError: If it is not a finite number of at least 0.
+        ValueError: If the value is not a finite number of at least 0.
     """
     return float(FINITE_NON_NEGATIVE.check("learning_rate", value))
 
@@ -164,7 +164,7 @@ class Rule(Optimizer):
         return super()._mixing() or next(options, None)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments; the learning rate as it was given."""
+        """Returns the arguments, with the learning rate as the user gave it."""
         config = super().get_config()
         if self.cowclip is not None:
             config["cowclip"] = dataclasses.asdict(self.cowclip)

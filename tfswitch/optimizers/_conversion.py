@@ -42,7 +42,7 @@ def have_equal_state(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
 
     Args:
         a: The config that `to_table_config` returned for the first optimizer,
-            maybe long ago.
+            maybe in an earlier program.
         b: The config of the second optimizer.
 
     Returns:
@@ -105,7 +105,7 @@ def get(identifier: OptimizerLike | None) -> Optimizer:
             `to_config` returned.
 
     ValueError: If there is no such optimizer, a Keras optimizer has a setting
-        that tables do not have, or a config has an unknown one.
+        that tables do not have, or a config has an unknown setting.
     """
     if identifier is None:
         return Adam()
@@ -159,7 +159,7 @@ def from_keras(
         ignore: Settings that do not matter here.
 
     Raises:
-        ValueError: If it is another optimizer, has a setting without
+        ValueError: If `optimizer` is of another kind, has a setting without
             counterpart (such as `exclude_from_weight_decay`), or a learning
             rate that cannot be described.
     """

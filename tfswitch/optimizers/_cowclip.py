@@ -34,7 +34,7 @@ class CowClip:
     from 12 hours to 10 minutes on 1 GPU", arXiv 2204.06240, and its program
     `bytedance/LargeBatchCTR: clip.py`. There, as here, the clipped gradient
     includes the L2 term. If r is not 1, that program multiplies `sqrt(D) zeta`
-    by r twice. Here it is multiplied once, as in the formula above.
+    by r twice. Here r is a factor only once, as in the formula above.
 
     Args:
         r: Positive.
@@ -119,7 +119,7 @@ def scale_for_batch(
 
     Args:
         batch_size: The new batch size; positive. With several synchronous
-            workers it is the sum of their batch sizes.
+            workers, give the sum of their batch sizes.
         base_batch_size: The batch size for which the other settings were
             chosen; positive.
         learning_rate: The embeddings' rate; at least 0.

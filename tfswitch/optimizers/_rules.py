@@ -244,7 +244,8 @@ class AdamW(Adam, kind="adamw", is_in_keras=True):
     >>> tsw.optimizers.AdamW(0.001, weight_decay=0.01)
     """
 
-    # Defined here so that it comes after the learning rate, as in Keras.
+    # `weight_decay` is defined here so that it comes after the learning rate,
+    # as in Keras.
     weight_decay: NonNegative = 0.004
 
 
@@ -417,8 +418,8 @@ class PaddleAdagrad(Rule, kind="paddle_adagrad", mixes_coordinates=True):
     ```
 
     `G` starts at 0, and a step uses the `G` of the step before. A push gives
-    the shows, `table.push(ids, gradients, shows=...)`. By default they are how
-    often the id is in the push.
+    the shows, `table.push(ids, gradients, shows=...)`. By default the shows are
+    how often the id is in the push.
 
     Source: PaddlePaddle's `SparseAdaGradSGDRule`, `sparse_sgd_rule.cc`. There a
     push of 0 shows divides by 0.

@@ -51,7 +51,7 @@ class Segments(Optimizer, kind="segments", mixes_coordinates=True):
         super().__post_init__()
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments; the learning rate as it was given."""
+        """Returns the arguments, with the learning rate as the user gave it."""
         return {
             "parts": [[dim, part.to_config()] for dim, part in self.parts],
             "learning_rate": self.learning_rate,

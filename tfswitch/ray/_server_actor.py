@@ -88,8 +88,8 @@ class ServerActor:
             f"--num_shards={options.num_servers}",
             *options.flags,
         ]
-        # This thread starts the server. It lives as long as the process,
-        # because the server would end with the thread.
+        # This thread starts the server. The thread lives as long as the
+        # process, because the server would end with the thread.
         threading.Thread(target=self._run, daemon=True).start()
         self._is_ready.wait()
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -159,8 +159,8 @@ def start_servers(
 
     Args:
         num_servers: How many servers to start.
-        name: The name of this cluster of servers. Two of them in one Ray
-            cluster need different names.
+        name: The name of this cluster of servers. Two clusters of servers in
+            one Ray cluster need different names.
         resources_per_server: The resources of each bundle of the placement
             group, as Ray names them. None: `{"CPU": 1}`.
         data_dir: A folder of a volume that all nodes share; server i uses the
@@ -172,8 +172,8 @@ def start_servers(
         push_log: Whether servers log each write, so that no acknowledged write
             is lost with a process or a node (docs/durability.md). None means
             yes if `data_dir` is a folder.
-        tls: `cert` and `key` of the servers; with `ca` they ask for client
-            certificates. The files must be on all nodes.
+        tls: `cert` and `key` of the servers; with `ca` the servers ask for
+            client certificates. The files must be on all nodes.
         token_file: The path, the same on all nodes, of the file with the hashes
             of tokens that clients may use (docs/access.md).
         insecure: Whether to serve other machines without TLS and tokens.
@@ -187,8 +187,9 @@ def start_servers(
             list.
         max_restarts: How often each server is restarted; -1: always.
         detached: Whether the servers continue to run when this program ends;
-            `get_servers` then finds them. Otherwise Ray kills them at the end,
-            so call `stop` to save their rows.
+            `get_servers` then finds these servers. If not, Ray kills the
+            servers at the end of the program, so call `stop` to save their
+            rows.
         runtime_env: Ray's environment of the actors.
         metrics_secs: How often, in seconds, the actors report rows, new rows
             per second and bytes of the tables to Ray's metrics. If servers
@@ -198,8 +199,8 @@ def start_servers(
 
     Raises:
         ValueError: If an argument is not allowed, or servers of that name run.
-        RuntimeError: If a server does not start; the message has its output. If
-            this process is not connected to Ray.
+        RuntimeError: If a server does not start; the message contains the
+            output of the server. If this process is not connected to Ray.
         TimeoutError: If the servers have not started in time.
 
     Example:
@@ -352,7 +353,7 @@ def _start_actor(
 
 
 def get_servers(name: str = "tfswitch", timeout_secs: float = 30.0) -> Servers:
-    """Returns running servers, such as detached ones of another program.
+    """Returns running servers, such as detached servers of another program.
 
     Args:
         name: The name that `start_servers` got.

@@ -465,7 +465,8 @@ def run_workers(
 
     Args:
         train_fn: The function. It is pickled, with all that it refers to.
-        num_workers: How many workers; the group waits for so many at the start.
+        num_workers: How many workers to start. At the start the group waits for
+            all of these workers.
         servers: The result of `start_servers`, or an address.
         args: The arguments of the function.
         resources_per_worker: Ray's resources. None: `{"CPU": 1}`.

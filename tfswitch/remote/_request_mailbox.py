@@ -53,7 +53,7 @@ def write_json(store: Store, path: str, value: dict[str, Any]) -> None:
 
 
 def check_marker(store: Store, cluster: str, num_shards: int) -> None:
-    """Marks a URL as that of a cluster, unless it belongs to another one.
+    """Marks a URL as that of a cluster, unless another cluster has it.
 
     Raises:
         ValueError: If the URL belongs to another cluster, or has another

@@ -127,7 +127,7 @@ class Store:
         return crc if count == num_bytes else -1
 
     def put(self, local: str, path: str, progress: Callable[[], None]) -> None:
-        """Uploads a file. A reader may see part of it meanwhile."""
+        """Uploads a file. Meanwhile a reader may see a part of the file."""
         self._files.put_file(
             local, join(self._root, path), callback=_callback(progress)
         )

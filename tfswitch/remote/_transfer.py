@@ -3,9 +3,9 @@
 A reader sees a save once a manifest names its files. So files are written
 before the manifest that names them, and older manifests before the newest; old
 manifests are removed before their files. Thus a reader sees only complete
-saves, at each moment of a transfer, and even if it is killed. A file name is
-never used twice, so a file with the right bytes and checksum need not be sent
-again.
+saves, at each moment of a transfer, even if the transfer is killed. A file name
+is never used twice, so a file with the right bytes and checksum need not be
+sent again.
 """
 
 import contextlib
@@ -191,7 +191,7 @@ def check_is_own(
 def in_store(
     store: Store, path: str, sizes: dict[str, int] | None = None
 ) -> tuple[list[Save], list[DamagedError]]:
-    """Returns the saves of a folder of a store, and errors of damaged ones."""
+    """Returns the saves of a folder of a store, and errors of damaged saves."""
     saves, errors = [], []
     for name in store.sizes(path) if sizes is None else sizes:
         if not _saves.is_manifest(name):
@@ -253,7 +253,7 @@ def fetch(
                 break
         if errors and in_store(store, path)[0] != there:
             # A newer save has come meanwhile, and files of an older save were
-            # removed: starts again.
+            # removed. So the fetch starts again.
             continue
         if errors and not whole:
             raise errors[0]

@@ -86,7 +86,7 @@ class Companion:
         url: The URL of all servers of the cluster.
         data_dir: The data folder of the server.
         checkpoint_root: The folder of checkpoints that clients ask for; server
-            0 handles those of all servers.
+            0 handles the checkpoints of all servers.
         shard_index: See `tsw.Server`.
         num_shards: See `tsw.Server`.
         cluster: The name of the cluster.
@@ -169,7 +169,7 @@ class Companion:
                 time.sleep(backoff.secs)
 
     def _is_new(self) -> bool:
-        """Whether the data folder is empty, except of an interrupted fetch."""
+        """Whether the data folder is empty, or has only an unfinished fetch."""
         try:
             names = set(os.listdir(self._data))
         except FileNotFoundError:
@@ -341,7 +341,7 @@ class Companion:
                 self._stamps[path] = stamp
                 self._backoffs.pop(path, None)
             except Exception as error:
-                # Lasting errors are not tried again at the end.
+                # At the end, an upload with a lasting error is not tried again.
                 is_done &= self._is_over.is_set() and isinstance(
                     error, _LASTING
                 )
@@ -495,8 +495,8 @@ class Companion:
                             self._arrived.put(request)
                             self._wake.set()
                 for request in list(open_requests.values()):
-                    # Read once, because the other thread may set the answer at
-                    # any moment.
+                    # The answer is read once, because the other thread may set
+                    # it at any moment.
                     final = request.answer
                     answer = final or {
                         "state": "running",

@@ -72,8 +72,8 @@ def refresh(path: str | os.PathLike[str]) -> ServedState:
     Raises:
         KeyError: As `state`, or if a file of a newer export is missing.
         OSError, RuntimeError: If a newer export is damaged, does not follow the
-            present one, or has another version. The model then continues to
-            serve the present one. RuntimeError also if the model looks up on
+            present export, or has another version. The model then continues to
+            serve the present export. RuntimeError also if the model looks up on
             servers, because such a model always serves their present rows.
 
     Example:
@@ -88,7 +88,7 @@ def refresh(path: str | os.PathLike[str]) -> ServedState:
 def watch(path: str | os.PathLike[str], interval_secs: float) -> ServedState:
     """Looks for newer exports at intervals from now on.
 
-    If an export cannot be served, `state` and the log tell the error.
+    If an export cannot be served, `state` and the log contain the error.
 
     Args:
         path: The folder of the SavedModel.

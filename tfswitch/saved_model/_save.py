@@ -142,13 +142,14 @@ def _published(target: str) -> Iterator[str]:
     parent, name = os.path.split(target)
     os.makedirs(parent, exist_ok=True)
     # The new folder is beside `target`, so that it can be renamed. Servers that
-    # look for version numbers skip its name.
+    # look for version numbers skip the name of the new folder.
     unfinished = tempfile.mkdtemp(prefix=f".{name}.", dir=parent)
     try:
         yield unfinished
         # mkdtemp gives access to its owner only.
         os.chmod(unfinished, 0o755)
-        # A folder with the final name is whole, also after a power failure.
+        # Flushes before the rename, so that a folder with the final name is
+        # complete even after a power failure.
         _flush(unfinished)
         os.rename(unfinished, target)
         _flush_one(parent)
@@ -183,7 +184,7 @@ class _Remote:
             )
 
     def on(self, cluster: Cluster) -> "_Remote":
-        """Returns this with the addresses of the training by default."""
+        """Returns the settings, with addresses of `cluster` by default."""
         if self.addresses is not None:
             return self
         if not cluster.is_remote:
@@ -471,7 +472,8 @@ def _captured_besides(function: Any, module: tf.Module) -> Iterator[Any]:
     """Yields objects that a graph has captured and a module does not have yet.
 
     Examples are the variables of a model that a lambda calls, or of an object
-    that is no `tf.Module`. The graph reads them, so they must be saved.
+    that is no `tf.Module`. The graph reads these objects, so they must be
+    saved.
     """
     known = _handles_in(module)
     for variable in function.variables:

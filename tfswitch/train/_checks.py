@@ -31,7 +31,8 @@ def check_replicas(replicas: Any, name: str, num_workers: Any) -> None:
     """Checks `replicas_to_aggregate`, and the number of workers of that name.
 
     Raises:
-        ValueError: If one is no integer from 1, or the first is the larger one.
+        ValueError: If a number is no integer of at least 1, or more gradients
+            than workers are wanted.
     """
     check_count("replicas_to_aggregate", replicas, 1)
     check_count(name, num_workers, 1)

@@ -141,7 +141,7 @@ class Engine(abc.ABC):
         function()
 
     def fail_step(self) -> None:
-        """Marks the present step as failed, because it has raised."""
+        """Marks the present step as failed, because it has raised an error."""
         self._has_step_failed = True
 
     @abc.abstractmethod

@@ -6,8 +6,8 @@ worker reads the last exchange any more, after the second all have read how many
 exchanges there were, after the third all have written their values. So a
 restarted worker, or rows of an earlier job, cause no confusion.
 
-Values of any dtype are stored in rows of floats: each float has 16 bits of
-them. All workers read the same bytes, in the order of the workers, so they
+Values of any dtype are stored in rows of floats: each float has 16 bits of the
+values. All workers read the same bytes, in the order of the workers, so they
 compute the same results to the last bit.
 """
 
@@ -35,10 +35,10 @@ Arrays = dict[str, np.ndarray]
 
 
 class Exchange:
-    """A place where all workers of a group exchange arrays.
+    """An object by which all workers of a group exchange arrays.
 
     The first exchange of a worker begins a run, unless other workers that are
-    still in the group have begun one; then it belongs to their run.
+    still in the group have begun a run; then the exchange belongs to that run.
 
     Args:
         name: A name that is the same in all workers.
@@ -211,7 +211,7 @@ def _reduce(values: list[np.ndarray], op: str) -> Any:
     dtype = values[0].dtype
     if op in ("max", "min"):
         return getattr(np, op)(values, axis=0)
-    # The sum of all workers must not lose digits.
+    # Sums floats as float64, so that the sum over workers loses no digits.
     is_float = dtype.kind == "f"
     sums = np.sum(values, axis=0, dtype=np.float64 if is_float else None)
     if op == "mean":

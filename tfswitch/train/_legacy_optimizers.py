@@ -67,10 +67,11 @@ def to_server_optimizer(opt: Any) -> tuple[optimizers.Optimizer, Any]:
 
     Returns:
         The optimizer, whose own learning rate is not used, and the rate: a
-        number or a tensor, or a function that returns one.
+        number or a tensor, or a function that returns a number or tensor.
 
     Raises:
-        ValueError: If it is of another kind, or a setting has no counterpart.
+        ValueError: If `opt` is of another kind, or has a setting without
+            counterpart.
     """
     convert = _KINDS.get(type(opt))
     if convert is None:

@@ -244,8 +244,8 @@ class WaitingSessionCreator(tf.compat.v1.train.SessionCreator):
             max_wait_secs=self._max_wait_secs,
         )
         try:
-            # The wait has a limit here, because TensorFlow's session manager
-            # would wait for a server without one.
+            # Limits the wait: TensorFlow's session manager would wait for a
+            # server without a limit.
             return _call_within(wait, self._max_wait_secs + _CLOSE_SECS)
         except (tf.errors.DeadlineExceededError, TimeoutError) as error:
             raise TimeoutError(

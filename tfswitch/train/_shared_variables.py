@@ -1,10 +1,11 @@
 """Shares variables that steps change without a gradient.
 
-Such variables are the moving averages of batch normalization, for example. The
-servers keep them in a dense table whose optimizer adds changes. A worker pushes
-the changes that its step has made. Under `bsp` the servers average these
-changes by samples, as they average gradients, and in the same round. So if a
-step is dropped, repeated or withdrawn, its changes are, too.
+Moving averages of batch normalization are such variables, for example. The
+servers keep the variables in a dense table whose optimizer adds changes. A
+worker pushes the changes that its step has made. Under `bsp` the servers
+average these changes by samples, as they average gradients, and in the same
+round. So if a step is dropped, repeated or withdrawn, the same happens to its
+changes.
 
 Many variables without a gradient never change: those of a frozen part of a
 model. The servers have these variables too, so that all workers begin with the
@@ -39,8 +40,9 @@ class SharedVariables:
         worker: This process's worker. Under `bsp` changes are averaged by
             samples; else each change is multiplied by 1 / `num_workers` when it
             arrives.
-        finds_writes: Whether to send only the variables that the step writes,
-            by its graph or, in eager mode, by comparison; else all are sent.
+        finds_writes: Whether to send only the variables that the step writes.
+            The graph of the step shows these variables; in eager mode values
+            are compared. If false, all variables are sent.
 
     Raises:
         ValueError: If the servers hold other variables under this name.

@@ -190,8 +190,8 @@ class TableEngine(Engine):
     def resume(self) -> None:
         """Joins again if the last step has raised an error."""
         if self._has_step_failed:
-            # The new worker object replaces the old one. Otherwise the other
-            # workers would wait for the old one.
+            # The new worker object replaces the old one. Otherwise other
+            # workers would wait for the old object.
             self._worker = self._join()
             self._has_step_failed = False
             self._catch_up()

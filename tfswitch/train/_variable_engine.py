@@ -287,7 +287,7 @@ class VariableEngine(Engine):
         )
         try:
             # The first run of a session prepares its graph. If a second thread
-            # ran meanwhile, all sessions of the graph would wait, and without
+            # ran meanwhile, all sessions of the graph would wait, even without
             # end if a server does not answer.
             wait_for_answers(
                 lambda: heartbeat_session.run(list(self._pings.values())),
@@ -335,7 +335,7 @@ class VariableEngine(Engine):
         """Joins again if the last step has raised an error.
 
         The failed step may still count, if its error came while it waited for
-        others.
+        other workers.
         """
         if self._has_step_failed:
             self._join(previous=int(self._session_run(self._place)[0]))
@@ -565,8 +565,8 @@ def _gradient_of(
 
 
 def plain_message(error: tf.errors.OpError) -> str:
-    """Returns an operation's message, without places in code and on devices."""
-    # The session's error wraps the runtime's, whose message is plain.
+    """Returns an operation's message, without names of code and devices."""
+    # The session's error wraps an error of the runtime, whose message is plain.
     raw = error.__context__
     text = raw.message if isinstance(raw, tf.errors.OpError) else error.message
     for line in text.splitlines():

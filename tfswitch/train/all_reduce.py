@@ -46,7 +46,7 @@ def all_reduce(
             "min".
         worker: This process's worker; by default the one
             `tfswitch.train.Worker` of the process.
-        timeout_secs: Longest wait for the others; by default the worker's
+        timeout_secs: Longest wait for other workers; by default the worker's
             `wait_secs`.
 
     Returns:
@@ -102,16 +102,16 @@ def uneven_batches(
         batches: A `tf.data.Dataset`, or an iterable that yields nested
             structures of arrays or tensors whose first dimension is the batch.
         like: A batch, or its structure of `tf.TensorSpec`, that shows the form
-            of an empty one. Needed for a worker that may have no batch at all,
-            unless `batches` is a dataset.
+            of an empty batch. Needed for a worker that may have no batch at
+            all, unless `batches` is a dataset.
 
     Yields:
-        Batches. The added ones at the end have the structure, dtypes and shapes
-        of the others, but 0 for the first dimension.
+        Batches. The batches that are added at the end have the structure,
+        dtypes and shapes of the others, but 0 for the first dimension.
 
     Raises:
-        ValueError: If there is no batch, and nothing else shows the form of
-            one.
+        ValueError: If there is no batch, and nothing else shows the form of a
+            batch.
 
     Example:
 
@@ -172,8 +172,9 @@ def weighted_all_reduce(
     weight 0. The weight is sent with the gradients, so this takes no more
     collectives than an average without weights.
 
-    Source: the weighted mean of data-parallel SGD; the empty batches are those
-    of PyTorch's `Join`, with a weight instead of a collective of their own.
+    Source: the weighted mean of data-parallel SGD; the empty batches are an
+    idea of PyTorch's `Join`, which finds the end of the data by a separate
+    collective instead of a weight.
 
     Args:
         gradients: One per variable, of this worker's mean loss: tensors,
@@ -187,11 +188,11 @@ def weighted_all_reduce(
 
     Returns:
         The averages `sum(weight * gradient) / sum(weight)`, and the float32
-        scalar `sum(weight)`. If that is 0, all data is used up, and the
-        averages are 0: do not apply them, because optimizers with momentum
-        would still move. The gradient of the rows of a `DynamicEmbedding` is
-        not averaged, and is 0 with a `weight` of 0: each worker applies its
-        own.
+        scalar `sum(weight)`. If this sum is 0, all data is used up, and the
+        averages are 0: do not apply the averages, because optimizers with
+        momentum would still move. The gradient of the rows of a
+        `DynamicEmbedding` is not averaged, and is 0 with a `weight` of 0: each
+        worker applies its own.
 
     Raises:
         ValueError: If `backend` is none of these, or `weight` no scalar.
@@ -212,7 +213,8 @@ def weighted_all_reduce(
             f"{weight.shape}"
         )
     sum_over_workers = _backend_of(backend)
-    # Each worker pushes its own rows, and bsp rounds weigh them.
+    # Gradients of rows are left out: each worker pushes these itself, and bsp
+    # rounds average them by samples.
     summed = [g for g in gradients if g is not None and not is_of_rows(g)]
     weighted = [_scaled(g, weight) for g in summed]
     *sums, total = sum_over_workers([*weighted, weight])

@@ -1,4 +1,4 @@
-"""A place where workers wait for each other."""
+"""Barriers, at which workers wait for each other."""
 
 from tfswitch._settings._ranges import bad_argument
 from tfswitch.train.worker import Worker
@@ -16,8 +16,8 @@ class Barrier:
     """Opens when all workers of a group wait at it.
 
     A barrier does not wait for workers that have left, or for dead workers
-    whose lease has ended. For workers that have not joined yet it waits at most
-    `join_secs` of the worker.
+    whose lease has ended. For workers that have not joined yet, it waits at
+    most the worker's `join_secs`.
 
     Args:
         name: The same name in all workers, which come to the same barriers in

@@ -36,8 +36,8 @@ class SyncGroup:
             values of the first worker. The weight of a `DynamicEmbedding`
             represents its rows, which learn by the layer's own optimizer.
         optimizer: As for `tfswitch.DenseTable`.
-        worker: A `tfswitch.train.Worker` with consistency `bsp`; by default one
-            is made from TF_CONFIG.
+        worker: A `tfswitch.train.Worker` with consistency `bsp`; by default a
+            worker is made from TF_CONFIG.
         table: Name of the dense table. Models that share servers need different
             names.
         non_trainable: Float variables that steps change without a gradient,
@@ -208,7 +208,7 @@ class Epoch:
                 Inf.
             TimeoutError: If other workers do not take the step within the
                 worker's `wait_secs`.
-            RuntimeError: If this is called outside the epoch's context.
+            RuntimeError: If `step` is called outside the epoch's context.
             ConnectionError: If a server does not answer.
         """
         group = self._group
@@ -266,7 +266,7 @@ class Epoch:
         group._is_in_epoch = False
         if exc is not None:
             # Leaves the group, so that the other workers do not wait for this
-            # one.
+            # worker.
             group._worker._part()
             return
         worker = group._worker

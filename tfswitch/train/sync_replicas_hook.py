@@ -53,10 +53,10 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
 
         After the session these are the counts at its end.
 
-        A dict: "rounds": steps taken; "contributions": gradients in them;
-        "samples": the sum of their weights; "dropped" and "carried": gradients
-        that came too late; "evicted": workers that died; "rejoined": those
-        that came back.
+        A dict: "rounds": steps taken; "contributions": gradients in these
+        steps; "samples": the sum of the weights of these gradients; "dropped"
+        and "carried": gradients that came too late; "evicted": workers that
+        died; "rejoined": workers that came back.
 
         Raises:
             RuntimeError: If there is no session yet.
@@ -87,9 +87,9 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
     def finish_epoch(self) -> None:
         """Waits until all workers have ended the epoch, then updates variables.
 
-        All workers call this after each epoch, also a worker without data.
-        After an `OutOfRangeError` the call does nothing, because the epoch has
-        ended.
+        All workers call this method after each epoch, also a worker without
+        data. After an `OutOfRangeError` the call does nothing, because the
+        epoch has ended.
 
         Raises:
             TimeoutError: If other workers have not ended the epoch within a
@@ -163,7 +163,8 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
         self._is_in_epoch = False
 
     def _fail(self) -> None:
-        # Leaves the group, so that the other workers do not wait for this one.
+        # Leaves the group, so that the other workers do not wait for this
+        # worker.
         self._is_in_epoch = False
         self._engine.part()
 
@@ -200,8 +201,8 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
                 if not trains:
                     raise
                 self._fail()
-                # Otherwise TensorFlow would make another session, and train the
-                # same data again.
+                # The type is changed, because after its own error TensorFlow
+                # would make another session and train the same data again.
                 raise ConnectionError(
                     f"{lost.message}. Start the worker again: what the step "
                     "has led to is on the servers, if they are there"

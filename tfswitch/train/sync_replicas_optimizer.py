@@ -79,7 +79,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
         sparse_average: "batch": gradients of rows are averaged as all other
             gradients, as if all batches were one. "rows": the gradient of a row
             is averaged only over the workers whose batch has the row, as in
-            TensorFlow's class. So rare rows take larger steps. Not with
+            TensorFlow's class. So rare rows take larger steps. Not allowed with
             tfswitch's servers.
         late: The treatment of gradients that come too late for their step, if
             `replicas_to_aggregate` is less than `total_num_replicas`. "drop":
@@ -91,8 +91,8 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
             error on all other workers.
         post_aggregate: A function that gets the list of averaged gradients and
             variables, and returns the list to apply, for example to clip by the
-            global norm. Not with tfswitch's servers, which take the steps
-            themselves.
+            global norm. Not allowed with tfswitch's servers, which take the
+            steps themselves.
         task_index: The number of this worker, from 0; each worker has another
             number. By default it comes from the device scope, else from
             TF_CONFIG. A single worker has the number 0.

@@ -41,14 +41,15 @@ PARTING_SECS = 2.0
 
 
 class Worker:
-    """This process's place in a group of workers that train together.
+    """Makes this process a member of a group of workers that train together.
 
     Joins the group on the cluster's first server, which counts the steps of its
     workers. The process's pushes to tables with consistency `bsp` belong to its
-    present step; `end_step` ends it, and waits for other workers as
+    present step; `end_step` ends this step, and waits for other workers as
     `consistency` says. A worker whose data ends leaves, and the others continue
-    without it. A worker that dies is dropped when its lease ends. A worker that
-    joins later gets the clock, which counts steps, of the slowest worker.
+    without it. A worker that dies is dropped when its lease ends. A worker's
+    clock counts its steps. A worker that joins later gets the clock of the
+    slowest worker.
 
     A process is one worker per cluster: a new `Worker` replaces the last one.
     `tfswitch.keras.ParameterServerOptimizer` makes and uses a worker by itself.
@@ -70,10 +71,10 @@ class Worker:
         join_secs: Longest wait for other workers at the start, after the first
             worker has joined.
         wait_secs: Longest wait of `end_step` for other workers.
-        replicas_to_aggregate: With `bsp`: a round closes as soon as so many
-            workers have contributed, at most `num_workers`. If fewer workers
-            are left, it closes when all of these have contributed. None means
-            all workers.
+        replicas_to_aggregate: With `bsp`: a round closes as soon as this many
+            workers have contributed; at most `num_workers`. If fewer workers
+            are left, the round closes when all of these have contributed. None
+            means all workers.
         late: With `replicas_to_aggregate`: what happens to gradients whose
             round has closed without them. "drop": they are dropped, and
             counted; "carry": they are added to the open round.
@@ -255,9 +256,10 @@ class Worker:
     def end_step(self, weight: float = 1.0) -> None:
         """Ends a step and waits for other workers.
 
-        With `asp` this returns at once. With `ssp` it returns when no worker is
-        further behind than `staleness`. With `bsp` it returns when the
-        gradients of all workers for this step have been applied.
+        With `asp` this returns at once. With `ssp` it returns when the slowest
+        worker is at most `staleness` steps behind this worker. With `bsp` it
+        returns when the gradients of all workers for this step have been
+        applied.
 
         If this worker was given up because it was silent for a lease, it joins
         again, with a message; with `bsp` the step does not count then.
@@ -346,7 +348,7 @@ class Worker:
         """Leaves the group, so that no other worker waits for this one.
 
         Call this when the worker's data ends, and after an exception, because
-        the lease is renewed as long as the process lives. The next step or
+        the process renews the lease as long as it lives. The next step or
         barrier joins the group again. If all other workers have left by then,
         or leave while this worker waits, it waits until they have joined again,
         too, but at most `join_secs` after its own join. Idempotent; closing the
@@ -510,7 +512,7 @@ def group_stats(response: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lost_workers(response: Mapping[str, Any]) -> dict[int, int]:
-    """Returns, for each lost worker, the number of its steps that count."""
+    """Returns how many steps of each lost worker count."""
     return {
         int(worker): int(loss["num_steps"])
         for worker, loss in sorted(response["losses"].items())

@@ -204,8 +204,7 @@ class UnaryCall::ThreadQueue {
 
   grpc::CompletionQueue* get() { return queue_.get(); }
 
-  // Waits until `done` is set by an attempt; returns false if it is not set
-  // before `time`.
+  // Waits until an attempt sets `done`. Returns false if `time` comes first.
   bool WaitFor(const bool& done, absl::Time time) {
     const gpr_timespec deadline = ToDeadline(time);
     void* tag;

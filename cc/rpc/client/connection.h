@@ -110,8 +110,7 @@ class Connection {
   // error that it returns is an interrupt.
   absl::Status OnReconnect();
 
-  // Like Explain(), for a kOnce call that lost its connection. The call is not
-  // repeated.
+  // Like Explain(), for a kOnce call that lost its connection (no retries).
   absl::Status ExplainLoss(const grpc::Status& status,
                            absl::Duration timeout) const;
 

@@ -76,9 +76,9 @@ std::string Describe(const char* call, const char* direction,
 // Describes what a call does to tables. If the server does not answer, the
 // error contains this text.
 struct Write {
-  // A text such as "The push to ", after which the tables are named. If the
-  // call has no tables, a whole text. Null if the call writes nothing that the
-  // user would miss.
+  // A text such as "The push to ", after which the tables are named. Without
+  // tables, the whole text. Null if the call writes nothing that the user would
+  // miss.
   const char* effect = nullptr;
   std::vector<std::string> tables;
 };

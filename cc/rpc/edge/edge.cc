@@ -32,8 +32,7 @@ constexpr size_t kManyRefusals = 1024;
 constexpr size_t kMaxRefusals = 65536;
 
 // Addresses with the same key are refused together: one IPv4 address, or a
-// network of IPv6 addresses. Addresses that are never refused have an empty
-// key.
+// network of IPv6 addresses. Addresses that are never refused have the key "".
 std::string AddressKey(const sockaddr_storage& address) {
   if (address.ss_family == AF_INET) {
     const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);

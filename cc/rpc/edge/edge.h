@@ -58,7 +58,7 @@ class Edge {
   void Forget(int fd);
 
   // Checks the next `size` bytes of a connection. If the connection breaks a
-  // limit, shuts it down and returns false. This happens at most once per
+  // limit, shuts it down and returns false. This happens only once per
   // connection.
   bool Pass(Direction direction, int fd, const iovec* parts, size_t size);
 

@@ -101,8 +101,7 @@ absl::Status CannotListen(const Address& address, absl::string_view why) {
 }
 
 int PortOf(int fd) {
-  // This also reads the port of an IPv4 address, which has the same offset in
-  // its struct.
+  // Also reads the port of an IPv4 address, which has the same offset.
   sockaddr_in6 bound = {};
   socklen_t size = sizeof(bound);
   if (getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &size) != 0) {

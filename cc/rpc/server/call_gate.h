@@ -87,8 +87,7 @@ class CallGate {
     if (inside_ == 0 && closed_) emptied_.NotifyAll();
   }
 
-  // Admits no more calls. Waits at most `grace` until all admitted calls have
-  // ended.
+  // Admits no more calls. Waits at most `grace` for admitted calls to end.
   void Close(absl::Duration grace) {
     const absl::Time deadline = SteadyNow() + grace;
     MutexLock lock(&mutex_);

@@ -36,8 +36,7 @@ namespace {
 
 // How many idle calls a queue keeps.
 constexpr size_t kMaxIdle = 256;
-// How many unread answers a queue may have. An answer takes some 20 KiB besides
-// its rows.
+// The most unread answers of a queue. Each takes some 20 KiB besides its rows.
 constexpr size_t kMaxUnread = 8192;
 // When the memory for answers is used up, answers that peers have not read for
 // this long are cancelled.
@@ -253,8 +252,7 @@ void DataPlane::Run(Queue* queue) {
     }
     // The server is shutting down, and no call has arrived for this object.
     if (!ok) continue;
-    // Asks for the next call first, so that the next call does not wait for
-    // this one.
+    // Asks for the next call now, so that it need not wait for the present one.
     queue->AskForCall(service_, *call->method);
     absl::Status status = call_context_.gate->Enter();
     call->inside = status.ok();

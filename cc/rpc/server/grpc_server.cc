@@ -44,11 +44,10 @@ namespace tfswitch {
 namespace {
 
 constexpr int kMaxThreads = 1024;
-// Threads for polling, health checks and reflection, beside those for control
-// calls.
+// Threads for polling, health checks and reflection, not for control calls.
 constexpr uint64_t kOtherThreads = 64;
 constexpr absl::Duration kFlushTime = absl::Milliseconds(100);
-// At the end, connections that gRPC has not closed after this time are cut.
+// When the server stops, connections that remain after this time are cut.
 constexpr absl::Duration kTimeToClose = absl::Seconds(1);
 
 uint64_t LeastBufferBytes(const GrpcServerOptions& options) {
@@ -130,8 +129,7 @@ class RunningServer final : public GrpcServer {
     stopped_ = true;
     if (server_ != nullptr) {
       health_.StopServing();
-      // Limits the grace period: arithmetic with an infinite one would
-      // overflow.
+      // Limits the grace period, because an infinite one would overflow.
       const absl::Duration bounded =
           std::clamp(grace, absl::ZeroDuration(), absl::Hours(24));
       shard_->EndWaits();

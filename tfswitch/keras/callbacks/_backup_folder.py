@@ -67,7 +67,7 @@ class CheckpointFolder:
         """Returns a manifest.
 
         Raises:
-            OSError: If it is damaged, or of a later version.
+            OSError: If the manifest is damaged, or of a later version.
         """
         path = self._manifest_path(number)
         try:

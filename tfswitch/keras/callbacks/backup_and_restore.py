@@ -45,14 +45,14 @@ class BackupAndRestore(_backend.Callback):
     and the batch. If the process is killed while it saves, the last checkpoint
     is still complete.
 
-    When `fit` begins, it restores the newest checkpoint, as with
+    When `fit` begins, this callback restores the newest checkpoint, as with
     `keras.callbacks.BackupAndRestore`: give a new process the same model, the
     same data and this callback. `fit` begins in the epoch of the checkpoint,
     reads the batches that were trained without training them again, and
     continues with the next batch. If the data come in the same order, the
     result is that of a `fit` without an interruption. Other callbacks see the
     batches that are only read, too. If the newest checkpoint is damaged, the
-    one before is restored, with a warning.
+    next older one is restored, with a warning.
 
     A finished `fit` is not repeated: a second process finds that all epochs are
     trained. A second `fit` with the same callback object continues with the
@@ -88,8 +88,8 @@ class BackupAndRestore(_backend.Callback):
         ValueError: If an argument is out of range. From `fit`: if the
             checkpoint is of another model or of tables with another dim.
         OSError: From `fit`: if there are checkpoints but none can be read, or
-            if one cannot be written; this error comes when the next checkpoint
-            is due, or earlier. Older checkpoints stay.
+            if a checkpoint cannot be written. The error of a failed write comes
+            when the next checkpoint is due, or earlier. Older checkpoints stay.
         RuntimeError: From `fit`: if a present table has settings that do
             not fit the saved table.
 
@@ -131,13 +131,13 @@ class BackupAndRestore(_backend.Callback):
                 tables_path or os.path.join(self._path, "server_tables")
             ),
         }
-        # The last save of tables in each of these folders, once known.
+        # The number of the last save of tables in each folder, once known.
         self._last_saves: dict[str, int] = {}
         self._has_ended = False
         self._epoch = 0
         self._last_batch = -1
         self._num_batches = 0  # Since the last checkpoint.
-        self._num_skipped = 0  # How many batches of the epoch were left out.
+        self._num_skipped = 0  # Batches that were not trained.
         self._writer: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -470,8 +470,8 @@ def _meets_all(worker: Worker) -> bool:
             worker.wait_at_barrier(_STARTS, timeout_secs=_LOOK_SECS)
         except TimeoutError as error:
             if num_steps() != before:
-                # Leaves, because others would wait for this worker until its
-                # next step, which joins the group again.
+                # Leaves the group, because the others would wait for this
+                # worker until its next step. This step joins the group again.
                 worker.leave()
                 return False
             if time.monotonic() > give_up:

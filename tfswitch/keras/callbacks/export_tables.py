@@ -19,9 +19,10 @@ class ExportTables(_backend.Callback):
     """Exports tables at intervals while `fit` trains, and when it ends.
 
     With `every_secs` a thread exports, and training does not wait. Each row is
-    exported as of one moment, but two rows may be of different moments. With
-    `every_batches` the callback exports between two batches, so all rows that
-    this process trains are of one moment; the next batch waits.
+    exported as it was at one moment, but the moments of two rows may differ.
+    With `every_batches` the callback exports between two batches, so all rows
+    that this process trains are exported as of the same moment. The next batch
+    waits for the export.
 
     The first export is a base, written after the first interval, because the
     first batch may make tables. Later exports follow the rules of
@@ -42,16 +43,16 @@ class ExportTables(_backend.Callback):
             several `steps_per_execution`, the callback exports only between two
             executions.
         base_every_secs: A base is written in place of a delta when the last
-            base is this many seconds old. None means only if a delta cannot
-            follow the last export.
+            base is this many seconds old. None means that a base is written
+            only if a delta cannot follow the last export.
         tables: As for `tfswitch.export.Schedule`.
         row_format: As for `tfswitch.export.base`.
         rule: As for `tfswitch.export.base`.
         keep_bases: How many bases are kept; older files are removed. None
             removes nothing.
         cluster: As for `tfswitch.export.base`.
-        log_fn: Called after each export with its result, or the error, in place
-            of logging. With `every_secs` the thread calls it.
+        log_fn: Called after each export with its result, or its error, in place
+            of logging. With `every_secs` the exporting thread calls `log_fn`.
 
     Raises:
         ValueError: If an argument is out of range, or both or neither of

@@ -23,7 +23,8 @@ class GlobalMetrics(_backend.Callback):
     the same way: each worker may validate a part of the data, and a worker
     without data gets the results of the others.
 
-    Put this callback before other callbacks, so that they see these logs: then
+    Put this callback before other callbacks, so that these see the merged logs:
+        then
     `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint` decide the same
     on all workers. Put `SyncEpochs` before this callback. The logs of single
     batches, and values that your own `train_step` computes without metrics,

@@ -36,14 +36,15 @@ class SyncEpochs(_backend.Callback):
     """Ends each epoch of `fit` when it has ended in all processes.
 
     The model must have a `ParameterServerOptimizer`. Workers may have different
-    amounts of data: a worker that has trained its part waits for the others,
-    and these continue without it. When all have ended the epoch, each worker
-    gets the present values of the variables. Validation, checkpoints and the
-    next epoch begin with these values. (With `asp` and `ssp` fast workers may
-    have begun the next epoch by then.)
+    amounts of data: a worker that has trained its part waits for the other
+    workers, which continue without it. When all have ended the epoch, each
+    worker gets the present values of the variables. Validation, checkpoints and
+    the next epoch begin with these values. (With `asp` and `ssp` fast workers
+    may have begun the next epoch by then.)
 
-    Put this callback before other callbacks, so that they see the final values.
-    Without it, each process begins its next epoch without a wait.
+    Put this callback before other callbacks, so that these see the final
+    values. Without this callback, each process begins its next epoch without a
+    wait.
 
     Args:
         timeout_secs: Longest wait for other workers at the end of an epoch; by

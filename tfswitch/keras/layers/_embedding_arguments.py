@@ -130,7 +130,8 @@ def with_options(
     """Returns the optimizer with options that the layer adds.
 
     Raises:
-        ValueError: If the optimizer has no such option, or has it set already.
+        ValueError: If the optimizer lacks an option that the layer adds, or has
+            the option set already.
     """
     for name in options:
         if not hasattr(optimizer, name):
@@ -225,8 +226,8 @@ def _options_of(regularizer: Any) -> dict[str, float]:
             f"table knows no other. Received: {regularizer!r}. For L1, see "
             "tfswitch.optimizers.Ftrl."
         )
-    # Keras adds l2 * |w|^2 to the loss. The option is the factor of w in the
-    # gradient.
+    # Keras adds l2 * |w|^2 to the loss. The option `l2` is the factor of w in
+    # the gradient, which is twice as large.
     return {"l2": 2.0 * l2} if l2 else {}
 
 

@@ -170,25 +170,27 @@ class DynamicEmbedding(_backend.Layer):
             the ids. Initializers that depend on the number of ids, such as
             "he_normal", use it.
         table: An `EmbeddingTable`, or the name of a table of `cluster`. Layers
-            may share it. By default the layer has its own table. In this
+            may share a table. By default the layer has its own table. In this
             process the table is freed with the layer. On servers the table has
             the layer's name, so that all workers share it.
         name: Name of the layer.
         embeddings_initializer: First value of a row: a name such as "uniform",
             the default, an object of `tfswitch.initializers`, or a Keras
             initializer.
-        embeddings_regularizer: None or a `keras.regularizers.L2`. It becomes
-            the option `l2` of the rows' optimizer, with twice its factor. It
-            changes only the rows of the batch, and is no part of the loss.
+        embeddings_regularizer: None or a `keras.regularizers.L2`. The
+            regularizer becomes the option `l2` of the rows' optimizer, with
+            twice its factor. So it changes only the rows of the batch, and is
+            no part of the loss.
         embeddings_constraint: None or one of `keras.constraints`: `NonNeg`, or
-            with `axis=1` `UnitNorm`, `MaxNorm` or `MinMaxNorm` of rate 1. It
-            becomes the options `min_weight`, `min_norm` and `max_norm` of the
-            rows' optimizer, and changes only the rows of the batch.
+            with `axis=1` `UnitNorm`, `MaxNorm` or `MinMaxNorm` of rate 1. The
+            constraint becomes one or two of the options `min_weight`,
+            `min_norm` and `max_norm` of the rows' optimizer, and changes only
+            the rows of the batch.
         optimizer: How rows learn: "auto", a name, an object of
             `tfswitch.optimizers`, or a Keras optimizer, whose learning rate is
             shared. "auto" or None means the optimizer that applies the layer's
-            gradient. If a loop calls `apply_gradients` of the layer instead, it
-            means `tfswitch.optimizers.Adam()`.
+            gradient. If a loop calls `apply_gradients` of the layer instead,
+            "auto" means `tfswitch.optimizers.Adam()`.
         combiner: None, "sum", "mean" or "sqrtn": whether and how to pool the
             last axis of the ids. Needed for sparse ids.
         mask_zero: Whether id 0 is padding. If true, id 0 reads as zeros, gets
@@ -204,7 +206,7 @@ class DynamicEmbedding(_backend.Layer):
         update: Which rows a step moves. "sparse" moves the rows of the batch,
             "dense" all rows, as with `keras.layers.Embedding`. With
             `optimizer="auto"`, "auto" moves the rows that the Keras optimizer
-            would move, if tables can do this. In all other cases it means
+            would move, if tables can do this. In all other cases "auto" means
             "sparse", with a warning if the optimizer of the model would move
             other rows.
         storage_dtype: How rows are kept in memory: a `tfswitch.StorageDtype`,
@@ -233,8 +235,8 @@ class DynamicEmbedding(_backend.Layer):
             `tf.RaggedTensor`, or a `tf.SparseTensor` (with a combiner). Strings
             are hashed by `tfswitch.ids.hash_strings`; with `mask_zero` the
             empty string is padding. Floats are accepted, because a
-            `keras.Input` without `dtype` turns ids into floats. They must be
-            exact integers: in float32, below 2**24.
+            `keras.Input` without `dtype` turns ids into floats. These floats
+            must be exact integers: in float32, below 2**24.
         weights: Factor of each id, of the shape and kind of `inputs`. Only
             with a combiner. "mean" divides by the sum of the weights, "sqrtn"
             by the root of the sum of their squares.
@@ -339,7 +341,7 @@ class DynamicEmbedding(_backend.Layer):
         matrix: _embedding_arguments.Matrix,
         **settings: Any,
     ) -> None:
-        """Takes the table, or describes the one to make when it is needed."""
+        """Takes the table, or describes the table that is made later."""
         initializer, rows, self._options = matrix.translate(
             self.input_dim, self.output_dim
         )
@@ -619,8 +621,8 @@ class DynamicEmbedding(_backend.Layer):
         return self._is_recorded()
 
     def _is_recorded(self) -> bool:
-        # The weight is read only inside a tape: exported models must not read
-        # it.
+        # Only a call inside a tape reads the weight, because exported models
+        # must not contain the weight.
         return record.could_possibly_record() and record.should_record_backprop(
             [tf.convert_to_tensor(self._rows_weight)]
         )

@@ -66,12 +66,13 @@ class DynamicEmbeddings(_backend.Layer):
     Call arguments:
         inputs: A dict with the ids of every feature: dense, ragged or sparse,
             integers or strings, as for its layer.
-        weights: A dict with the weights of the features that have some, or
+        weights: A dict with the weights of the features that have weights, or
             None.
         training: Whether to create rows, and to give the layers' weights a
             gradient. A feature whose layer is not trainable is only read.
-        shows: A dict with the shows of the features that have some, or None.
-        clicks: A dict with the clicks of the features that have some, or None.
+        shows: A dict with the shows of the features that have shows, or None.
+        clicks: A dict with the clicks of the features that have clicks, or
+            None.
 
     Output shape:
         A dict with the output of each feature's layer.

@@ -40,8 +40,8 @@ def to_integers(inputs: IdsLike, *, padding: bool, owner: str) -> Any:
         owner: The layer, for messages.
 
     Returns:
-        int64 of the shape and kind of `inputs`, if those are strings or floats;
-        else `inputs`.
+        If `inputs` are strings or floats: int64 of the same shape and kind.
+        Otherwise `inputs` themselves.
 
     Raises:
         tf.errors.InvalidArgumentError: If floats are not exact integers. In a
@@ -54,7 +54,7 @@ def to_integers(inputs: IdsLike, *, padding: bool, owner: str) -> Any:
             return ids
         return tf.where(tf.equal(strings, ""), tf.zeros_like(ids), ids)
 
-    # Keras converts arrays to tensors before it calls a layer.
+    # An array was converted to a tensor by Keras before the call.
     dtype = getattr(inputs, "dtype", None)
     if dtype is None:
         return inputs
@@ -116,7 +116,7 @@ def check_sparse(combiner: str | None, owner: str) -> None:
 
 
 class IdBatch(NamedTuple):
-    """The ids of one call of a layer; `finish` makes the output of their rows.
+    """The ids of one call of a layer; `finish` makes the output of the rows.
 
     Attributes:
         ids: int64, `[num_ids]`, without padding.

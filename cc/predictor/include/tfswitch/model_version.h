@@ -66,8 +66,8 @@ class TFSWITCH_EXPORTED ModelVersion {
       const NamedValues& inputs,
       const std::vector<std::string>& outputs = {}) const;
 
-  // Finds a signature; an empty name means that of the options. NotFound, with
-  // the existing names, if there is none.
+  // Finds a signature; an empty name means the signature that the options name.
+  // NotFound, with the existing names, if there is none.
   Result<const Signature*> FindSignature(const std::string& name) const;
 
   // NotFound if `version` is neither this version's number nor -1.

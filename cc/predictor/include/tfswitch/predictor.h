@@ -31,12 +31,13 @@ TFSWITCH_EXPORTED std::string OpLibraryPath();
 struct PredictorOptions {
   // Either a SavedModel, which is served as version 0, or a folder of
   // SavedModels whose names are version numbers, as for TensorFlow Serving.
-  // Other names are ignored: copy a version under another name, then rename it.
+  // Folders with other names are ignored. So copy a new version under another
+  // name, and then rename it.
   std::string model_dir;
   // The library of the model's custom ops; empty if it has none. The process
   // loads it once.
   std::string op_library;
-  // The version to serve, and no other until Unpin; -1 means the newest.
+  // Serves only this version until Unpin is called. -1: the newest version.
   int64_t version = -1;
   // How often the folder is checked for new versions. Zero: only in Load and
   // Pin.
@@ -47,7 +48,7 @@ struct PredictorOptions {
   Seconds watch_rows_interval{1};
   // Install a SIGBUS handler for the process. If somebody shortens a row file,
   // requests then fail with an error; without a handler the process would be
-  // killed. For programs that have no such handler.
+  // killed. Set it only in programs that have no such handler.
   bool catch_bus_errors = false;
   ModelOptions model;
 };
@@ -116,7 +117,7 @@ class TFSWITCH_EXPORTED Predictor {
   static Result<std::unique_ptr<Predictor>> Load(
       const PredictorOptions& options);
 
-  // Waits for a version that is being loaded. REQUIRES: no other call is in
+  // If a version is being loaded, waits for it. REQUIRES: no other call is in
   // progress.
   ~Predictor();
 
@@ -145,10 +146,11 @@ class TFSWITCH_EXPORTED Predictor {
   // The present state. Does not wait, even while a version is being loaded.
   State state() const;
 
-  // Returns the state of the serving version's rows. The next five functions
-  // control these rows; the next version begins with its own newest rows. After
-  // an error the rows stay as they are. All return FailedPrecondition for a
-  // model without rows of its own. None of them delays requests.
+  // Returns the state of the serving version's rows. This and the next four
+  // functions are about these rows; the next version begins with its own newest
+  // rows. After an error the rows stay as they are. All return
+  // FailedPrecondition for a model without rows of its own. None of them delays
+  // requests.
   Result<ServedState> RowsState() const;
   // Looks for newer exports now and serves them. An error tells why a newer
   // export is refused.
@@ -157,7 +159,8 @@ class TFSWITCH_EXPORTED Predictor {
   Status RollBackRows(int64_t number);
   Status ResumeRows();
   // Sets how often newer exports are looked for; zero: never. The interval also
-  // applies to later versions, even if the serving one has no rows.
+  // applies to later versions, even if the serving version has no rows of its
+  // own.
   Status WatchRows(Seconds interval);
 
  private:

@@ -19,7 +19,7 @@ struct TF_Tensor;
 
 namespace tfswitch {
 
-// The values are those of tensorflow.DataType. Other types have no name here.
+// The numbers are those of tensorflow.DataType. Other types have no name here.
 enum class DataType : int32_t {
   kFloat = 1,
   kDouble = 2,
