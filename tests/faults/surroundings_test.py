@@ -58,12 +58,6 @@ def no_more_files(server: Server, _data: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def nobody_reads_stderr(server: Server, _data: Path) -> Iterator[None]:
-    server.lose_reader()
-    yield
-
-
-@contextlib.contextmanager
 def memory_group(max_bytes: int) -> Iterator[Path]:
     """A memory cgroup; yields the file that takes its processes."""
     root = Path("/sys/fs/cgroup")
@@ -102,13 +96,7 @@ def lock_removed(_server: Server, data: Path) -> Iterator[None]:
     yield
 
 
-TROUBLES = [
-    stopped,
-    no_more_files,
-    little_memory,
-    nobody_reads_stderr,
-    lock_removed,
-]
+TROUBLES = [stopped, no_more_files, little_memory, lock_removed]
 
 
 class Job:
@@ -245,9 +233,7 @@ def test_a_recovery_ends_in_all_rows_or_is_refused(
         assert count_of_all(count_table(cluster)) == 20
 
 
-@pytest.mark.parametrize(
-    "trouble", [stopped, no_more_files, little_memory, nobody_reads_stderr]
-)
+@pytest.mark.parametrize("trouble", [stopped, no_more_files, little_memory])
 def test_predictions_go_on(
     trouble: Callable[..., contextlib.AbstractContextManager[None]],
     tmp_path: Path,

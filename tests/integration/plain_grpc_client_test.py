@@ -188,57 +188,6 @@ def test_a_table_that_is_made_or_dropped_again_undoes_nothing_later(
     assert "none" in tables()
 
 
-def test_errors_have_a_code_and_name_the_thing(pb, stub, create):
-    stub.CreateTable(create)
-    old = pb.CreateTableRequest(protocol_version=99, config=create.config)
-    create.config.dim = 3
-    push = {"table": "plain", "keys": [7], "learning_rate": 0.5}
-    not_finite = [1.0, float("nan")]
-    numbered = {"gradients": [1.0, 1.0], "client_id": 44, **push}
-    stub.Push(pb.PushRequest(sequence=100_000, **numbered))
-
-    for call, request, code, parts in (
-        (
-            stub.Handshake,
-            pb.HandshakeRequest(protocol_version=99),
-            "FAILED_PRECONDITION",
-            ["99", "1"],
-        ),
-        (stub.CreateTable, old, "FAILED_PRECONDITION", ["99", "1"]),
-        (
-            stub.Pull,
-            pb.PullRequest(table="gone", keys=[1]),
-            "NOT_FOUND",
-            ["gone", "plain"],
-        ),
-        (
-            stub.Push,
-            pb.PushRequest(gradients=[1.0], **push),
-            "INVALID_ARGUMENT",
-            ["plain", "1", "2"],
-        ),
-        (
-            stub.Push,
-            pb.PushRequest(gradients=not_finite, **push),
-            "INVALID_ARGUMENT",
-            ["plain", "7", "NaN"],
-        ),
-        (stub.CreateTable, create, "ALREADY_EXISTS", ["plain", "2", "3"]),
-        # Held back past the writes that the server remembers.
-        (
-            stub.Push,
-            pb.PushRequest(sequence=7, **numbered),
-            "FAILED_PRECONDITION",
-            ["plain", "write 7 of client 44", "34465 to 100000"],
-        ),
-    ):
-        with pytest.raises(grpc.RpcError) as raised:
-            call(request)
-        assert raised.value.code().name == code
-        for part in parts:
-            assert part in raised.value.details()
-
-
 @pytest.fixture
 def servicer(generated, pb):
     """A class of servers that know what a worker asks for first."""

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -262,28 +261,6 @@ def test_probability_is_drawn_alike_with_the_same_seed():
             sizes.append(sorted(table.export_rows()[0].tolist()))
     assert sizes[0] == sizes[1]
     assert 20 < len(sizes[0]) < 80
-
-
-def test_the_layer_admits_when_its_gradient_is_applied(cluster):
-    layer = tsw.keras.DynamicEmbedding(
-        2,
-        name="word",
-        embeddings_initializer="zeros",
-        optimizer=tsw.optimizers.SGD(1.0),
-        admission=tsw.admission.MinCount(3),
-    )
-    ids = tf.constant([[4, 4], [5, 4]])
-
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(layer(ids, training=True))
-    gradient = tape.gradient(loss, layer.trainable_weights)
-    assert states(layer.table, [4, 5]) == [UNKNOWN, UNKNOWN]
-    layer.apply_gradients(gradient)
-
-    assert states(layer.table, [4, 5]) == [ROW, CANDIDATE]
-    np.testing.assert_array_equal(
-        layer(ids), [[[-3, -3], [-3, -3]], [[0, 0], [-3, -3]]]
-    )
 
 
 def test_admission_state_is_part_of_a_checkpoint(

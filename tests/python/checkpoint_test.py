@@ -19,6 +19,8 @@ from tfswitch._which_keras import IS_LEGACY, keras
 from tfswitch.keras.callbacks.backup_and_restore import _meets_all
 from tfswitch.train.barrier import END_OF_EPOCH
 
+BackupAndRestore = tsw.keras.callbacks.BackupAndRestore
+
 COLUMNS = 3
 BATCHES = 4
 
@@ -164,13 +166,11 @@ def test_a_fit_that_was_interrupted_goes_on_as_if_it_were_not(
     expected, history = undisturbed(eager)
     with connections(place) as connect:
         with connect():
-            first = tsw.keras.callbacks.BackupAndRestore(tmp_path, every)
+            first = BackupAndRestore(tmp_path, every)
             fit_until(*stops_at, first, make_seeded(eager=eager))
         with connect():
             model = make_seeded(seed=2, eager=eager)
-            again = fit(
-                model, tsw.keras.callbacks.BackupAndRestore(tmp_path, every)
-            )
+            again = fit(model, BackupAndRestore(tmp_path, every))
             assert_equal(state_of(model), expected)
     if not IS_LEGACY:  # It makes its metrics in its first step.
         assert len(again["mae"]) == epochs_again
@@ -183,14 +183,11 @@ def test_rows_of_dense_updates_go_on_but_for_rounding(tmp_path):
     for stops in (False, True):
         with running_cluster(0):
             if stops:
-                first = tsw.keras.callbacks.BackupAndRestore(tmp_path, 3)
+                first = BackupAndRestore(tmp_path, 3)
                 fit_until(0, 2, first, make_seeded(update="auto"))
         with running_cluster(0):
             model = make_seeded(update="auto")
-            fit(
-                model,
-                *[tsw.keras.callbacks.BackupAndRestore(tmp_path, 3)] * stops,
-            )
+            fit(model, *[BackupAndRestore(tmp_path, 3)] * stops)
             assert layers_of(model)["rows"].update == "dense"
             states.append(state_of(model))
 
@@ -205,7 +202,7 @@ def test_a_fit_that_is_interrupted_where_it_leaves_out_batches_goes_on(
     embedded, tmp_path
 ):
     """Also in the process that it was interrupted in."""
-    checkpoint = tsw.keras.callbacks.BackupAndRestore(tmp_path, 3)
+    checkpoint = BackupAndRestore(tmp_path, 3)
     model = make_seeded()
     for stops_at in [(0, 3), (0, 1)]:
         with pytest.raises(InterruptedError):
@@ -257,7 +254,7 @@ def test_a_kill_between_the_writes_leaves_the_checkpoint_before(
         check_the_one_before(tmp_path, address)
         with connect():
             model = make_seeded(seed=2)
-            fit(model, tsw.keras.callbacks.BackupAndRestore(tmp_path, every=2))
+            fit(model, BackupAndRestore(tmp_path, every=2))
             assert_equal(state_of(model), undisturbed()[0])
 
 
@@ -277,16 +274,14 @@ def test_many_kills_between_the_writes_lose_no_checkpoint(
     embedded, monkeypatch, tmp_path
 ):
     model = make_small_model()
-    fit_until(
-        0, 3, tsw.keras.callbacks.BackupAndRestore(tmp_path, 2, keep=1), model
-    )
+    fit_until(0, 3, BackupAndRestore(tmp_path, 2, keep=1), model)
     newest = max(tmp_path.glob("checkpoint-*.json")).read_text()
 
     def fails(*_):
         raise OSError("the disk is full")
 
     for _ in range(3):
-        checkpoint = tsw.keras.callbacks.BackupAndRestore(tmp_path, 2, keep=1)
+        checkpoint = BackupAndRestore(tmp_path, 2, keep=1)
         with monkeypatch.context() as patch:
             patch.setattr(checkpoint._folder, "publish", fails)
             with pytest.raises(OSError, match="the disk is full"):
@@ -295,14 +290,11 @@ def test_many_kills_between_the_writes_lose_no_checkpoint(
     assert [p.read_text() for p in tmp_path.glob("checkpoint-*.json")] == [
         newest
     ]
-    fit(model, tsw.keras.callbacks.BackupAndRestore(tmp_path, 2, keep=1))
+    fit(model, BackupAndRestore(tmp_path, 2, keep=1))
 
 
 def test_the_last_checkpoints_stay(embedded, tmp_path):
-    fit(
-        make_small_model(),
-        tsw.keras.callbacks.BackupAndRestore(tmp_path, 2, keep=3),
-    )
+    fit(make_small_model(), BackupAndRestore(tmp_path, 2, keep=3))
 
     numbers = [p.name for p in sorted(tmp_path.glob("checkpoint-*"))]
     named = [
@@ -324,7 +316,7 @@ def test_variables_are_written_while_training_goes_on(
     embedded, monkeypatch, tmp_path
 ):
     """And are those of the moment, though the thread comes later."""
-    checkpoint = tsw.keras.callbacks.BackupAndRestore(tmp_path, 100, keep=1)
+    checkpoint = BackupAndRestore(tmp_path, 100, keep=1)
     publish, may_write = checkpoint._folder.publish, threading.Event()
     seen = []
 
@@ -351,37 +343,30 @@ def test_variables_are_written_while_training_goes_on(
         def on_epoch_begin(self, epoch, logs=None):
             assert_equal(state_of(self.model), seen[0])
 
-    fit(
-        make_model(),
-        tsw.keras.callbacks.BackupAndRestore(tmp_path),
-        Look(),
-        epochs=1,
-    )
+    fit(make_model(), BackupAndRestore(tmp_path), Look(), epochs=1)
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(embedded, tmp_path):
-    fit_until(
-        1, 3, tsw.keras.callbacks.BackupAndRestore(tmp_path, 2), make_seeded()
-    )
+    fit_until(1, 3, BackupAndRestore(tmp_path, 2), make_seeded())
     newest = max(tmp_path.glob("dense-*"))
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1
     newest.write_bytes(content)
 
     model = make_seeded(seed=2)
-    fit(model, tsw.keras.callbacks.BackupAndRestore(tmp_path, 2))
+    fit(model, BackupAndRestore(tmp_path, 2))
 
     assert_equal(state_of(model), undisturbed()[0])
 
 
 def test_damaged_checkpoints_are_an_error_and_no_beginning(embedded, tmp_path):
     model = make_small_model()
-    fit(model, tsw.keras.callbacks.BackupAndRestore(tmp_path), epochs=1)
+    fit(model, BackupAndRestore(tmp_path), epochs=1)
     for path in tmp_path.glob("dense-*"):
         path.write_bytes(b"no zip")
 
     with pytest.raises(OSError, match=r"no checkpoint in .* can be read: .*1"):
-        fit(model, tsw.keras.callbacks.BackupAndRestore(tmp_path))
+        fit(model, BackupAndRestore(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -395,56 +380,46 @@ def test_a_checkpoint_of_another_model_is_refused(
     arguments, difference, tmp_path
 ):
     with running_cluster(0):
-        fit(
-            make_small_model(),
-            tsw.keras.callbacks.BackupAndRestore(tmp_path),
-            epochs=1,
-        )
+        fit(make_small_model(), BackupAndRestore(tmp_path), epochs=1)
 
     with running_cluster(0):
         model = make_small_model(**arguments)
         with pytest.raises(
             ValueError, match=rf"is of another model than .*({difference})"
         ):
-            fit(model, tsw.keras.callbacks.BackupAndRestore(tmp_path))
+            fit(model, BackupAndRestore(tmp_path))
         assert layers_of(model)["rows"].size() == 0
 
 
 def test_a_batch_that_executions_do_not_come_to_is_refused(embedded, tmp_path):
     model = make_small_model()
-    fit_until(0, 3, tsw.keras.callbacks.BackupAndRestore(tmp_path, 4), model)
+    fit_until(0, 3, BackupAndRestore(tmp_path, 4), model)
     model.compile(model.optimizer, "mse", steps_per_execution=3)
 
     with pytest.raises(ValueError, match=r"batch 4 .*steps_per_execution=3"):
-        fit(model, tsw.keras.callbacks.BackupAndRestore(tmp_path))
+        fit(model, BackupAndRestore(tmp_path))
 
 
 def test_a_checkpoint_is_of_the_last_batch_of_an_execution(embedded, tmp_path):
     model = make_small_model()
     model.compile("sgd", "mse", steps_per_execution=2)
 
-    fit(
-        model,
-        tsw.keras.callbacks.BackupAndRestore(tmp_path, 2, keep=3),
-        epochs=1,
-    )
+    fit(model, BackupAndRestore(tmp_path, 2, keep=3), epochs=1)
 
     manifest = json.loads((tmp_path / "checkpoint-000001.json").read_text())
     assert (manifest["epoch"], manifest["batch"]) == (0, 2)
 
 
 def test_a_fit_that_has_ended_is_not_repeated(embedded, tmp_path):
-    checkpoint = tsw.keras.callbacks.BackupAndRestore(tmp_path)
+    checkpoint = BackupAndRestore(tmp_path)
     model = make_small_model()
     fit(model, checkpoint, epochs=1)
     before = state_of(model)
 
-    fit(model, tsw.keras.callbacks.BackupAndRestore(tmp_path), epochs=1)
+    fit(model, BackupAndRestore(tmp_path), epochs=1)
     assert_equal(state_of(model), before)
     more = fit(model, checkpoint, epochs=2)  # This one has seen it end.
-    further = fit(
-        model, tsw.keras.callbacks.BackupAndRestore(tmp_path), epochs=3
-    )
+    further = fit(model, BackupAndRestore(tmp_path), epochs=3)
 
     assert (len(more["loss"]), len(further["loss"])) == (2, 1)
 
@@ -454,11 +429,7 @@ def test_checkpoints_go_at_the_end_if_asked(embedded, tmp_path):
 
     for _ in range(2):
         again = fit(
-            model,
-            tsw.keras.callbacks.BackupAndRestore(
-                tmp_path, delete_checkpoint=True
-            ),
-            epochs=1,
+            model, BackupAndRestore(tmp_path, delete_checkpoint=True), epochs=1
         )
         assert len(again["loss"]) == 1
 
@@ -472,9 +443,7 @@ def test_checkpoints_go_at_the_end_if_asked(embedded, tmp_path):
 )
 def test_bad_arguments_are_named(arguments):
     with pytest.raises(ValueError, match=next(iter(arguments))):
-        tsw.keras.callbacks.BackupAndRestore(
-            **{"path": "checkpoints", **arguments}
-        )
+        BackupAndRestore(**{"path": "checkpoints", **arguments})
 
 
 @pytest.mark.parametrize("has_ended_epoch", [False, True])

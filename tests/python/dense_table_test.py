@@ -1,6 +1,5 @@
 """DenseTable: a model's dense variables on servers."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -180,23 +179,6 @@ def test_values_that_are_not_finite_are_named_and_leave_nothing(cluster, bad):
 
 
 # --- Steps ------------------------------------------------------------------
-
-
-def test_pushes_equal_keras(cluster):
-    """Other rules are those of `optimizer_rules_test.py`."""
-    rng = np.random.default_rng(3)
-    start = random_values(rng, SHAPES)
-    table = make_table(SHAPES, optimizer=tsw.optimizers.Adam(0.1))
-    table.initialize(start)
-    variables = [keras.Variable(value) for value in start]
-    optimizer = keras.optimizers.Adam(0.1)
-
-    for _ in range(4):
-        gradients = random_values(rng, SHAPES)
-        optimizer.apply([tf.constant(g) for g in gradients], variables)
-        table.push(gradients, learning_rate=0.1)
-
-    assert_equal(table.pull(), [v.numpy() for v in variables], **TOLERANCE)
 
 
 def test_each_push_has_its_learning_rate(cluster):

@@ -465,21 +465,6 @@ def test_another_learning_rate_for_a_shared_table_is_refused(embedded):
 # --- What belongs together ----------------------------------------------------
 
 
-def test_a_bad_gradient_of_one_feature_reaches_no_table(cluster, capfd):
-    layer = make_small()
-    train_step(layer, {"a": A, "b": B})
-    before = [rows_of(each.table) for each in layer.features.values()]
-
-    train_step(
-        layer,
-        {"a": A, "b": B},
-        lambda x: tf.reduce_sum(x["a"]) + tf.reduce_sum(x["b"]) * np.nan,
-    )
-
-    assert "small_b': the gradient of id" in capfd.readouterr().err
-    assert before == [rows_of(each.table) for each in layer.features.values()]
-
-
 def test_an_unused_feature_takes_no_step(embedded):
     layer = make_small()
 
@@ -487,25 +472,6 @@ def test_an_unused_feature_takes_no_step(embedded):
 
     assert layer.features["a"].table.iterations == 1
     assert layer.features["b"].table.iterations == 0
-
-
-def test_a_table_that_is_gone_is_named_and_nothing_is_pushed(cluster):
-    layer = make_small(cluster=cluster)
-    inputs = {"a": A, "b": B}
-    train_step(layer, inputs)
-    before = rows_of(layer.features["a"].table)
-
-    with tf.GradientTape() as tape:
-        outputs = layer(inputs, training=True)
-        loss = tf.reduce_sum(outputs["a"]) + tf.reduce_sum(outputs["b"])
-    cluster.drop(layer.features["b"].table.name)
-
-    gradients = tape.gradient(loss, layer.trainable_variables)
-    with pytest.raises(tf.errors.NotFoundError, match="small_b"):
-        layer.apply_gradients(gradients)
-    with pytest.raises(tf.errors.NotFoundError, match="small_b"):
-        layer(inputs)
-    assert rows_of(layer.features["a"].table) == before
 
 
 # --- Mixed precision ----------------------------------------------------------

@@ -122,15 +122,3 @@ def test_values_are_distributed_as_named(embedded, initializer, mean, stddev):
     # 160,000 values: five standard errors of mean and deviation.
     assert abs(values.mean() - mean) < 5 * stddev / 400
     assert abs(values.std() - stddev) < 5 * stddev / 400
-
-
-def test_constants_fill_rows(embedded):
-    for name, initializer, value in (
-        ("zeros", "zeros", 0.0),
-        ("ones", "ones", 1.0),
-        ("constant", initializers.Constant(-2.5), -2.5),
-    ):
-        table = tsw.EmbeddingTable(name, 3, initializer=initializer)
-        np.testing.assert_array_equal(
-            table.lookup_or_create([1]), [[value] * 3]
-        )

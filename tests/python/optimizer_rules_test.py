@@ -35,34 +35,39 @@ def pair(name, ours, theirs):
     return pytest.param(ours, theirs, id=name)
 
 
+def alike(rule, *args, **kwargs):
+    """A rule of Keras that has the same name and arguments here."""
+    return pair(
+        "_".join(map(str, (rule, *args[1:], *kwargs))),
+        getattr(optimizers, rule)(*args, **kwargs),
+        lambda: getattr(KERAS, rule)(*args, **kwargs),
+    )
+
+
 KERAS_PAIRS = [
-    pair("sgd", optimizers.SGD(0.1), lambda: KERAS.SGD(0.1)),
+    alike("SGD", 0.1),
+    alike("SGD", 0.1, momentum=0.8, nesterov=True),
+    alike("SGD", 0.1, momentum=0.5, weight_decay=0.2),
+    alike("Adagrad", 0.1),
+    alike("Adagrad", 0.1, initial_accumulator_value=0.0, epsilon=1e-3),
+    alike("Adagrad", 0.1, clipvalue=0.3),
+    alike("Adam", 0.1),
+    alike("Adam", 0.1, 0.8, 0.95, 1e-3),
+    alike("AdamW", 0.1, 0.05),
+    alike("RMSprop", 0.01),
+    alike("RMSprop", 0.01, 0.8, 0.7, 1e-3),
+    alike("RMSprop", 0.01, epsilon=1e-2, centered=True),
+    alike("RMSprop", 0.01, 0.8, 0.9, 1e-2, centered=True),
+    alike("Adadelta", 1.0),
+    alike("Adadelta", 1.0, 0.5, 1e-3),
+    alike("Ftrl", 0.1),
+    alike("Ftrl", 0.1, **FTRL_KNOBS),
+    alike("Lion", 0.01),
+    alike("Lion", 0.01, 0.5, 0.7),
     pair(
         "momentum",
         optimizers.Momentum(0.1),
         lambda: KERAS.SGD(0.1, momentum=0.9),
-    ),
-    pair(
-        "nesterov",
-        optimizers.SGD(0.1, momentum=0.8, nesterov=True),
-        lambda: KERAS.SGD(0.1, momentum=0.8, nesterov=True),
-    ),
-    pair("adagrad", optimizers.Adagrad(0.1), lambda: KERAS.Adagrad(0.1)),
-    pair(
-        "adagrad_with_arguments",
-        optimizers.Adagrad(0.1, initial_accumulator_value=0.0, epsilon=1e-3),
-        lambda: KERAS.Adagrad(0.1, initial_accumulator_value=0.0, epsilon=1e-3),
-    ),
-    pair("adam", optimizers.Adam(0.1), lambda: KERAS.Adam(0.1)),
-    pair(
-        "adam_with_arguments",
-        optimizers.Adam(0.1, 0.8, 0.95, 1e-3),
-        lambda: KERAS.Adam(0.1, 0.8, 0.95, 1e-3),
-    ),
-    pair(
-        "adamw",
-        optimizers.AdamW(0.1, 0.05),
-        lambda: KERAS.AdamW(0.1, 0.05),
     ),
     pair(
         "amsgrad",
@@ -73,50 +78,6 @@ KERAS_PAIRS = [
         "amsgrad_with_decay",
         optimizers.AMSGrad(0.1, weight_decay=0.1),
         lambda: KERAS.AdamW(0.1, weight_decay=0.1, amsgrad=True),
-    ),
-    pair("rmsprop", optimizers.RMSprop(0.01), lambda: KERAS.RMSprop(0.01)),
-    pair(
-        "rmsprop_with_arguments",
-        optimizers.RMSprop(0.01, 0.8, 0.7, 1e-3),
-        lambda: KERAS.RMSprop(0.01, 0.8, 0.7, 1e-3),
-    ),
-    pair(
-        "rmsprop_centered",
-        optimizers.RMSprop(0.01, epsilon=1e-2, centered=True),
-        lambda: KERAS.RMSprop(0.01, epsilon=1e-2, centered=True),
-    ),
-    pair(
-        "rmsprop_centered_momentum",
-        optimizers.RMSprop(0.01, 0.8, 0.9, 1e-2, centered=True),
-        lambda: KERAS.RMSprop(0.01, 0.8, 0.9, 1e-2, centered=True),
-    ),
-    pair("adadelta", optimizers.Adadelta(1.0), lambda: KERAS.Adadelta(1.0)),
-    pair(
-        "adadelta_with_arguments",
-        optimizers.Adadelta(1.0, 0.5, 1e-3),
-        lambda: KERAS.Adadelta(1.0, 0.5, 1e-3),
-    ),
-    pair("ftrl", optimizers.Ftrl(0.1), lambda: KERAS.Ftrl(0.1)),
-    pair(
-        "ftrl_with_arguments",
-        optimizers.Ftrl(0.1, **FTRL_KNOBS),
-        lambda: KERAS.Ftrl(0.1, **FTRL_KNOBS),
-    ),
-    pair("lion", optimizers.Lion(0.01), lambda: KERAS.Lion(0.01)),
-    pair(
-        "lion_with_arguments",
-        optimizers.Lion(0.01, 0.5, 0.7),
-        lambda: KERAS.Lion(0.01, 0.5, 0.7),
-    ),
-    pair(
-        "weight_decay",
-        optimizers.SGD(0.1, momentum=0.5, weight_decay=0.2),
-        lambda: KERAS.SGD(0.1, momentum=0.5, weight_decay=0.2),
-    ),
-    pair(
-        "clipvalue",
-        optimizers.Adagrad(0.1, clipvalue=0.3),
-        lambda: KERAS.Adagrad(0.1, clipvalue=0.3),
     ),
 ]
 

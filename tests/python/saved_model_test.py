@@ -578,9 +578,9 @@ class TestBadInput:
             tsw.saved_model.roll_back(path, 9)
         with pytest.raises(ValueError, match="number=0"):
             tsw.saved_model.roll_back(path, 0)
-        with pytest.raises(ValueError, match="interval=-1"):
+        with pytest.raises(ValueError, match="interval_secs=-1"):
             tsw.saved_model.watch(path, -1)
-        with pytest.raises(ValueError, match="interval=True"):
+        with pytest.raises(ValueError, match="interval_secs=True"):
             tsw.saved_model.watch(path, True)
         del loaded
 
