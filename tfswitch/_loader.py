@@ -44,8 +44,9 @@ def load_ops() -> ModuleType:
         The module of the ops: `tfswitch_push_many` and others.
 
     Raises:
-        ImportError: If there is no library for this TensorFlow, or its binary
-            interface differs from that of the release.
+        ImportError: If there is no library for the installed version of
+            TensorFlow, or the installed TensorFlow has another binary interface
+            than the official release of that version.
     """
     path = library_path()
     try:

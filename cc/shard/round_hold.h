@@ -45,8 +45,8 @@ class RoundHold {
   // `interrupt` at intervals; if that fails, returns its error at once.
   absl::Status Wait(absl::FunctionRef<absl::Status()> interrupt);
 
-  // Sets the state of the work queues at the round of the save. False if the
-  // save does not hold rounds (any more).
+  // Stores the state that the work queues have at the save's round. Returns
+  // false if no rounds wait for the save, or none wait any more.
   bool SetWorkQueues(const std::string& save_id,
                      std::optional<v1::SavedWorkQueues> work_queues);
 

@@ -224,10 +224,10 @@ class WorkerGroup {
                      const std::string& barrier, int64_t barrier_generation,
                      absl::Time now);
 
-  // The place from which the worker continues; nullopt if it still waits at a
-  // barrier. In addition to the errors of Heartbeat: FailedPrecondition if all
-  // workers wait at barriers and none of these can open, because workers that
-  // passed the last barrier together wait at different ones.
+  // The step and round from which the worker continues; nullopt while the
+  // worker waits at a barrier. Has the errors of Heartbeat, and
+  // FailedPrecondition for a deadlock: all workers wait, but those that passed
+  // the last barrier together now wait at different barriers, so none can open.
   absl::StatusOr<std::optional<Place>> PlaceAfterBarrier(uint32_t worker,
                                                          uint64_t incarnation);
 

@@ -20,7 +20,8 @@ namespace tfswitch {
 namespace {
 
 // Memory per key: 64 B / (5 x 0.75) = 17.1 B before growth, 23.9 B after it.
-constexpr uint64_t kLoadNumerator = 15;  // Keys per 4 buckets: 0.75 x 5 x 4.
+// Keys per 4 buckets: load factor 0.75 x 5 keys in a full bucket x 4 buckets.
+constexpr uint64_t kLoadNumerator = 15;
 constexpr uint64_t kLoadDenominator = 4;
 constexpr uint64_t kGrowthNumerator = 7;  // x 1.4
 constexpr uint64_t kGrowthDenominator = 5;
@@ -218,8 +219,8 @@ void StripeIndex::PrepareGrowth(bool is_urgent) {
       current().num_buckets * kGrowthNumerator / kGrowthDenominator + 1;
   const size_t bytes = num_buckets * sizeof(Bucket);
   // Leaves half of the span for overflow, because an attacker may cause much of
-  // it by choosing keys. The PageKeeper may not yet have given back the memory
-  // of the array that used this span before.
+  // it by choosing keys. The span is busy while the PageKeeper has not yet
+  // given back the memory of the array that used it before.
   if (PageKeeper::Get().IsBusy(array.span)) {
     if (!is_urgent) return;
     // Gives the memory back now, although other threads wait meanwhile:

@@ -71,7 +71,7 @@ def _value_of(ids: np.ndarray, values: np.ndarray) -> _Value:
 
 
 def attach(variable: Any, layer: Any) -> None:
-    """Makes the values of the layer's variable carry its rows."""
+    """Makes a read or save of the layer's variable return the layer's rows."""
     owner = weakref.ref(layer)
     assign = variable.assign
 

@@ -63,9 +63,10 @@ class ServedRows:
 def serving(model: tf.Tensor) -> Iterator[ServedRows]:
     """Makes lookups in this context read the rows that the model serves.
 
-    A `tf.function` called in this context gets a trace of its own. Earlier
-    traces look up in the trainer's tables, and this one in the rows of this
-    graph, so neither can replace the other.
+    A `tf.function` called in this context is traced again. The new trace looks
+    up in rows that the serving graph contains. Earlier traces look up in the
+    trainer's tables, so TensorFlow must not reuse them here, or the new trace
+    elsewhere.
     """
     rows = ServedRows(model)
     token = _rows.set(rows)

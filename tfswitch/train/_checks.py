@@ -45,7 +45,7 @@ def check_replicas(replicas: Any, name: str, num_workers: Any) -> None:
 
 
 def check_cluster(cluster: Any) -> None:
-    """Raises ValueError unless it is a cluster, or None."""
+    """Raises ValueError if `cluster` is neither a cluster nor None."""
     if not isinstance(cluster, Cluster | None):
         raise _ranges.bad_argument(
             "cluster", cluster, "what tfswitch.connect returned"

@@ -101,7 +101,8 @@ absl::Status CannotListen(const Address& address, absl::string_view why) {
 }
 
 int PortOf(int fd) {
-  // Also reads the port of an IPv4 address, which has the same offset.
+  // This reads the port of an IPv4 address as well: `sin_port` and `sin6_port`
+  // have the same offset.
   sockaddr_in6 bound = {};
   socklen_t size = sizeof(bound);
   if (getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &size) != 0) {

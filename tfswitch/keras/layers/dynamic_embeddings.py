@@ -362,7 +362,7 @@ class DynamicEmbeddings(_backend.Layer):
         }
 
     def count_params(self) -> int:
-        """Returns a count of weights that prints with the tables' rows."""
+        """Returns the number of weights; its text also says how many rows."""
         weights = super().count_params()
         tables = {
             (layer._table.cluster.address, layer._table.name): layer._table
