@@ -75,6 +75,18 @@ absl::Status CheckNoStopSignal() {
              : absl::OkStatus();
 }
 
+// Called before any thread starts, so that the signals are blocked in all
+// threads. sigwait() receives them in ordinary code, which may call any
+// function.
+sigset_t BlockStopSignals() {
+  sigset_t stop_signals;
+  sigemptyset(&stop_signals);
+  sigaddset(&stop_signals, SIGTERM);
+  sigaddset(&stop_signals, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);
+  return stop_signals;
+}
+
 int Serve(ServerFlags flags) {
   ShowServerEvents();
   const absl::Time started = SteadyNow();
@@ -84,15 +96,7 @@ int Serve(ServerFlags flags) {
                "malloc refused its settings; exchanges will cost more CPU");
   }
 
-  // Blocks the signals before any thread starts, so that they are blocked in
-  // all threads. sigwait() below receives them in ordinary code, which may call
-  // any function.
-  sigset_t stop_signals;
-  sigemptyset(&stop_signals);
-  sigaddset(&stop_signals, SIGTERM);
-  sigaddset(&stop_signals, SIGINT);
-  pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);
-
+  const sigset_t stop_signals = BlockStopSignals();
   std::unique_ptr<DataFolder> folder;
   if (!flags.data_dir.empty()) {
     auto opened = DataFolder::Open(

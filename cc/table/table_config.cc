@@ -74,6 +74,43 @@ absl::Status ValidateInitializer(const std::string& table,
   return absl::OkStatus();
 }
 
+// Checks a table whose rows are blocks of the variables of a model.
+absl::Status CheckDenseTable(const TableConfig& config) {
+  if (!(config.admission == AdmissionConfig() &&
+        config.eviction == EvictionConfig() &&
+        config.statistics == StatisticsConfig())) {
+    return FieldError(config.name, "admission, eviction and statistics", "none",
+                      "some, for a dense table, whose rows all stay");
+  }
+  if (config.storage_dtype == StorageDtypeConfig()) return absl::OkStatus();
+  return FieldError(config.name, "storage_dtype", "float32, for a dense table",
+                    config.storage_dtype.ToString());
+}
+
+// Checks a table in which each step moves all rows.
+absl::Status CheckDenseUpdates(const TableConfig& config) {
+  if (!config.layout.empty()) {
+    return FieldError(config.name, "optimizer.is_dense",
+                      "false for a dense table, whose rows are in each push",
+                      "true");
+  }
+  if (config.admission.not_admitted.kind == NotAdmittedKind::kWeight) {
+    return FieldError(config.name, "admission.not_admitted",
+                      "no weight with dense updates, as ids that wait for "
+                      "admission do not miss steps",
+                      "a weight");
+  }
+  if (!config.storage_dtype.is_plain() &&
+      Optimizer(config.optimizer, config.dim).takes_missed_steps()) {
+    return FieldError(config.name, "storage_dtype",
+                      "float32 with dense updates of a rule whose missed "
+                      "steps have no sum, as many small steps would be lost "
+                      "in 16 bits",
+                      config.storage_dtype.ToString());
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 bool TableConfig::NeedsCounts() const {
@@ -147,12 +184,6 @@ absl::Status TableConfig::Validate() const {
                       absl::StrCat("at most ", kMaxLayoutSize, " characters"),
                       absl::StrCat(layout.size()));
   }
-  if (!layout.empty() &&
-      !(admission == AdmissionConfig() && eviction == EvictionConfig() &&
-        statistics == StatisticsConfig())) {
-    return FieldError(name, "admission, eviction and statistics", "none",
-                      "some, for a dense table, whose rows all stay");
-  }
   // The value is unknown to this server; a newer client may have sent it.
   for (const char* known :
        {NameOf(storage_dtype.embeddings), NameOf(storage_dtype.slots),
@@ -162,31 +193,8 @@ absl::Status TableConfig::Validate() const {
                         storage_dtype.ToString());
     }
   }
-  if (!layout.empty() && !(storage_dtype == StorageDtypeConfig())) {
-    return FieldError(name, "storage_dtype", "float32, for a dense table",
-                      storage_dtype.ToString());
-  }
-  if (optimizer.is_dense) {
-    if (!layout.empty()) {
-      return FieldError(name, "optimizer.is_dense",
-                        "false for a dense table, whose rows are in each push",
-                        "true");
-    }
-    if (admission.not_admitted.kind == NotAdmittedKind::kWeight) {
-      return FieldError(name, "admission.not_admitted",
-                        "no weight with dense updates, as ids that wait for "
-                        "admission do not miss steps",
-                        "a weight");
-    }
-    if (!storage_dtype.is_plain() &&
-        Optimizer(optimizer, dim).takes_missed_steps()) {
-      return FieldError(name, "storage_dtype",
-                        "float32 with dense updates of a rule whose missed "
-                        "steps have no sum, as many small steps would be lost "
-                        "in 16 bits",
-                        storage_dtype.ToString());
-    }
-  }
+  if (!layout.empty()) TFSWITCH_RETURN_IF_ERROR(CheckDenseTable(*this));
+  if (optimizer.is_dense) TFSWITCH_RETURN_IF_ERROR(CheckDenseUpdates(*this));
   if (admission.not_admitted.kind == NotAdmittedKind::kWeight &&
       (optimizer.segments.size() < 2 || optimizer.segments[0].dim != 1)) {
     return FieldError(
