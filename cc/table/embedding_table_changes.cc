@@ -12,43 +12,6 @@
 #include "cc/table/embedding_table_impl.h"
 
 namespace tfswitch {
-namespace {
-
-// Gathers a chunk for a visitor.
-class Chunk {
- public:
-  explicit Chunk(int dim) : dim_(static_cast<size_t>(dim)) {}
-
-  void Add(Key key, const float* embedding, size_t num_floats) {
-    keys_.push_back(key);
-    embeddings_.insert(embeddings_.end(), embedding, embedding + num_floats);
-    embeddings_.resize(keys_.size() * dim_);
-  }
-  void AddScore(float score) { delta_scores_.push_back(score); }
-  void Remove(Key key) { removed_.push_back(key); }
-
-  absl::Status Emit(
-      size_t min_keys,
-      const std::function<absl::Status(const ChangeChunk&)>& visit) {
-    const size_t num_keys = keys_.size() + removed_.size();
-    if (num_keys == 0 || num_keys < min_keys) return absl::OkStatus();
-    absl::Status status = visit({keys_, embeddings_, delta_scores_, removed_});
-    keys_.clear();
-    embeddings_.clear();
-    delta_scores_.clear();
-    removed_.clear();
-    return status;
-  }
-
- private:
-  const size_t dim_;
-  std::vector<Key> keys_;
-  std::vector<float> embeddings_;
-  std::vector<float> delta_scores_;
-  std::vector<Key> removed_;
-};
-
-}  // namespace
 
 // One call of ForEachChange.
 //
@@ -100,6 +63,41 @@ class EmbeddingTable::Impl::ChangeVisit {
   }
 
  private:
+  // Gathers a chunk for a visitor.
+  class Chunk {
+   public:
+    explicit Chunk(int dim) : dim_(static_cast<size_t>(dim)) {}
+
+    void Add(Key key, const float* embedding, size_t num_floats) {
+      keys_.push_back(key);
+      embeddings_.insert(embeddings_.end(), embedding, embedding + num_floats);
+      embeddings_.resize(keys_.size() * dim_);
+    }
+    void AddScore(float score) { delta_scores_.push_back(score); }
+    void Remove(Key key) { removed_.push_back(key); }
+
+    absl::Status Emit(
+        size_t min_keys,
+        const std::function<absl::Status(const ChangeChunk&)>& visit) {
+      const size_t num_keys = keys_.size() + removed_.size();
+      if (num_keys == 0 || num_keys < min_keys) return absl::OkStatus();
+      absl::Status status =
+          visit({keys_, embeddings_, delta_scores_, removed_});
+      keys_.clear();
+      embeddings_.clear();
+      delta_scores_.clear();
+      removed_.clear();
+      return status;
+    }
+
+   private:
+    const size_t dim_;
+    std::vector<Key> keys_;
+    std::vector<float> embeddings_;
+    std::vector<float> delta_scores_;
+    std::vector<Key> removed_;
+  };
+
   bool IsChosen(const UsageOfRow& usage, const RowStatistics& counted,
                 float delta_threshold) const {
     return counted.Score(usage.show, usage.click) >= rule_->base_threshold &&

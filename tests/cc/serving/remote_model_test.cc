@@ -140,7 +140,7 @@ class RemoteModelTest : public testing::TestWithParam<int> {
 };
 
 TEST_P(RemoteModelTest, ATableThatOneServerHasLostIsNotServed) {
-  ASSERT_TRUE(shards_.back()->DropTable("u"));
+  ASSERT_TRUE(shards_.back()->tables().Drop("u"));
   const absl::Status refused =
       OpenRemoteModel(options_, {{"t", 2}, {"u", 3}}, client_).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
