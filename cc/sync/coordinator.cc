@@ -91,7 +91,7 @@ absl::Status Coordinator::CreateGroup(const std::string& group,
     return make(DrawFirstIncarnation());
   }
   Group& present = *it->second;
-  const absl::Status same = CheckSameOptions(group, present.options, options);
+  absl::Status same = CheckSameOptions(group, present.options, options);
   if (same.ok()) return same;
   Tick(&present, AwakeNow());
   // No worker is left, so the former training has ended. The group starts again

@@ -158,7 +158,7 @@ class EmbeddingTable::Impl::ChangeVisit {
         begin = stripe.index.VisitEntries(
             begin, buckets_per_visit_, [&](Key key, StripeIndex::Entry entry) {
               if (rule_.has_value()) {
-                if (!ChooseLocked(s, key, entry)) return;
+                if (!ChooseLocked(&stripe, lost_[s], key, entry)) return;
               } else if (!is_all_ && RacyLoad(stripe.rows.stamps() +
                                               entry.row()) <= since_) {
                 return;
@@ -174,18 +174,19 @@ class EmbeddingTable::Impl::ChangeVisit {
   }
 
   // Whether the rule chooses the row. If so, adds the row's score to the chunk.
-  bool ChooseLocked(int s, Key key, StripeIndex::Entry entry)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(table_.stripes_[s].mutex) {
+  bool ChooseLocked(Stripe* stripe, const std::vector<Key>& lost, Key key,
+                    StripeIndex::Entry entry)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(stripe->mutex) {
     const RowStatistics& statistics = table_.statistics_;
     counts_.resize(static_cast<size_t>(statistics.num_floats()));
-    table_.CopyStatisticsLocked(&table_.stripes_[s], entry, counts_.data());
+    table_.CopyStatisticsLocked(stripe, entry, counts_.data());
     const UsageOfRow usage = statistics.Read(counts_.data(), day_);
     // A key may have lost its row and have a new one. If the rule does not
     // choose the new row, readers see the key as removed. For such a key the
     // rule does not ask how much the score has grown, because an earlier export
     // may already have subtracted the score.
     const bool needs_gain =
-        !is_all_ && !std::binary_search(lost_[s].begin(), lost_[s].end(), key);
+        !is_all_ && !std::binary_search(lost.begin(), lost.end(), key);
     if (!IsChosen(usage, statistics,
                   needs_gain ? rule_->delta_threshold : 0.0f)) {
       return false;
