@@ -175,8 +175,7 @@ class EmbeddingTable::Impl::ChangeVisit {
 
   // Whether the rule chooses the row. If so, adds the row's score to the chunk.
   bool ChooseLocked(Stripe* stripe, const std::vector<Key>& lost, Key key,
-                    StripeIndex::Entry entry)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(stripe->mutex) {
+                    StripeIndex::Entry entry) {
     const RowStatistics& statistics = table_.statistics_;
     counts_.resize(static_cast<size_t>(statistics.num_floats()));
     table_.CopyStatisticsLocked(stripe, entry, counts_.data());
