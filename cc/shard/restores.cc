@@ -4,6 +4,7 @@
 #include "cc/shard/restores.h"
 
 #include <algorithm>
+#include <new>
 #include <optional>
 #include <set>
 #include <utility>
@@ -116,7 +117,7 @@ void Restore::Finish(const Answer& answer, LoadedRows rows) {
 }
 
 absl::Status Restore::Wait(const Interrupt& interrupt) {
-  while (is_loading()) {
+  while (is_loading() && !is_given_up()) {
     TFSWITCH_RETURN_IF_ERROR(interrupt());  // May run Python.
     MutexLock lock(&mutex_);
     if (is_loading_) has_loaded_.WaitFor(&mutex_, absl::Milliseconds(100));
@@ -158,6 +159,17 @@ bool Restores::Keep(const std::string& restore_id, const Restore& restore) {
   return true;
 }
 
+void Restores::Keep(const std::string& restore_id) {
+  std::shared_ptr<Restore> restore;
+  {
+    MutexLock lock(&mutex_);
+    const auto it = restores_.find(restore_id);
+    if (it == restores_.end()) return;
+    restore = it->second;
+  }
+  if (!restore->is_loading()) Keep(restore_id, *restore);
+}
+
 Restore::Answer Restores::Stage(const v1::StageRestoreRequest& request,
                                 const Interrupt& interrupt,
                                 Progress* progress) {
@@ -195,7 +207,12 @@ Restore::Answer Restores::Stage(const v1::StageRestoreRequest& request,
                                      request.newer_than(), INT32_MAX))));
     return Load(path, manifest, request, check, &loaded, progress);
   };
-  Restore::Answer answer = load();
+  Restore::Answer answer;
+  try {
+    answer = load();
+  } catch (const std::bad_alloc&) {
+    answer = absl::ResourceExhaustedError("no memory for the restored rows");
+  }
   if (absl::Status end = check(); answer.ok() && !end.ok()) answer = end;
   loaded.seconds = SecondsSince(begin);
   if (answer.ok()) {

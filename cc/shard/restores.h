@@ -106,6 +106,8 @@ class Restores {
                         const Interrupt& interrupt = Never,
                         Progress* progress = nullptr);
 
+  // Keeps staged rows for another options.staged_restore_expiry.
+  void Keep(const std::string& restore_id);
   // Drops the staged rows. OK if nothing is staged under `restore_id`.
   void Abort(const std::string& restore_id);
   // Replaces tables by the staged ones, and sets `*former` to the former

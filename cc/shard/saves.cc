@@ -68,18 +68,34 @@ absl::Status Save::End(const Interrupt& interrupt) {
   return absl::OkStatus();
 }
 
-std::shared_ptr<Save> Saves::Find(const std::string& save_id) {
+std::shared_ptr<Save> Saves::Find(const std::string& save_id) const {
   MutexLock lock(&mutex_);
   for (const auto& save : saves_) {
     if (save->id() == save_id) return save;
   }
-  if (saves_.size() >= kMaxSaves) {
-    const auto unused =
-        std::find_if(saves_.begin(), saves_.end(),
-                     [](const auto& save) { return save.use_count() == 1; });
-    if (unused != saves_.end()) saves_.erase(unused);
+  return nullptr;
+}
+
+std::shared_ptr<Save> Saves::FindOrMake(const std::string& save_id) {
+  if (auto save = Find(save_id)) return save;
+  const auto made = std::make_shared<Save>(save_id);
+  MutexLock lock(&mutex_);
+  for (const auto& save : saves_) {
+    if (save->id() == save_id) return save;  // Another thread made it.
   }
-  return saves_.emplace_back(std::make_shared<Save>(save_id));
+  const auto is_unused = [](const auto& save) { return save.use_count() == 1; };
+  while (saves_.size() >= kMaxSaves) {
+    auto forgotten =
+        std::find_if(saves_.begin(), saves_.end(), [&](const auto& save) {
+          return is_unused(save) && !save->has_files();
+        });
+    if (forgotten == saves_.end()) {
+      forgotten = std::find_if(saves_.begin(), saves_.end(), is_unused);
+    }
+    if (forgotten == saves_.end()) break;
+    saves_.erase(forgotten);
+  }
+  return saves_.emplace_back(made);
 }
 
 absl::StatusOr<std::vector<std::shared_ptr<EmbeddingTable>>>
@@ -111,7 +127,7 @@ absl::StatusOr<v1::CheckpointPart> Saves::Write(
                             core_.options.ResolvePath(request.path()));
   EndExpired(interrupt);
   TFSWITCH_ASSIGN_OR_RETURN(const auto tables, TablesToSave(request));
-  const std::shared_ptr<Save> save = Find(request.save_id());
+  const std::shared_ptr<Save> save = FindOrMake(request.save_id());
   TFSWITCH_RETURN_IF_ERROR(save->Check());
   // The call is repeated, because the answer to the first call was lost.
   if (auto answer = save->AnswerFor(path); answer.has_value()) return *answer;
@@ -191,6 +207,7 @@ absl::StatusOr<Snapshots> Saves::TakeAtCut(
 
 absl::StatusOr<int64_t> Saves::Commit(
     const v1::CommitCheckpointRequest& request, const Interrupt& interrupt) {
+  TFSWITCH_RETURN_IF_ERROR(CheckId("save_id", request.save_id()));
   TFSWITCH_ASSIGN_OR_RETURN(const std::string path,
                             core_.options.ResolvePath(request.path()));
   checkpoint::CommitOptions options;
@@ -202,13 +219,15 @@ absl::StatusOr<int64_t> Saves::Commit(
                             request.dropped_tables().end()};
   options.interrupt = interrupt;
   const std::shared_ptr<Save> save = Find(request.save_id());
-  options.own_part = save->AnswerFor(path).value_or(v1::CheckpointPart());
+  if (save != nullptr) {
+    options.own_part = save->AnswerFor(path).value_or(v1::CheckpointPart());
+  }
   absl::StatusOr<int64_t> number = checkpoint::Commit(
       path, request.save_id(),
       {request.manifest_parts().begin(), request.manifest_parts().end()},
       options);
   if (number.ok()) {
-    save->NotePublished();
+    if (save != nullptr) save->NotePublished();
     core_.journal.Tell("save_published", {{"path", path}, {"number", *number}});
   }
   return number;
@@ -219,7 +238,7 @@ absl::Status Saves::Abort(const std::string& path, const std::string& save_id,
   TFSWITCH_RETURN_IF_ERROR(CheckId("save_id", save_id));
   core_.round_hold.End(save_id);
   TFSWITCH_RETURN_IF_ERROR(core_.options.ResolvePath(path).status());
-  return Find(save_id)->End(interrupt);
+  return FindOrMake(save_id)->End(interrupt);
 }
 
 void Saves::EndExpired(const Interrupt& interrupt) {

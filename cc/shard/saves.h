@@ -60,6 +60,10 @@ class Save {
     MutexLock lock(&mutex_);
     return !files_.empty() && expiry_ <= now;
   }
+  bool has_files() const {
+    MutexLock lock(&mutex_);
+    return !files_.empty();
+  }
   void set_expiry(absl::Time expiry) {
     MutexLock lock(&mutex_);
     expiry_ = expiry;
@@ -119,11 +123,14 @@ class Saves {
                      v1::GetProgressResponse* response) const;
 
  private:
-  // How many saves are remembered. A save that is in use is remembered longer.
+  // How many saves are remembered. A save that is in use, or has files to
+  // publish, is remembered longer if it can be.
   static constexpr size_t kMaxSaves = 64;
 
-  // Returns the save of this id. Makes it if there is none.
-  std::shared_ptr<Save> Find(const std::string& save_id);
+  // Returns the save of this id; null if there is none.
+  std::shared_ptr<Save> Find(const std::string& save_id) const;
+  // The same, but makes the save if there is none.
+  std::shared_ptr<Save> FindOrMake(const std::string& save_id);
   void EndExpired(const Interrupt& interrupt);
   // InvalidArgument if the request names a table twice.
   absl::StatusOr<std::vector<std::shared_ptr<EmbeddingTable>>> TablesToSave(

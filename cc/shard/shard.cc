@@ -396,7 +396,11 @@ absl::Status Shard::CommitRestore(const std::string& restore_id, bool abort,
   // Freed after the gate opens.
   LoadedRows former;
   // Waits for a running save, and stops other saves from beginning.
-  TFSWITCH_RETURN_IF_ERROR(core_.turn.Take(restore_id, interrupt));
+  // The staged rows must not expire meanwhile.
+  TFSWITCH_RETURN_IF_ERROR(core_.turn.Take(restore_id, [&] {
+    restores_.Keep(restore_id);
+    return interrupt();
+  }));
   const absl::Cleanup end_turn = [this] { core_.turn.Return(); };
   const WriteGate::Closed closed(core_.journal.gate());
   TFSWITCH_ASSIGN_OR_RETURN(const bool is_installed,

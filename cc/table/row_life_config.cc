@@ -117,6 +117,16 @@ absl::Status ValidateRowLife(const AdmissionConfig& admission,
                              const EvictionConfig& eviction,
                              const StatisticsConfig& statistics, int dim,
                              uint32_t num_virtual_shards) {
+  const char* const unknown =
+      statistics.kind > StatisticsKind::kShowClick ? "statistics.kind"
+      : admission.not_admitted.kind > NotAdmittedKind::kWeight
+          ? "admission.not_admitted.kind"
+      : eviction.order > EvictionOrder::kLfu ? "eviction.order"
+                                             : nullptr;
+  if (unknown != nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        unknown, ": expected a value that this version has, got another one"));
+  }
   TFSWITCH_RETURN_IF_ERROR(CheckFields("statistics", statistics));
   TFSWITCH_RETURN_IF_ERROR(
       ValidateAdmission(admission, statistics, dim, num_virtual_shards));

@@ -184,6 +184,11 @@ absl::Status TableConfig::Validate() const {
                       absl::StrCat("at most ", kMaxLayoutSize, " characters"),
                       absl::StrCat(layout.size()));
   }
+  if (consistency.kind > ConsistencyKind::kBsp ||
+      consistency.reduction > Reduction::kSum) {
+    return FieldError(name, "consistency", "values that this version has",
+                      "another one");
+  }
   // The value is unknown to this server; a newer client may have sent it.
   for (const char* known :
        {NameOf(storage_dtype.embeddings), NameOf(storage_dtype.slots),

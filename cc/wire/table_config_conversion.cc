@@ -301,14 +301,33 @@ v1::TableConfig ToProto(const TableConfig& config) {
 v1::EvictionConfig ToProto(const EvictionConfig& config) {
   return Written<v1::EvictionConfig>(config);
 }
+// Fields that have no effect beside the others get their defaults, so that
+// configs with the same effect are equal.
 TableConfig FromProto(const v1::TableConfig& proto) {
-  return ReadFrom<TableConfig>(proto);
+  auto config = ReadFrom<TableConfig>(proto);
+  config.consistency = FromProto(proto.consistency());
+  config.eviction = FromProto(proto.eviction());
+  if (config.statistics.kind < StatisticsKind::kShowClick) {
+    const StatisticsKind kind = config.statistics.kind;
+    config.statistics = StatisticsConfig();
+    config.statistics.kind = kind;
+  }
+  NotAdmittedValue& value = config.admission.not_admitted;
+  if (value.kind != NotAdmittedKind::kConstant) value.constant = 0.0f;
+  return config;
 }
 EvictionConfig FromProto(const v1::EvictionConfig& proto) {
-  return ReadFrom<EvictionConfig>(proto);
+  auto config = ReadFrom<EvictionConfig>(proto);
+  if (!config.max_rows.has_value() && config.order <= EvictionOrder::kLfu) {
+    config.order = EvictionOrder::kLru;
+  }
+  return config;
 }
 ConsistencyConfig FromProto(const v1::ConsistencyConfig& proto) {
-  return ReadFrom<ConsistencyConfig>(proto);
+  auto config = ReadFrom<ConsistencyConfig>(proto);
+  if (config.kind < ConsistencyKind::kBsp) config.reduction = Reduction::kMean;
+  if (config.kind != ConsistencyKind::kSsp) config.staleness = 0;
+  return config;
 }
 
 std::string TableConfigToJson(const TableConfig& config) {

@@ -46,8 +46,8 @@ def start(data: Path, disk: FailingDisk) -> ServerProcess:
     )
 
 
-def connect(server: ServerProcess, timeout: float = 30.0) -> tsw.Cluster:
-    return tsw.Cluster(f"grpc://{server.address}", timeout_secs=timeout)
+def connect(server: ServerProcess, timeout_secs: float = 30.0) -> tsw.Cluster:
+    return tsw.Cluster(f"grpc://{server.address}", timeout_secs=timeout_secs)
 
 
 def count_of_all(table: tsw.EmbeddingTable) -> int:

@@ -72,7 +72,9 @@ def create(generated, pb):
     config = configs.TableConfig(
         name="plain",
         dim=2,
-        optimizer=configs.OptimizerConfig(sgd=configs.OptimizerConfig.Sgd()),
+        optimizer=configs.OptimizerConfig(
+            segments=[{"sgd": configs.OptimizerConfig.Sgd()}]
+        ),
         initializer=configs.InitializerConfig(
             constant=configs.InitializerConfig.Constant(value=1.0)
         ),

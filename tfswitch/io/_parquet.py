@@ -110,7 +110,7 @@ def write_parquet(
 
         num_rows = layout.visit(write)
         if waiting.num_rows:
-            writer.write_table(waiting)
+            writer.write_table(waiting, rows_per_group)
     return num_rows
 
 

@@ -57,7 +57,7 @@ def _states_of(config: Mapping[str, Any]) -> list[tuple[int, str]]:
     return [
         (segment.get("dim", 0), "adam" if rule == "adamw" else rule)
         for segment, rule in zip(
-            config["segments"], rules_of(config), strict=True
+            _segments_of(config), rules_of(config), strict=True
         )
     ]
 
@@ -65,7 +65,17 @@ def _states_of(config: Mapping[str, Any]) -> list[tuple[int, str]]:
 def rules_of(config: Mapping[str, Any]) -> list[str]:
     """Returns the names of the rules of a `to_table_config`, by segment."""
     beside = {"dim", "learning_rate_scale", "options"}
-    return [min(segment.keys() - beside) for segment in config["segments"]]
+    return [min(segment.keys() - beside) for segment in _segments_of(config)]
+
+
+def _segments_of(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    if "segments" not in config:
+        raise ValueError(
+            "the optimizer of saved rows is written as another version of "
+            "tfswitch writes it. Load them with that version, or export and "
+            f"import them with tfswitch.io. Received: {dict(config)!r}"
+        )
+    return list(config["segments"])
 
 
 class KerasRate:
@@ -132,7 +142,7 @@ def from_table_config(config: Mapping[str, Any]) -> Optimizer | None:
 
     Returns None if the config has segments, or a rule that is not known here.
     """
-    segment, *others = config["segments"]
+    segment, *others = _segments_of(config)
     scale = segment.get("learning_rate_scale", 1.0)
     if others or segment.get("dim") or scale != 1.0:
         return None

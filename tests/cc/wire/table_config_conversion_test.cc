@@ -145,6 +145,41 @@ TEST(TableConfigConversionTest, KindsAndValuesOfALaterVersionAreNamed) {
   EXPECT_THAT(std::string(CheckKnown(proto).message()), HasSubstr("field 50"));
 }
 
+// A manifest may have them, too, without the check of a call.
+TEST(TableConfigConversionTest, EachUnknownEnumValueIsRefusedByValidate) {
+  const v1::TableConfig valid = ToProto(Base());
+  const auto set_unknown = [](int i, v1::TableConfig* proto) {
+    google::protobuf::Message* const messages[] = {
+        proto->mutable_consistency(), proto->mutable_consistency(),
+        proto->mutable_statistics(),
+        proto->mutable_admission()->mutable_not_admitted(),
+        proto->mutable_eviction()};
+    const char* const names[] = {"kind", "reduction", "kind", "kind", "order"};
+    google::protobuf::Message* const message = messages[i];
+    message->GetReflection()->SetEnumValue(
+        message, message->GetDescriptor()->FindFieldByName(names[i]), 7);
+  };
+  for (int i = 0; i < 5; ++i) {
+    v1::TableConfig proto = valid;
+    proto.mutable_consistency()->set_kind(v1::ConsistencyConfig::BSP);
+    set_unknown(i, &proto);
+    EXPECT_EQ(FromProto(proto).Validate().code(),
+              absl::StatusCode::kInvalidArgument)
+        << i;
+  }
+}
+
+TEST(TableConfigConversionTest, FieldsWithoutEffectMakeNoDifference) {
+  v1::TableConfig proto = ToProto(Base());
+  const TableConfig expected = FromProto(proto);
+  proto.mutable_consistency()->set_staleness(3);
+  proto.mutable_consistency()->set_reduction(v1::ConsistencyConfig::SUM);
+  proto.mutable_statistics()->set_click_coeff(3.0f);
+  proto.mutable_admission()->mutable_not_admitted()->set_constant(3.0f);
+  proto.mutable_eviction()->set_order(v1::EvictionConfig::LFU);
+  EXPECT_EQ(FromProto(proto), expected);
+}
+
 TEST(TableConfigConversionTest, TheLifeOfRowsComesBackEqual) {
   for (const TableConfig& config : RowLives(Base())) {
     ExpectToComeBack(config);
