@@ -206,8 +206,8 @@ absl::Status StateKeeper::Stop() {
 
 absl::Status StateKeeper::Save(const Shard::Interrupt& interrupt) {
   MutexLock lock(&saving_);
-  // A save that waited for the last one must not begin after it.
-  TFSWITCH_RETURN_IF_ERROR(interrupt());
+  // A timed save that waited for the save of Stop() must not begin after it.
+  if (is_stopping_) TFSWITCH_RETURN_IF_ERROR(interrupt());
   TFSWITCH_ASSIGN_OR_RETURN(
       const v1::CheckpointServer saved,
       shard_.own_state().Save(DataFolder::StateOf(folder_.path()), interrupt));
