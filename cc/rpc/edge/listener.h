@@ -55,7 +55,7 @@ class Listener {
   // reason, if no address can be bound.
   absl::Status Open(Address* address);
 
-  // From now on hands connections over.
+  // Hands over each connection that arrives after this call.
   //
   // REQUIRES: the server has been built.
   void Start(std::unique_ptr<Acceptor> acceptor);

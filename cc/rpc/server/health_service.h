@@ -35,7 +35,7 @@ class HealthService final : public grpc::Service {
   explicit HealthService(const std::string& service);
 
   void StartServing();
-  // From now on both services are NOT_SERVING, and watching calls end.
+  // Makes both services NOT_SERVING, and ends watching calls.
   void StopServing();
 
  private:

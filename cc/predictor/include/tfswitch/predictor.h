@@ -140,7 +140,7 @@ class TFSWITCH_EXPORTED Predictor {
   // nothing changes: the present version continues to serve, pinned or not.
   Status Pin(int64_t version);
 
-  // From the next check on, the newest version is served again.
+  // Serves the newest version again, beginning with the next check.
   void Unpin();
 
   // The present state. Does not wait, even while a version is being loaded.
