@@ -15,6 +15,7 @@
 #include "cc/base/key_observations.h"
 #include "cc/base/log_writer.h"
 #include "cc/base/status_macros.h"
+#include "cc/capi/client_metrics.h"
 #include "cc/client/joined_calls.h"
 
 namespace tfswitch {
@@ -211,6 +212,7 @@ absl::Status CheckBatch(const Tfswitch_Table& table, size_t num_keys) {
 absl::Status PullBatch(absl::Span<const Tfswitch_PullPart> parts,
                        bool insert_missing, const LentThreads* threads) {
   TFSWITCH_RETURN_IF_ERROR(CheckBatches(parts));
+  MeasuredCall measured(ClientCall::kPull);
   // The distinct keys of each batch; empty if the batch is sent as it is.
   struct Distinct {
     std::vector<Key> unique;
@@ -251,6 +253,7 @@ absl::Status PullBatch(absl::Span<const Tfswitch_PullPart> parts,
     args.threads = threads;
     float* const rows = is_in_place ? part.embeddings : distinct[i].rows.get();
     const size_t size = args.keys.size() * args.dim;
+    measured.AddKeys(part.num_keys, args.keys.size());
     pulls.push_back({std::move(args), absl::MakeSpan(rows, size)});
     clusters.push_back(part.table->cluster.get());
   }
@@ -266,6 +269,7 @@ absl::Status PullBatch(absl::Span<const Tfswitch_PullPart> parts,
                   distinct[i].rows.get(), parts[i].embeddings, threads);
     }
   });
+  measured.Succeed();
   return absl::OkStatus();
 }
 
@@ -284,6 +288,7 @@ absl::Status PushBatch(absl::Span<Tfswitch_PushPart> parts,
     for (Tfswitch_PushPart& part : parts) part.result.skipped = 1;
     return absl::OkStatus();
   }
+  MeasuredCall measured(ClientCall::kPush);
   Batches<PushPart> pushes;
   Batches<size_t> places;  // The index of each push in `parts`.
   Batches<WriteResult> results(parts.size());
@@ -291,6 +296,7 @@ absl::Status PushBatch(absl::Span<Tfswitch_PushPart> parts,
     if (prepared[i].is_empty) continue;
     TFSWITCH_RETURN_IF_ERROR(
         Complete(*parts[i].table, threads, &prepared[i].args));
+    measured.AddKeys(parts[i].num_keys, prepared[i].args.keys.size());
     pushes.push_back({std::move(prepared[i].args), &results[i]});
     places.push_back(i);
   }
@@ -302,6 +308,7 @@ absl::Status PushBatch(absl::Span<Tfswitch_PushPart> parts,
   for (const size_t i : places) {
     parts[i].result.updated_rows = results[i].num_rows;
   }
+  measured.Succeed();
   return absl::OkStatus();
 }
 

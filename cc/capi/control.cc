@@ -16,6 +16,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "cc/base/status_macros.h"
+#include "cc/capi/client_metrics.h"
 #include "cc/capi/cluster.h"
 #include "cc/capi/replicas.h"
 #include "cc/client/checkpoints.h"
@@ -99,6 +100,19 @@ absl::Status GetProgress(Cluster& cluster,
                          const v1::GetProgressRequest& request,
                          v1::GetProgressResponse* response) {
   return cluster.client().Call(request, response);
+}
+
+absl::Status GetMetrics(Cluster& cluster, const v1::GetMetricsRequest& request,
+                        v1::GetMetricsResponse* response) {
+  return cluster.client().Call(request, response);
+}
+
+absl::Status GetProcessMetrics(const v1::GetMetricsRequest&,
+                               v1::GetMetricsResponse* response) {
+  MetricList list;
+  AddClientMetrics(&list);
+  response->add_texts(list.Text());
+  return absl::OkStatus();
 }
 
 absl::Status ResetLostTables(Cluster& cluster,
@@ -325,6 +339,8 @@ const std::map<absl::string_view, JsonMethod>& Methods() {
           Of("Save", Save),
           Of("Restore", Restore),
           Of("GetProgress", GetProgress),
+          Of("GetMetrics", GetMetrics),
+          Of("GetProcessMetrics", GetProcessMetrics),
           Of("ResetLostTables", ResetLostTables),
           Of("Shrink", Shrink),
           Of("PublishExport", Publish),

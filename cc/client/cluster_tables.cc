@@ -226,6 +226,9 @@ absl::StatusOr<TableInfo> ClusterTables::Join(const std::string& name,
     sum.stats.num_candidates += part->stats.num_candidates;
     sum.stats.admission_bytes += part->stats.admission_bytes;
     sum.stats.change_bytes += part->stats.change_bytes;
+#define TFSWITCH_ADD(name) sum.stats.name += part->stats.name;
+    TFSWITCH_TABLE_COUNTERS(TFSWITCH_ADD)
+#undef TFSWITCH_ADD
     // Each server counts all steps of the table, so the counts are not added.
     sum.stats.num_steps = std::max(sum.stats.num_steps, part->stats.num_steps);
   }

@@ -123,6 +123,11 @@ class PushLog {
   // The number of the last record; 0 if there was none.
   uint64_t last() const;
   uint64_t num_bytes() const;
+  // Records that a power loss may take.
+  uint64_t num_unflushed() const {
+    const uint64_t synced = synced_;  // Read first, so that it is not larger.
+    return last() - synced;
+  }
 
   // Flushes all records to the disk.
   absl::Status Sync() { return SyncTo(last()); }

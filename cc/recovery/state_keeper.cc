@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -46,6 +47,8 @@ absl::Status StateKeeper::Recover(const Shard::Interrupt& interrupt) {
   const std::string state = DataFolder::StateOf(folder_.path());
   std::atomic<uint64_t>& num_writes = *folder_.num_writes();
   const uint64_t applied = num_writes;
+  recovers_to_ = applied;
+  const auto recovery_ended = absl::MakeCleanup([this] { recovers_to_ = 0; });
   absl::StatusOr<RecoveredState> recovered =
       shard_.own_state().Recover(state, interrupt);
   const bool is_first = absl::IsNotFound(recovered.status());
@@ -79,6 +82,7 @@ absl::Status StateKeeper::Recover(const Shard::Interrupt& interrupt) {
   v1::Recovery report;
   report.set_lost_writes(applied > now ? applied - now : 0);
   report.set_are_at_least(!folder_.is_counter_exact());
+  saved_at_ms_ = recovered->server.saved_at_ms();
   const absl::Time saved_at =
       absl::FromUnixMillis(recovered->server.saved_at_ms());
   if (!is_first || num_replayed > 0) {
@@ -208,9 +212,13 @@ absl::Status StateKeeper::Save(const Shard::Interrupt& interrupt) {
   MutexLock lock(&saving_);
   // A timed save that waited for the save of Stop() must not begin after it.
   if (is_stopping_) TFSWITCH_RETURN_IF_ERROR(interrupt());
+  const absl::Time begin = SteadyNow();
   TFSWITCH_ASSIGN_OR_RETURN(
       const v1::CheckpointServer saved,
       shard_.own_state().Save(DataFolder::StateOf(folder_.path()), interrupt));
+  saved_at_ms_ = saved.saved_at_ms();
+  save_secs_ = absl::ToDoubleSeconds(SteadyNow() - begin);
+  ++num_saves_;
   if (log_ == nullptr) return absl::OkStatus();
   // Keeps the records since the previous save, in case this save proves
   // damaged. If a flush has failed, the records are uncertain and not kept.
@@ -225,8 +233,37 @@ void StateKeeper::SaveOnTime() {
                         : absl::OkStatus();
   });
   if (status.ok() || is_stopping_) return;
+  ++num_failed_saves_;
   Warn("not_saved", absl::StrCat("the state was not saved: ", status.message(),
                                  ". Saves before it stay; it is tried again"));
+}
+
+void StateKeeper::AddMetrics(MetricList* list) const {
+  const auto as_double = [](auto value) { return static_cast<double>(value); };
+  list->Gauge("tfswitch_save_timestamp_seconds",
+              "The time of the last save to --data_dir, in seconds since 1970; "
+              "0: there is none.",
+              as_double(saved_at_ms_.load()) / 1000);
+  list->Gauge("tfswitch_save_duration_seconds",
+              "How long the last save of this run took, in seconds.",
+              save_secs_);
+  list->Counter("tfswitch_saves_total", "Saves to --data_dir.",
+                as_double(num_saves_.load()));
+  list->Counter("tfswitch_failed_saves_total", "Failed saves to --data_dir.",
+                as_double(num_failed_saves_.load()));
+  const uint64_t to = recovers_to_;
+  const uint64_t now = *folder_.num_writes();
+  list->Gauge("tfswitch_recovery_remaining_writes",
+              "Writes that a recovery in progress still has to repeat.",
+              as_double(to > now ? to - now : 0));
+  std::error_code error;
+  const auto space = std::filesystem::space(folder_.path(), error);
+  if (error) return;
+  list->Gauge("tfswitch_disk_free_bytes",
+              "Free bytes of the disk of --data_dir.",
+              as_double(space.available));
+  list->Gauge("tfswitch_disk_size_bytes", "Size of the disk of --data_dir.",
+              as_double(space.capacity));
 }
 
 }  // namespace tfswitch

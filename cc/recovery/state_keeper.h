@@ -13,6 +13,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "cc/base/metric_list.h"
 #include "cc/base/mutex.h"
 #include "cc/checkpoint/checkpoint.h"
 #include "cc/log/push_log.h"
@@ -67,6 +68,9 @@ class StateKeeper {
   // last save. Call this when the shard can get no more writes.
   absl::Status Stop();
 
+  // Adds the metrics of saves, of the recovery and of the disk.
+  void AddMetrics(MetricList* list) const;
+
  private:
   static constexpr char kSaveName[] = "save";
   static constexpr char kLogName[] = "log";
@@ -87,6 +91,13 @@ class StateKeeper {
   Shard& shard_;
   std::unique_ptr<PushLog> log_;  // Constant after Recover().
   std::atomic<bool> is_stopping_{false};
+  // For metrics.
+  std::atomic<int64_t> saved_at_ms_{0};  // Since 1970; 0: there is no save.
+  std::atomic<double> save_secs_{0};     // Duration of the last save.
+  std::atomic<int64_t> num_saves_{0};
+  std::atomic<int64_t> num_failed_saves_{0};
+  // During a recovery, the number of writes at its end.
+  std::atomic<uint64_t> recovers_to_{0};
   // Locked during a save.
   Mutex saving_;
   // The number of the first record whose write is not in the last save.

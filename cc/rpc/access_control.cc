@@ -13,6 +13,7 @@
 #include "absl/strings/strip.h"
 #include "cc/base/log_writer.h"
 #include "cc/base/status_macros.h"
+#include "cc/base/steady_clock.h"
 #include "cc/rpc/channel_settings.h"
 
 namespace tfswitch {
@@ -245,6 +246,7 @@ uint64_t Caller::CallerId(const grpc::ServerContext& context) const {
 
 absl::Status AccessControl::Admit(grpc::ServerContext* context,
                                   const MethodRule& rule, Caller* caller) {
+  caller->begin_ = SteadyNow();
   if (tokens_ != nullptr) {
     const absl::string_view presented = PresentedToken(*context);
     if (presented.empty()) {
@@ -274,6 +276,7 @@ void AccessControl::NoteEnd(const grpc::ServerContext& context,
                             const std::vector<std::string>& tables,
                             const std::string& path,
                             const absl::Status& status) {
+  calls_.Record(rule.method, status.code(), SteadyNow() - caller.begin_);
   const bool is_refusal = IsRefusal(status);
   if (!is_audited_ || !(is_refusal || rule.least_role == v1::ROLE_ADMIN)) {
     return;

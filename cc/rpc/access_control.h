@@ -16,8 +16,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "cc/access/token_list.h"
 #include "cc/rpc/address.h"
+#include "cc/rpc/call_metrics.h"
 #include "cc/rpc/tls.h"
 #include "google/protobuf/message.h"
 #include "tfswitch/v1/access.pb.h"
@@ -76,10 +78,12 @@ class Caller {
   Caller() = default;  // No caller is admitted.
   Caller(Caller&& other) noexcept
       : is_in_(std::exchange(other.is_in_, false)),
+        begin_(other.begin_),
         token_(std::move(other.token_)),
         bytes_(other.bytes_) {}
   Caller& operator=(Caller&& other) noexcept {
     std::swap(is_in_, other.is_in_);
+    std::swap(begin_, other.begin_);
     std::swap(token_, other.token_);
     std::swap(bytes_, other.bytes_);
     return *this;
@@ -127,6 +131,8 @@ class Caller {
   friend class AccessControl;
 
   bool is_in_ = false;
+  // The begin of Admit().
+  absl::Time begin_ = absl::InfiniteFuture();
   std::shared_ptr<const KnownToken> token_;
   uint64_t bytes_ = 0;
 };
@@ -163,16 +169,19 @@ class AccessControl {
   absl::Status Admit(grpc::ServerContext* context, const MethodRule& rule,
                      Caller* caller);
 
-  // Logs the call if needed. Call it at the end of each call, with the results
-  // of TablesIn() and PathIn().
+  // Counts the call, and logs it if needed. Call it at the end of each call,
+  // with the results of TablesIn() and PathIn().
   void NoteEnd(const grpc::ServerContext& context, const Caller& caller,
                const MethodRule& rule, const std::vector<std::string>& tables,
                const std::string& path, const absl::Status& status);
+
+  const CallMetrics& calls() const { return calls_; }
 
  private:
   explicit AccessControl(bool is_audited) : is_audited_(is_audited) {}
 
   const bool is_audited_;
+  CallMetrics calls_;
   std::unique_ptr<TokenList> tokens_;  // Null: callers need none.
 };
 

@@ -13,6 +13,7 @@
 #include <openssl/x509.h>
 
 #include <cstdlib>
+#include <ctime>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -198,6 +199,17 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerTls(
         GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
   }
   return grpc::experimental::TlsServerCredentials(options);
+}
+
+std::optional<absl::Time> CertificateExpiry(const TlsFiles& files) {
+  if (files.cert.empty()) return std::nullopt;
+  const auto certificate = ReadCertificates("--tls_cert", files.cert);
+  tm end = {};
+  if (!certificate.ok() ||
+      ASN1_TIME_to_tm(X509_get0_notAfter(certificate->get()), &end) != 1) {
+    return std::nullopt;
+  }
+  return absl::FromTM(end, absl::UTCTimeZone());
 }
 
 }  // namespace tfswitch

@@ -5,10 +5,12 @@
 #define TFSWITCH_CC_RPC_TLS_H_
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 
 namespace grpc {
 class ChannelCredentials;
@@ -63,6 +65,10 @@ absl::StatusOr<ClientTls> MakeClientTls(const TlsFiles& files);
 // REQUIRES: files.server_name is empty.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerTls(
     const TlsFiles& files);
+
+// The end of the validity of files.cert, as the file is now. Nothing if there
+// is no such file, or it has no certificate.
+std::optional<absl::Time> CertificateExpiry(const TlsFiles& files);
 
 }  // namespace tfswitch
 

@@ -17,6 +17,8 @@
 #include "absl/time/time.h"
 #include "cc/base/log_writer.h"
 #include "cc/base/malloc_tuning.h"
+#include "cc/base/metric_list.h"
+#include "cc/base/process_metrics.h"
 #include "cc/base/steady_clock.h"
 #include "cc/recovery/data_folder.h"
 #include "cc/recovery/repair.h"
@@ -127,8 +129,17 @@ int Serve(ServerFlags flags) {
                   {"address", (*server)->address()},
                   {"data_dir", flags.data_dir},
                   {"flags", absl::StrJoin(flags.changed, " ")}});
+  shard->metrics().Add([&started](MetricList* list) {
+    list->Gauge("tfswitch_build_info", "1; the label is the version.", 1,
+                {{"version", TFSWITCH_VERSION}});
+    list->Gauge("tfswitch_uptime_seconds", "Since the start, in seconds.",
+                absl::ToDoubleSeconds(SteadyNow() - started));
+    AddProcessMetrics(list);
+  });
   if (folder != nullptr) {
     keeper.emplace(flags.keeper, folder.get(), shard.get());
+    shard->metrics().Add(
+        [&keeper](MetricList* list) { keeper->AddMetrics(list); });
     const absl::Status recovered = keeper->Recover(&CheckNoStopSignal);
     if (!recovered.ok()) {
       return Stopped(absl::IsCancelled(recovered) ? kStopped : kCannotServe,

@@ -286,6 +286,12 @@ absl::Status Run(const ShardCall& call, const v1::GetProgressRequest& request,
   return absl::OkStatus();
 }
 
+absl::Status Run(const ShardCall& call, const v1::GetMetricsRequest&,
+                 v1::GetMetricsResponse* response) {
+  response->add_texts(call.shard.MetricsText());
+  return absl::OkStatus();
+}
+
 absl::Status RunAny(const ShardCall& call,
                     const google::protobuf::Message& request,
                     google::protobuf::Message* response) {

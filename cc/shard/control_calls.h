@@ -41,7 +41,8 @@
   V(AbortSave)                             \
   V(StageRestore)                          \
   V(CommitRestore)                         \
-  V(GetProgress)
+  V(GetProgress)                           \
+  V(GetMetrics)
 
 // These are the calls of Coordination, which shard 0 answers.
 #define TFSWITCH_COORDINATION_CALLS(V) \

@@ -72,6 +72,11 @@ absl::Status Shard::Pull(EmbeddingTable& table, absl::Span<const Key> keys,
     }
   }
   const auto num_missing = static_cast<int64_t>(keys.size()) - num_found;
+  TableCounters& counters = table.counters();
+  counters.Add(TableCounter::num_pulls, 1);
+  counters.Add(TableCounter::pulled_keys, keys.size());
+  if (!insert_missing) counters.Add(TableCounter::missing_keys, num_missing);
+  table.heat().Note(keys);
   if (insert_missing || table.config().layout.empty() || num_missing == 0) {
     return absl::OkStatus();
   }
@@ -188,6 +193,8 @@ absl::StatusOr<WriteResult> Shard::ApplyPush(EmbeddingTable& table,
         result.num_rows);
   }
   TFSWITCH_RETURN_IF_ERROR(applied);
+  table.counters().Add(TableCounter::num_pushes, 1);
+  table.counters().Add(TableCounter::pushed_keys, batch.keys.size());
   core_.journal.CountWrite();
   return result;
 }
@@ -285,12 +292,10 @@ absl::StatusOr<ShrinkReport> Shard::Shrink(
                             table.Shrink(own_rules, day, dry_run));
   if (dry_run || report.evicted_rows == 0) return report;
   std::vector<std::string> rules_used;
-  for (const auto& [rule, rows] :
-       {std::pair<const char*, int64_t>{"ttl", report.by_ttl},
-        {"show_click_score", report.by_show_click_score},
-        {"l2_norm", report.by_l2_norm},
-        {"max_rows", report.by_max_rows}}) {
-    if (rows > 0) rules_used.push_back(absl::StrCat(rule, ":", rows));
+  for (const EvictionRule& rule : kEvictionRules) {
+    const int64_t rows = report.*rule.evicted;
+    table.counters().Add(rule.counter, rows);
+    if (rows > 0) rules_used.push_back(absl::StrCat(rule.name, ":", rows));
   }
   core_.journal.Tell("evicted", {{"table", config.name},
                                  {"rows", report.evicted_rows},

@@ -42,6 +42,7 @@
 #include "cc/shard/rounds.h"
 #include "cc/shard/saves.h"
 #include "cc/shard/shard_core.h"
+#include "cc/shard/shard_metrics.h"
 #include "cc/table/embedding_table.h"
 #include "cc/wire/row_calls.h"
 
@@ -65,8 +66,9 @@ class Shard {
   using Interrupt = tfswitch::Interrupt;
 
   // REQUIRES: options.Validate() is OK.
-  explicit Shard(const ShardOptions& options)
-      : core_(options, &shrink_timer_) {}
+  explicit Shard(const ShardOptions& options) : core_(options, &shrink_timer_) {
+    metrics_.Add([this](MetricList* list) { AddShardMetrics(core_, list); });
+  }
 
   Shard(const Shard&) = delete;
   Shard& operator=(const Shard&) = delete;
@@ -82,6 +84,12 @@ class Shard {
   Saves& saves() { return saves_; }
   Restores& restores() { return restores_; }
   OwnState& own_state() { return own_state_; }
+  // Programs add sources of their own.
+  MetricSources& metrics() { return metrics_; }
+  // All metrics in Prometheus's text format, with the label `shard`.
+  std::string MetricsText() const {
+    return metrics_.Text({{"shard", absl::StrCat(options().shard_index)}});
+  }
 
   // The coordinator of all worker groups. FailedPrecondition unless this is
   // shard 0, which has the only coordinator.
@@ -216,6 +224,7 @@ class Shard {
   Saves saves_{&core_, &rounds_};
   Restores restores_{&core_};
   OwnState own_state_{&core_, &restores_};
+  MetricSources metrics_;
 
   // Declared last and so destroyed first: its thread uses the members above.
   IntervalTimer shrink_timer_{

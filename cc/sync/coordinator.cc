@@ -513,6 +513,13 @@ absl::Status Coordinator::Enter(Group* group,
   return entered;
 }
 
+std::vector<std::string> Coordinator::GroupNames() {
+  MutexLock lock(&mutex_);
+  std::vector<std::string> names;
+  for (const auto& [name, group] : groups_) names.push_back(name);
+  return names;
+}
+
 absl::StatusOr<v1::GetGroupStatsResponse> Coordinator::GroupStats(
     const std::string& group) {
   MutexLock lock(&mutex_);

@@ -103,6 +103,7 @@ class Coordinator {
   absl::StatusOr<WorkerGroup::Place> WaitAtBarrier(
       const v1::WaitAtBarrierRequest& request, absl::Time deadline);
 
+  std::vector<std::string> GroupNames();
   // The group's stats, with the unfinished items of its work queues.
   absl::StatusOr<v1::GetGroupStatsResponse> GroupStats(
       const std::string& group);

@@ -766,6 +766,9 @@ TableStats EmbeddingTable::Impl::stats() const {
   stats.row_stride_bytes = static_cast<int64_t>(stride_ + statistics_stride_);
   stats.row_bytes = stats.num_rows * stats.row_stride_bytes;
   stats.reserved_bytes = row_resident_bytes - stats.row_bytes;
+#define TFSWITCH_READ(name) stats.name = counters().Sum(TableCounter::name);
+  TFSWITCH_TABLE_COUNTERS(TFSWITCH_READ)
+#undef TFSWITCH_READ
   return stats;
 }
 

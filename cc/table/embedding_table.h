@@ -37,9 +37,11 @@
 #include "cc/optimizer/optimizer.h"
 #include "cc/table/change_log.h"
 #include "cc/table/counting_bloom.h"
+#include "cc/table/key_heat.h"
 #include "cc/table/row_statistics.h"
 #include "cc/table/step_log.h"
 #include "cc/table/table_config.h"
+#include "cc/table/table_counters.h"
 
 namespace tfswitch {
 
@@ -62,6 +64,10 @@ struct TableStats {
   // The memory that tracks changes; 0 before the first visit of changes.
   int64_t change_bytes = 0;
   int64_t num_steps = 0;  // With dense updates: the number of applied pushes.
+  // Since creation, counted by the callers; see table_counters.h.
+#define TFSWITCH_FIELD(name) int64_t name = 0;
+  TFSWITCH_TABLE_COUNTERS(TFSWITCH_FIELD)
+#undef TFSWITCH_FIELD
 };
 
 // A push, in the form that the table expects.
@@ -114,6 +120,24 @@ struct ShrinkReport {
   double remaining_show = 0.0;
   double remaining_click = 0.0;
 };
+
+// A rule of eviction, and where its evicted rows are counted.
+struct EvictionRule {
+  const char* name;
+  int64_t ShrinkReport::*evicted;
+  TableCounter counter;
+  int64_t TableStats::*total;
+};
+inline constexpr EvictionRule kEvictionRules[] = {
+    {"ttl", &ShrinkReport::by_ttl, TableCounter::evicted_by_ttl,
+     &TableStats::evicted_by_ttl},
+    {"show_click_score", &ShrinkReport::by_show_click_score,
+     TableCounter::evicted_by_show_click_score,
+     &TableStats::evicted_by_show_click_score},
+    {"l2_norm", &ShrinkReport::by_l2_norm, TableCounter::evicted_by_l2_norm,
+     &TableStats::evicted_by_l2_norm},
+    {"max_rows", &ShrinkReport::by_max_rows, TableCounter::evicted_by_max_rows,
+     &TableStats::evicted_by_max_rows}};
 
 // Candidates handed out by EmbeddingTable::ForEachCandidate, as RowChunk.
 struct CandidateChunk {
@@ -397,6 +421,10 @@ class EmbeddingTable {
     shard_instances_ = std::move(identity.shard_instances);
   }
 
+  // Callers of this class count their work here.
+  TableCounters& counters() const { return counters_; }
+  KeyHeat& heat() const { return heat_; }
+
   const TableConfig& config() const { return config_; }
   int dim() const { return config_.dim; }
   // Optimizer state and statistics.
@@ -412,6 +440,8 @@ class EmbeddingTable {
   std::atomic<uint64_t> incarnation_{DrawId()};
   mutable Mutex identity_mutex_;
   std::vector<uint64_t> shard_instances_ ABSL_GUARDED_BY(identity_mutex_);
+  mutable TableCounters counters_;
+  mutable KeyHeat heat_{config_.num_virtual_shards};
 };
 
 }  // namespace tfswitch

@@ -23,6 +23,9 @@ v1::TableInfo ToProto(const TableInfo& info) {
   proto.set_admission_bytes(info.stats.admission_bytes);
   proto.set_change_bytes(info.stats.change_bytes);
   proto.set_num_steps(info.stats.num_steps);
+#define TFSWITCH_SET(name) proto.set_##name(info.stats.name);
+  TFSWITCH_TABLE_COUNTERS(TFSWITCH_SET)
+#undef TFSWITCH_SET
   proto.set_incarnation(info.identity.incarnation);
   proto.mutable_shard_instances()->Add(info.identity.shard_instances.begin(),
                                        info.identity.shard_instances.end());
@@ -46,6 +49,9 @@ TableInfo FromProto(const v1::TableInfo& proto) {
   info.stats.admission_bytes = proto.admission_bytes();
   info.stats.change_bytes = proto.change_bytes();
   info.stats.num_steps = proto.num_steps();
+#define TFSWITCH_GET(name) info.stats.name = proto.name();
+  TFSWITCH_TABLE_COUNTERS(TFSWITCH_GET)
+#undef TFSWITCH_GET
   info.identity = {
       proto.incarnation(),
       {proto.shard_instances().begin(), proto.shard_instances().end()}};

@@ -12,6 +12,7 @@ _MEMORY = (
     "admission_bytes",
     "change_bytes",
 )
+_RULES = ("ttl", "show_click_score", "l2_norm", "max_rows")
 _COUNTS = (
     *_MEMORY,
     "slot_floats",
@@ -21,8 +22,13 @@ _COUNTS = (
     "erased_rows",
     "num_candidates",
     "num_steps",
+    "num_pulls",
+    "pulled_keys",
+    "missing_keys",
+    "num_pushes",
+    "pushed_keys",
+    *(f"evicted_by_{rule}" for rule in _RULES),
 )
-_RULES = ("ttl", "show_click_score", "l2_norm", "max_rows")
 
 
 def format_bytes(num_bytes: int) -> str:

@@ -1,4 +1,7 @@
-"""Metrics of click models, for Keras 3 and for tf_keras.
+"""Metrics of click models, and the metrics of this process.
+
+`Calibration`, `GroupAUC` and `NormalizedEntropy` are metrics for Keras 3 and
+for tf_keras. `read` and `serve` show what this process and its tables do.
 
 The states of these metrics are sums, so
 `tfswitch.keras.callbacks.GlobalMetrics` can add the states of several workers.
@@ -11,8 +14,16 @@ import tensorflow as tf
 from tfswitch._settings import _ranges
 from tfswitch._types import TensorLike
 from tfswitch.keras import _backend
+from tfswitch.metrics._process import MetricsServer, read, serve
 
-__all__ = ["Calibration", "GroupAUC", "NormalizedEntropy"]
+__all__ = [
+    "Calibration",
+    "GroupAUC",
+    "MetricsServer",
+    "NormalizedEntropy",
+    "read",
+    "serve",
+]
 
 _WEIGHTINGS = ("samples", "positives", "equal")
 _EPSILON = 1e-7  # As in Keras: the least argument of a logarithm.

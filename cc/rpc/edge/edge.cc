@@ -175,6 +175,15 @@ void Edge::End(int fd, const FrameGuard* guard, const char* why, bool refuses) {
   shutdown(fd, SHUT_RDWR);
 }
 
+size_t Edge::num_connections() {
+  size_t sum = 0;
+  for (Part& part : parts_) {
+    MutexLock lock(&part.mutex);
+    sum += part.connections.size();
+  }
+  return sum;
+}
+
 bool Edge::Refuses(const sockaddr_storage& address) {
   const std::string key = AddressKey(address);
   MutexLock lock(&mutex_);

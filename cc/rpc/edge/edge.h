@@ -84,6 +84,8 @@ class Edge {
   // after a flood. Call it each second.
   void Tidy() ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // Open connections.
+  size_t num_connections();
   // Connections ended so far.
   int64_t num_ended() const { return num_ended_; }
 

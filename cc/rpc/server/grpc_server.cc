@@ -31,6 +31,7 @@
 #include "cc/rpc/address.h"
 #include "cc/rpc/channel_settings.h"
 #include "cc/rpc/deadlines.h"
+#include "cc/rpc/edge/edge.h"
 #include "cc/rpc/edge/listener.h"
 #include "cc/rpc/process_settings.h"
 #include "cc/rpc/server/coordination_service.h"
@@ -109,10 +110,14 @@ class RunningServer final : public GrpcServer {
         shard_(std::move(shard)),
         service_(IdentityOf(options), shard_, call_context_, &helpers_),
         coordination_(shard_, call_context_),
+        tls_(options.security.tls),
         listener_({options.max_connections, options.max_calls_per_connection,
                    HasTls(options.security)}) {}
 
-  ~RunningServer() override { Stop(absl::ZeroDuration()); }
+  ~RunningServer() override {
+    shard_->metrics().Remove(metrics_key_);
+    Stop(absl::ZeroDuration());
+  }
 
   absl::Status Listen(const GrpcServerOptions& options);
 
@@ -142,6 +147,8 @@ class RunningServer final : public GrpcServer {
   }
 
  private:
+  void AddMetrics(MetricList* list) const;
+
   // Leaves `time` for the last answers.
   void ShutDownGrpc(absl::Duration time) {
     Mutex mutex;
@@ -191,9 +198,26 @@ class RunningServer final : public GrpcServer {
   std::unique_ptr<grpc::Server> server_;
   Listener listener_;  // Stop() also stops it.
 
+  int metrics_key_ = 0;  // Constant once listening.
+  const TlsFiles tls_;
   Mutex stop_mutex_;
   bool stopped_ ABSL_GUARDED_BY(stop_mutex_) = false;
 };
+
+void RunningServer::AddMetrics(MetricList* list) const {
+  access_->calls().AddTo(list);
+  Edge& edge = Edge::Get();
+  list->Gauge("tfswitch_connections", "Open connections.",
+              static_cast<double>(edge.num_connections()));
+  list->Counter("tfswitch_ended_connections_total",
+                "Connections that were ended because they broke a limit.",
+                static_cast<double>(edge.num_ended()));
+  if (const auto expiry = CertificateExpiry(tls_); expiry.has_value()) {
+    list->Gauge("tfswitch_certificate_expiry_timestamp_seconds",
+                "End of the validity of --tls_cert, in seconds since 1970.",
+                static_cast<double>(absl::ToUnixSeconds(*expiry)));
+  }
+}
 
 absl::Status RunningServer::Listen(const GrpcServerOptions& options) {
   TFSWITCH_ASSIGN_OR_RETURN(Address address, ParseAddress(options.address));
@@ -242,6 +266,8 @@ absl::Status RunningServer::Listen(const GrpcServerOptions& options) {
     return absl::InternalError("gRPC cannot build a server");
   }
   address_ = address.ToString();
+  metrics_key_ =
+      shard_->metrics().Add([this](MetricList* list) { AddMetrics(list); });
   data_plane_->Start();
   listener_.Start(std::move(acceptor));
   return absl::OkStatus();

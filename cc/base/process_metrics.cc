@@ -1,0 +1,94 @@
+#include "cc/base/process_metrics.h"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "cc/base/memory_region.h"
+
+namespace tfswitch {
+namespace {
+
+std::string ReadText(const char* path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// The limit of the process's memory: that of its control group, or the memory
+// of the machine.
+double MemoryLimit() {
+  auto limit = static_cast<double>(PhysicalMemoryBytes());
+  for (const char* path : {"/sys/fs/cgroup/memory.max",
+                           "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    double group = 0;
+    if (absl::SimpleAtod(ReadText(path), &group)) {
+      limit = std::min(limit, group);
+    }
+  }
+  return limit;
+}
+
+}  // namespace
+
+void AddProcessMetrics(MetricList* list) {
+  const auto ticks = static_cast<double>(sysconf(_SC_CLK_TCK));
+  const auto page = static_cast<double>(sysconf(_SC_PAGESIZE));
+  // The program's name, in parentheses, may contain spaces. The fields after it
+  // are numbered from 3; see proc(5).
+  const std::string stat = ReadText("/proc/self/stat");
+  const std::vector<std::string> fields =
+      absl::StrSplit(stat.substr(stat.rfind(')') + 1), ' ', absl::SkipEmpty());
+  const auto field = [&fields](size_t number) {
+    double value = 0;
+    (void)(number - 3 < fields.size() &&
+           absl::SimpleAtod(fields[number - 3], &value));
+    return value;
+  };
+  if (fields.size() > 21) {
+    list->Counter("process_cpu_seconds_total",
+                  "CPU time of the process, in seconds.",
+                  (field(14) + field(15)) / ticks);
+    list->Gauge("process_resident_memory_bytes",
+                "Resident memory of the process, in bytes.", field(24) * page);
+    list->Gauge("process_virtual_memory_bytes",
+                "Address space of the process, in bytes.", field(23));
+    for (const absl::string_view line :
+         absl::StrSplit(ReadText("/proc/stat"), '\n')) {
+      double boot = 0;
+      if (line.substr(0, 6) == "btime " &&
+          absl::SimpleAtod(line.substr(6), &boot)) {
+        list->Gauge("process_start_time_seconds",
+                    "Start of the process, in seconds since 1970.",
+                    boot + field(22) / ticks);
+      }
+    }
+  }
+  std::error_code error;
+  const auto fds = std::filesystem::directory_iterator("/proc/self/fd", error);
+  if (!error) {
+    list->Gauge("process_open_fds", "Open file descriptors.",
+                static_cast<double>(std::distance(begin(fds), end(fds))));
+  }
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+    list->Gauge("process_max_fds", "Most file descriptors.",
+                static_cast<double>(limit.rlim_cur));
+  }
+  list->Gauge("tfswitch_memory_limit_bytes",
+              "Most memory of the process: of its control group, or of the "
+              "machine, in bytes.",
+              MemoryLimit());
+}
+
+}  // namespace tfswitch

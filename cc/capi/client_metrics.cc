@@ -1,0 +1,59 @@
+#include "cc/capi/client_metrics.h"
+
+#include <array>
+#include <utility>
+
+#include "cc/base/latency_histogram.h"
+#include "cc/base/striped_counters.h"
+
+namespace tfswitch {
+namespace {
+
+constexpr size_t kNumCalls = static_cast<size_t>(ClientCall::kSize);
+constexpr std::array<const char*, kNumCalls> kNames = {"pull", "push"};
+
+enum Counter : size_t { kIds, kKeys, kFailed, kNumCounters };
+
+struct Totals {
+  StripedCounters<kNumCounters> counters;
+  LatencyHistogram durations;
+};
+
+Totals& TotalsOf(size_t call) {
+  static auto* const totals = new std::array<Totals, kNumCalls>();
+  return (*totals)[call];
+}
+
+}  // namespace
+
+MeasuredCall::~MeasuredCall() {
+  Totals& totals = TotalsOf(static_cast<size_t>(call_));
+  totals.counters.Add(kIds, ids_);
+  totals.counters.Add(kKeys, keys_);
+  if (!has_succeeded_) totals.counters.Add(kFailed, 1);
+  totals.durations.Record(SteadyNow() - begin_);
+}
+
+void AddClientMetrics(MetricList* list) {
+  for (size_t i = 0; i < kNumCalls; ++i) {
+    const Totals& totals = TotalsOf(i);
+    const MetricList::Labels call = {{"call", kNames[i]}};
+    const auto sum = [&totals](Counter counter) {
+      return static_cast<double>(totals.counters.Sum(counter));
+    };
+    list->Counter("tfswitch_worker_ids_total",
+                  "Ids of the batches of this process.", sum(kIds), call);
+    list->Counter("tfswitch_worker_keys_total",
+                  "Keys that were sent for these ids: repeated ids count once, "
+                  "except in pulls of tables in this process.",
+                  sum(kKeys), call);
+    list->Counter("tfswitch_worker_failed_calls_total",
+                  "Pulls and pushes that failed.", sum(kFailed), call);
+    list->Histogram("tfswitch_worker_call_duration_seconds",
+                    "Duration of a pull or push of one or more tables, in "
+                    "seconds.",
+                    totals.durations, call);
+  }
+}
+
+}  // namespace tfswitch

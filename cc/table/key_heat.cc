@@ -1,0 +1,84 @@
+#include "cc/table/key_heat.h"
+
+#include <algorithm>
+
+#include "cc/base/steady_clock.h"
+
+namespace tfswitch {
+namespace {
+
+// Returns a random distance to the next sample, from 1 to 511. A constant one
+// could miss keys that a program looks up at regular places.
+uint32_t DrawDistance() {
+  thread_local uint64_t state = 0;
+  state = state * 6364136223846793005u + 1442695040888963407u;
+  return 1 +
+         static_cast<uint32_t>(state >> 40) % (2 * KeyHeat::kSampleEvery - 1);
+}
+
+}  // namespace
+
+void KeyHeat::Note(absl::Span<const Key> keys) {
+  // The number of keys to skip before the next sample.
+  thread_local uint64_t skip = 0;
+  if (skip >= keys.size()) {
+    skip -= keys.size();
+    return;
+  }
+  const absl::Time now = SteadyNow();
+  MutexLock lock(&mutex_);
+  if (shards_.empty()) {
+    shards_.resize(num_virtual_shards_);
+    next_halving_ = now + kHalfLife;
+  }
+  for (; now >= next_halving_ && total_ > 0; next_halving_ += kHalfLife) {
+    for (float& count : shards_) count /= 2;
+    for (Entry& entry : entries_) entry.count /= 2;
+    total_ /= 2;
+    if (total_ < 1) total_ = 0;
+  }
+  next_halving_ = std::max(next_halving_, now);
+  size_t i = skip;
+  for (; i < keys.size(); i += DrawDistance()) Count(keys[i]);
+  skip = i - keys.size();
+}
+
+void KeyHeat::Count(Key key) {
+  ++total_;
+  ++shards_[VirtualShardOf(key, num_virtual_shards_)];
+  Entry* least = nullptr;
+  for (Entry& entry : entries_) {
+    if (entry.key == key) {
+      ++entry.count;
+      return;
+    }
+    if (least == nullptr || entry.count < least->count) least = &entry;
+  }
+  if (entries_.size() < kHotKeys) {
+    entries_.push_back({key, 1});
+  } else {
+    *least = {key, least->count + 1};
+  }
+}
+
+KeyHeat::Report KeyHeat::Read(uint32_t first, uint32_t end) const {
+  Report report;
+  MutexLock lock(&mutex_);
+  report.sampled_keys = total_;
+  if (total_ <= 0 || first >= end) return report;
+  double sum = 0;
+  double most = 0;
+  for (uint32_t shard = first; shard < end; ++shard) {
+    sum += shards_[shard];
+    most = std::max<double>(most, shards_[shard]);
+  }
+  if (sum > 0) report.max_over_mean = most * (end - first) / sum;
+  for (const Entry& entry : entries_) {
+    report.hot_keys.push_back({entry.key, entry.count / total_});
+  }
+  std::sort(report.hot_keys.begin(), report.hot_keys.end(),
+            [](const HotKey& a, const HotKey& b) { return a.share > b.share; });
+  return report;
+}
+
+}  // namespace tfswitch

@@ -1,0 +1,68 @@
+// Estimates which keys and virtual shards of a table are looked up most.
+
+#ifndef TFSWITCH_CC_TABLE_KEY_HEAT_H_
+#define TFSWITCH_CC_TABLE_KEY_HEAT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "cc/base/hash.h"
+#include "cc/base/mutex.h"
+
+namespace tfswitch {
+
+// Samples one key in kSampleEvery. Each kHalfLife the counts are halved, so
+// they describe the last minutes. The hottest keys are found with the
+// Space-Saving algorithm (Metwally et al. 2005, "Efficient Computation of
+// Frequent and Top-k Elements in Data Streams").
+//
+// Thread-safe.
+class KeyHeat {
+ public:
+  static constexpr uint32_t kSampleEvery = 256;
+  static constexpr size_t kHotKeys = 64;
+  static constexpr absl::Duration kHalfLife = absl::Minutes(1);
+
+  // `num_virtual_shards` is that of the table.
+  explicit KeyHeat(uint32_t num_virtual_shards)
+      : num_virtual_shards_(num_virtual_shards) {}
+
+  // Samples the keys of a lookup.
+  void Note(absl::Span<const Key> keys) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  struct HotKey {
+    Key key;
+    double share;  // Of all lookups, from 0 to 1; may be too high, never too
+                   // low by more than the error of the sample.
+  };
+  struct Report {
+    double sampled_keys = 0;
+    // Lookups of the hottest virtual shard over the mean of the virtual shards
+    // `first` to `end`. 0 without a sample.
+    double max_over_mean = 0;
+    std::vector<HotKey> hot_keys;  // The hottest first.
+  };
+  Report Read(uint32_t first, uint32_t end) const ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  struct Entry {
+    Key key;
+    double count;
+  };
+  void Count(Key key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const uint32_t num_virtual_shards_;
+  mutable Mutex mutex_;
+  std::vector<float> shards_ ABSL_GUARDED_BY(mutex_);  // Empty before a sample.
+  std::vector<Entry> entries_ ABSL_GUARDED_BY(mutex_);  // At most kHotKeys.
+  double total_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Time next_halving_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_TABLE_KEY_HEAT_H_
