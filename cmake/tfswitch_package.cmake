@@ -42,8 +42,10 @@ set(_sbom
     abseil=${absl_VERSION}=
     grpc=${gRPC_VERSION}=
     libdeflate=${libdeflate_VERSION}=
+    libevent=${libevent_libevent_core_VERSION}=
     nlohmann_json=${nlohmann_json_VERSION}=${nlohmann_json_CONFIG}
     openssl=${OPENSSL_VERSION}=
+    prometheus-cpp=${prometheus_VERSION}=
     protobuf=${Protobuf_VERSION}=
     pybind11=${pybind11_VERSION}=
     python=${_pythons}=${Python_EXECUTABLE}

@@ -16,6 +16,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "cc/base/memory_region.h"
+#include "cc/base/steady_clock.h"
 
 namespace tfswitch {
 namespace {
@@ -41,7 +42,12 @@ double MemoryLimit() {
 
 }  // namespace
 
-void AddProcessMetrics(MetricList* list) {
+void AddProcessMetrics(absl::string_view version, absl::Time started,
+                       MetricList* list) {
+  list->Gauge("tfswitch_build_info", "1; the label is the version.", 1,
+              {{"version", std::string(version)}});
+  list->Gauge("tfswitch_uptime_seconds", "Since the start, in seconds.",
+              absl::ToDoubleSeconds(SteadyNow() - started));
   const auto ticks = static_cast<double>(sysconf(_SC_CLK_TCK));
   const auto page = static_cast<double>(sysconf(_SC_PAGESIZE));
   // The program's name, in parentheses, may contain spaces. The fields after it

@@ -3,12 +3,16 @@
 #ifndef TFSWITCH_CC_BASE_PROCESS_METRICS_H_
 #define TFSWITCH_CC_BASE_PROCESS_METRICS_H_
 
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "cc/base/metric_list.h"
 
 namespace tfswitch {
 
-// Reads them from /proc. Leaves out those that cannot be read.
-void AddProcessMetrics(MetricList* list);
+// Adds the version of the program, the time since `started`, and what /proc
+// says of the process. Leaves out files that cannot be read.
+void AddProcessMetrics(absl::string_view version, absl::Time started,
+                       MetricList* list);
 
 }  // namespace tfswitch
 

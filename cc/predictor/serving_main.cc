@@ -249,6 +249,7 @@ struct Settings {
   PredictorOptions predictor;
   std::string model_name = "default";
   std::string address = "127.0.0.1:8500";
+  std::string http_address;
   std::string tags = "serve";
   double poll_secs = 1;
   double watch_rows_secs = 1;
@@ -279,6 +280,7 @@ std::vector<Flag> Settings::Flags() {
       {"model_name", &model_name, "what requests call the model"},
       {"address", &address,
        "where to listen: host:port (port 0: any free one) or unix:/path"},
+      {"http_address", &http_address, kHttpAddressHelp},
       {"op_library", &predictor.op_library,
        "library with the model's own ops; empty: none"},
       {"version", &predictor.version,
@@ -339,7 +341,7 @@ int Serve(const Settings& settings, const sigset_t& stop_signals,
       settings.max_requests,       settings.tls_cert.c_str(),
       settings.tls_key.c_str(),    settings.tls_ca.c_str(),
       settings.token_file.c_str(), settings.insecure,
-      settings.reflection};
+      settings.reflection,         settings.http_address.c_str()};
   int32_t code = 0;
   char error[1024];
   ServingRpcServer* server =
@@ -352,6 +354,7 @@ int Serve(const Settings& settings, const sigset_t& stop_signals,
   LogServerEvent(LogLevel::kInfo, "started",
                  {{"version", TFSWITCH_VERSION},
                   {"address", (*api)->address(server)},
+                  {"http", (*api)->http_address(server)},
                   {"model_dir", settings.predictor.model_dir},
                   {"flags", flags}});
   // The server already answers health checks, so a program that has read this

@@ -36,8 +36,12 @@
 #include "absl/time/time.h"
 #include "cc/base/files.h"
 #include "cc/base/log_writer.h"
+#include "cc/base/metric_list.h"
+#include "cc/base/process_metrics.h"
 #include "cc/base/status_macros.h"
 #include "cc/base/steady_clock.h"
+#include "cc/http/http_server.h"
+#include "cc/http/pages.h"
 #include "cc/predictor/tensor_codec.h"
 #include "cc/rpc/access_control.h"
 #include "cc/rpc/address.h"
@@ -371,6 +375,8 @@ struct ServingRpcServer {
   std::unique_ptr<grpc::Server> server;
   tfswitch::Listener listener;
   std::string address;
+  std::atomic<const char*> why_not_ready{"no model is loaded yet"};
+  std::unique_ptr<tfswitch::HttpServer> http;  // Null: none.
 };
 
 namespace tfswitch {
@@ -378,6 +384,7 @@ namespace {
 
 void SetServing(ServingRpcServer* server, int32_t serving) {
   server->server->GetHealthCheckService()->SetServingStatus(serving != 0);
+  server->why_not_ready = serving != 0 ? "" : "the server is stopping";
 }
 
 absl::StatusOr<std::unique_ptr<ServingRpcServer>> Listen(
@@ -418,8 +425,26 @@ absl::StatusOr<std::unique_ptr<ServingRpcServer>> Listen(
   if (server->server == nullptr) {
     return absl::InternalError("gRPC cannot build a server");
   }
-  SetServing(server.get(), 0);
+  server->server->GetHealthCheckService()->SetServingStatus(false);
   server->address = address.ToString();
+  if (options.http_address[0] != '\0') {
+    HttpServerOptions http;
+    http.address = options.http_address;
+    http.security = security;
+    TFSWITCH_ASSIGN_OR_RETURN(
+        server->http,
+        HttpServer::Start(
+            http, StandardPages(
+                      [started = SteadyNow(), access = server->access.get()] {
+                        MetricList list;
+                        AddProcessMetrics(TFSWITCH_VERSION, started, &list);
+                        access->calls().AddTo(&list);
+                        return list.Text();
+                      },
+                      [why_not = &server->why_not_ready] {
+                        return why_not->load();
+                      })));
+  }
   server->listener.Start(std::move(acceptor));
   return server;
 }
@@ -449,6 +474,9 @@ void Stop(ServingRpcServer* server, int64_t grace_ms) {
 constexpr ServingRpcApi kApi = {
     &Start,
     [](const ServingRpcServer* server) { return server->address.c_str(); },
+    [](const ServingRpcServer* server) {
+      return server->http != nullptr ? server->http->address().c_str() : "";
+    },
     &SetServing, &Stop};
 
 }  // namespace

@@ -21,7 +21,7 @@ extern "C" {
 #endif
 
 // Incremented with each change of this header.
-#define SERVING_RPC_API_VERSION 2
+#define SERVING_RPC_API_VERSION 3
 
 typedef struct ServingBytes {
   const char* data;  // No NUL at the end.
@@ -105,6 +105,8 @@ typedef struct ServingRpcOptions {
   const char* token_file;
   int32_t is_insecure;
   int32_t has_reflection;
+  // Where metrics and probes are answered over HTTP; empty: nowhere.
+  const char* http_address;
 } ServingRpcOptions;
 
 typedef struct ServingRpcServer ServingRpcServer;
@@ -121,7 +123,9 @@ typedef struct ServingRpcApi {
   // The bound address, with the actual port. The string lives as long as the
   // server.
   const char* (*address)(const ServingRpcServer* server);
-  // Sets the answer of the health service.
+  // The same for HTTP; empty if there is none.
+  const char* (*http_address)(const ServingRpcServer* server);
+  // Sets the answer of the health service and of the page /readyz.
   void (*set_serving)(ServingRpcServer* server, int32_t serving);
   // Sets the health to NOT_SERVING, refuses new requests, and waits at most
   // `grace_ms` until those in progress have ended; then it cancels them. Frees

@@ -29,13 +29,15 @@ absl::string_view ViewOf(const grpc::string_ref& text) {
   return {text.data(), text.size()};
 }
 
-// The token of the header "authorization: Bearer TOKEN"; empty if the call does
-// not have this header.
-absl::string_view PresentedToken(const grpc::ServerContext& context) {
+// The header kTokenHeader; empty if the call does not have it.
+absl::string_view AuthorizationOf(const grpc::ServerContext& context) {
   const auto& metadata = context.client_metadata();
   const auto found = metadata.find(kTokenHeader);
-  if (found == metadata.end()) return "";
-  absl::string_view value = ViewOf(found->second);
+  return found == metadata.end() ? absl::string_view() : ViewOf(found->second);
+}
+
+// The token in "Bearer TOKEN"; empty if the header has another form.
+absl::string_view PresentedToken(absl::string_view value) {
   constexpr absl::string_view kScheme = "Bearer ";
   if (!absl::StartsWithIgnoreCase(value, kScheme)) return "";
   value.remove_prefix(kScheme.size());
@@ -94,10 +96,10 @@ bool IsRefusal(const absl::Status& status) {
 
 // Names the caller for a log line: "token" and the token's id, or "claims" and
 // the id if the token's secret is not valid.
-std::pair<const char*, std::string> CallerName(
-    const grpc::ServerContext& context, const Caller& caller) {
+std::pair<const char*, std::string> CallerName(absl::string_view authorization,
+                                               const Caller& caller) {
   if (caller.token() != nullptr) return {"token", caller.token()->record.id};
-  const auto claimed = TokenId(PresentedToken(context));
+  const auto claimed = TokenId(PresentedToken(authorization));
   if (claimed.ok()) return {"claims", std::string(*claimed)};
   return {"token", "none"};
 }
@@ -246,9 +248,18 @@ uint64_t Caller::CallerId(const grpc::ServerContext& context) const {
 
 absl::Status AccessControl::Admit(grpc::ServerContext* context,
                                   const MethodRule& rule, Caller* caller) {
+  absl::Status status = Admit(AuthorizationOf(*context), rule, caller);
+  if (absl::IsResourceExhausted(status)) {
+    context->AddTrailingMetadata(kRetryPushback, kPause);
+  }
+  return status;
+}
+
+absl::Status AccessControl::Admit(absl::string_view authorization,
+                                  const MethodRule& rule, Caller* caller) {
   caller->begin_ = SteadyNow();
   if (tokens_ != nullptr) {
-    const absl::string_view presented = PresentedToken(*context);
+    const absl::string_view presented = PresentedToken(authorization);
     if (presented.empty()) {
       return absl::UnauthenticatedError(
           "the server asks for a token, and the call has none; give one in "
@@ -261,14 +272,17 @@ absl::Status AccessControl::Admit(grpc::ServerContext* context,
   // role always gets the error about the role.
   TFSWITCH_RETURN_IF_ERROR(CheckRule(caller->token_.get(), rule));
   if (caller->token_ != nullptr) {
-    absl::Status entered = caller->token_->use->Enter(caller->token_->record);
-    if (!entered.ok()) {
-      context->AddTrailingMetadata(kRetryPushback, kPause);
-      return entered;
-    }
+    TFSWITCH_RETURN_IF_ERROR(
+        caller->token_->use->Enter(caller->token_->record));
   }
   caller->is_in_ = true;
   return absl::OkStatus();
+}
+
+bool AccessControl::IsNoted(const MethodRule& rule,
+                            const absl::Status& status) const {
+  return is_audited_ &&
+         (IsRefusal(status) || rule.least_role == v1::ROLE_ADMIN);
 }
 
 void AccessControl::NoteEnd(const grpc::ServerContext& context,
@@ -277,17 +291,24 @@ void AccessControl::NoteEnd(const grpc::ServerContext& context,
                             const std::string& path,
                             const absl::Status& status) {
   calls_.Record(rule.method, status.code(), SteadyNow() - caller.begin_);
-  const bool is_refusal = IsRefusal(status);
-  if (!is_audited_ || !(is_refusal || rule.least_role == v1::ROLE_ADMIN)) {
-    return;
-  }
+  if (!IsNoted(rule, status)) return;
+  NoteEnd(CallOrigin{std::string(AuthorizationOf(context)),
+                     CertificateName(context), context.peer()},
+          caller, rule, tables, path, status);
+}
+
+void AccessControl::NoteEnd(const CallOrigin& origin, const Caller& caller,
+                            const MethodRule& rule,
+                            const std::vector<std::string>& tables,
+                            const std::string& path,
+                            const absl::Status& status) {
+  if (!IsNoted(rule, status)) return;
   // Log lines about refused calls have a limit of their own, so that a flood of
   // them does not displace lines about other calls.
-  const bool is_done = caller.is_in_ && !is_refusal;
+  const bool is_done = caller.is_in_ && !IsRefusal(status);
   const LogKind kind =
       is_done ? LogKind{"admin_called", 200, 10} : LogKind{"caller_refused"};
-  const std::string peer = context.peer();
-  const auto [token_kind, token] = CallerName(context, caller);
+  const auto [token_kind, token] = CallerName(origin.authorization, caller);
   // Does not call LogServerEvent(), which writes nothing in a Python process
   // that contains a server.
   LogWriter::Get().Write(
@@ -295,14 +316,14 @@ void AccessControl::NoteEnd(const grpc::ServerContext& context,
       EventLine(is_done ? LogLevel::kInfo : LogLevel::kWarning, kind.name,
                 {{"call", rule.method},
                  {token_kind, token},
-                 {"cert", Shortened(CertificateName(context))},
-                 {"from", peer},
+                 {"cert", Shortened(origin.certificate)},
+                 {"from", origin.peer},
                  {"tables", Shortened(absl::StrJoin(tables, ","))},
                  {"path", Shortened(path)},
                  {"result", absl::StatusCodeToString(status.code())},
                  {"why", Shortened(status.message())}}),
       // The address without the port.
-      peer.substr(0, peer.rfind(':')));
+      origin.peer.substr(0, origin.peer.rfind(':')));
 }
 
 }  // namespace tfswitch

@@ -148,6 +148,13 @@ struct SecurityOptions {
   bool is_insecure = false;
 };
 
+// Where a call comes from, for the log.
+struct CallOrigin {
+  std::string authorization;  // The header; may be empty.
+  std::string certificate;    // The name in the caller's; may be empty.
+  std::string peer;           // As of gRPC: "ipv4:127.0.0.1:7077".
+};
+
 // Thread-safe.
 class AccessControl {
  public:
@@ -168,10 +175,16 @@ class AccessControl {
   // kRetryPushback) if the token has too many calls in progress.
   absl::Status Admit(grpc::ServerContext* context, const MethodRule& rule,
                      Caller* caller);
+  // The same for a request of HTTP, with the header of this name.
+  absl::Status Admit(absl::string_view authorization, const MethodRule& rule,
+                     Caller* caller);
 
   // Counts the call, and logs it if needed. Call it at the end of each call,
   // with the results of TablesIn() and PathIn().
   void NoteEnd(const grpc::ServerContext& context, const Caller& caller,
+               const MethodRule& rule, const std::vector<std::string>& tables,
+               const std::string& path, const absl::Status& status);
+  void NoteEnd(const CallOrigin& origin, const Caller& caller,
                const MethodRule& rule, const std::vector<std::string>& tables,
                const std::string& path, const absl::Status& status);
 
@@ -179,6 +192,9 @@ class AccessControl {
 
  private:
   explicit AccessControl(bool is_audited) : is_audited_(is_audited) {}
+
+  // Whether NoteEnd() writes a line.
+  bool IsNoted(const MethodRule& rule, const absl::Status& status) const;
 
   const bool is_audited_;
   CallMetrics calls_;

@@ -1,4 +1,4 @@
-// The --help texts of the security flags, which all server programs have.
+// The --help texts of flags that all server programs have.
 
 #ifndef TFSWITCH_CC_RPC_SECURITY_FLAGS_H_
 #define TFSWITCH_CC_RPC_SECURITY_FLAGS_H_
@@ -21,6 +21,11 @@ inline constexpr char kTokenFileHelp[] =
 inline constexpr char kInsecureHelp[] =
     "Serve on an address that other machines can reach, although there "
     "is no TLS, or neither --token_file nor --tls_ca.";
+inline constexpr char kHttpAddressHelp[] =
+    "Where to answer /metrics (for Prometheus), /healthz and /readyz over "
+    "HTTP: "
+    "host:port (port 0: any free one), with the TLS and the tokens of "
+    "--address. Empty: nowhere.";
 inline constexpr char kReflectionHelp[] =
     "Tell callers which services and messages there are, by gRPC's "
     "reflection service. It asks for no token.";

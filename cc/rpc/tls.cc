@@ -16,7 +16,6 @@
 #include <ctime>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "cc/access/tokens.h"
@@ -183,14 +182,18 @@ absl::StatusOr<ClientTls> MakeClientTls(const TlsFiles& files) {
                    files.server_name};
 }
 
+absl::Status CheckServerTls(const TlsFiles& files) {
+  TFSWITCH_RETURN_IF_ERROR(Check(files, kServerNames));
+  return files.cert.empty() ? absl::InvalidArgumentError(
+                                  "TLS: --tls_ca needs --tls_cert and "
+                                  "--tls_key; give all three")
+                            : absl::OkStatus();
+}
+
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerTls(
     const TlsFiles& files) {
   if (files == TlsFiles()) return grpc::InsecureServerCredentials();
-  TFSWITCH_RETURN_IF_ERROR(Check(files, kServerNames));
-  if (files.cert.empty()) {
-    return absl::InvalidArgumentError(
-        "TLS: --tls_ca needs --tls_cert and --tls_key; give all three");
-  }
+  TFSWITCH_RETURN_IF_ERROR(CheckServerTls(files));
   grpc::experimental::TlsServerCredentialsOptions options(Watch(files));
   options.watch_identity_key_cert_pairs();
   if (!files.ca.empty()) {

@@ -9,6 +9,7 @@
 #include <string>
 #include <tuple>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
@@ -69,6 +70,9 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerTls(
 // The end of the validity of files.cert, as the file is now. Nothing if there
 // is no such file, or it has no certificate.
 std::optional<absl::Time> CertificateExpiry(const TlsFiles& files);
+
+// The checks of MakeServerTls(), for a server that uses OpenSSL itself.
+absl::Status CheckServerTls(const TlsFiles& files);
 
 }  // namespace tfswitch
 

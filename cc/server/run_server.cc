@@ -3,8 +3,10 @@
 #include <pthread.h>
 #include <signal.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,6 +22,8 @@
 #include "cc/base/metric_list.h"
 #include "cc/base/process_metrics.h"
 #include "cc/base/steady_clock.h"
+#include "cc/http/http_server.h"
+#include "cc/http/pages.h"
 #include "cc/recovery/data_folder.h"
 #include "cc/recovery/repair.h"
 #include "cc/recovery/state_keeper.h"
@@ -89,6 +93,20 @@ sigset_t BlockStopSignals() {
   return stop_signals;
 }
 
+// Returns null if the flags name no address.
+absl::StatusOr<std::unique_ptr<HttpServer>> StartHttp(
+    const ServerFlags& flags, std::function<std::string()> metrics,
+    const std::atomic<const char*>* why_not_ready) {
+  if (flags.http_address.empty()) return nullptr;
+  HttpServerOptions options;
+  options.address = flags.http_address;
+  options.security = flags.server.security;
+  return HttpServer::Start(options,
+                           StandardPages(std::move(metrics), [why_not_ready] {
+                             return why_not_ready->load();
+                           }));
+}
+
 int Serve(ServerFlags flags) {
   ShowServerEvents();
   const absl::Time started = SteadyNow();
@@ -114,6 +132,13 @@ int Serve(ServerFlags flags) {
   // Declared before the shard, which writes to it, and so destroyed after it.
   std::optional<StateKeeper> keeper;
   auto shard = std::make_shared<Shard>(flags.shard);
+  if (folder != nullptr)
+    keeper.emplace(flags.keeper, folder.get(), shard.get());
+  const auto add_metrics = [&](MetricList* list) {
+    AddProcessMetrics(TFSWITCH_VERSION, started, list);
+    if (keeper.has_value()) keeper->AddMetrics(list);
+  };
+  shard->metrics().Add(add_metrics);
   auto server = GrpcServer::Start(flags.server, shard);
   if (absl::IsInvalidArgument(server.status())) {
     PrintError(server.status());
@@ -122,24 +147,35 @@ int Serve(ServerFlags flags) {
   if (!server.ok()) {
     return Stopped(kCannotServe, server.status().message(), started);
   }
+  std::atomic<const char*> why_not_ready{"the server restores its rows"};
+  // The other metrics of the shard must not be read during a recovery.
+  std::atomic<bool> has_recovered{false};
+  const auto http = StartHttp(
+      flags,
+      [&] {
+        if (has_recovered) return shard->MetricsText();
+        MetricList list;
+        list.SetCommonLabels(
+            {{"shard", absl::StrCat(flags.shard.shard_index)}});
+        add_metrics(&list);
+        return list.Text();
+      },
+      &why_not_ready);
+  if (absl::IsInvalidArgument(http.status())) {
+    PrintError(http.status());
+    return kBadFlag;
+  }
+  if (!http.ok())
+    return Stopped(kCannotServe, http.status().message(), started);
   LogServerEvent(LogLevel::kInfo, "started",
                  {{"version", TFSWITCH_VERSION},
                   {"shard", flags.shard.shard_index},
                   {"num_shards", flags.shard.num_shards},
                   {"address", (*server)->address()},
+                  {"http", *http != nullptr ? (*http)->address() : ""},
                   {"data_dir", flags.data_dir},
                   {"flags", absl::StrJoin(flags.changed, " ")}});
-  shard->metrics().Add([&started](MetricList* list) {
-    list->Gauge("tfswitch_build_info", "1; the label is the version.", 1,
-                {{"version", TFSWITCH_VERSION}});
-    list->Gauge("tfswitch_uptime_seconds", "Since the start, in seconds.",
-                absl::ToDoubleSeconds(SteadyNow() - started));
-    AddProcessMetrics(list);
-  });
   if (folder != nullptr) {
-    keeper.emplace(flags.keeper, folder.get(), shard.get());
-    shard->metrics().Add(
-        [&keeper](MetricList* list) { keeper->AddMetrics(list); });
     const absl::Status recovered = keeper->Recover(&CheckNoStopSignal);
     if (!recovered.ok()) {
       return Stopped(absl::IsCancelled(recovered) ? kStopped : kCannotServe,
@@ -148,6 +184,8 @@ int Serve(ServerFlags flags) {
     (*server)->Open();
     keeper->Start();
   }
+  has_recovered = true;
+  why_not_ready = "";
   std::printf("tfswitch-server %s: shard %u of %u serving on %s%s\n",
               TFSWITCH_VERSION, flags.shard.shard_index, flags.shard.num_shards,
               (*server)->address().c_str(),
@@ -160,6 +198,7 @@ int Serve(ServerFlags flags) {
   signal(SIGTERM, SIG_DFL);
   signal(SIGINT, SIG_DFL);
   pthread_sigmask(SIG_UNBLOCK, &stop_signals, nullptr);
+  why_not_ready = "the server is stopping";
   (*server)->Stop(flags.grace_period);
   if (keeper.has_value()) {
     if (const absl::Status saved = keeper->Stop(); !saved.ok()) {

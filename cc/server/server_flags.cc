@@ -18,6 +18,7 @@
 
 ABSL_FLAG(std::string, address, "127.0.0.1:7077",
           "Where to listen: host:port (port 0: any free one) or unix:/path.");
+ABSL_FLAG(std::string, http_address, "", tfswitch::kHttpAddressHelp);
 ABSL_FLAG(uint32_t, shard_index, 0,
           "Place of this server among the servers of the cluster, from 0.");
 ABSL_FLAG(uint32_t, num_shards, 1, "Number of servers in the cluster.");
@@ -73,7 +74,7 @@ constexpr const char* kFlagNames[] = {
     "push_log_sync", "push_log_max_bytes", "cluster_name",
     "repair",        "tls_cert",           "tls_key",
     "tls_ca",        "token_file",         "insecure",
-    "reflection",    "grace_period"};
+    "reflection",    "grace_period",       "http_address"};
 
 absl::CommandLineFlag* FindFlag(absl::string_view name) {
   for (absl::string_view known : kFlagNames) {
@@ -229,6 +230,7 @@ absl::Status ParseServerFlags(const std::vector<std::string>& arguments,
   }
   security.is_insecure = absl::GetFlag(FLAGS_insecure);
   flags->server.has_reflection = absl::GetFlag(FLAGS_reflection);
+  flags->http_address = absl::GetFlag(FLAGS_http_address);
   flags->shard.shard_index = absl::GetFlag(FLAGS_shard_index);
   flags->shard.num_shards = absl::GetFlag(FLAGS_num_shards);
   if (!needs_data_dir.empty() && absl::GetFlag(FLAGS_data_dir).empty()) {

@@ -21,6 +21,7 @@ struct ServerFlags {
   GrpcServerOptions server;
   ShardOptions shard;
   absl::Duration grace_period;
+  std::string http_address;  // Empty: no HTTP.
   // An absolute path. If it is empty, the state is only in memory.
   std::string data_dir;
   StateKeeperOptions keeper;

@@ -31,10 +31,12 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 HEADERS = {
     r"absl/.*": "abseil",
     r"google/protobuf/.*": "protobuf",
+    r"event2/.*": "libevent",
     r"grpc(pp)?/.*": "grpc",
     r"libdeflate\.h": "libdeflate",
     r"nlohmann/.*": "nlohmann_json",
     r"openssl/.*": "openssl",
+    r"prometheus/.*": "prometheus-cpp",
     r"pybind11/.*": "pybind11",
     r"Python\.h": "python",
     r"(farmhash|tensorflow|unsupported)/.*": "tensorflow",

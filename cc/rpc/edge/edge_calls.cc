@@ -31,6 +31,9 @@ int ConnectionIndex() {
 
 bool PassTls(SSL* ssl, Direction direction, const void* data, size_t size) {
   if (!Edge::Get().is_used() || SSL_is_server(ssl) == 0) return true;
+  // The connection is one of the HTTP server: gRPC's objects have no file
+  // descriptor.
+  if (SSL_get_fd(ssl) >= 0) return true;
   auto* connection = static_cast<Edge::TlsConnection*>(
       SSL_get_ex_data(ssl, ConnectionIndex()));
   if (connection == nullptr) {

@@ -8,19 +8,18 @@
 #define TFSWITCH_CC_RPC_EDGE_LISTENER_H_
 
 #include <grpcpp/server_builder.h>
-#include <sys/types.h>
 
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <thread>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "cc/rpc/address.h"
+#include "cc/rpc/edge/sockets.h"
 
 namespace tfswitch {
 
@@ -49,10 +48,7 @@ class Listener {
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
 
-  // Listens on all addresses of the host that can be bound. If the port is 0,
-  // it is replaced by the port that was bound. The IPv4 wildcard address also
-  // accepts IPv6 connections, if the machine has IPv6. Unavailable, with the
-  // reason, if no address can be bound.
+  // Listens; see OpenSockets() of sockets.h.
   absl::Status Open(Address* address);
 
   // Hands over each connection that arrives after this call.
@@ -69,11 +65,6 @@ class Listener {
   void CutConnections();
 
  private:
-  absl::Status OpenUnix(const std::string& path);
-  absl::Status OpenPort(Address* address);
-  // Returns 0, or the errno if the address cannot be bound.
-  int OpenOne(int family, const void* address, size_t size);
-
   void Run();
   // Avoids spinning; ends with the listener.
   void WaitToRetry() const;
@@ -93,7 +84,7 @@ class Listener {
   // If gRPC has closed the socket, the number is free or belongs to something
   // else. Only the listening thread uses the map; after the thread has ended,
   // CutConnections() does.
-  std::unordered_map<int, std::pair<dev_t, ino_t>> connections_;
+  std::unordered_map<int, SocketId> connections_;
 };
 
 }  // namespace tfswitch

@@ -6,6 +6,7 @@
 
 #include "absl/time/time.h"
 #include "cc/base/process_metrics.h"
+#include "cc/base/steady_clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -63,7 +64,9 @@ TEST(MetricListTest, HistogramsCountAllDurationsOfAllThreads) {
 
 TEST(ProcessMetricsTest, ReadsThisProcess) {
   MetricList list;
-  AddProcessMetrics(&list);
+  AddProcessMetrics("1.2", SteadyNow() - absl::Seconds(7), &list);
+  EXPECT_THAT(list.Text(), HasSubstr("info{version=\"1.2\"} 1\n"));
+  EXPECT_THAT(list.Text(), HasSubstr("\ntfswitch_uptime_seconds 7."));
   for (const char* name :
        {"process_cpu_seconds_total", "process_resident_memory_bytes",
         "process_virtual_memory_bytes", "process_start_time_seconds",
