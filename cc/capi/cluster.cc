@@ -156,6 +156,27 @@ absl::Status CheckTokenIsSafe(const std::string& address,
   return absl::OkStatus();
 }
 
+// Returns the options for clients of the servers, with the credentials, for
+// all but the address.
+absl::StatusOr<GrpcClientOptions> OptionsFor(const std::string& name,
+                                             const ClusterAddress& address,
+                                             const Credentials& credentials,
+                                             absl::Duration timeout) {
+  GrpcClientOptions options;
+  options.places = address.places;
+  options.num_shards = static_cast<uint32_t>(address.servers.size());
+  options.timeout = timeout;
+  if (address.has_tls) {
+    TFSWITCH_ASSIGN_OR_RETURN(options.tls, MakeClientTls(*credentials.tls));
+  }
+  TFSWITCH_ASSIGN_OR_RETURN(options.token,
+                            ClientToken::Open(credentials.token));
+  if (options.token != nullptr) {
+    TFSWITCH_RETURN_IF_ERROR(CheckTokenIsSafe(name, address));
+  }
+  return options;
+}
+
 // Makes a client of all servers. A reader waits at most `timeout` for all of
 // them together.
 absl::StatusOr<std::unique_ptr<ParameterClient>> ConnectToServers(
@@ -164,25 +185,12 @@ absl::StatusOr<std::unique_ptr<ParameterClient>> ConnectToServers(
     OnLostTables on_lost_tables) {
   const absl::Time deadline = SteadyNow() + timeout;
   const std::vector<std::string>& servers = address.servers;
-  ClientTls client_tls;
-  if (address.has_tls) {
-    TFSWITCH_ASSIGN_OR_RETURN(client_tls, MakeClientTls(*credentials.tls));
-  }
-  TFSWITCH_ASSIGN_OR_RETURN(const std::shared_ptr<ClientToken> token,
-                            ClientToken::Open(credentials.token));
-  if (token != nullptr) {
-    TFSWITCH_RETURN_IF_ERROR(CheckTokenIsSafe(name, address));
-  }
+  TFSWITCH_ASSIGN_OR_RETURN(GrpcClientOptions options,
+                            OptionsFor(name, address, credentials, timeout));
   std::vector<std::unique_ptr<ParameterClient>> shards;
   for (size_t i = 0; i < servers.size(); ++i) {
-    GrpcClientOptions options;
     options.address = servers[i];
-    options.places = address.places;
     options.shard_index = static_cast<uint32_t>(i);
-    options.num_shards = static_cast<uint32_t>(servers.size());
-    options.timeout = timeout;
-    options.tls = client_tls;
-    options.token = token;
     if (on_lost_tables == OnLostTables::kFollow) {
       options.connect_timeout =
           std::max<absl::Duration>(deadline - SteadyNow(), kShortestWait);
@@ -362,6 +370,26 @@ absl::StatusOr<std::unique_ptr<ParameterClient>> OpenReadingClient(
   TuneMalloc();
   return ConnectToServers(address, parsed, CredentialsFor(address, parsed, {}),
                           timeout, OnLostTables::kFollow);
+}
+
+absl::StatusOr<std::unique_ptr<ParameterClient>> OpenServer(
+    const std::string& address, absl::Duration timeout) {
+  TFSWITCH_ASSIGN_OR_RETURN(const ClusterAddress parsed,
+                            ParseClusterAddress(address));
+  if (parsed.servers.size() != 1) {
+    return BadAddress(address, "expected exactly one server");
+  }
+  TFSWITCH_RETURN_IF_ERROR(
+      ForkGuard::Arm(absl::StrCat("asked the server '", address, "'")));
+  TuneMalloc();
+  TFSWITCH_ASSIGN_OR_RETURN(
+      GrpcClientOptions options,
+      OptionsFor(address, parsed, CredentialsFor(address, parsed, {}),
+                 timeout));
+  options.address = parsed.servers[0];
+  options.any_shard = true;
+  options.connect_timeout = timeout;
+  return NewGrpcClient(options);
 }
 
 }  // namespace tfswitch

@@ -59,6 +59,12 @@ struct Credentials {
 absl::StatusOr<std::unique_ptr<ParameterClient>> OpenReadingClient(
     const std::string& address, absl::Duration timeout);
 
+// Connects to one server by itself, whatever its shard, for questions about
+// this server. InvalidArgument unless the address has exactly one server;
+// otherwise as OpenReadingClient().
+absl::StatusOr<std::unique_ptr<ParameterClient>> OpenServer(
+    const std::string& address, absl::Duration timeout);
+
 // Returns the cluster that is open at this address with this id. If the id is
 // 0, returns the cluster that is open at this address with this timeout and
 // these credentials; if none is, opens one. "local://NAME" clusters live as

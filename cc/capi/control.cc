@@ -19,6 +19,7 @@
 #include "cc/capi/client_metrics.h"
 #include "cc/capi/cluster.h"
 #include "cc/capi/replicas.h"
+#include "cc/capi/stored_files.h"
 #include "cc/client/checkpoints.h"
 #include "cc/client/worker_session.h"
 #include "cc/serving/exporter.h"
@@ -69,10 +70,29 @@ absl::Status ListTables(Cluster& cluster, const v1::ListTablesRequest& request,
 
 absl::Status GetServers(Cluster& cluster, const v1::GetServersRequest&,
                         v1::GetServersResponse* response) {
-  TFSWITCH_ASSIGN_OR_RETURN(const auto servers,
-                            cluster.client().AskForSecurity());
-  *response->mutable_servers() = {servers.begin(), servers.end()};
+  TFSWITCH_ASSIGN_OR_RETURN(const auto servers, cluster.client().AskServers());
+  for (const v1::HandshakeResponse& server : servers) {
+    *response->add_servers() = server.security();
+  }
   return absl::OkStatus();
+}
+
+absl::Status Ask(const v1::AskServerRequest& request,
+                 v1::AskServerResponse* response) {
+  TFSWITCH_ASSIGN_OR_RETURN(
+      const std::unique_ptr<ParameterClient> client,
+      OpenServer(request.address(), absl::Seconds(request.timeout_secs())));
+  TFSWITCH_ASSIGN_OR_RETURN(const auto servers, client->AskServers());
+  *response->mutable_server() = servers.at(0);
+  TFSWITCH_ASSIGN_OR_RETURN(const auto infos,
+                            client->ListTables(std::string()));
+  for (const TableInfo& info : infos) *response->add_tables() = ToProto(info);
+  return absl::OkStatus();
+}
+
+absl::Status ReadRows(Cluster& cluster, const v1::ReadRowsRequest& request,
+                      v1::ReadRowsResponse* response) {
+  return cluster.client().Call(request, response);
 }
 
 absl::Status DropTable(Cluster& cluster, const v1::DropTableRequest& request,
@@ -335,6 +355,10 @@ const std::map<absl::string_view, JsonMethod>& Methods() {
           Of("PlaceServers", Place),
           Of("ListTables", ListTables),
           Of("GetServers", GetServers),
+          Of("AskServer", Ask),
+          Of("InspectFiles", InspectFiles),
+          Of("DiffFiles", DiffFiles),
+          Of("ReadRows", ReadRows),
           Of("DropTable", DropTable),
           Of("Save", Save),
           Of("Restore", Restore),

@@ -204,9 +204,9 @@ class ParameterClient {
                                                    WriteResult* result) = 0;
 
   virtual int num_shards() const { return 1; }
-  // The security settings of each server; empty if tables are in this process.
-  virtual absl::StatusOr<std::vector<v1::ServerSecurity>> AskForSecurity() {
-    return std::vector<v1::ServerSecurity>();
+  // The handshake of each server; empty if tables are in this process.
+  virtual absl::StatusOr<std::vector<v1::HandshakeResponse>> AskServers() {
+    return std::vector<v1::HandshakeResponse>();
   }
   // Starts to apply a closed round on one shard. Each shard needs a call of its
   // own, because shards may lack different rounds. *committed becomes the

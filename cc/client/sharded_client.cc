@@ -230,10 +230,10 @@ class ShardedClient : public ParameterClient {
     return tables_.ShardInstances();
   }
 
-  absl::StatusOr<std::vector<v1::ServerSecurity>> AskForSecurity() override {
-    std::vector<v1::ServerSecurity> all;
+  absl::StatusOr<std::vector<v1::HandshakeResponse>> AskServers() override {
+    std::vector<v1::HandshakeResponse> all;
     for (const auto& shard : shards_) {
-      TFSWITCH_ASSIGN_OR_RETURN(const auto one, shard->AskForSecurity());
+      TFSWITCH_ASSIGN_OR_RETURN(const auto one, shard->AskServers());
       all.insert(all.end(), one.begin(), one.end());
     }
     return all;

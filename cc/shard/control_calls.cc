@@ -25,6 +25,9 @@
 namespace tfswitch {
 namespace {
 
+// Bounds the memory of an answer, which has whole rows.
+constexpr int kMaxReadRows = 4096;
+
 template <typename Request>
 PushId IdOf(const ShardCall& call, const Request& request) {
   return {request.client_id(), request.sequence(), call.caller};
@@ -220,6 +223,26 @@ absl::Status Run(const ShardCall& call, const v1::ReadUsageRequest& request,
                                                 absl::MakeSpan(states)));
   *response = ToProto(usage, states);
   return absl::OkStatus();
+}
+
+absl::Status Run(const ShardCall& call, const v1::ReadRowsRequest& request,
+                 v1::ReadRowsResponse* response) {
+  if (request.keys().size() > kMaxReadRows) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("ReadRows: expected at most ", kMaxReadRows, " keys, got ",
+                     request.keys().size()));
+  }
+  TFSWITCH_ASSIGN_OR_RETURN(const auto table,
+                            call.shard.FindTable(TableOf(request)));
+  return table->ReadRows(
+      absl::MakeConstSpan(request.keys().data(), request.keys().size()),
+      [response](const RowChunk& rows) {
+        response->mutable_keys()->Add(rows.keys.begin(), rows.keys.end());
+        response->mutable_values()->Add(rows.embeddings.begin(),
+                                        rows.embeddings.end());
+        response->mutable_slots()->Add(rows.slots.begin(), rows.slots.end());
+        return absl::OkStatus();
+      });
 }
 
 absl::Status Run(const ShardCall& call, const v1::CommitExportRequest& request,

@@ -33,6 +33,7 @@
   V(Erase)                                 \
   V(Shrink)                                \
   V(ReadUsage)                             \
+  V(ReadRows)                              \
   V(CommitExport)                          \
   V(PauseRounds)                           \
   V(ChooseSnapshotRound)                   \

@@ -136,6 +136,7 @@ absl::StatusOr<v1::CheckpointServer> OwnState::SaveClosed(
   bases_ = std::move(bases);
   num_changes_saved_ = adds_changes ? num_changes_saved_ + 1 : 0;
   TellOfSave(core_.journal, snapshots, folder, writer.files(), begin);
+  core_.last_save_ms = absl::ToUnixMillis(absl::Now());
   return server;
 }
 
@@ -224,6 +225,7 @@ absl::StatusOr<RecoveredState> OwnState::Recover(const std::string& folder,
     if (status.ok()) {
       core_.journal.ledger()->Restore(marks);
       core_.journal.SetLastRecord(recovered.server.last_record());
+      core_.last_save_ms = recovered.server.saved_at_ms();
       // No other thread uses the shard now.
       core_.turn.AssertTaken();
       for (auto& [name, table] : loaded.tables) {

@@ -12,6 +12,8 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "cc/base/files.h"
 #include "cc/base/log_writer.h"
 #include "cc/base/status_macros.h"
@@ -172,6 +174,7 @@ absl::StatusOr<v1::CheckpointPart> Saves::Write(
   TFSWITCH_RETURN_IF_ERROR(written);
   TFSWITCH_RETURN_IF_ERROR(interrupt());
   TellOfSave(core_.journal, *snapshots, path, writer.files(), begin);
+  core_.last_save_ms = absl::ToUnixMillis(absl::Now());
   return save->Finish(path, SteadyNow() + core_.options.save_expiry, &writer);
 }
 

@@ -91,6 +91,10 @@ class Shard {
     return metrics_.Text({{"shard", absl::StrCat(options().shard_index)}});
   }
 
+  int64_t last_save_ms() const { return core_.last_save_ms; }
+  // The present workers of all groups; 0 unless this is shard 0.
+  int64_t num_workers() const { return core_.coordinator->num_workers(); }
+
   // The coordinator of all worker groups. FailedPrecondition unless this is
   // shard 0, which has the only coordinator.
   absl::StatusOr<std::shared_ptr<Coordinator>> FindCoordinator() const;

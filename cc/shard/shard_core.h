@@ -3,6 +3,8 @@
 #ifndef TFSWITCH_CC_SHARD_SHARD_CORE_H_
 #define TFSWITCH_CC_SHARD_SHARD_CORE_H_
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 
 #include "cc/shard/gradient_accumulator.h"
@@ -31,6 +33,9 @@ struct ShardCore {
   RoundHold round_hold;
   SaveTurn turn{&round_hold};
   TableCatalogue tables;
+  // When this shard last wrote its part of a save, in milliseconds since 1970;
+  // 0 if that is not known.
+  std::atomic<int64_t> last_save_ms{0};
 };
 
 }  // namespace tfswitch

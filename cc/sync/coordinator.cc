@@ -534,6 +534,15 @@ absl::StatusOr<v1::GetGroupStatsResponse> Coordinator::GroupStats(
   return stats;
 }
 
+int64_t Coordinator::num_workers() {
+  MutexLock lock(&mutex_);
+  int64_t count = 0;
+  for (const auto& [name, group] : groups_) {
+    count += group->state.stats().num_active();
+  }
+  return count;
+}
+
 absl::StatusOr<WorkQueue*> Coordinator::FindQueue(const std::string& group,
                                                   const std::string& queue) {
   const auto queues = queues_.find(group);

@@ -108,6 +108,9 @@ class Coordinator {
   absl::StatusOr<v1::GetGroupStatsResponse> GroupStats(
       const std::string& group);
 
+  // The present workers of all groups.
+  int64_t num_workers();
+
   // Makes a work queue of the group if it does not exist. AlreadyExists, naming
   // the difference, if the queue exists with different options.
   // ResourceExhausted if there are too many queues, or too many bytes of items.

@@ -722,6 +722,22 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
   return gatherer.Emit();
 }
 
+absl::Status EmbeddingTable::Impl::ReadRows(
+    absl::Span<const Key> keys,
+    const std::function<absl::Status(const RowChunk&)>& visit) const {
+  RowGatherer gatherer(*this, keys.size(), Now(), visit);
+  gatherer.Reserve(keys.size());
+  const auto read = [&](const KeyPlace& place, size_t) {
+    if (place.has_row() &&
+        CopyRowLocked(place.stripe, place.entry, kAnyStamp, gatherer.row())) {
+      gatherer.Add(place.key);
+    }
+    return absl::OkStatus();
+  };
+  TFSWITCH_RETURN_IF_ERROR(ForEachLocked(keys, read));
+  return gatherer.Emit();
+}
+
 absl::Status EmbeddingTable::Impl::RestoreSteps(const SavedSteps& saved) {
   TFSWITCH_RETURN_IF_ERROR(StepLog::Validate(saved));
   step_log_.Restore(saved);

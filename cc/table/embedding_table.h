@@ -352,6 +352,11 @@ class EmbeddingTable {
                          absl::Span<UsageOfRow> usage,
                          absl::Span<KeyState> states) const = 0;
 
+  // Visits the rows of `keys` at once. Leaves out keys without a row.
+  virtual absl::Status ReadRows(
+      absl::Span<const Key> keys,
+      const std::function<absl::Status(const RowChunk&)>& visit) const = 0;
+
   // Visits the keys that wait for admission, like ForEachRow().
   virtual absl::Status ForEachCandidate(
       int64_t max_keys,

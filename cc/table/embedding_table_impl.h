@@ -159,6 +159,9 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   void ReadUsage(absl::Span<const Key> keys, float day,
                  absl::Span<UsageOfRow> usage,
                  absl::Span<KeyState> states) const override;
+  absl::Status ReadRows(
+      absl::Span<const Key> keys,
+      const std::function<absl::Status(const RowChunk&)>& visit) const override;
   absl::Status ForEachCandidate(
       int64_t max_keys,
       const std::function<absl::Status(const CandidateChunk&)>& visit)

@@ -43,7 +43,8 @@ ROLES = ("read", "train", "admin")
 LEAST_ROLES = {
     "tfswitch.v1.ParameterServer": {
         "read": (
-            "Handshake ListTables Pull PullMany ReadUsage Export GetProgress"
+            "Handshake ListTables Pull PullMany ReadUsage ReadRows Export "
+            "GetProgress"
         ),
         # CreateTable: of a table that is not there, as here.
         "train": (

@@ -26,8 +26,9 @@ def test_tables_are_listed_in_readable_units(servers):
     output = run_python(*COMMAND, servers).stdout.splitlines()
 
     assert output[0] == f"2 server(s) at {servers}"
-    assert output[1].split() == ["table", "dim", "rows", "memory", "optimizer"]
-    name, dim, rows, _, unit, optimizer = output[2].split()
+    assert output[1].split()[:4] == ["server", "shard", "version", "up"]
+    assert output[5].split() == ["table", "dim", "rows", "memory", "optimizer"]
+    name, dim, rows, _, unit, optimizer = output[6].split()
     assert (name, dim, rows, optimizer) == ("user", "2", "1,234", "adam")
     assert unit in ("KiB", "MiB")
 
@@ -35,7 +36,9 @@ def test_tables_are_listed_in_readable_units(servers):
 def test_json_has_what_programs_need(servers):
     found = json.loads(run_python(*COMMAND, servers, "--json").stdout)
 
-    assert found["servers"] == servers.removeprefix("grpc://").split(",")
+    addresses = [server["address"] for server in found["servers"]]
+    assert addresses == servers.removeprefix("grpc://").split(",")
+    assert not any(server["is_insecure"] for server in found["servers"])
     (table,) = found["tables"]
     assert (table["table"], table["rows"]) == ("user", 1234)
     assert table["memory"] > 1234 * 2 * 4

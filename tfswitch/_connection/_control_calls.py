@@ -31,13 +31,22 @@ def call(caller: Caller, method: str, **request: Any) -> dict[str, Any]:
     except PermissionError as error:
         # The error names only the RPC. A function may send several RPCs, so its
         # own name is added here.
-        raise PermissionError(f"`{_called()}`: {error}") from None
+        name = _called()
+        raise PermissionError(
+            f"`{name}`: {error}" if name else str(error)
+        ) from None
 
 
 def _called() -> str:
-    """Returns the name of the function that the program has called."""
+    """Returns the name of the function that the program has called.
+
+    It is empty if the program is the command line.
+    """
     frame, name = sys._getframe(2), ""
-    while frame and frame.f_globals.get("__name__", "").startswith("tfswitch."):
+    while frame and (
+        (module := frame.f_globals.get("__name__", "")).startswith("tfswitch.")
+        and not module.startswith("tfswitch.cli.")
+    ):
         code = frame.f_code  # Python 3.10 has no qualified name.
         name = getattr(code, "co_qualname", code.co_name)
         frame = frame.f_back  # type: ignore[assignment]

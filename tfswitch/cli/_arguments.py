@@ -5,7 +5,7 @@ import contextlib
 import re
 import threading
 from argparse import ArgumentTypeError
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
 
 from absl import app
@@ -21,13 +21,37 @@ _UNITS = {
 }
 
 
+class ParserFoundError(Exception):
+    """Carries the parser of a command to `collect`."""
+
+    def __init__(self, parser: "Parser") -> None:
+        super().__init__()
+        self.parser = parser
+
+
 class Parser(argparse.ArgumentParser):
-    """Parses the words of a command; flags cannot be abbreviated."""
+    """Parses the words of a command; flags cannot be abbreviated.
+
+    Attributes:
+        is_collected: Whether a parser raises itself in place of parsing.
+    """
+
+    is_collected = False
 
     def __init__(self, command: str, description: str) -> None:
         super().__init__(
             f"tfswitch {command}", description=description, allow_abbrev=False
         )
+
+    def parse_known_args(  # type: ignore[override]
+        self,
+        args: Sequence[str] | None = None,
+        namespace: argparse.Namespace | None = None,
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parses what it knows; all methods that parse call this one."""
+        if Parser.is_collected:
+            raise ParserFoundError(self)
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Raises the error that ends the program with one line."""

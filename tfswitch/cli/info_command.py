@@ -1,89 +1,241 @@
-"""`tfswitch info` prints the contents of a cluster."""
+"""`tfswitch info` asks each server by itself, and prints what it holds."""
 
 import json
+import queue
 import sys
+import threading
+import time
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from absl import app
 
+from tfswitch import _native
+from tfswitch._connection import _tf_config
+from tfswitch._connection._control_calls import call
 from tfswitch._connection._reports import TableStats, format_bytes
+from tfswitch._connection._tokens import without_secrets
+from tfswitch.cli import _requests
 from tfswitch.cli._arguments import Parser, at_least
-from tfswitch.cluster import Cluster
 from tfswitch.optimizers._conversion import rules_of
-
-_COLUMNS = ("table", "dim", "rows", "memory", "optimizer", "lost")
 
 
 def run(words: Sequence[str]) -> int:
-    """Prints the tables of the servers; returns the exit code."""
-    parser = Parser("info", "Prints what servers hold.")
-    parser.add_argument("address", help="of all servers: host:port,host:port.")
-    parser.add_argument("--json", action="store_true", help="writes JSON.")
+    """Prints servers and tables; returns 1 if a server is not well."""
+    parser = Parser("info", "Prints the servers of a cluster and their tables.")
     parser.add_argument(
-        "--timeout",
-        type=at_least(0.001),
-        default=5.0,
+        "address",
+        nargs="?",
+        help="of the servers: host:port,host:port in shard order; one is "
+        "enough if --servers or TF_CONFIG has the others. Default: the ps of "
+        "TF_CONFIG.",
+    )
+    parser.add_argument(
+        "--servers",
+        metavar="ADDRESS",
+        help="all servers, if ADDRESS has only one of them.",
+    )
+    parser.add_argument(
+        "--watch",
+        nargs="?",
+        const=2.0,
+        type=at_least(0.1),
         metavar="SECONDS",
-        help="longest wait for a server. Default: %(default)s.",
+        help="prints again and again, after so many seconds each. Ends with "
+        "Ctrl-C. Default of SECONDS: %(const)s.",
     )
-    options = parser.parse_args(words)
-    address = options.address
-    try:
-        cluster = Cluster(_with_scheme(address), timeout_secs=options.timeout)
-        if not cluster.is_remote:
-            raise app.UsageError(
-                f"ADDRESS must be of servers. Received: {address!r}"
-            )
-        tables = cluster._list()
-        servers = cluster._servers()
-    except (ValueError, OSError, RuntimeError) as error:
-        print(f"tfswitch info: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    rows = [_describe(table) for table in tables]
-    if options.json:
-        addresses = cluster.address.split("://", 1)[1].split(",")
-        print(
-            json.dumps(
-                {"servers": addresses, "security": servers, "tables": rows},
-                indent=2,
-            )
+    _requests.add_json(parser)
+    _requests.add_timeout(parser, 5.0)
+    return _requests.run(parser, _run, words)
+
+
+def _run(options: Namespace) -> int:
+    address = _all_servers(options.address, options.servers)
+    while True:
+        servers = _ask_all(address, options.timeout)
+        tables = _sums(servers)
+        if options.json:
+            report = {
+                "servers": [_without_tables(server) for server in servers],
+                "tables": tables,
+            }
+            print(json.dumps(report, indent=None if options.watch else 2))
+        else:
+            if options.watch:
+                print("\x1b[H\x1b[2J", end="")
+            _print(address, servers, tables)
+        if options.watch is None:
+            is_well = not any(server["problem"] for server in servers)
+            return 0 if is_well and not any(t["lost"] for t in tables) else 1
+        print(end="", flush=True)
+        time.sleep(options.watch)
+
+
+def _all_servers(address: str | None, servers: str | None) -> str:
+    if servers is None and address is not None:
+        # One address stands for the servers that TF_CONFIG has with it.
+        told = _tf_config.ps_addresses()
+        if address.rpartition("://")[2] in told and "," not in address:
+            servers = ",".join(told)
+    if servers is None:
+        return _requests.servers_of(address, "ADDRESS")
+    scheme, separator, given = (address or "").rpartition("://")
+    if "://" not in servers:
+        servers = f"{scheme}{separator}{servers}"
+    if given and given not in servers.rpartition("://")[2].split(","):
+        raise app.UsageError(
+            f"--servers must have ADDRESS among them. Received: {address!r} "
+            f"and --servers={servers}"
         )
-        return 0
-    insecure = sum(server["is_insecure"] for server in servers)
-    print(
-        f"{cluster.num_shards} server(s) at {cluster.address}"
-        + (f", {insecure} of them with --insecure" if insecure else "")
-    )
-    columns = _COLUMNS if any(row["lost"] for row in rows) else _COLUMNS[:-1]
-    lines = [dict(zip(columns, columns, strict=True)), *map(_as_text, rows)]
-    widths = {c: max(len(line[c]) for line in lines) for c in columns}
-    for line in lines if rows else ():
-        print("  ".join(line[c].ljust(widths[c]) for c in columns).rstrip())
-    return 0
+    return _requests.servers_of(servers, "--servers")
 
 
-def _with_scheme(address: str) -> str:
-    return address if "://" in address else f"grpc://{address}"
+def _ask_all(address: str, timeout_secs: float) -> list[dict[str, Any]]:
+    """Asks all servers at the same time, so that dead ones cost one wait."""
+    scheme, _, rest = address.partition("://")
+    names = [name.strip() for name in rest.split(",")]
+    answers: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
+
+    def ask(place: int) -> None:
+        server = _ask(scheme, names[place], timeout_secs)
+        expected = (place, len(names))
+        found = (server.get("shard", place), server.get("num_shards"))
+        if found[1] is not None and found != expected:
+            server["problem"] = (
+                f"is shard {found[0]} of {found[1]}, and stands as shard "
+                f"{place} of {len(names)}: list all servers in shard order"
+            )
+        answers.put((place, server))
+
+    # They are daemons, because Ctrl-C does not end their waits.
+    for place in range(len(names)):
+        threading.Thread(target=ask, args=(place,), daemon=True).start()
+    with _requests.waiting(f"asking {address}"):
+        return [
+            server
+            for _, server in sorted(
+                (answers.get() for _ in names), key=lambda answer: answer[0]
+            )
+        ]
 
 
-def _describe(table: Mapping[str, Any]) -> dict[str, Any]:
-    config, stats = table["config"], TableStats(table)
-    rules = rules_of(config["optimizer"])
+def _ask(scheme: str, name: str, timeout_secs: float) -> dict[str, Any]:
+    server: dict[str, Any] = {"address": name, "is_alive": False}
+    try:
+        answer = call(
+            _native,
+            "AskServer",
+            address=f"{scheme}://{name}",
+            timeout_secs=timeout_secs,
+        )
+    except (ValueError, OSError, RuntimeError) as error:
+        return {**server, "problem": " ".join(str(error).split())}
+    said = answer["server"]
+    tables = {info["config"]["name"]: info for info in answer["tables"]}
+    stats = [TableStats(info) for info in tables.values()]
     return {
-        "table": config["name"],
-        "dim": config["dim"],
-        "rows": stats["num_rows"],
-        "memory": stats.memory_bytes,
-        "optimizer": rules[0] if len(rules) == 1 else "segments",
-        "lost": stats["lost"],
+        **server,
+        "is_alive": True,
+        "problem": "",
+        "version": said["version"],
+        "uptime_secs": int(said["uptime_ms"]) / 1000.0,
+        "shard": said["shard_index"],
+        "num_shards": said["num_shards"],
+        "rows": sum(each["num_rows"] for each in stats),
+        "memory": sum(each.memory_bytes for each in stats),
+        "last_save": int(said["last_save_ms"]) / 1000.0 or None,
+        "workers": int(said["num_workers"]),
+        **said["security"],
+        "tables": tables,
     }
 
 
-def _as_text(row: Mapping[str, Any]) -> dict[str, str]:
-    text = {name: str(value) for name, value in row.items()}
-    text["rows"] = f"{row['rows']:,}"
-    text["memory"] = format_bytes(row["memory"])
-    return text
+def _without_tables(server: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: of for name, of in server.items() if name != "tables"}
+
+
+def _sums(servers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns each table, summed over the servers that are alive."""
+    alive = [server for server in servers if server["is_alive"]]
+    names = sorted({name for server in alive for name in server["tables"]})
+    tables = []
+    for name in names:
+        parts = [s["tables"][name] for s in alive if name in s["tables"]]
+        stats = [TableStats(part) for part in parts]
+        rules = rules_of(parts[0]["config"]["optimizer"])
+        lost = [s["address"] for s in alive if name not in s["tables"]]
+        tables.append(
+            {
+                "table": name,
+                "dim": parts[0]["config"]["dim"],
+                "rows": sum(each["num_rows"] for each in stats),
+                "memory": sum(each.memory_bytes for each in stats),
+                "optimizer": rules[0] if len(rules) == 1 else "segments",
+                "lost": f"on {', '.join(lost)}" if lost else "",
+            }
+        )
+    return tables
+
+
+def _print(
+    address: str,
+    servers: Sequence[Mapping[str, Any]],
+    tables: Sequence[Mapping[str, Any]],
+) -> None:
+    insecure = sum(server.get("is_insecure", False) for server in servers)
+    dead = sum(not server["is_alive"] for server in servers)
+    print(
+        f"{len(servers)} server(s) at {address}"
+        + (f", {insecure} of them with --insecure" if insecure else "")
+        + (f", {dead} of them dead" if dead else "")
+    )
+    _requests.print_lines([_server_line(server) for server in servers])
+    if tables:
+        print()
+    _requests.print_lines(
+        [
+            {
+                **table,
+                "rows": f"{table['rows']:,}",
+                "memory": format_bytes(table["memory"]),
+            }
+            for table in tables
+        ]
+    )
+    for server in servers:
+        if server["problem"]:
+            text = without_secrets(server["problem"])
+            print(
+                f"tfswitch info: {server['address']}: {text}", file=sys.stderr
+            )
+
+
+def _server_line(server: Mapping[str, Any]) -> dict[str, object]:
+    line: dict[str, object] = {"server": server["address"]}
+    if not server["is_alive"]:
+        return {**line, "shard": "dead"}
+    saved = server["last_save"]
+    return {
+        **line,
+        "shard": f"{server['shard']} of {server['num_shards']}",
+        "version": server["version"] or "older",
+        "up": _duration(server["uptime_secs"]),
+        "rows": f"{server['rows']:,}",
+        "memory": format_bytes(server["memory"]),
+        "last save": f"{datetime.fromtimestamp(saved):%Y-%m-%d %H:%M:%S}"
+        if saved
+        else "none known",
+        # Only shard 0 has the groups of workers.
+        "workers": server["workers"] if server["shard"] == 0 else "",
+    }
+
+
+def _duration(secs: float) -> str:
+    """Returns the two largest units, such as "3d 4h"."""
+    whole = int(secs)
+    parts = (whole // 86400, whole // 3600 % 24, whole // 60 % 60, whole % 60)
+    texts = [f"{n}{unit}" for n, unit in zip(parts, "dhms", strict=True)]
+    first = next((i for i, n in enumerate(parts) if n), 3)
+    return " ".join(texts[first : first + 2])

@@ -54,6 +54,22 @@ class _Command(NamedTuple):
     run: Callable[[Sequence[str]], int | None]
 
 
+_OF_SERVERS_AND_FILES = (
+    ("info [ADDRESS]", "prints servers, dead ones too, and tables", "info.run"),
+    ("get TABLE ID...", "prints rows, with slots and statistics", "rows.get"),
+    ("set TABLE ID...", "sets the embeddings of ids", "rows.set_rows"),
+    ("remove TABLE ID...", "removes rows", "rows.remove"),
+    ("save PATH", "saves tables to a checkpoint", "tables.save"),
+    ("restore PATH", "brings tables of a checkpoint back", "tables.restore"),
+    ("shrink TABLE", "evicts rows by the table's policy", "tables.shrink"),
+    ("drop TABLE", "removes a table with its rows", "tables.drop"),
+    ("inspect PATH", "says what files of tables hold", "files.inspect"),
+    ("diff BEFORE AFTER", "compares rows of saves or exports", "files.diff"),
+    ("convert SOURCE TARGET", "copies rows to other files", "files.convert"),
+    ("bench [ADDRESS]", "says whether servers are healthy", "bench.run"),
+    ("completion bash", "prints a script for bash", "completion.run"),
+)
+
 _COMMANDS = {
     command.synopsis.split()[0]: command
     for command in (
@@ -67,10 +83,9 @@ _COMMANDS = {
             "runs servers and workers here; its arguments may follow",
             _imported("launch"),
         ),
-        _Command(
-            "info ADDRESS",
-            "prints what servers hold, as of host:port,host:port",
-            _imported("info"),
+        *(
+            _Command(synopsis, about, _imported(*where.split(".")))
+            for synopsis, about, where in _OF_SERVERS_AND_FILES
         ),
         _Command(
             "repair DATA_DIR",
@@ -103,7 +118,7 @@ _COMMANDS = {
 
 _USAGE = (
     "usage: tfswitch COMMAND [flags]\n\ncommands:\n"
-    + "".join(f"  {c.synopsis:15}  {c.about}\n" for c in _COMMANDS.values())
+    + "".join(f"  {c.synopsis:21}  {c.about}\n" for c in _COMMANDS.values())
     + "\n`tfswitch COMMAND --help` lists the flags of a command."
 )
 
@@ -138,6 +153,8 @@ def main() -> None:
             code = run(sys.argv[1:])
         finally:
             sys.stdout.flush()
+    except KeyboardInterrupt:
+        code = 128 + signal.SIGINT
     except BrokenPipeError:
         # The reader of the output, such as `head`, has gone. At exit Python
         # would write the rest to this reader, and fail.

@@ -274,6 +274,7 @@ std::shared_ptr<Connection::Link> Connection::link() const {
 }
 
 std::string Connection::name() const {
+  if (options_.any_shard) return absl::StrCat("server ", link()->address);
   return absl::StrCat("shard ", options_.shard_index, " (", link()->address,
                       ")");
 }
@@ -300,8 +301,8 @@ absl::StatusOr<v1::HandshakeResponse> Connection::Handshake(
         ", this client speaks ", options_.protocol_version,
         "; install the same version of tfswitch on both sides"));
   }
-  if (response.shard_index() != options_.shard_index ||
-      response.num_shards() != options_.num_shards) {
+  if (!options_.any_shard && (response.shard_index() != options_.shard_index ||
+                              response.num_shards() != options_.num_shards)) {
     return absl::FailedPreconditionError(absl::StrCat(
         "the server at ", link()->address, " is shard ", response.shard_index(),
         " of ", response.num_shards(), ", and stands as shard ",

@@ -331,9 +331,9 @@ class GrpcClient final : public ParameterClient {
     TFSWITCH_ASSIGN_OR_RETURN(const auto server, connection_->Handshake());
     return std::vector<uint64_t>{server.instance_id()};
   }
-  absl::StatusOr<std::vector<v1::ServerSecurity>> AskForSecurity() override {
-    TFSWITCH_ASSIGN_OR_RETURN(const auto server, connection_->Handshake());
-    return std::vector<v1::ServerSecurity>{server.security()};
+  absl::StatusOr<std::vector<v1::HandshakeResponse>> AskServers() override {
+    TFSWITCH_ASSIGN_OR_RETURN(auto server, connection_->Handshake());
+    return std::vector<v1::HandshakeResponse>{std::move(server)};
   }
   std::unique_ptr<PendingCall> StartPull(
       absl::Span<const PullPart> parts) override;

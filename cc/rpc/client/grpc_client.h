@@ -26,6 +26,8 @@ struct GrpcClientOptions {
   // The shard index that the server is expected to have.
   uint32_t shard_index = 0;
   uint32_t num_shards = 1;
+  // Whether the server may be any shard of any number of them.
+  bool any_shard = false;
   // The longest time that a call may take, including retries.
   absl::Duration timeout = absl::Seconds(30);
   // The timeout of calls that take time in proportion to a table: Export,

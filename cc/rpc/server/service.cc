@@ -91,6 +91,10 @@ absl::Status Service::Handshake(const ShardCall& call,
   response->set_instance_id(shard_->instance_id());
   response->set_max_message_bytes(identity_.max_message_bytes);
   *response->mutable_security() = identity_.security;
+  response->set_version(TFSWITCH_VERSION);
+  response->set_uptime_ms(absl::ToInt64Milliseconds(SteadyNow() - started_));
+  response->set_last_save_ms(shard_->last_save_ms());
+  response->set_num_workers(shard_->num_workers());
   if (const auto recovery = shard_->own_state().report();
       recovery.has_value()) {
     *response->mutable_recovery() = *recovery;

@@ -8,7 +8,9 @@
 #include <cstdint>
 #include <memory>
 
+#include "absl/time/time.h"
 #include "cc/base/parallel.h"
+#include "cc/base/steady_clock.h"
 #include "cc/rpc/server/gated.h"
 #include "cc/shard/control_calls.h"
 #include "cc/wire/codec.h"
@@ -76,6 +78,7 @@ class Service final : public ServiceWithRawMethods {
   const std::shared_ptr<Shard> shard_;
   const CallContext call_context_;
   const LentThreads* const helpers_;
+  const absl::Time started_ = SteadyNow();
 };
 
 }  // namespace tfswitch

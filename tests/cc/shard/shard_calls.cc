@@ -275,6 +275,7 @@ constexpr Step kGoodClient[] = {
     {"GetWorkQueueStats", R"(group: "w" queue: "q")"},
     {"GetGroupStats", R"(group: "w")"},
     {"ReadUsage", R"(table: "u" keys: [1, 2, 9])"},
+    {"ReadRows", R"(table: "u" keys: [1, 2, 9])"},
     {"ExportChanges", R"(table: "u" export_id: "e" rule {} day: 20000)"},
     {"CommitExport", R"(table: "u" export_id: "e" commit: true)"},
     {"Export", R"(table: "t" with_slots: true)"},

@@ -329,6 +329,25 @@ TEST(EmbeddingTableTest, ForEachRowVisitsEachRowOnceInBoundedChunks) {
   }
 }
 
+TEST(EmbeddingTableTest, ReadRowsLeavesOutKeysWithoutARow) {
+  auto table = MakeTable(/*dim=*/2);
+  ASSERT_TRUE(Assign(*table, {7, 8}, {1.0f, 2.0f, 3.0f, 4.0f}).ok());
+  std::map<Key, float> first_floats;
+
+  ASSERT_TRUE(table
+                  ->ReadRows(std::vector<Key>{8, 9, 7},
+                             [&](const RowChunk& rows) {
+                               for (size_t i = 0; i < rows.keys.size(); ++i) {
+                                 first_floats[rows.keys[i]] =
+                                     rows.embeddings[2 * i];
+                               }
+                               return absl::OkStatus();
+                             })
+                  .ok());
+
+  EXPECT_EQ(first_floats, (std::map<Key, float>{{7, 1.0f}, {8, 3.0f}}));
+}
+
 TEST(EmbeddingTableTest, ForEachRowReturnsTheFirstErrorOfTheVisitor) {
   auto table = MakeTable(/*dim=*/1);
   FindOrInsertAll(table.get(), KeyRange(0, 1000));

@@ -1,0 +1,429 @@
+"""The commands that ask servers or read files, and their exit codes."""
+
+import json
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from absl import app
+
+import tfswitch as tsw
+from tests.programs import environment
+from tests.support import RestartableServers, running_servers
+from tfswitch._connection._control_calls import call
+from tfswitch.cli import main as cli
+
+COMMAND = "import tfswitch_command; tfswitch_command.main()"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """Two servers with a table of Adagrad that counts the use of rows."""
+    with running_servers(2) as address, tsw.Cluster(address) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def table(cluster):
+    """A table with the rows 1 to 100."""
+    table = tsw.EmbeddingTable(
+        "user",
+        2,
+        optimizer=tsw.optimizers.Adagrad(0.1),
+        statistics=tsw.statistics.Usage(),
+        eviction=tsw.eviction.MaxRows(10),
+        cluster=cluster,
+    )
+    table.assign(range(1, 101), np.ones((100, 2), np.float32))
+    yield table
+    if "user" in cluster.tables():
+        cluster.drop("user")
+
+
+@pytest.fixture
+def run(cluster, capsys):
+    """Calls a command, and returns its code and what it has printed."""
+
+    def run(name, *words, json_too=False):
+        capsys.readouterr()
+        if name in (
+            "get",
+            "set",
+            "remove",
+            "save",
+            "restore",
+            "shrink",
+            "drop",
+        ):
+            words = (*words, f"--cluster={cluster.address}")
+        code = cli.run([name, *map(str, words)])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+def run_json(run, *words):
+    code, out, _ = run(*words, "--json")
+    return code, json.loads(out)
+
+
+# --- Rows -------------------------------------------------------------------
+
+
+def test_get_prints_rows_with_slots_and_statistics(run, table):
+    code, found = run_json(run, "get", "user", 7, -5, 100)
+
+    assert code == 0
+    row, missing, last = found["rows"]
+    assert (row["id"], row["state"], row["values"]) == (7, "row", [1.0, 1.0])
+    np.testing.assert_allclose(row["slots"], [0.1, 0.1])
+    assert row["count"] == 0 and row["last_seen_day"] > 0
+    assert missing == {"id": -5, "state": "no row"}
+    assert last["id"] == 100
+    code, out, _ = run("get", "user", 7)
+    assert out.splitlines()[:2] == ["7: row", "  values 1 1"]
+
+
+def test_a_server_refuses_to_read_too_many_rows_at_once(cluster, table):
+    with pytest.raises(ValueError, match="at most 4096 keys, got 4097"):
+        call(cluster._native, "ReadRows", table="user", keys=["1"] * 4097)
+
+
+def test_rows_are_set_and_removed(run, table):
+    assert run("set", "user", 7, 200, "--values=-1,2.5")[:2] == (
+        0,
+        "set 2 row(s) of 'user'\n",
+    )
+    np.testing.assert_array_equal(table.lookup([7, 200]), [[-1.0, 2.5]] * 2)
+    assert run_json(run, "remove", "user", 7, 8, 999) == (
+        0,
+        {"table": "user", "removed": 2},
+    )
+    assert table.size() == 99
+
+
+def test_strings_have_the_ids_of_hash_strings(run, table):
+    run("set", "user", "apple", "--strings", "--values=3,4")
+
+    _, found = run_json(run, "get", "user", "apple", "--strings")
+
+    (row,) = found["rows"]
+    assert row["values"] == [3.0, 4.0] and row["string"] == "apple"
+    assert row["id"] == tsw.ids.hash_strings(["apple"]).numpy()[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("get", "user", "x"), "each ID must be an integer"),
+        (("set", "user", "1", "--values=1"), "must have 2 numbers"),
+        (("set", "user", "1", "--values=a,b"), "expected numbers"),
+        (("drop", "user"), "drop needs --yes"),
+        (("info", "a"), "ADDRESS must be"),
+        (("info", "a:1", "--servers=b:1"), "must have ADDRESS among them"),
+        (("bench",), "ADDRESS must be given"),
+        (("convert", "a.csv", "b.npz"), "suffix must be one of"),
+        (("convert", "a.npz", "b"), "--dim must be given"),
+    ],
+)
+def test_wrong_words_are_usage_errors(run, table, words, message, monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(app.UsageError, match=message):
+        run(*words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("get", "nothing", "1"), "tfswitch get: no table 'nothing'"),
+        (("drop", "nothing", "--yes"), "tfswitch drop: no table 'nothing'"),
+        (("shrink", "nothing"), "tfswitch shrink: no table 'nothing'"),
+        (("save", "/proc/x"), "tfswitch save: "),
+        (("restore", "/nowhere"), "tfswitch restore: no checkpoint"),
+        (("inspect", "/nowhere"), "tfswitch inspect: there is nothing at"),
+        (("inspect", "/proc"), "tfswitch inspect: '/proc' is none of"),
+        (("diff", "/nowhere", "/proc"), "tfswitch diff: there is nothing"),
+    ],
+)
+def test_an_error_is_one_line_with_code_1(run, words, message):
+    code, out, error = run(*words)
+
+    assert (code, out) == (1, "")
+    assert error.startswith(message) and error.count("\n") == 1, error
+
+
+# --- Tables -----------------------------------------------------------------
+
+
+def test_tables_are_saved_shrunk_dropped_and_restored(run, table, tmp_path):
+    path = tmp_path / "ckpt"
+
+    assert run("save", path)[:2] == (
+        0,
+        f"saved 100 rows of 1 table(s) as save 1 of '{path}'\n",
+    )
+    assert run_json(run, "shrink", "user", "--dry_run")[1]["evicted_rows"] == 90
+    assert table.size() == 100
+    assert run("shrink", "user")[1].startswith("evicted 90 of 100 rows")
+    assert run("drop", "user", "--yes")[:2] == (0, "dropped 'user'\n")
+    assert run_json(run, "restore", path) == (
+        0,
+        {"tables": ["user"], "num_rows": 100, "save": 1},
+    )
+
+
+@pytest.mark.parametrize(("answer", "code"), [("n", 1), ("yes", 0)])
+def test_drop_asks_on_a_terminal(cluster, table, answer, code):
+    ours, theirs = pty.openpty()
+    os.write(ours, f"{answer}\n".encode())
+
+    ended = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            COMMAND,
+            "drop",
+            "user",
+            f"--cluster={cluster.address}",
+        ],
+        stdin=theirs,
+        capture_output=True,
+        text=True,
+        env=environment(),
+    )
+
+    os.close(ours)
+    os.close(theirs)
+    assert "Drop table 'user' with 100 rows? [y/N]" in ended.stderr
+    assert ended.returncode == code
+    assert ("user" in cluster.tables()) == (code == 1)
+
+
+# --- Files ------------------------------------------------------------------
+
+
+@pytest.fixture
+def saves(table, tmp_path):
+    """A folder with two saves; row 1 has changed, 2 is gone, 101 is new."""
+    path = tmp_path / "ckpt"
+    table.save(path)
+    table.assign([1, 101], [[4.0, 5.0], [0.0, 0.0]])
+    table.remove([2])
+    table.save(path)
+    return path
+
+
+def test_inspect_finds_the_saves_and_their_damage(run, saves):
+    code, found = run_json(run, "inspect", saves, "--verify")
+
+    assert (code, found["kind"]) == (0, "checkpoint")
+    first, second = found["parts"]
+    assert (first["name"], second["name"]) == ("save 1", "save 2")
+    assert second["tables"][0]["num_rows"] == 100
+    assert second["created_ms"] >= first["created_ms"] > 1.7e12
+    manifest = json.loads((saves / "manifest.json").read_text())
+    file = saves / manifest["tables"]["user"]["files"][0]["name"]
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    assert run("inspect", saves)[0] == 0
+    code, out, _ = run("inspect", saves, "--verify")
+    assert code == 1
+    assert f"damaged: save 2: '{file}'" in out or file.name in out
+
+
+def test_diff_counts_rows_and_the_norm_of_changes(run, saves, tmp_path):
+    code, found = run_json(
+        run, "diff", saves / "manifest-000001.json", saves / "manifest.json"
+    )
+
+    (table,) = found["tables"]
+    assert code == 0
+    assert [table[n] for n in ("added", "removed", "changed", "same")] == [
+        *(1, 1, 1, 98)
+    ]
+    assert table["norm"] == pytest.approx(5.0)
+
+
+def test_exports_are_inspected_and_compared(run, cluster, table, tmp_path):
+    rows = tmp_path / "rows"
+    tsw.export.base(rows, cluster=cluster)
+    table.save(tmp_path / "ckpt")
+    table.assign([1], [[4.0, 5.0]])
+    table.remove([2])
+    tsw.export.delta(rows, cluster=cluster)
+
+    code, found = run_json(run, "inspect", rows, "--verify")
+    _, between = run_json(run, "diff", rows / "base-00000001", rows)
+    _, equal = run_json(run, "diff", tmp_path / "ckpt", rows / "base-00000001")
+
+    assert (code, found["kind"]) == (0, "exports")
+    names = [part["name"] for part in found["parts"]]
+    assert names == ["base-00000001", "delta-00000002"]
+    assert found["parts"][1]["tables"][0]["num_removed"] == 1
+    (changes,) = between["tables"]
+    assert [changes[n] for n in ("added", "removed", "changed", "same")] == [
+        *(0, 1, 1, 98)
+    ]
+    assert (equal["tables"][0]["same"], equal["tables"][0]["norm"]) == (100, 0)
+    code, found = run_json(run, "inspect", rows / "delta-00000002")
+    assert (found["kind"], len(found["parts"])) == ("export", 1)
+
+
+def test_convert_goes_from_a_checkpoint_to_files_and_back(run, saves, tmp_path):
+    first, second = tmp_path / "rows.npz", tmp_path / "again"
+
+    assert run("convert", saves, first, "--slots")[0] == 0
+    assert run(
+        *("convert", first, second, "--dim=2", "--table=user"),
+        "--optimizer=adagrad",
+    )[:2] == (0, f"wrote 100 rows to '{second}'\n")
+
+    (table,) = run_json(run, "diff", saves, second)[1]["tables"]
+    assert (table["same"], table["added"], table["removed"]) == (100, 0, 0)
+
+
+# --- info -------------------------------------------------------------------
+
+
+def test_info_shows_a_dead_server_and_the_others(run, monkeypatch):
+    with (
+        RestartableServers() as servers,
+        tsw.Cluster(servers.address) as cluster,
+    ):
+        tsw.EmbeddingTable("t", 2, cluster=cluster).lookup_or_create([1, 2, 3])
+        first, second = servers.addresses
+        code, whole = run_json(run, "info", servers.address)
+        assert code == 0
+        assert [s["version"] for s in whole["servers"]] == [tsw.__version__] * 2
+        assert [s["shard"] for s in whole["servers"]] == [0, 1]
+        assert sum(s["rows"] for s in whole["servers"]) == 3
+        assert whole["tables"][0]["rows"] == 3
+        monkeypatch.setenv(
+            "TF_CONFIG", json.dumps({"cluster": {"ps": [first, second]}})
+        )
+        for words in ((), (first,), (first, f"--servers={first},{second}")):
+            assert len(run_json(run, "info", *words)[1]["servers"]) == 2
+        monkeypatch.delenv("TF_CONFIG")
+        code, swapped = run_json(run, "info", f"{second},{first}")
+        assert (
+            code == 1 and "in shard order" in swapped["servers"][0]["problem"]
+        )
+        servers.stop(1)
+
+        code, out, _ = run("info", servers.address, "--timeout=0.3")
+
+        assert code == 1
+        lines = out.splitlines()
+        assert lines[0].endswith("1 of them dead")
+        assert lines[2].split()[:4] == [first, "0", "of", "2"]
+        assert lines[3].split() == [second, "dead"]
+        assert any(line.startswith("t ") for line in lines)
+
+
+def test_info_names_the_server_that_has_lost_a_table(run):
+    with (
+        RestartableServers() as servers,
+        tsw.Cluster(servers.address) as cluster,
+    ):
+        tsw.EmbeddingTable("t", 2, cluster=cluster)
+        servers.restart(1)
+
+        code, found = run_json(run, "info", servers.address)
+
+    assert code == 1
+    assert found["tables"][0]["lost"] == f"on {servers.addresses[1]}"
+
+
+# --- bench, completion, Ctrl-C ----------------------------------------------
+
+
+def test_bench_measures_and_leaves_no_table(run, cluster, table):
+    words = ("bench", cluster.address, "--seconds=0.1", "--batch=64")
+
+    code, found = run_json(run, *words, "--max_p99_ms=1e6")
+
+    assert code == 0 and found["healthy"]
+    assert found["lookups"]["calls"] == found["pushes"]["calls"] > 0
+    assert run(*words, "--max_p99_ms=0.001")[0] == 1
+    assert cluster.tables() == ["user"]
+
+
+def test_ctrl_c_removes_the_table_of_bench(cluster):
+    bench = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, "bench", cluster.address],
+        stderr=subprocess.PIPE,
+        env=environment(),
+        text=True,
+    )
+    while not any(n.startswith("tfswitch_bench_") for n in cluster.tables()):
+        assert bench.poll() is None
+
+    bench.send_signal(signal.SIGINT)
+
+    _, error = bench.communicate()
+    assert (bench.returncode, error) == (130, "")
+    assert cluster.tables() == []
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (["insp"], {"inspect"}),
+        (["inspect", "--v"], {"--verify"}),
+        (["token", "re"], {"revoke"}),
+        (["serve", "--push"], {"--push_log", "--push_log_sync"}),
+    ],
+)
+def test_bash_completes_commands_flags_and_choices(run, typed, expected):
+    _, script, _ = run("completion", "bash")
+    call = (
+        f"COMP_WORDS=(tfswitch {' '.join(typed)}); COMP_CWORD={len(typed)}; "
+        '_tfswitch; echo "${COMPREPLY[@]}"'
+    )
+
+    done = subprocess.run(
+        ["bash", "-c", f"{script}\n{call}"], capture_output=True, text=True
+    )
+
+    assert expected <= set(done.stdout.split()), done.stderr
+
+
+def test_commands_of_servers_and_files_need_no_tensorflow(cluster, saves):
+    servers = f"--cluster={cluster.address}"
+    commands = [
+        ["info", cluster.address],
+        ["get", "user", "1", servers],
+        ["inspect", str(saves), "--verify"],
+        ["diff", str(saves), str(saves)],
+        ["shrink", "user", "--dry_run", servers],
+        ["save", str(saves), servers],
+        ["bench", cluster.address, "--seconds=0.1"],
+    ]
+    program = f"""
+import sys
+import tfswitch_command
+
+sys.modules["tensorflow"] = None  # Any import of it now fails.
+tfswitch_command._put_package()
+from tfswitch.cli import main
+for words in {commands}:
+    print(words[0], main.run(words))
+"""
+
+    told = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=environment(),
+    )
+
+    for words in commands:
+        assert f"\n{words[0]} 0\n" in f"\n{told.stdout}", told.stderr
