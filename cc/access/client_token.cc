@@ -87,10 +87,9 @@ std::string ClientToken::Get(bool now) {
   const absl::Status status = Read(now);
   if (!status.ok() && !has_warned_) {
     has_warned_ = true;
-    LogWriter::Get().WriteInOrder(
-        {"token files"},
-        absl::StrCat("tfswitch: warning: the token file '", file_->path(),
-                     "': ", status.message(),
+    LogMessageInOrder(
+        LogLevel::kWarning, {"tokens_unreadable"},
+        absl::StrCat("the token file '", file_->path(), "': ", status.message(),
                      "; the token that it had before is shown"));
   }
   return text_;

@@ -22,6 +22,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
 #include "cc/base/steady_clock.h"
+#include "nlohmann/json.hpp"
 
 namespace tfswitch {
 namespace {
@@ -42,18 +43,70 @@ void FlushAtExit() {
   if (LogWriter* const writer = of_process) writer->Flush(kPatience);
 }
 
-// An environment variable: the id of the process that shows server events. A
-// forked child has another id, so the child does not show them.
+// Environment variables: the id of the process that shows server events, and of
+// the one whose events are JSON. A forked child has another id, so the child
+// does not show them.
 constexpr char kEventsOf[] = "TFSWITCH_SERVER_EVENTS_OF";
+constexpr char kJsonOf[] = "TFSWITCH_SERVER_JSON_OF";
 
 std::atomic<bool> shows_server_events{false};
+std::atomic<bool> uses_json{false};
+
+bool IsThisProcess(const char* variable) {
+  const char* const process = std::getenv(variable);
+  return process != nullptr && process == absl::StrCat(getpid());
+}
+
+void SetThisProcess(const char* variable) {
+  setenv(variable, absl::StrCat(getpid()).c_str(), /*overwrite=*/1);
+}
 
 bool ShowsServerEvents() {
-  static const bool shows_program = [] {
-    const char* const process = std::getenv(kEventsOf);
-    return process != nullptr && process == absl::StrCat(getpid());
-  }();
+  static const bool shows_program = IsThisProcess(kEventsOf);
   return shows_server_events || shows_program;
+}
+
+bool UsesJson() {
+  static const bool program_uses_json = IsThisProcess(kJsonOf);
+  return uses_json || program_uses_json;
+}
+
+// Returns `value` in JSON's quotes, in ASCII and at most `room` bytes, which
+// must be at least 5. Bytes that are not UTF-8 become U+FFFD.
+std::string JsonString(absl::string_view value, size_t room) {
+  std::string text(value.substr(0, PIPE_BUF));
+  for (;;) {
+    const bool is_cut = text.size() < value.size();
+    std::string json =
+        nlohmann::json(is_cut ? absl::StrCat(text, "...") : text)
+            .dump(-1, ' ', /*ensure_ascii=*/true,
+                  nlohmann::json::error_handler_t::replace);
+    if (json.size() <= room) return json;
+    // A byte has at most six bytes of JSON.
+    const size_t excess = (json.size() - room + 5) / 6;
+    text.resize(text.size() - std::min(text.size(), excess));
+  }
+}
+
+std::string JsonLine(absl::string_view time, absl::string_view level,
+                     absl::string_view event,
+                     std::initializer_list<LogField> fields) {
+  std::string line = absl::StrCat("{\"time\":\"", time, "\",\"level\":\"",
+                                  level, "\",\"event\":\"", event, "\"");
+  for (const LogField& field : fields) {
+    const absl::string_view value = field.value.Piece();
+    if (value.empty()) continue;
+    const std::string name = absl::StrCat(",\"", field.name, "\":");
+    // Leaves room for a value of 32 bytes, the brace and the newline.
+    if (line.size() + name.size() + 34 > PIPE_BUF) break;
+    // NaN and Inf are no numbers of JSON.
+    const bool is_number = field.is_number && nlohmann::json::accept(value);
+    absl::StrAppend(&line, name,
+                    is_number ? std::string(value)
+                              : JsonString(value, PIPE_BUF - 2 - line.size() -
+                                                      name.size()));
+  }
+  return absl::StrCat(line, "}");
 }
 
 std::string MessageLine(LogLevel level, absl::string_view event,
@@ -244,10 +297,11 @@ void LogWriter::Run() {
 std::string EventLine(LogLevel level, absl::string_view event,
                       std::initializer_list<LogField> fields) {
   constexpr absl::string_view kLevels[] = {"info", "warning", "error"};
-  std::string line =
-      absl::StrCat(absl::FormatTime("%Y-%m-%d%ET%H:%M:%E3SZ", absl::Now(),
-                                    absl::UTCTimeZone()),
-                   " ", kLevels[static_cast<int>(level)], " ", event);
+  const absl::string_view level_name = kLevels[static_cast<int>(level)];
+  const std::string time = absl::FormatTime("%Y-%m-%d%ET%H:%M:%E3SZ",
+                                            absl::Now(), absl::UTCTimeZone());
+  if (UsesJson()) return JsonLine(time, level_name, event, fields);
+  std::string line = absl::StrCat(time, " ", level_name, " ", event);
   for (const LogField& field : fields) {
     const absl::string_view value = field.value.Piece();
     if (value.empty()) continue;
@@ -293,13 +347,25 @@ void LogMessageInOrder(LogLevel level, const LogKind& kind,
   LogWriter::Get().WriteInOrder(kind, MessageLine(level, kind.name, message));
 }
 
-void ShowServerEvents() {
-  shows_server_events = true;
-  setenv(kEventsOf, absl::StrCat(getpid()).c_str(), /*overwrite=*/1);
+void LogNotStarted(absl::string_view program, absl::string_view message) {
+  LogWriter::Get().WriteInOrder(
+      {program}, UsesJson() ? EventLine(LogLevel::kError, "not_started",
+                                        {{"message", message}})
+                            : absl::StrCat(program, ": ", message));
 }
 
-std::string SecondsSince(absl::Time begin) {
-  return absl::StrFormat("%.3f", absl::ToDoubleSeconds(SteadyNow() - begin));
+void ShowServerEvents() {
+  shows_server_events = true;
+  SetThisProcess(kEventsOf);
+}
+
+void UseJsonLog() {
+  uses_json = true;
+  SetThisProcess(kJsonOf);
+}
+
+LogNumber SecondsSince(absl::Time begin) {
+  return {absl::StrFormat("%.3f", absl::ToDoubleSeconds(SteadyNow() - begin))};
 }
 
 }  // namespace tfswitch

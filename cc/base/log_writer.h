@@ -17,6 +17,7 @@
 #include <initializer_list>
 #include <map>
 #include <string>
+#include <type_traits>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
@@ -99,17 +100,30 @@ class LogWriter {
 
 enum class LogLevel { kInfo, kWarning, kError };
 
+// A number that has been formatted.
+struct LogNumber {
+  std::string text;
+};
+
 // `name`: lower case with underscores. `value` may contain anything.
 struct LogField {
+  template <typename T>
+  LogField(absl::string_view name, const T& value)
+      : name(name), value(value), is_number(std::is_arithmetic_v<T>) {}
+  LogField(absl::string_view name, const LogNumber& number)
+      : name(name), value(number.text), is_number(true) {}
+
   absl::string_view name;
   absl::AlphaNum value;
+  bool is_number;
 };
 
 // Describes an event of a server as one line: the time in UTC, the level, the
 // event's stable name, and fields, such as 2026-11-27T16:25:26.123Z info saved
 // path=/data/8 rows=120 seconds=0.520 Values that are not a plain word are
 // quoted, in ASCII. Fields without a value are left out. docs/server_log.md
-// lists the events.
+// lists the events. In a program that has called UseJsonLog(), the line is a
+// JSON object with the same names.
 std::string EventLine(LogLevel level, absl::string_view event,
                       std::initializer_list<LogField> fields);
 
@@ -129,14 +143,21 @@ void LogMessage(LogLevel level, const LogKind& kind, absl::string_view message,
 void LogMessageInOrder(LogLevel level, const LogKind& kind,
                        absl::string_view message);
 
+// Writes why a program does not start: a line such as "tfswitch-server: flag
+// ...", or as JSON the event `not_started` with the field `message`.
+void LogNotStarted(absl::string_view program, absl::string_view message);
+
 // Makes server events be written (see LogServerEvent()). This concerns only
 // libraries of the process that have not written a line yet.
 //
 // REQUIRES: no other thread runs yet.
 void ShowServerEvents();
 
+// Makes events JSON objects. The requirements of ShowServerEvents() apply.
+void UseJsonLog();
+
 // Formats the time since `begin`, a time of SteadyNow(), for a field `seconds`.
-std::string SecondsSince(absl::Time begin);
+LogNumber SecondsSince(absl::Time begin);
 
 }  // namespace tfswitch
 

@@ -4,6 +4,8 @@
 
 #include "cc/capi/control.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -15,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
+#include "cc/base/process_identity.h"
 #include "cc/base/status_macros.h"
 #include "cc/capi/client_metrics.h"
 #include "cc/capi/cluster.h"
@@ -24,6 +27,7 @@
 #include "cc/client/worker_session.h"
 #include "cc/serving/exporter.h"
 #include "cc/serving/served_model.h"
+#include "cc/sync/worker_group.h"
 #include "cc/wire/json.h"
 #include "cc/wire/report_conversion.h"
 #include "cc/wire/table_config_conversion.h"
@@ -300,6 +304,12 @@ absl::Status SteerServedModel(const v1::ServedModelRequest& request,
   return absl::OkStatus();
 }
 
+absl::Status CheckAlone(const v1::CheckIsAloneRequest& request,
+                        v1::CheckIsAloneResponse* response) {
+  response->set_process(ProcessIdentity(getpid()));
+  return CheckIsAlone(request.group(), request.worker(), request.process());
+}
+
 using JsonMethod = std::function<absl::StatusOr<std::string>(
     Cluster*, const std::string& request_json)>;
 
@@ -380,6 +390,7 @@ const std::map<absl::string_view, JsonMethod>& Methods() {
           Of("FinishWorkItem", FinishWorkItem),
           Of("GetWorkQueueStats", GetWorkQueueStats),
           Of("ServedModel", SteerServedModel),
+          Of("CheckIsAlone", CheckAlone),
           Of("Replicas", CallReplicas),
       };
   return *methods;

@@ -61,7 +61,7 @@ absl::Status CallReplicas(const v1::ReplicasRequest& request,
       return Answer(
           replicas.Join(FromProto(request.options()), request.worker(),
                         request.previous(), request.applier(), deadline,
-                        response->mutable_place()),
+                        response->mutable_place(), request.process()),
           response);
     }
     case v1::ReplicasRequest::WAIT_AT_BARRIER: {

@@ -25,10 +25,10 @@ namespace {
 
 void Warn(const std::vector<ResetTable>& changed) {
   for (const ResetTable& table : changed) {
-    LogWriter::Get().WriteInOrder(
-        {"lost rows"},
+    LogMessageInOrder(
+        LogLevel::kWarning, {"table_reset"},
         absl::StrCat(
-            "tfswitch: warning: table '", table.name, "' ",
+            "table '", table.name, "' ",
             table.shards.empty()
                 ? "had lost rows, or was made again, and goes on as other "
                   "processes have left it"

@@ -23,7 +23,6 @@
 #include "absl/time/clock.h"
 #include "cc/base/interrupt.h"
 #include "cc/base/log_writer.h"
-#include "cc/base/process_identity.h"
 #include "cc/base/status_macros.h"
 
 namespace tfswitch {
@@ -91,13 +90,7 @@ absl::Status GroupSession::CheckIsAlone() const {
   if (!stats.ok()) return absl::OkStatus();
   const auto present = stats->processes().find(own.worker());
   if (present == stats->processes().end()) return absl::OkStatus();
-  const int number = RunningProcess(present->second);
-  if (number == 0) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("group '", own.group(), "': process ", number,
-                   " of this machine is worker ", own.worker(),
-                   ". Give each process its own number (", kWhereNumbersAre,
-                   "), or end that process first"));
+  return tfswitch::CheckIsAlone(own.group(), own.worker(), present->second);
 }
 
 void GroupSession::KeepAlive() {

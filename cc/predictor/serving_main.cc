@@ -230,9 +230,8 @@ Result<const ServingRpcApi*> OpenRpc() {
 }
 
 // Reports a wrong flag to the user or program that has passed the flag.
-int FailForFlag(std::string_view message) {
-  LogWriter::Get().WriteInOrder({"tfswitch-serving"},
-                                "tfswitch-serving: " + std::string(message));
+int FailForFlag(absl::string_view message) {
+  LogNotStarted("tfswitch-serving", message);
   return kBadFlag;
 }
 
@@ -260,6 +259,7 @@ struct Settings {
   std::string tls_cert, tls_key, tls_ca, token_file;
   bool insecure = false;
   bool reflection = false;
+  std::string log_format = "text";
   bool help = false;
 
   std::vector<Flag> Flags();
@@ -313,12 +313,17 @@ std::vector<Flag> Settings::Flags() {
       file_flag("token_file", &token_file, kTokenFileHelp),
       {"insecure", &insecure, kInsecureHelp},
       {"reflection", &reflection, kReflectionHelp},
+      {"log_format", &log_format,
+       "how events are written to stderr: text, or json for one object a line"},
       {"help", &help, "prints this text"},
   };
 }
 
 std::string Settings::Fault() const {
   if (predictor.model_dir.empty()) return "give --model_dir";
+  if (log_format != "text" && log_format != "json") {
+    return "flag --log_format must be text or json, got '" + log_format + "'";
+  }
   if (poll_secs >= 0 && watch_rows_secs >= 0 && grace_secs >= 0 &&
       max_message_bytes >= 1 && max_requests >= 1) {
     return "";
@@ -429,6 +434,7 @@ int Run(int argc, char** argv) {
     std::printf("%s", usage.c_str());
     return 0;
   }
+  if (settings.log_format == "json") UseJsonLog();
   if (!bad_flag.empty()) return FailForFlag(bad_flag);
   if (const std::string fault = settings.Fault(); !fault.empty()) {
     return FailForFlag(fault);

@@ -41,8 +41,7 @@ constexpr int kBadFlag = 2;
 
 // Prints a line for the user who has typed the flags, or for a program's log.
 void PrintError(const absl::Status& status) {
-  LogWriter::Get().Write({"tfswitch-server"},
-                         absl::StrCat("tfswitch-server: ", status.message()));
+  LogNotStarted("tfswitch-server", status.message());
 }
 
 // Logs the last line of the server, and returns the exit code.
@@ -215,7 +214,9 @@ int Serve(ServerFlags flags) {
 
 int RunServer(const std::vector<std::string>& arguments) {
   ServerFlags flags;
-  if (absl::Status bad = ParseServerFlags(arguments, &flags); !bad.ok()) {
+  const absl::Status bad = ParseServerFlags(arguments, &flags);
+  if (flags.has_json_log) UseJsonLog();
+  if (!bad.ok()) {
     PrintError(bad);
     return kBadFlag;
   }

@@ -63,6 +63,9 @@ ABSL_FLAG(bool, insecure, false, tfswitch::kInsecureHelp);
 ABSL_FLAG(bool, reflection, false, tfswitch::kReflectionHelp);
 ABSL_FLAG(absl::Duration, grace_period, absl::Seconds(10),
           "How long running calls may take to end when the server is stopped.");
+ABSL_FLAG(std::string, log_format, "text",
+          "How events are written to stderr: text, or json for one object a "
+          "line.");
 
 namespace tfswitch {
 namespace {
@@ -74,7 +77,8 @@ constexpr const char* kFlagNames[] = {
     "push_log_sync", "push_log_max_bytes", "cluster_name",
     "repair",        "tls_cert",           "tls_key",
     "tls_ca",        "token_file",         "insecure",
-    "reflection",    "grace_period",       "http_address"};
+    "reflection",    "grace_period",       "http_address",
+    "log_format"};
 
 absl::CommandLineFlag* FindFlag(absl::string_view name) {
   for (absl::string_view known : kFlagNames) {
@@ -217,6 +221,12 @@ absl::Status ParseServerFlags(const std::vector<std::string>& arguments,
   std::string needs_data_dir;
   TFSWITCH_RETURN_IF_ERROR(ReadArguments(arguments, flags, &needs_data_dir));
   if (flags->help || flags->version) return absl::OkStatus();
+  const std::string log_format = absl::GetFlag(FLAGS_log_format);
+  flags->has_json_log = log_format == "json";
+  if (log_format != "text" && !flags->has_json_log) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "flag --log_format must be text or json, got '", log_format, "'"));
+  }
   flags->server.address = absl::GetFlag(FLAGS_address);
   flags->server.num_threads = absl::GetFlag(FLAGS_num_threads);
   flags->server.max_message_bytes = absl::GetFlag(FLAGS_max_message_bytes);

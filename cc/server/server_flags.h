@@ -28,6 +28,7 @@ struct ServerFlags {
   std::string cluster_name;
   // If this is set, the program repairs the data folder and does not serve.
   std::optional<RepairKind> repair;
+  bool has_json_log = false;
   bool help = false;
   bool only_checks = false;
   bool version = false;

@@ -15,6 +15,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "cc/base/log_writer.h"
 #include "cc/base/mutex.h"
 #include "cc/base/progress.h"
 #include "cc/shard/interval_timer.h"
@@ -32,8 +33,8 @@ struct LoadedRows {
   // Whether this is all that the checkpoint has.
   bool is_whole = false;
   std::string path;
-  int64_t bytes = 0;    // Read from files.
-  std::string seconds;  // How long it took.
+  int64_t bytes = 0;  // Read from files.
+  LogNumber seconds;  // How long it took.
 };
 
 // One restore, from StageRestore() to CommitRestore().

@@ -68,7 +68,10 @@ absl::StatusOr<uint64_t> ReplicaCoordinator::BeginApplying(
   TFSWITCH_RETURN_IF_ERROR(options.Validate());
   MutexLock lock(&mutex_);
   if (applier_ != 0) {
-    Fail("the worker that takes the steps was started again");
+    Fail(
+        "the worker that takes the steps was started again, or two processes "
+        "are chief: give each its own `task_index=`, and only that with "
+        "task_index=0 `is_chief=True`");
   }
   Make(options);
   applier_ = last_instance_;
@@ -161,8 +164,10 @@ std::string ReplicaCoordinator::DescribeOpenRound() const {
                       DescribeMissing(*state_, applied_));
 }
 
-ReplicaPlace ReplicaCoordinator::Admit(uint32_t worker, uint64_t previous) {
-  ReplicaPlace joined = state_->Join(worker, AwakeNow(), previous);
+ReplicaPlace ReplicaCoordinator::Admit(uint32_t worker, uint64_t previous,
+                                       const std::string& process) {
+  ReplicaPlace joined = state_->Join(worker, AwakeNow(), previous,
+                                     /*first_step=*/0, /*job=*/"", process);
   next_incarnation_ = joined.incarnation() + 1;
   if (previous != 0) successors_[previous] = joined.incarnation();
   changed_.NotifyAll();
@@ -172,7 +177,8 @@ ReplicaPlace ReplicaCoordinator::Admit(uint32_t worker, uint64_t previous) {
 absl::Status ReplicaCoordinator::Join(const WorkerGroupOptions& options,
                                       uint32_t worker, uint64_t previous,
                                       uint64_t applier, absl::Time deadline,
-                                      ReplicaPlace* place) {
+                                      ReplicaPlace* place,
+                                      const std::string& process) {
   TFSWITCH_RETURN_IF_ERROR(options.Validate());
   MutexLock lock(&mutex_);
   if (place->incarnation() != 0)
@@ -201,7 +207,7 @@ absl::Status ReplicaCoordinator::Join(const WorkerGroupOptions& options,
   --num_joining_;
   TFSWITCH_RETURN_IF_ERROR(begun);
   TFSWITCH_RETURN_IF_ERROR(CheckSameOptions(name_, options_, options));
-  *place = Admit(worker, previous);
+  *place = Admit(worker, previous, process);
   return WaitUntilApplied(worker, deadline, place);
 }
 
@@ -356,11 +362,13 @@ void ReplicaCoordinator::Leave(uint32_t worker, uint64_t incarnation,
                                uint64_t applier) {
   MutexLock lock(&mutex_);
   if (!state_.has_value()) return;
+  absl::Status known;
   // Removes the newer incarnations as well, because the worker may not know
   // them.
   for (;;) {
     parting_.erase(incarnation);
     left_.insert(incarnation);
+    known = state_->PlaceAfterBarrier(worker, incarnation).status();
     state_->Leave(worker, incarnation);
     const auto successor = successors_.find(incarnation);
     if (successor == successors_.end()) break;
@@ -369,7 +377,10 @@ void ReplicaCoordinator::Leave(uint32_t worker, uint64_t incarnation,
   changed_.NotifyAll();
   if (applier == 0 || applier != applier_) return;
   if (state_->stats().num_active() > 0) {
-    Fail("the worker that takes the steps has left before the others");
+    // The former is the case if another process has the worker's number.
+    Fail(absl::IsFailedPrecondition(known)
+             ? std::string(known.message())
+             : "the worker that takes the steps has left before the others");
   } else {
     applier_ = 0;
   }

@@ -62,10 +62,11 @@ class ReplicaCoordinator {
   // a restarted worker does not join an applier that has died and whose lease
   // has not ended yet. `applier` is the id from BeginApplying() if this worker
   // is the applier. If the applier fails before the worker has joined, this
-  // call fails, too.
+  // call fails, too. `process` is the worker's, for stats(); see
+  // ProcessIdentity().
   absl::Status Join(const WorkerGroupOptions& options, uint32_t worker,
                     uint64_t previous, uint64_t applier, absl::Time deadline,
-                    ReplicaPlace* place);
+                    ReplicaPlace* place, const std::string& process = "");
 
   // Ends the worker's step with a contribution of `weight`, and waits until the
   // step has been applied. After DeadlineExceeded, call this again with the
@@ -141,7 +142,8 @@ class ReplicaCoordinator {
                     const std::function<std::string()>& describe)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string DescribeOpenRound() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  ReplicaPlace Admit(uint32_t worker, uint64_t previous)
+  ReplicaPlace Admit(uint32_t worker, uint64_t previous,
+                     const std::string& process = "")
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Waits until the rounds before that of *place have been applied. If the
   // group gives the worker up during the wait, the worker joins again.

@@ -21,6 +21,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "cc/base/process_identity.h"
 #include "cc/base/status_macros.h"
 
 namespace tfswitch {
@@ -62,6 +63,22 @@ absl::Status CheckSameOptions(const std::string& group,
       "group '", group, "' exists with other options: ", present.ToString(),
       " here, ", asked.ToString(),
       " asked; give all workers the same ones, or the group another name"));
+}
+
+std::string NumberAsSet(uint32_t worker) {
+  return absl::StrCat(
+      "`worker_id=", worker, "` of a Worker, `task_index=", worker,
+      "` of a SyncReplicasOptimizer, or task ", worker, " of TF_CONFIG");
+}
+
+absl::Status CheckIsAlone(const std::string& group, uint32_t worker,
+                          const std::string& process) {
+  const int number = RunningProcess(process);
+  if (number == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "group '", group, "': process ", number, " of this machine is worker ",
+      worker, " (", NumberAsSet(worker),
+      "). Give each process its own number, or end that process first"));
 }
 
 v1::GroupOptions ToProto(const WorkerGroupOptions& options) {
@@ -118,9 +135,9 @@ absl::StatusOr<WorkerGroup::Worker*> WorkerGroup::Find(uint32_t worker,
   if (it->second.incarnation != incarnation) {
     return absl::FailedPreconditionError(absl::StrCat(
         "worker ", worker,
-        " has been started again elsewhere, or two processes have this "
-        "number: give each its own (",
-        kWhereNumbersAre, ")"));
+        " has been started again elsewhere, or two processes have this number "
+        "(",
+        NumberAsSet(worker), "): give each its own"));
   }
   return &it->second;
 }
@@ -229,7 +246,10 @@ WorkerGroup::Place WorkerGroup::Join(uint32_t worker, absl::Time now,
   seen_.insert(worker);
   const auto loss = stats_.mutable_losses()->find(worker);
   if (loss != stats_.mutable_losses()->end()) loss->second.set_is_back(true);
-  (*stats_.mutable_processes())[worker] = process;
+  // A process that joins again may leave its identity out.
+  if (previous == 0 || !process.empty()) {
+    (*stats_.mutable_processes())[worker] = process;
+  }
   if (!ever_joined_.insert(worker).second) {
     stats_.set_rejoined(stats_.rejoined() + 1);
   }

@@ -104,10 +104,15 @@ struct StepTag {
   int64_t clock = 0;
 };
 
-// Tells users in errors where the numbers of workers are set.
-inline constexpr char kWhereNumbersAre[] =
-    "`worker_id` of a Worker, `task_index` of a SyncReplicasOptimizer, or the "
-    "task of TF_CONFIG";
+// The worker's number as users set it, for errors: "`worker_id=3` of a Worker,
+// `task_index=3` of a SyncReplicasOptimizer, or task 3 of TF_CONFIG".
+std::string NumberAsSet(uint32_t worker);
+
+// FailedPrecondition, naming the number, if `process` is another process of
+// this machine that runs. `process` is the identity of the one that has joined
+// as `worker`; it may be empty.
+absl::Status CheckIsAlone(const std::string& group, uint32_t worker,
+                          const std::string& process);
 
 // Thread-compatible.
 class WorkerGroup {

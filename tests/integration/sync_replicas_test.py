@@ -182,6 +182,34 @@ def test_a_worker_that_is_started_again_goes_on_where_it_was(tmp_path, engine):
     )
 
 
+@pytest.mark.parametrize("engine", ["tables", "variables"])
+def test_a_second_process_with_the_number_of_a_worker_is_refused(
+    tmp_path, engine
+):
+    batches = [[[0], [1]], [[2], [3]]]
+    with running_workers(
+        tmp_path, batches, pause={"0": [1], "1": [1]}, engine=engine
+    ) as (workers, start, _):
+        for worker in workers:
+            worker.wait_for("paused")
+        # Its address is free again, so that the twin can have it.
+        workers[1].signal(signal.SIGKILL)
+        twin = start(1, optimizer={"lease_secs": LEASE_SECS, "task_index": 0})
+        assert re.search(
+            r"RuntimeError: .* process \d+ of this machine is worker 0 "
+            r"\(.*`task_index=0`.*\). Give each process its own number",
+            twin.fail(),
+        )
+        again = start(1, pause={}, batches=[[], [[3]]], announces=True)
+        again.wait_for("joined")
+        workers[0].go_on()
+        found = json.loads(again.next_line())
+        for worker in (workers[0], again):
+            worker.finish()
+    # The twin, which was a chief, has not set the values to zeros.
+    np.testing.assert_allclose(found, [1 / 2] * 4, atol=1e-6)
+
+
 def test_without_the_chief_the_workers_of_tensorflows_servers_end(tmp_path):
     batches = [[[0], [1]], [[2], [3]], [[4]]]
     with running_workers(

@@ -1,8 +1,10 @@
 """The log of a server: one form, stable names, all of them documented."""
 
 import datetime
+import json
 import re
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ _LINE = re.compile(
 )
 # Where the name of an event stands in the sources.
 _NAMES = re.compile(
-    r"(?:LogServerEvent|MessageLine)\([^,]*,\s*\"([a-z_]+)\"|"
+    r"(?:LogServerEvent|MessageLine|EventLine)\([^,]*,\s*\"([a-z_]+)\"|"
     r"(?:Tell|Warn)\(\s*\"([a-z_]+)\"|"
     r"(?:LogMessage(?:InOrder)?\([^{]*|LogKind)\{\"([a-z_]+)\""
 )
@@ -159,3 +161,68 @@ def test_a_server_says_what_happens_to_it(tmp_path: Path, capfd):
         r"lost_writes_are=exact seconds=",
     )
     only("stopped", "why=Terminated seconds=")
+
+
+def test_each_line_of_a_json_log_is_an_object(tmp_path: Path, capfd):
+    data = tmp_path / "dätä"
+
+    def start() -> ServerProcess:
+        return ServerProcess(
+            flags=(f"--data_dir={data}", "--log_format=json"),
+            variables={"TFSWITCH_SIMD": "unheard\tof"},
+        )
+
+    with start() as server:
+        with tsw.connect(f"grpc://{server.address}") as cluster:
+            table = tsw.EmbeddingTable("user", 4, cluster=cluster)
+            table.lookup_or_create([1, 2, 3])
+            cluster.save("save")
+            cluster.drop("user")
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+    with start() as server:
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+    lines = [
+        json.loads(line)
+        for line in capfd.readouterr().err.splitlines()
+        if "cuda_platform" not in line  # TensorFlow in this process.
+    ]
+
+    assert {type(line) for line in lines} == {dict}
+    for line in lines:
+        assert list(line)[:3] == ["time", "level", "event"]
+        assert line["time"].endswith("Z")
+    events = {line["event"]: line for line in lines}
+    assert {"started", "saved", "recovered", "stopped"} < set(events)
+    assert set(events) <= documented()
+    assert events["started"]["num_shards"] == 1
+    assert events["started"]["data_dir"] == str(data)
+    assert events["started"]["version"] == tsw.__version__
+    dropped = events["table_dropped"]
+    assert (dropped["table"], dropped["rows"]) == ("user", 3)
+    assert isinstance(events["stopped"]["seconds"], float)
+    assert "'unheard\tof'" in events["unknown_simd"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("program", "good", "bad", "text"),
+    [
+        ("tfswitch-server", "--shard_index=0", "--grace_period=-1s", "got -1s"),
+        ("tfswitch-serving", "--model_dir=m", "--max_requests=0", "positive"),
+    ],
+)
+def test_a_wrong_flag_is_an_event_of_a_json_log(program, good, bad, text):
+    def refusal(*flags: str) -> str:
+        command = [PACKAGE / "bin" / program, good, *flags]
+        ended = subprocess.run(command, capture_output=True, text=True)
+        assert ended.returncode == 2
+        return ended.stderr.splitlines()[-1]
+
+    line = json.loads(refusal("--log_format=json", bad))
+
+    assert (line["level"], line["event"]) == ("error", "not_started")
+    assert text in line["message"]
+    assert refusal("--log_format=xml") == (
+        f"{program}: flag --log_format must be text or json, got 'xml'"
+    )

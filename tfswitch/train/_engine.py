@@ -115,6 +115,17 @@ class Engine(abc.ABC):
     def complete_graph(self) -> None:
         """Adds operations that need the whole graph, before it is finalised."""
 
+    def check_is_alone(self, session: Any) -> None:
+        """Checks that no other process has this worker's number.
+
+        Args:
+            session: A session on the servers, with a graph that can grow.
+
+        Raises:
+            RuntimeError: If a process of this machine has the number.
+        """
+        del session
+
     @abc.abstractmethod
     def start(self, session: Any, is_chief: bool) -> None:
         """Joins the workers.
@@ -122,7 +133,8 @@ class Engine(abc.ABC):
         Raises:
             ValueError: If the group exists with other settings.
             TimeoutError: If the workers, or the chief, do not join in time.
-            RuntimeError: If the chief has gone.
+            RuntimeError: If the chief has gone, or a process of this machine
+                has this worker's number.
             ConnectionError: If a server does not answer.
         """
 

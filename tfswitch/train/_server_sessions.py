@@ -255,7 +255,11 @@ class WaitingSessionCreator(tf.compat.v1.train.SessionCreator):
 
 
 def check_servers_answer(
-    master: str, config: Any, servers: Sequence[str], timeout_secs: float
+    master: str,
+    config: Any,
+    servers: Sequence[str],
+    timeout_secs: float,
+    check: Callable[[Any], None],
 ) -> None:
     """Waits until servers answer; a session would wait without a limit.
 
@@ -264,6 +268,7 @@ def check_servers_answer(
         config: The session's.
         servers: The devices of the servers.
         timeout_secs: Longest wait.
+        check: Called then with a session, whose graph can grow.
 
     Raises:
         ConnectionError: If one does not answer in time.
@@ -277,6 +282,7 @@ def check_servers_answer(
                     asked.append(tf.no_op())
             with tf.compat.v1.Session(master, config=config) as session:
                 session.run(asked)
+                check(session)
 
     wait_for_answers(ask, servers, timeout_secs)
 

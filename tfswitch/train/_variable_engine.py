@@ -12,7 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfswitch import _loader
+from tfswitch import _loader, _native
+from tfswitch._connection import _control_calls
 from tfswitch._connection._control_calls import integers
 from tfswitch.train._checks import group_options
 from tfswitch.train._engine import (
@@ -81,6 +82,7 @@ class VariableEngine(Engine):
         self._check_support()
         self._applier = 0  # 0 if another worker applies the steps.
         self._incarnation = 0
+        self._process = ""  # The identity of this process.
         # How often this incarnation was at barriers.
         self._barrier_generation = 0
         self._applying: threading.Thread | None = None
@@ -262,6 +264,27 @@ class VariableEngine(Engine):
             with tf.device(server):
                 self._pings[server] = tf.no_op("ping")
 
+    def check_is_alone(self, session: Any) -> None:
+        with _python_errors():
+            response = _run_on(
+                self._first_server,
+                _ops.tfswitch_replicas_call,
+                request=json.dumps({"group": self._options.name}),
+            )
+            self._check_is_alone(json.loads(session.run(response)))
+
+    def _check_is_alone(self, stats_answer: Mapping[str, Any]) -> None:
+        options = self._options
+        processes = stats_answer["stats"].get("processes", {})
+        answer = _control_calls.call(
+            _native,
+            "CheckIsAlone",
+            group=options.name,
+            worker=options.task_index,
+            process=processes.get(str(options.task_index)),
+        )
+        self._process = answer["process"]
+
     def start(self, session: Any, is_chief: bool) -> None:
         """Joins the workers; the chief also begins to take the steps."""
         self._run = session.run
@@ -296,6 +319,8 @@ class VariableEngine(Engine):
             )
             self._heartbeat_session = heartbeat_session
             self._watch.start()
+            # A session that is not of tfswitch's function was not checked.
+            self._check_is_alone(self._call({"call": "STATS"}))
             if is_chief:
                 self._session_run(self._clear)
                 begun = self._call({"call": "BEGIN_APPLYING"})
@@ -488,7 +513,12 @@ class VariableEngine(Engine):
 
     def _join(self, previous: int) -> None:
         answer = self._wait(
-            {"call": "JOIN", "previous": previous, "applier": self._applier},
+            {
+                "call": "JOIN",
+                "previous": previous,
+                "applier": self._applier,
+                "process": self._process,
+            },
             self._options.join_secs,
         )
         self._incarnation = int(answer["place"]["incarnation"])

@@ -258,6 +258,7 @@ def MonitoredTrainingSession(  # noqa: N802 - As TensorFlow's.
 
     Raises:
         ValueError: If there is no such hook, or its `is_chief` differs.
+        RuntimeError: If a process of this machine has this worker's number.
         ConnectionError: If a parameter server does not answer.
         TimeoutError: If the chief does not initialise the variables in time.
     """
@@ -286,7 +287,14 @@ def MonitoredTrainingSession(  # noqa: N802 - As TensorFlow's.
     )
     config = given.get("config")
     if engine.servers and master:
-        check_servers_answer(master, config, engine.servers, engine.join_secs)
+        # Before a second chief would set the variables to their first values.
+        check_servers_answer(
+            master,
+            config,
+            engine.servers,
+            engine.join_secs,
+            engine.check_is_alone,
+        )
     if engine.servers and not is_chief:
         return tf.compat.v1.train.MonitoredSession(
             WaitingSessionCreator(scaffold, master, config, engine.join_secs),

@@ -336,8 +336,7 @@ absl::StatusOr<v1::HandshakeResponse> Connection::Handshake(
           ": ", recovery.are_at_least() ? "at least " : "",
           recovery.lost_writes(), " writes since then are lost");
     }
-    LogWriter::Get().WriteInOrder({"servers"},
-                                  absl::StrCat("tfswitch: warning: ", text));
+    LogMessageInOrder(LogLevel::kWarning, {"server_restarted"}, text);
   }
   return response;
 }
@@ -363,9 +362,9 @@ absl::Status Connection::OnReconnect() {
 
 void Connection::LogWaiting() {
   if (link()->is_connected() || has_said_that_it_waits_.exchange(true)) return;
-  LogWriter::Get().WriteInOrder(
-      {"servers"},
-      absl::StrCat("tfswitch: waiting for ", name(), " to answer, for up to ",
+  LogMessageInOrder(
+      LogLevel::kInfo, {"server_awaited"},
+      absl::StrCat("waiting for ", name(), " to answer, for up to ",
                    absl::FormatDuration(options_.timeout)));
 }
 

@@ -103,7 +103,7 @@ TEST_F(GroupSessionTest, TheNumberOfARunningProcessIsRefused) {
   EXPECT_THAT(
       std::string(refused.status().message()),
       AllOf(HasSubstr(absl::StrCat("process ", getppid(), " of this machine")),
-            HasSubstr("`task_index`")));
+            HasSubstr("`task_index=1`")));
 
   // A process that has ended does not hold its number.
   other.set_process("boot/pid:[1]/1/1");

@@ -219,7 +219,21 @@ TEST(ReplicaCoordinatorTest, AnotherApplierEndsTheWorkersOfTheOneBefore) {
   EXPECT_THAT(replicas.Heartbeat(0, place.incarnation(), first).message(),
               HasSubstr("was started again"));
   EXPECT_THAT(replicas.ConfirmRound(first, 0).message(),
-              HasSubstr("was started again"));
+              HasSubstr("was started again, or two processes are chief"));
+}
+
+TEST(ReplicaCoordinatorTest, AnApplierWhoseNumberAnotherTakesSaysSoToAll) {
+  ReplicaCoordinator replicas("g");
+  const uint64_t applier = *replicas.BeginApplying(ReplicasOf(2));
+  const ReplicaPlace chief = *Join(&replicas, ReplicasOf(2), 0);
+  ReplicaPlace other;
+  ASSERT_TRUE(
+      replicas.Join(ReplicasOf(2), 0, 0, 0, Soon(), &other, "a process").ok());
+  EXPECT_EQ(replicas.stats().processes().at(0), "a process");
+  replicas.Leave(0, chief.incarnation(), applier);
+  EXPECT_THAT(replicas.Heartbeat(0, other.incarnation(), 0).message(),
+              AllOf(HasSubstr("two processes have this number"),
+                    HasSubstr("`task_index=0`")));
 }
 
 TEST(ReplicaCoordinatorTest, AWorkerThatWasGivenUpComesBackWithItsNextStep) {
@@ -305,7 +319,7 @@ TEST(ReplicaCoordinatorTest, OtherOptionsAndSenselessEventsAreRefused) {
   const ReplicaPlace same = *Join(&replicas, ReplicasOf(2), 0);
   EXPECT_NE(same.incarnation(), place.incarnation());
   EXPECT_THAT(replicas.EndStep(0, 1.0, Soon(), &place, &has_arrived).message(),
-              HasSubstr("started again elsewhere"));
+              HasSubstr("`task_index=0` of a SyncReplicasOptimizer"));
 }
 
 TEST(ReplicaCoordinatorTest, WhoIsStartedAgainDoesNotJoinADeadApplier) {
