@@ -25,7 +25,9 @@ from tfswitch._settings._ranges import (
 from tfswitch._types import TableOrName
 
 if TYPE_CHECKING:
+    from tfswitch.dense import DenseTable
     from tfswitch.remote.store_checkpoints import RemoteCheckpoint
+    from tfswitch.table import EmbeddingTable
 
 _ACCEPTED = (
     '"local://" or "local://NAME" (this process), '
@@ -170,6 +172,42 @@ class Cluster:
     def tables(self) -> list[str]:
         """Returns the names of all tables, sorted."""
         return sorted(info["config"]["name"] for info in self._list())
+
+    def table(self, name: str) -> "EmbeddingTable | DenseTable":
+        """Opens a table that exists, with the settings that it was made with.
+
+        A token that may only read the table is enough. Servers do not keep
+        learning rates: set `learning_rate` of the result before you train.
+
+        Args:
+            name: The name of the table.
+
+        Returns:
+            An `EmbeddingTable`, or a `DenseTable` if the table is one.
+
+        Raises:
+            KeyError: If there is no such table. The message names the tables of
+                the cluster.
+            ValueError: If a setting of the table is not known here.
+            ConnectionError, TimeoutError: If a server does not answer.
+
+        Example:
+
+        >>> tsw.connect("grpc://ps0:7077").table("movie")
+        <tfswitch.EmbeddingTable 'movie', dim 16, on 'grpc://ps0:7077'>
+        """
+        if not isinstance(name, str) or not name:
+            raise bad_argument("name", name, "the name of a table")
+        # Commands use clusters without TensorFlow.
+        from tfswitch._settings._from_config import spec_of
+        from tfswitch.dense import DenseTable
+        from tfswitch.table import EmbeddingTable
+
+        config = self._list(name)[0]["config"]
+        spec = spec_of(config)
+        if spec.layout:
+            return DenseTable._of(name, spec, self)
+        return EmbeddingTable._of(name, config["dim"], spec, self)
 
     def stats(self) -> ClusterStats:
         """Returns row counts and memory of all tables by name.

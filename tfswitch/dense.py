@@ -191,6 +191,22 @@ class DenseTable:
         self._table = EmbeddingTable._of(name, self._block, spec, cluster)
         self._keys = self._table._native.dense_keys(self._num_blocks)
 
+    @classmethod
+    def _of(cls, name: str, spec: TableSpec, cluster: Cluster) -> "DenseTable":
+        """Opens a table that exists with this spec."""
+        shapes = {}
+        for part in spec.layout.split(";"):
+            key, _, shape = part.partition(":")
+            sizes = [] if shape == "scalar" else shape.split("x")
+            shapes[urllib.parse.unquote(key)] = tuple(map(int, sizes))
+        return cls(
+            name,
+            shapes,
+            optimizer=spec.optimizer,
+            consistency=spec.consistency,
+            cluster=cluster,
+        )
+
     @property
     def name(self) -> str:
         """The table's name in its cluster."""

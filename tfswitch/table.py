@@ -26,8 +26,14 @@ from tfswitch import storage_dtype as storage_dtype_lib
 from tfswitch._connection._control_calls import call
 from tfswitch._connection._reports import ShrinkReport, TableStats
 from tfswitch._settings._learning_rate import LearningRate
-from tfswitch._settings._ranges import NON_NEGATIVE_INT, bad_argument, is_number
+from tfswitch._settings._ranges import (
+    NON_NEGATIVE_INT,
+    POSITIVE_INT,
+    bad_argument,
+    is_number,
+)
 from tfswitch._settings._table_spec import TableSpec
+from tfswitch._table_summary import describe
 from tfswitch._tracked_table import TrackedTable
 from tfswitch._types import Config, TensorLike
 from tfswitch.cluster import Cluster, default_cluster, num_restores
@@ -731,6 +737,29 @@ class EmbeddingTable(TrackedTable):
         if usage:
             stats["usage"] = self._usage_of_all()
         return stats
+
+    def describe(self, sample: int = 10_000) -> None:
+        """Prints rows, memory, settings, and norms and use of a sample.
+
+        The sample is the first rows that the table sends, in the order of
+        hashes of their ids. The rest of the table is not read.
+
+        Args:
+            sample: How many rows to read, at least 1.
+
+        Raises:
+            ValueError: If `sample` is out of range.
+            ConnectionError, TimeoutError: If a server does not answer.
+
+        Example:
+
+        >>> table.describe()
+        <tfswitch.EmbeddingTable 'user', dim 16, on 'grpc://ps0:7077'>
+        rows        98,000 (99,204 made, 1,204 removed)
+        ...
+        norm        min 0.08, median 0.31, p99 1.25, max 4.02
+        """
+        print(describe(self, POSITIVE_INT.check("sample", sample)))
 
     def _usage_of_all(self) -> dict[str, float]:
         if self.statistics is None:

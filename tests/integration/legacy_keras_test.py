@@ -32,6 +32,7 @@ TESTS = {
     ),
     "sampled_losses": "(layer or model or score) and not (soft or weigh)",
     "sync_epochs": "not counts_for_nothing",
+    "table_metrics": "not frequency",
     "warm_start": "not any_ids",
 }
 
@@ -41,7 +42,7 @@ GROUPS = [
     ["keras_compatibility", "export_tables"],
     ["parameter_server_optimizer", "checkpoint", "apply_gradients"],
     ["dynamic_embedding", "dynamic_embeddings", "warm_start", "sync_epochs"],
-    ["sampled_losses", "metrics", "global_metrics"],
+    ["sampled_losses", "metrics", "global_metrics", "table_metrics"],
 ]
 
 

@@ -107,6 +107,23 @@ def test_tables_of_others_are_not_seen(server, tokens):
             tsw.EmbeddingTable("item", 4, cluster=cluster)
 
 
+def test_a_token_that_only_reads_opens_a_table_with_its_settings(
+    server, tokens
+):
+    with connected(server, tokens.create("train")) as cluster:
+        made = tsw.EmbeddingTable(
+            "t", 4, optimizer="adagrad", initializer="ones", cluster=cluster
+        )
+        expected = made.lookup_or_create(IDS)
+    with connected(server, tokens.create("read", "t")) as cluster:
+        opened = cluster.table("t")
+
+        assert opened.initializer == tsw.initializers.Constant(1.0)
+        np.testing.assert_array_equal(opened.lookup(IDS), expected)
+        with pytest.raises(PermissionError, match="needs train"):
+            opened.lookup_or_create(IDS)
+
+
 @pytest.mark.parametrize("token", ["", "secret word", b"secret", 1])
 def test_a_token_of_another_form_is_not_repeated(server, token):
     with pytest.raises(ValueError, match="token") as error:

@@ -911,7 +911,7 @@ def test_tensorboard_says_that_its_projector_has_no_rows(tmp_path, monkeypatch):
     callback = keras.callbacks.TensorBoard(tmp_path, embeddings_freq=1)
 
     with pytest.warns(
-        UserWarning, match="not those of layer 'rows'.*export_rows"
+        UserWarning, match="not those of layer 'rows'.*write_projector"
     ):
         callback.set_model(compiled("ours"))
 

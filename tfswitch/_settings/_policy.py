@@ -1,7 +1,7 @@
 """The common part of optimizers and policies."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, TypeVar
 
 from tfswitch._settings._ranges import check_fields
@@ -54,6 +54,11 @@ class Registry:
     def __init__(self, argument: str, *classes: type[Policy]) -> None:
         self._argument = argument
         self._classes = {cls.__name__: cls for cls in classes}
+
+    @property
+    def classes(self) -> Collection[type[Policy]]:
+        """The policies."""
+        return self._classes.values()
 
     def get(self, identifier: Any) -> Any:
         """Returns the policy that a user's value means; None stays None."""

@@ -1,5 +1,7 @@
 """Writes tables to files of NumPy, Parquet and TFRecord, and reads them.
 
+`write_projector` writes some rows and their labels for TensorBoard.
+
 The files are for other programs: to look at rows, to search for neighbours, to
 start from rows that were trained elsewhere. To continue a training use
 `Cluster.save`: servers write and read checkpoints in parallel.
@@ -14,6 +16,7 @@ and readers work with tables in this process and on servers.
 
 from tfswitch.io._numpy import read_numpy, write_numpy
 from tfswitch.io._parquet import read_parquet, write_parquet
+from tfswitch.io._projector import write_projector
 from tfswitch.io._tfrecord import read_tfrecord, write_tfrecord
 
 __all__ = [
@@ -22,5 +25,6 @@ __all__ = [
     "read_tfrecord",
     "write_numpy",
     "write_parquet",
+    "write_projector",
     "write_tfrecord",
 ]

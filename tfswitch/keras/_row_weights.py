@@ -6,6 +6,7 @@ clip, scale, add up or drop as it likes. When an optimizer applies the gradient,
 `_optimizer_hooks` calls `push`, and the table takes its step.
 """
 
+import functools
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,6 +15,7 @@ import tensorflow as tf
 
 from tfswitch.export import _note_step
 from tfswitch.keras import _backend
+from tfswitch.keras._step_meters import measured
 from tfswitch.ops import is_of_rows
 from tfswitch.table import (
     EmbeddingTable,
@@ -203,10 +205,12 @@ def _push(
     ]
     updated_rows: list[tf.Tensor] = []
     for begin in range(0, len(pushes), MAX_TABLES):
-        updated_rows += push_many(
-            pushes[begin : begin + MAX_TABLES],
-            of_lookups=True,
-            skip_non_finite=True,
+        part = pushes[begin : begin + MAX_TABLES]
+        updated_rows += measured(
+            part,
+            functools.partial(
+                push_many, part, of_lookups=True, skip_non_finite=True
+            ),
         )
     return updated_rows
 

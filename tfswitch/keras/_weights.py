@@ -158,9 +158,9 @@ def warn_of_projector(cls: type[Any]) -> None:
             warnings.warn(
                 "TensorBoard(embeddings_freq=...) shows the rows of "
                 "keras.layers.Embedding alone, and not those of layer "
-                f"'{layers[0].name}'. Write them for the projector from "
-                "`layer.table.export_rows()`: docs/keras_compatibility.md, "
-                "Callbacks.",
+                f"'{layers[0].name}'. Write them for the projector with "
+                "`tfswitch.io.write_projector(log_dir, layer.table)`: "
+                "docs/tensorboard.md.",
                 stacklevel=2,
             )
         original(self)

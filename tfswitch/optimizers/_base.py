@@ -194,7 +194,12 @@ class Rule(Optimizer):
     ) -> "Rule":
         """Returns the rule whose `to_table_config` returns these values."""
         given = {_PYTHON_NAMES.get(k, k): v for k, v in options.items()}
-        zeta = given.pop("cowclip_zeta", None)
-        if "cowclip_r" in given:
-            given["cowclip"] = CowClip(given.pop("cowclip_r"), zeta)
+        # Servers leave out a `zeta` that is the default.
+        cowclip = {
+            name: given.pop(f"cowclip_{name}")
+            for name in ("r", "zeta")
+            if f"cowclip_{name}" in given
+        }
+        if cowclip:
+            given["cowclip"] = CowClip(**cowclip)
         return cls(**arguments, **given)

@@ -146,13 +146,23 @@ def from_table_config(config: Mapping[str, Any]) -> Optimizer | None:
     scale = segment.get("learning_rate_scale", 1.0)
     if others or segment.get("dim") or scale != 1.0:
         return None
-    (kind,) = rules_of(config)
-    for cls in _rules().values():
-        if cls.KIND == kind:
-            return cls.from_table_config(
-                segment[kind], segment.get("options", {})
-            )
-    return None
+    return rules_from_table_config(config)[0]
+
+
+def rules_from_table_config(config: Mapping[str, Any]) -> list[Rule | None]:
+    """Returns the rule of each segment, with its default learning rate.
+
+    A rule that is not known here is None.
+    """
+    known = {cls.KIND: cls for cls in _rules().values()}
+    return [
+        known[kind].from_table_config(part[kind], part.get("options", {}))
+        if kind in known
+        else None
+        for part, kind in zip(
+            _segments_of(config), rules_of(config), strict=True
+        )
+    ]
 
 
 def from_keras(

@@ -4,5 +4,12 @@ from tfswitch.keras.callbacks.backup_and_restore import BackupAndRestore
 from tfswitch.keras.callbacks.export_tables import ExportTables
 from tfswitch.keras.callbacks.global_metrics import GlobalMetrics
 from tfswitch.keras.callbacks.sync_epochs import SyncEpochs
+from tfswitch.keras.callbacks.table_metrics import TableMetrics
 
-__all__ = ["BackupAndRestore", "ExportTables", "GlobalMetrics", "SyncEpochs"]
+__all__ = [
+    "BackupAndRestore",
+    "ExportTables",
+    "GlobalMetrics",
+    "SyncEpochs",
+    "TableMetrics",
+]
