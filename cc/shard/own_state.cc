@@ -136,7 +136,7 @@ absl::StatusOr<v1::CheckpointServer> OwnState::SaveClosed(
   bases_ = std::move(bases);
   num_changes_saved_ = adds_changes ? num_changes_saved_ + 1 : 0;
   TellOfSave(core_.journal, snapshots, folder, writer.files(), begin);
-  core_.last_save_ms = absl::ToUnixMillis(absl::Now());
+  core_.last_save_ms = server.saved_at_ms();
   return server;
 }
 

@@ -36,8 +36,9 @@ class KeyHeat {
 
   struct HotKey {
     Key key;
-    double share;  // Of all lookups, from 0 to 1; may be too high, never too
-                   // low by more than the error of the sample.
+    // The share of all lookups, from 0 to 1. Space-Saving never makes it too
+    // low, but the sample may.
+    double share;
   };
   struct Report {
     double sampled_keys = 0;

@@ -44,7 +44,7 @@ LEAST_ROLES = {
     "tfswitch.v1.ParameterServer": {
         "read": (
             "Handshake ListTables Pull PullMany ReadUsage ReadRows Export "
-            "GetProgress"
+            "GetProgress GetMetrics"
         ),
         # CreateTable: of a table that is not there, as here.
         "train": (

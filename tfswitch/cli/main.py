@@ -56,6 +56,8 @@ class _Command(NamedTuple):
 
 _OF_SERVERS_AND_FILES = (
     ("info [ADDRESS]", "prints servers, dead ones too, and tables", "info.run"),
+    ("stats", "prints rates and durations of servers", "stats.stats"),
+    ("top", "shows rates and durations, live", "stats.top"),
     ("get TABLE ID...", "prints rows, with slots and statistics", "rows.get"),
     ("set TABLE ID...", "sets the embeddings of ids", "rows.set_rows"),
     ("remove TABLE ID...", "removes rows", "rows.remove"),

@@ -101,11 +101,9 @@ def serve(
     registry = client.CollectorRegistry()
     for collector in (client.ProcessCollector, client.PlatformCollector):
         collector(registry=registry)
-    registry.register(Tables())  # type: ignore[arg-type]
+    registry.register(Tables())
     try:
-        return MetricsServer(
-            *client.start_http_server(port, address, registry)
-        )
+        return MetricsServer(*client.start_http_server(port, address, registry))
     except OSError as error:
         raise OSError(
             error.errno,

@@ -169,6 +169,19 @@ TEST_F(FrameGuardTest, ResetsBehindAnAnswerAreNone) {
             "");
 }
 
+TEST_F(FrameGuardTest, WindowUpdatesAreValid) {
+  Acknowledge();
+  Open(1);
+  for (const uint32_t stream : {0, 1, 9}) {
+    EXPECT_EQ(Received(Frame(kWindow, 0, stream, Number(1, 4))), "");
+    for (const auto& payload :
+         {Number(0, 4), Number(1ull << 31, 4), Number(1, 3), Number(1, 5)}) {
+      EXPECT_THAT(Received(Frame(kWindow, 0, stream, payload)),
+                  HasSubstr("window update of 0 or of a wrong size"));
+    }
+  }
+}
+
 TEST_F(FrameGuardTest, HeaderBlocksAreShort) {
   EXPECT_EQ(Received(Frame(kHeaders, 0, 1, std::string(60'000, 'h'))), "");
   EXPECT_THAT(Received(Frame(kContinuation, 0, 1, std::string(6000, 'h'))),

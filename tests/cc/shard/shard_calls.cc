@@ -291,6 +291,7 @@ constexpr Step kGoodClient[] = {
     {"StageRestore", R"(path: "a" restore_id: "r")"},
     {"CommitRestore", R"(restore_id: "r")"},
     {"GetProgress", R"(id: "s")"},
+    {"GetMetrics", ""},
     {"Leave", R"(member { group: "w" })"},
     {"DropTable", R"(table: "b" client_id: 1 sequence: 5)"},
 };

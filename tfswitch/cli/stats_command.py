@@ -1,0 +1,239 @@
+"""`tfswitch stats` and `tfswitch top` print rates and durations of servers."""
+
+import collections
+import select
+import sys
+import termios
+import time
+import tty
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from absl import app
+
+from tfswitch._connection import _metric_samples
+from tfswitch._connection._reports import format_bytes
+from tfswitch.cli import _requests
+from tfswitch.cli._arguments import Parser, at_least
+from tfswitch.cluster import Cluster
+
+_Values = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+# The columns of tables that are rates: name, and the counter.
+_RATES = (
+    ("pulled/s", "tfswitch_table_pulled_keys_total"),
+    ("pushed/s", "tfswitch_table_pushed_keys_total"),
+    ("created/s", "tfswitch_table_created_rows_total"),
+    ("evicted/s", "tfswitch_table_evicted_rows_total"),
+)
+_SORT_KEYS = {
+    "n": "table",
+    "r": "rows",
+    "m": "bytes",
+    "l": "pulled/s",
+    "p": "pushed/s",
+}
+
+
+def stats(words: Sequence[str]) -> int:
+    """Prints rates and durations of a few seconds."""
+    parser = _parser("stats", "Prints what servers did in the last seconds.")
+    _requests.add_json(parser)
+    return _requests.run(parser, _stats, words)
+
+
+def top(words: Sequence[str]) -> int:
+    """Shows rates and durations until `q` or Ctrl-C."""
+    parser = _parser(
+        "top",
+        "Shows what servers do, again and again. Keys: n, r, m, l, p sort "
+        "tables by name, rows, memory, pulled and pushed keys; q ends it.",
+    )
+    return _requests.run(parser, _top, words)
+
+
+def _parser(command: str, about: str) -> Parser:
+    parser = Parser(command, about)
+    parser.add_argument(
+        "--seconds",
+        type=at_least(0.1),
+        default=2.0,
+        metavar="SECONDS",
+        help="the time between two looks. Default: %(default)s.",
+    )
+    _requests.add_cluster(parser, 5.0)
+    return parser
+
+
+def _stats(options: Namespace) -> int:
+    with _requests.connected(options) as cluster:
+        begin, before = time.monotonic(), _read(cluster)
+        with _requests.waiting(f"looking for {options.seconds:g} s"):
+            time.sleep(options.seconds)
+        secs, now = time.monotonic() - begin, _read(cluster)
+    report = _report(before, now, secs)
+    if options.json:
+        _requests.print_json(report)
+        return 0
+    for name in ("servers", "calls", "tables"):
+        _requests.print_lines([_texts(line) for line in report[name]])
+        print()
+    return 0
+
+
+def _top(options: Namespace) -> int:
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise app.UsageError("top needs a terminal; use `tfswitch stats`")
+    from rich.live import Live
+
+    sort = "pulled/s"
+    former = termios.tcgetattr(sys.stdin)
+    try:
+        tty.setcbreak(sys.stdin)
+        with _requests.connected(options) as cluster, Live(screen=True) as live:
+            begin, before = time.monotonic(), _read(cluster)
+            while True:
+                ready, _, _ = select.select(
+                    [sys.stdin], [], [], options.seconds
+                )
+                key = sys.stdin.read(1) if ready else ""
+                if key == "q":
+                    return 0
+                sort = _SORT_KEYS.get(key, sort)
+                secs, now = time.monotonic() - begin, _read(cluster)
+                if secs >= options.seconds:
+                    begin, old, before = time.monotonic(), before, now
+                    report = _report(old, now, secs)
+                else:
+                    report = _report(before, now, secs)
+                report["tables"].sort(
+                    key=lambda table: table[sort], reverse=sort != "table"
+                )
+                live.update(_screen(report, sort), refresh=True)
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, former)
+
+
+def _screen(report: Mapping[str, Any], sort: str) -> Any:
+    from rich.console import Group
+    from rich.table import Table
+
+    views = []
+    for name in ("servers", "tables", "calls"):
+        view = Table(title=f"{name}, by {sort}" if name == "tables" else name)
+        for column in report[name][0] if report[name] else ():
+            view.add_column(column)
+        for line in report[name]:
+            view.add_row(*_texts(line).values())
+        views.append(view)
+    return Group(*views)
+
+
+def _read(cluster: Cluster) -> _Values:
+    samples = _metric_samples.samples_of(
+        _metric_samples.texts_of(cluster._native)
+    )
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for sample in samples
+    }
+
+
+def _sums(values: _Values, name: str, label: str) -> collections.Counter[str]:
+    """Adds up a series by one of its labels."""
+    sums: collections.Counter[str] = collections.Counter()
+    for (series, labels), value in values.items():
+        if series == name:
+            sums[dict(labels)[label]] += value  # type: ignore[assignment]
+    return sums
+
+
+def _report(before: _Values, now: _Values, secs: float) -> dict[str, Any]:
+    """Returns the lines of servers, calls and tables."""
+
+    def rates(name: str, label: str) -> Mapping[str, float]:
+        old = _sums(before, name, label)
+        # A server that was started again counts from 0.
+        return collections.defaultdict(
+            float,
+            {
+                key: max(0.0, value - old[key]) / secs
+                for key, value in _sums(now, name, label).items()
+            },
+        )
+
+    cpu = rates("process_cpu_seconds_total", "shard")
+    memory = _sums(now, "process_resident_memory_bytes", "shard")
+    uptime = _sums(now, "tfswitch_uptime_seconds", "shard")
+    calls = rates("tfswitch_calls_total", "shard")
+    servers = [
+        {
+            "server": int(shard),
+            "uptime_secs": round(uptime[shard]),
+            "bytes": int(memory[shard]),
+            "cpu": round(cpu[shard], 2),
+            "calls/s": round(calls[shard], 1),
+        }
+        for shard in sorted(uptime, key=int)
+    ]
+    by_table = {name: rates(series, "table") for name, series in _RATES}
+    num_bytes = _sums(now, "tfswitch_table_bytes", "table")
+    rows = _sums(now, "tfswitch_table_rows", "table")
+    tables = [
+        {
+            "table": table,
+            "rows": int(rows[table]),
+            "bytes": int(num_bytes[table]),
+            **{name: round(of[table], 1) for name, of in by_table.items()},
+        }
+        for table in sorted(rows)
+    ]
+    return {
+        "seconds": round(secs, 3),
+        "servers": servers,
+        "calls": _calls(before, now, secs),
+        "tables": tables,
+    }
+
+
+def _calls(
+    before: _Values, now: _Values, secs: float
+) -> list[dict[str, object]]:
+    """Returns rates and percentiles of the calls that were made."""
+    histograms: dict[str, collections.Counter[float]] = {}
+    for (series, labels), value in now.items():
+        if series == "tfswitch_call_duration_seconds_bucket":
+            of = dict(labels)
+            buckets = histograms.setdefault(of["call"], collections.Counter())
+            old = before.get((series, labels), 0.0)
+            buckets[float(of["le"])] += max(0, round(value - old))
+    return [
+        {
+            "call": call,
+            "calls/s": round(buckets[float("inf")] / secs, 1),
+            "p50_ms": _percentile(buckets, 0.5),
+            "p99_ms": _percentile(buckets, 0.99),
+        }
+        for call, buckets in sorted(histograms.items())
+        if buckets[float("inf")] > 0
+    ]
+
+
+def _percentile(buckets: Mapping[float, int], share: float) -> float:
+    """Returns the bound of the bucket with the percentile, in ms."""
+    bounds = sorted(buckets)
+    wanted = share * buckets[bounds[-1]]
+    bound = next(b for b in bounds if buckets[b] >= wanted)
+    return 1000 * (bound if bound < float("inf") else bounds[-2])
+
+
+def _texts(line: Mapping[str, object]) -> dict[str, str]:
+    return {
+        name: format_bytes(value)
+        if name == "bytes" and isinstance(value, int)
+        else f"{value:,}"
+        if isinstance(value, int | float)
+        else str(value)
+        for name, value in line.items()
+    }
