@@ -77,10 +77,9 @@ std::string JsonString(absl::string_view value, size_t room) {
   std::string text(value.substr(0, PIPE_BUF));
   for (;;) {
     const bool is_cut = text.size() < value.size();
-    std::string json =
-        nlohmann::json(is_cut ? absl::StrCat(text, "...") : text)
-            .dump(-1, ' ', /*ensure_ascii=*/true,
-                  nlohmann::json::error_handler_t::replace);
+    std::string json = nlohmann::json(is_cut ? absl::StrCat(text, "...") : text)
+                           .dump(-1, ' ', /*ensure_ascii=*/true,
+                                 nlohmann::json::error_handler_t::replace);
     if (json.size() <= room) return json;
     // A byte has at most six bytes of JSON.
     const size_t excess = (json.size() - room + 5) / 6;

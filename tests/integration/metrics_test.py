@@ -39,7 +39,7 @@ def test_counters_of_a_server_equal_what_was_done(tmp_path: Path) -> None:
             statistics=tsw.statistics.Usage(),
             eviction=tsw.eviction.MaxRows(4),
         )
-        table.lookup(np.arange(7000) % 10, training=True)
+        table.lookup_or_create(np.arange(7000) % 10)
         table.lookup(np.arange(12))
         table.push([1, 2, 2], np.ones((3, 2), np.float32))
         with pytest.raises(KeyError):
@@ -88,7 +88,8 @@ def test_counters_of_a_server_equal_what_was_done(tmp_path: Path) -> None:
 
 def test_serve_answers_prometheus_for_tables_in_the_process() -> None:
     cluster = tsw.connect("local://metrics_test")
-    make_table("user").lookup([1, 2, 3], training=True)
+    table = make_table("user")
+    table.lookup_or_create([1, 2, 3])
     server = tsw.metrics.serve(0)
     address = f"http://127.0.0.1:{server.port}/metrics"
     with urllib.request.urlopen(address) as answer:
@@ -101,6 +102,7 @@ def test_serve_answers_prometheus_for_tables_in_the_process() -> None:
     with pytest.raises(ValueError, match="port=70000"):
         tsw.metrics.serve(70000)
     server.close()
+    del table
     with pytest.raises(OSError):
         urllib.request.urlopen(address)
     cluster.close()

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 import tfswitch as tsw
+from tests.integration.predictor_test import COMMAND as SERVING
 from tests.python.worker_threads import wait_for_stderr
-from tests.support import PACKAGE, ServerProcess
+from tests.support import PACKAGE, SERVER, ServerProcess
 from tests.tokens import TokenFile, id_of
 
 ROOT = PACKAGE.parent
@@ -206,16 +207,27 @@ def test_each_line_of_a_json_log_is_an_object(tmp_path: Path, capfd):
 
 
 @pytest.mark.parametrize(
-    ("program", "good", "bad", "text"),
+    ("program", "command", "bad", "text"),
     [
-        ("tfswitch-server", "--shard_index=0", "--grace_period=-1s", "got -1s"),
-        ("tfswitch-serving", "--model_dir=m", "--max_requests=0", "positive"),
+        (
+            "tfswitch-server",
+            [SERVER, "--shard_index=0"],
+            "--grace_period=-1s",
+            "got -1s",
+        ),
+        (
+            "tfswitch-serving",
+            [*SERVING, "--model_dir=m"],
+            "--max_requests=0",
+            "positive",
+        ),
     ],
 )
-def test_a_wrong_flag_is_an_event_of_a_json_log(program, good, bad, text):
+def test_a_wrong_flag_is_an_event_of_a_json_log(program, command, bad, text):
     def refusal(*flags: str) -> str:
-        command = [PACKAGE / "bin" / program, good, *flags]
-        ended = subprocess.run(command, capture_output=True, text=True)
+        ended = subprocess.run(
+            [*command, *flags], capture_output=True, text=True
+        )
         assert ended.returncode == 2
         return ended.stderr.splitlines()[-1]
 

@@ -47,7 +47,7 @@ def samples_of(texts: Iterable[str]) -> list[Sample]:
     from prometheus_client import parser
 
     return [
-        Sample(sample.name, sample.labels, sample.value)
+        Sample(sample.name, sample.labels, float(sample.value))
         for text in texts
         for family in parser.text_string_to_metric_families(text)
         for sample in family.samples

@@ -27,8 +27,7 @@ TEST(KeyHeatTest, FindsTheHotKeyAndItsShareAmongManyKeys) {
     heat.Note(keys);
   }
   const KeyHeat::Report report = heat.Read(0, kVirtual);
-  const double expected =
-      static_cast<double>(num_keys) / KeyHeat::kSampleEvery;
+  const double expected = static_cast<double>(num_keys) / KeyHeat::kSampleEvery;
   EXPECT_NEAR(report.sampled_keys, expected, 0.1 * expected);
   ASSERT_EQ(report.hot_keys.size(), KeyHeat::kHotKeys);
   EXPECT_EQ(report.hot_keys[0].key, kHot);
