@@ -3,7 +3,6 @@
 import json
 import os
 import pty
-import shutil
 import signal
 import subprocess
 import sys
@@ -372,7 +371,6 @@ def test_ctrl_c_removes_the_table_of_bench(cluster):
     assert cluster.tables() == []
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [

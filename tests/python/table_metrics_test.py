@@ -210,9 +210,8 @@ def test_a_worker_has_the_staleness_of_its_group(tmp_path):
 
 def test_tensorboard_reads_the_points_beside_its_own(cluster, tmp_path):
     # TensorFlow 2.21 does not install TensorBoard.
-    events = pytest.importorskip(
-        "tensorboard.backend.event_processing.event_accumulator"
-    )
+    from tensorboard.backend.event_processing import event_accumulator as events
+
     board = keras.callbacks.TensorBoard(tmp_path, update_freq=3)
 
     fit(make_model(), board, TableMetrics(tmp_path, update_freq="batch"))
