@@ -1,6 +1,9 @@
 """`tfswitch stats` and `tfswitch top` print rates and durations of servers."""
 
 import collections
+import contextlib
+import math
+import os
 import select
 import sys
 import termios
@@ -27,6 +30,9 @@ _RATES = (
     ("created/s", "tfswitch_table_created_rows_total"),
     ("evicted/s", "tfswitch_table_evicted_rows_total"),
 )
+# The upper bound of the last bucket but one, in seconds
+# (cc/base/latency_histogram.h).
+_LAST_BOUND = 60
 _SORT_KEYS = {
     "n": "table",
     "r": "rows",
@@ -87,32 +93,33 @@ def _top(options: Namespace) -> int:
         raise app.UsageError("top needs a terminal; use `tfswitch stats`")
     from rich.live import Live
 
+    terminal = sys.stdin.fileno()
+    former = termios.tcgetattr(terminal)
     sort = "pulled/s"
-    former = termios.tcgetattr(sys.stdin)
     try:
-        tty.setcbreak(sys.stdin)
+        tty.setcbreak(terminal)
         with _requests.connected(options) as cluster, Live(screen=True) as live:
             begin, before = time.monotonic(), _read(cluster)
+            report = _report(before, before, options.seconds)
             while True:
-                ready, _, _ = select.select(
-                    [sys.stdin], [], [], options.seconds
-                )
-                key = sys.stdin.read(1) if ready else ""
-                if key == "q":
-                    return 0
-                sort = _SORT_KEYS.get(key, sort)
-                secs, now = time.monotonic() - begin, _read(cluster)
-                if secs >= options.seconds:
-                    begin, old, before = time.monotonic(), before, now
-                    report = _report(old, now, secs)
-                else:
+                left = begin + options.seconds - time.monotonic()
+                if left <= 0:
+                    secs, now = time.monotonic() - begin, _read(cluster)
                     report = _report(before, now, secs)
+                    begin, before = time.monotonic(), now
+                elif select.select([terminal], [], [], left)[0]:
+                    keys = os.read(terminal, 64).decode(errors="replace")
+                    if not keys or "q" in keys:  # No keys: it was closed.
+                        return 0
+                    for key in keys:
+                        sort = _SORT_KEYS.get(key, sort)
                 report["tables"].sort(
                     key=lambda table: table[sort], reverse=sort != "table"
                 )
                 live.update(_screen(report, sort), refresh=True)
     finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, former)
+        with contextlib.suppress(termios.error):  # It was closed.
+            termios.tcsetattr(terminal, termios.TCSADRAIN, former)
 
 
 def _screen(report: Mapping[str, Any], sort: str) -> Any:
@@ -151,21 +158,28 @@ def _sums(values: _Values, name: str, label: str) -> collections.Counter[str]:
 
 def _report(before: _Values, now: _Values, secs: float) -> dict[str, Any]:
     """Returns the lines of servers, calls and tables."""
+    uptime = _sums(now, "tfswitch_uptime_seconds", "shard")
+    old_uptime = _sums(before, "tfswitch_uptime_seconds", "shard")
+    # A server that was started again has counted from 0 since then.
+    restarted = {s for s in uptime if uptime[s] < old_uptime[s]}
+    before = {
+        (series, labels): value
+        for (series, labels), value in before.items()
+        if dict(labels)["shard"] not in restarted
+    }
 
     def rates(name: str, label: str) -> Mapping[str, float]:
         old = _sums(before, name, label)
-        # A server that was started again counts from 0.
         return collections.defaultdict(
             float,
             {
-                key: max(0.0, value - old[key]) / secs
+                key: (value - old[key]) / secs
                 for key, value in _sums(now, name, label).items()
             },
         )
 
     cpu = rates("process_cpu_seconds_total", "shard")
     memory = _sums(now, "process_resident_memory_bytes", "shard")
-    uptime = _sums(now, "tfswitch_uptime_seconds", "shard")
     calls = rates("tfswitch_calls_total", "shard")
     servers = [
         {
@@ -207,7 +221,7 @@ def _calls(
             of = dict(labels)
             buckets = histograms.setdefault(of["call"], collections.Counter())
             old = before.get((series, labels), 0.0)
-            buckets[float(of["le"])] += max(0, round(value - old))
+            buckets[float(of["le"])] += round(value - old)
     return [
         {
             "call": call,
@@ -220,17 +234,21 @@ def _calls(
     ]
 
 
-def _percentile(buckets: Mapping[float, int], share: float) -> float:
-    """Returns the bound of the bucket with the percentile, in ms."""
-    bounds = sorted(buckets)
-    wanted = share * buckets[bounds[-1]]
-    bound = next(b for b in bounds if buckets[b] >= wanted)
-    return 1000 * (bound if bound < float("inf") else bounds[-2])
+def _percentile(buckets: Mapping[float, int], share: float) -> float | None:
+    """Returns the bound of the bucket with the percentile, in ms.
+
+    None stands for the last bucket, which has no bound.
+    """
+    wanted = share * max(buckets.values())
+    bound = min(b for b in buckets if buckets[b] >= wanted)
+    return 1000 * bound if math.isfinite(bound) else None
 
 
 def _texts(line: Mapping[str, object]) -> dict[str, str]:
     return {
-        name: format_bytes(value)
+        name: f"> {1000 * _LAST_BOUND:,.0f}"
+        if value is None
+        else format_bytes(value)
         if name == "bytes" and isinstance(value, int)
         else f"{value:,}"
         if isinstance(value, int | float)
