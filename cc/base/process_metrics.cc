@@ -81,10 +81,14 @@ void AddProcessMetrics(absl::string_view version, absl::Time started,
     }
   }
   std::error_code error;
-  const auto fds = std::filesystem::directory_iterator("/proc/self/fd", error);
+  std::filesystem::directory_iterator fds("/proc/self/fd", error);
+  double num_fds = 0;
+  for (; !error && fds != std::filesystem::directory_iterator();
+       fds.increment(error)) {
+    ++num_fds;
+  }
   if (!error) {
-    list->Gauge("process_open_fds", "Open file descriptors.",
-                static_cast<double>(std::distance(begin(fds), end(fds))));
+    list->Gauge("process_open_fds", "Open file descriptors.", num_fds);
   }
   rlimit limit = {};
   if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {

@@ -1,4 +1,5 @@
-// The metrics of a process that Prometheus's clients of all languages have.
+// Metrics of each program: its version, its age, and those that Prometheus's
+// clients of all languages have.
 
 #ifndef TFSWITCH_CC_BASE_PROCESS_METRICS_H_
 #define TFSWITCH_CC_BASE_PROCESS_METRICS_H_

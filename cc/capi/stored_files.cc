@@ -20,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "absl/types/span.h"
+#include "cc/base/checked_math.h"
 #include "cc/base/files.h"
 #include "cc/base/interrupt.h"
 #include "cc/base/status_macros.h"
@@ -87,7 +88,8 @@ absl::StatusOr<StoredPlace> Find(const std::string& given) {
     return StoredPlace{FilesKind::kCheckpoint, parent, number};
   }
   if (name == checkpoint::kManifestName) return Find(parent);
-  if (fs::is_directory(path)) {
+  std::error_code error;
+  if (fs::is_directory(path, error)) {
     if (Exists(path / "identity.json"))
       return StoredPlace{FilesKind::kData, path};
     if (Exists(path / "saved_model.pb"))
@@ -178,16 +180,21 @@ void DescribeSave(const std::string& path,
 
 // Adds the saves, or only the save `number`. Returns the newest one that can be
 // read.
-v1::CheckpointManifest DescribeSaves(const std::string& path, int64_t number,
-                                     bool verify,
-                                     v1::InspectFilesResponse* response) {
+absl::StatusOr<v1::CheckpointManifest> DescribeSaves(
+    const std::string& path, int64_t number, bool verify,
+    v1::InspectFilesResponse* response) {
   v1::CheckpointManifest newest;
   Verifier verifier;
   std::vector<v1::StoredPart> parts;
   for (int i = 0;; ++i) {
+    TFSWITCH_RETURN_IF_ERROR(CheckInterrupt());
     const auto manifest =
         checkpoint::ReadManifest(path, number, number == 0 ? i : 0);
     if (absl::IsNotFound(manifest.status())) break;
+    if (!manifest.ok() && !absl::IsDataLoss(manifest.status()) &&
+        !absl::IsFailedPrecondition(manifest.status())) {
+      return manifest.status();  // No file can be read.
+    }
     v1::StoredPart part;
     if (manifest.ok()) {
       DescribeSave(path, *manifest, verify ? &verifier : nullptr, &part);
@@ -293,7 +300,9 @@ absl::Status InspectFiles(const v1::InspectFilesRequest& request,
   switch (place.kind) {
     case FilesKind::kCheckpoint:
       response->set_kind("checkpoint");
-      DescribeSaves(place.folder, place.number, request.verify(), response);
+      TFSWITCH_RETURN_IF_ERROR(
+          DescribeSaves(place.folder, place.number, request.verify(), response)
+              .status());
       break;
     case FilesKind::kData: {
       response->set_kind("data folder");
@@ -304,8 +313,9 @@ absl::Status InspectFiles(const v1::InspectFilesRequest& request,
           folder->identity().num_shards, ", ", folder->num_writes()->load(),
           " writes",
           folder->is_counter_lost() ? "; its file `writes` is damaged" : ""));
-      const v1::CheckpointManifest newest = DescribeSaves(
-          DataFolder::StateOf(place.folder), 0, request.verify(), response);
+      TFSWITCH_ASSIGN_OR_RETURN(const v1::CheckpointManifest newest,
+                                DescribeSaves(DataFolder::StateOf(place.folder),
+                                              0, request.verify(), response));
       const std::string log = DataFolder::LogOf(place.folder);
       if (!Exists(log)) break;
       TFSWITCH_RETURN_IF_ERROR(DescribeLog(
@@ -416,17 +426,35 @@ absl::Status OpenExports(const StoredPlace& place,
   TFSWITCH_ASSIGN_OR_RETURN(const auto newest,
                             ReadExport(place.folder, names.back()));
   TFSWITCH_ASSIGN_OR_RETURN(const auto chain, ReadChain(place.folder, newest));
-  for (const v1::ExportContent& each : chain) {
-    for (const auto& [name, exported] : each.tables()) {
-      TableFiles& files = (*tables)[name];
-      files.config.name = name;
-      files.config.dim = exported.dim();
-      files.bytes += exported.num_rows() * exported.dim() * kFloatBytes;
+  for (const auto& [name, table] : newest.tables()) {
+    TableFiles& files = (*tables)[name];
+    files.config.name = name;
+    files.config.dim = table.dim();
+    for (const v1::ExportContent& each : chain) {
+      const auto found = each.tables().find(name);
+      if (found == each.tables().end()) {
+        return absl::FailedPreconditionError(absl::StrCat(
+            "table '", name, "' is not in ", NameOf(each).ToString(), " of '",
+            place.folder, "', on which the newest export builds"));
+      }
       TFSWITCH_ASSIGN_OR_RETURN(
           const auto file,
-          RowFile::Open(RowFilePath(place.folder, NameOf(each), exported),
-                        InfoOf(exported)));
+          RowFile::Open(RowFilePath(place.folder, NameOf(each), found->second),
+                        InfoOf(found->second)));
+      if (file->kind().dim != table.dim()) {
+        return absl::DataLossError(absl::StrCat(
+            "table '", name, "' has dim ", table.dim(), " in ",
+            NameOf(newest).ToString(), " of '", place.folder, "', and dim ",
+            file->kind().dim, " in ", NameOf(each).ToString()));
+      }
       TFSWITCH_RETURN_IF_ERROR(file->Verify(IsInterrupted));
+      int64_t bytes = 0;
+      if (!CheckedMultiply<int64_t>(found->second.num_rows(),
+                                    table.dim() * kFloatBytes, &bytes) ||
+          !CheckedAdd(files.bytes, bytes, &files.bytes)) {
+        return absl::DataLossError(absl::StrCat(
+            "table '", name, "' has too many rows in '", place.folder, "'"));
+      }
       files.exported.push_back(file);
     }
   }
@@ -497,14 +525,21 @@ absl::Status Compare(const EmbeddingTable& before, const EmbeddingTable& after,
   return absl::OkStatus();
 }
 
-absl::Status DiffTable(const TableFiles& before, const TableFiles& after,
+absl::Status DiffTable(TableFiles before, TableFiles after,
                        v1::TableDiff* diff) {
   if (before.config.dim != after.config.dim) {
     diff->set_note(absl::StrCat("dim ", before.config.dim, " and dim ",
                                 after.config.dim, ": not compared"));
     return absl::OkStatus();
   }
-  const uint32_t num_virtual = before.config.num_virtual_shards;
+  // Exports do not have the number of virtual shards.
+  if (before.path.empty()) {
+    before.config.num_virtual_shards = after.config.num_virtual_shards;
+  } else if (after.path.empty()) {
+    after.config.num_virtual_shards = before.config.num_virtual_shards;
+  }
+  const uint32_t num_virtual =
+      std::max<uint32_t>(before.config.num_virtual_shards, 1);
   // Parts have the same keys only if keys have the same virtual shards.
   const auto num_parts =
       num_virtual != after.config.num_virtual_shards

@@ -25,6 +25,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <exception>
+#include <mutex>
 #include <system_error>
 #include <thread>
 #include <unordered_map>
@@ -80,6 +82,17 @@ int HttpStatus(const absl::Status& status) {
       return 429;
     default:
       return 500;
+  }
+}
+
+HttpAnswer Refusal(int status, absl::string_view text);
+
+// An exception must not pass libevent, which is C.
+HttpAnswer AnswerOf(const HttpPage& page) {
+  try {
+    return page.answer();
+  } catch (const std::exception& error) {
+    return Refusal(500, absl::StrCat("the page failed: ", error.what()));
   }
 }
 
@@ -203,7 +216,8 @@ absl::Status RunningServer::Listen(Address address) {
   const auto no_memory = [] {
     return absl::ResourceExhaustedError("libevent cannot make a server");
   };
-  event_set_log_callback(&LogLineOfLibevent);
+  static std::once_flag logs;
+  std::call_once(logs, [] { event_set_log_callback(&LogLineOfLibevent); });
   TFSWITCH_ASSIGN_OR_RETURN(const std::vector<int> sockets,
                             OpenSockets(&address));
   address_ = address.ToString();
@@ -307,8 +321,10 @@ bufferevent* RunningServer::MakeBuffers() {
 
 void RunningServer::Adopt() {
   for (bufferevent* each : std::exchange(new_, {})) {
-    if (const int fd = bufferevent_getfd(each); fd >= 0) {
-      connections_[fd] = {each, IdOf(fd), SteadyNow() + options_.request_time};
+    const int fd = bufferevent_getfd(each);
+    const SocketId id = IdOf(fd);
+    if (id != SocketId()) {
+      connections_[fd] = {each, id, SteadyNow() + options_.request_time};
     }
     bufferevent_decref(each);
   }
@@ -415,14 +431,14 @@ HttpAnswer RunningServer::AnswerTo(evhttp_request* request) {
                                           text->append(at.first);
                                         })));
   }
-  if (page->second.is_public) return page->second.answer();
+  if (page->second.is_public) return AnswerOf(page->second);
   const char* header = HeaderOf(request, "Authorization");
   const absl::string_view authorization = header != nullptr ? header : "";
   const MethodRule rule = {page->first.c_str(), v1::ROLE_READ,
                            /*needs_all_tables=*/true};
   Caller caller;
   const absl::Status status = access_->Admit(authorization, rule, &caller);
-  if (status.ok()) return page->second.answer();
+  if (status.ok()) return AnswerOf(page->second);
   access_->NoteEnd(OriginOf(request, authorization), caller, rule,
                    /*tables=*/{}, /*path=*/"", status);
   return Refusal(HttpStatus(status), status.message());

@@ -200,12 +200,14 @@ grpc::internal::MethodHandler* GatedHandler(AccessControl* access, Slots* slots,
       // Here the list of tables in a token's record is a list of models.
       status = caller.CheckTable(models[0]);
     }
+    if (status.ok()) {
+      Response response;
+      status = caller.WithoutNames(
+          FromGrpcStatus(run(context, &caller, request, &response)));
+      if (status.ok()) stream->Write(response, grpc::WriteOptions());
+    }
     access->NoteEnd(*context, caller, rule, models, /*path=*/"", status);
-    if (!status.ok()) return ToGrpcStatus(status);
-    Response response;
-    grpc::Status answered = run(context, &caller, request, &response);
-    if (answered.ok()) stream->Write(response, grpc::WriteOptions());
-    return ToGrpcStatus(caller.WithoutNames(FromGrpcStatus(answered)));
+    return ToGrpcStatus(status);
   };
   return new grpc::internal::StreamedUnaryHandler<grpc::ByteBuffer, Response>(
       handle);

@@ -254,7 +254,8 @@ void StateKeeper::AddMetrics(MetricList* list) const {
   const uint64_t to = recovers_to_;
   const uint64_t now = *folder_.num_writes();
   list->Gauge("tfswitch_recovery_remaining_writes",
-              "Writes that a recovery in progress still has to repeat.",
+              "Writes of the log that a recovery in progress still has to "
+              "repeat.",
               as_double(to > now ? to - now : 0));
   std::error_code error;
   const auto space = std::filesystem::space(folder_.path(), error);

@@ -179,8 +179,8 @@ class AccessControl {
   absl::Status Admit(absl::string_view authorization, const MethodRule& rule,
                      Caller* caller);
 
-  // Counts the call, and logs it if needed. Call it at the end of each call,
-  // with the results of TablesIn() and PathIn().
+  // Counts a call of gRPC, and logs it if needed. Call it at the end of each
+  // call, with the results of TablesIn() and PathIn().
   void NoteEnd(const grpc::ServerContext& context, const Caller& caller,
                const MethodRule& rule, const std::vector<std::string>& tables,
                const std::string& path, const absl::Status& status);

@@ -25,8 +25,9 @@
 namespace tfswitch {
 namespace {
 
-// Bounds the memory of an answer, which has whole rows.
+// Bound the memory of an answer, which has whole rows.
 constexpr int kMaxReadRows = 4096;
+constexpr int64_t kMaxReadFloats = int64_t{4} << 20;
 
 template <typename Request>
 PushId IdOf(const ShardCall& call, const Request& request) {
@@ -234,6 +235,13 @@ absl::Status Run(const ShardCall& call, const v1::ReadRowsRequest& request,
   }
   TFSWITCH_ASSIGN_OR_RETURN(const auto table,
                             call.shard.FindTable(TableOf(request)));
+  const int64_t row_floats = table->dim() + table->slot_floats();
+  if (request.keys().size() * row_floats > kMaxReadFloats) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "ReadRows: a row of table '", table->config().name, "' has ",
+        row_floats, " floats; ask for at most ", kMaxReadFloats / row_floats,
+        " keys at a time, got ", request.keys().size()));
+  }
   return table->ReadRows(
       absl::MakeConstSpan(request.keys().data(), request.keys().size()),
       [response](const RowChunk& rows) {

@@ -52,20 +52,8 @@ constexpr TableMetric kCounters[] = {
      &TableStats::num_steps},
 };
 
-void Add(TableStats* sum, const TableStats& stats) {
-  for (const TableMetric& metric : kGauges) {
-    sum->*metric.value += stats.*metric.value;
-  }
-  for (const TableMetric& metric : kCounters) {
-    sum->*metric.value += stats.*metric.value;
-  }
-  for (const EvictionRule& rule : kEvictionRules) {
-    sum->*rule.total += stats.*rule.total;
-  }
-}
-
-void AddTable(const std::string& name, const TableStats& stats,
-              MetricList* list) {
+void AddGauges(const std::string& name, const TableStats& stats,
+               MetricList* list) {
   const Labels table = {{"table", name}};
   for (const TableMetric& metric : kGauges) {
     Labels labels = table;
@@ -73,6 +61,11 @@ void AddTable(const std::string& name, const TableStats& stats,
     list->Gauge(metric.name, metric.help,
                 static_cast<double>(stats.*metric.value), labels);
   }
+}
+
+void AddCounters(const std::string& name, const TableStats& stats,
+                 MetricList* list) {
+  const Labels table = {{"table", name}};
   for (const TableMetric& metric : kCounters) {
     list->Counter(metric.name, metric.help,
                   static_cast<double>(stats.*metric.value), table);
@@ -92,7 +85,7 @@ void AddHeat(const ShardOptions& options, const EmbeddingTable& table,
       FirstVirtualShardOf(options.shard_index, num_virtual, options.num_shards),
       FirstVirtualShardOf(options.shard_index + 1, num_virtual,
                           options.num_shards));
-  if (heat.sampled_keys <= 0) return;
+  if (heat.hot_keys.empty()) return;
   list->Gauge("tfswitch_table_hottest_over_mean",
               "Pulled keys of the hottest virtual shard over the mean of this "
               "server's, over the last minutes.",
@@ -117,13 +110,18 @@ void AddTables(const ShardCore& core, MetricList* list) {
   for (size_t i = 0; i < tables.size(); ++i) {
     const auto& [stats, table] = tables[i];
     if (i >= kLabelledTables) {
-      Add(&others, stats);
+      // No counters: a table may move into the others and back, and a counter
+      // never falls.
+      for (const TableMetric& metric : kGauges) {
+        others.*metric.value += stats.*metric.value;
+      }
       continue;
     }
-    AddTable(table->config().name, stats, list);
+    AddGauges(table->config().name, stats, list);
+    AddCounters(table->config().name, stats, list);
     AddHeat(core.options, *table, list);
   }
-  if (tables.size() > kLabelledTables) AddTable(kOtherTables, others, list);
+  if (tables.size() > kLabelledTables) AddGauges(kOtherTables, others, list);
 }
 
 void AddGroups(const ShardCore& core, MetricList* list) {

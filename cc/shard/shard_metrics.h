@@ -9,7 +9,8 @@
 namespace tfswitch {
 
 // At most this many tables, those with the most rows, have a label of their
-// own. The others are added up under the label kOtherTables.
+// own. The rows and bytes of the others are added up under the label
+// kOtherTables.
 inline constexpr size_t kLabelledTables = 200;
 inline constexpr char kOtherTables[] = "(others)";
 

@@ -25,10 +25,19 @@ void KeyHeat::Note(absl::Span<const Key> keys) {
     skip -= keys.size();
     return;
   }
-  const absl::Time now = SteadyNow();
   MutexLock lock(&mutex_);
-  if (shards_.empty()) {
-    shards_.resize(num_virtual_shards_);
+  Decay();
+  size_t i = skip;
+  for (; i < keys.size(); i += DrawDistance()) Count(keys[i]);
+  skip = i - keys.size();
+}
+
+void KeyHeat::Decay() {
+  const absl::Time now = SteadyNow();
+  if (total_ <= 0) {
+    shards_.assign(num_virtual_shards_, 0);
+    entries_.clear();
+    total_ = 0;
     next_halving_ = now + kHalfLife;
   }
   for (; now >= next_halving_ && total_ > 0; next_halving_ += kHalfLife) {
@@ -37,10 +46,6 @@ void KeyHeat::Note(absl::Span<const Key> keys) {
     total_ /= 2;
     if (total_ < 1) total_ = 0;
   }
-  next_halving_ = std::max(next_halving_, now);
-  size_t i = skip;
-  for (; i < keys.size(); i += DrawDistance()) Count(keys[i]);
-  skip = i - keys.size();
 }
 
 void KeyHeat::Count(Key key) {
@@ -61,9 +66,10 @@ void KeyHeat::Count(Key key) {
   }
 }
 
-KeyHeat::Report KeyHeat::Read(uint32_t first, uint32_t end) const {
+KeyHeat::Report KeyHeat::Read(uint32_t first, uint32_t end) {
   Report report;
   MutexLock lock(&mutex_);
+  if (total_ > 0) Decay();
   report.sampled_keys = total_;
   if (total_ <= 0 || first >= end) return report;
   double sum = 0;

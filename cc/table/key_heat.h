@@ -47,17 +47,19 @@ class KeyHeat {
     double max_over_mean = 0;
     std::vector<HotKey> hot_keys;  // The hottest first.
   };
-  Report Read(uint32_t first, uint32_t end) const ABSL_LOCKS_EXCLUDED(mutex_);
+  Report Read(uint32_t first, uint32_t end) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   struct Entry {
     Key key;
     double count;
   };
+  // Halves the counts for the time since the last call.
+  void Decay() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Count(Key key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const uint32_t num_virtual_shards_;
-  mutable Mutex mutex_;
+  Mutex mutex_;
   std::vector<float> shards_ ABSL_GUARDED_BY(mutex_);  // Empty before a sample.
   std::vector<Entry> entries_ ABSL_GUARDED_BY(mutex_);  // At most kHotKeys.
   double total_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -207,7 +207,7 @@ class RunningServer final : public GrpcServer {
 void RunningServer::AddMetrics(MetricList* list) const {
   access_->calls().AddTo(list);
   Edge& edge = Edge::Get();
-  list->Gauge("tfswitch_connections", "Open connections.",
+  list->Gauge("tfswitch_connections", "Open gRPC connections of the process.",
               static_cast<double>(edge.num_connections()));
   list->Counter("tfswitch_ended_connections_total",
                 "Connections that were ended because they broke a limit.",
