@@ -9,12 +9,15 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from absl import app
 
 import tfswitch as tsw
 from tests.programs import environment
-from tests.support import RestartableServers, running_servers
+from tests.support import RestartableServers, ServerProcess, running_servers
 from tfswitch._connection._control_calls import call
+from tfswitch._connection._tf_config import TfConfigError
+from tfswitch.cli import info_command
 from tfswitch.cli import main as cli
 
 COMMAND = "import tfswitch_command; tfswitch_command.main()"
@@ -48,7 +51,7 @@ def table(cluster):
 def run(cluster, capsys):
     """Calls a command, and returns its code and what it has printed."""
 
-    def run(name, *words, json_too=False):
+    def run(name, *words):
         capsys.readouterr()
         if name in (
             "get",
@@ -87,6 +90,14 @@ def test_get_prints_rows_with_slots_and_statistics(run, table):
     assert last["id"] == 100
     code, out, _ = run("get", "user", 7)
     assert out.splitlines()[:2] == ["7: row", "  values 1 1"]
+
+
+def test_infinite_floats_are_null_in_json(run, table):
+    table.apply_gradients(tf.IndexedSlices([[1e30, 0.0]], [7]))
+
+    (row,) = run_json(run, "get", "user", 7)[1]["rows"]
+    assert row["slots"] == [None, pytest.approx(0.1)]
+    assert "  slots inf 0.1\n" in run("get", "user", 7)[1]
 
 
 def test_a_server_refuses_to_read_too_many_rows_at_once(cluster, table):
@@ -129,6 +140,8 @@ def test_strings_have_the_ids_of_hash_strings(run, table):
         (("bench",), "ADDRESS must be given"),
         (("convert", "a.csv", "b.npz"), "suffix must be one of"),
         (("convert", "a.npz", "b"), "--dim must be given"),
+        (("stats", "--seconds=inf"), "a finite number from 0.1 on"),
+        (("info", "a:1", "--timeout=nan"), "a finite number from 0.001 on"),
     ],
 )
 def test_wrong_words_are_usage_errors(run, table, words, message, monkeypatch):
@@ -157,6 +170,20 @@ def test_an_error_is_one_line_with_code_1(run, words, message):
     assert error.startswith(message) and error.count("\n") == 1, error
 
 
+def test_errors_name_flags_in_place_of_arguments(run, cluster, tmp_path):
+    tsw.EmbeddingTable("plain", 2, cluster=cluster)
+    dense = tsw.DenseTable("mlp", {"a": (2,)}, cluster=cluster)
+    cluster.save(tmp_path / "ckpt", [dense])
+
+    shrunk = run("shrink", "plain")
+    converted = run("convert", tmp_path / "ckpt", tmp_path / "rows.npz")
+    for name in ("plain", "mlp"):
+        cluster.drop(name)
+    assert shrunk[0] == 1 and "rules; make the table with" in shrunk[2]
+    assert converted[0] == 1 and "table 'mlp' of" in converted[2]
+    assert "name another one by --table" in converted[2]
+
+
 # --- Tables -----------------------------------------------------------------
 
 
@@ -175,6 +202,7 @@ def test_tables_are_saved_shrunk_dropped_and_restored(run, table, tmp_path):
         0,
         {"tables": ["user"], "num_rows": 100, "save": 1},
     )
+    assert run("restore", path)[1].endswith(f" from save 1 of '{path}'\n")
 
 
 @pytest.mark.parametrize(("answer", "code"), [("n", 1), ("yes", 0)])
@@ -200,7 +228,7 @@ def test_drop_asks_on_a_terminal(cluster, table, answer, code):
     os.close(ours)
     os.close(theirs)
     assert "Drop table 'user' with 100 rows? [y/N]" in ended.stderr
-    assert ended.returncode == code
+    assert (ended.returncode, ended.stdout == "") == (code, code == 1)
     assert ("user" in cluster.tables()) == (code == 1)
 
 
@@ -234,7 +262,8 @@ def test_inspect_finds_the_saves_and_their_damage(run, saves):
     assert run("inspect", saves)[0] == 0
     code, out, _ = run("inspect", saves, "--verify")
     assert code == 1
-    assert f"damaged: save 2: '{file}'" in out or file.name in out
+    assert "damaged: save 2: " in out
+    assert file.name in out
 
 
 def test_diff_counts_rows_and_the_norm_of_changes(run, saves, tmp_path):
@@ -286,6 +315,8 @@ def test_convert_goes_from_a_checkpoint_to_files_and_back(run, saves, tmp_path):
 
     (table,) = run_json(run, "diff", saves, second)[1]["tables"]
     assert (table["same"], table["added"], table["removed"]) == (100, 0, 0)
+    words = ("convert", first, second, "--dim=2", "--slots")
+    assert "Read it without --slots" in run(*words)[2]
 
 
 # --- info -------------------------------------------------------------------
@@ -310,6 +341,8 @@ def test_info_shows_a_dead_server_and_the_others(run, monkeypatch):
         for words in ((), (first,), (first, f"--servers={first},{second}")):
             assert len(run_json(run, "info", *words)[1]["servers"]) == 2
         monkeypatch.delenv("TF_CONFIG")
+        _, twice = run_json(run, "info", f"{first},{first}")
+        assert twice["tables"][0]["rows"] == whole["servers"][0]["rows"]
         code, swapped = run_json(run, "info", f"{second},{first}")
         assert (
             code == 1 and "in shard order" in swapped["servers"][0]["problem"]
@@ -340,6 +373,23 @@ def test_info_names_the_server_that_has_lost_a_table(run):
     assert found["tables"][0]["lost"] == f"on {servers.addresses[1]}"
 
 
+def test_any_error_is_the_problem_of_its_server(run, monkeypatch):
+    monkeypatch.setattr(info_command, "_ask", lambda *_: {}["version"])
+
+    code, found = run_json(run, "info", "a:1")
+
+    assert code == 1
+    assert found["servers"][0]["problem"] == "KeyError('version')"
+
+
+def test_tf_config_is_read_only_where_it_is_needed(run, cluster, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", "{")
+
+    assert run("info", cluster.address)[0] == 0
+    with pytest.raises(TfConfigError):
+        run("stats")
+
+
 # --- bench, completion, Ctrl-C ----------------------------------------------
 
 
@@ -351,24 +401,37 @@ def test_bench_measures_and_leaves_no_table(run, cluster, table):
     assert code == 0 and found["healthy"]
     assert found["lookups"]["calls"] == found["pushes"]["calls"] > 0
     assert run(*words, "--max_p99_ms=0.001")[0] == 1
+    assert "Unable to allocate" in run(*words, "--batch=1T")[2]
     assert cluster.tables() == ["user"]
 
 
-def test_ctrl_c_removes_the_table_of_bench(cluster):
-    bench = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, "bench", cluster.address],
-        stderr=subprocess.PIPE,
-        env=environment(),
-        text=True,
-    )
-    while not any(n.startswith("tfswitch_bench_") for n in cluster.tables()):
-        assert bench.poll() is None
+@pytest.mark.parametrize("hangs", [False, True])
+def test_ctrl_c_removes_the_table_of_bench_or_says_how(hangs):
+    with (
+        ServerProcess() as server,
+        tsw.Cluster(f"grpc://{server.address}") as cluster,
+    ):
+        words = ("bench", server.address, *(["--timeout=3"] if hangs else []))
+        bench = subprocess.Popen(
+            [sys.executable, "-c", COMMAND, *words],
+            stderr=subprocess.PIPE,
+            env=environment(),
+            text=True,
+        )
+        while not (names := cluster.tables()):
+            assert bench.poll() is None
+        if hangs:
+            server.signal(signal.SIGSTOP)
 
-    bench.send_signal(signal.SIGINT)
+        bench.send_signal(signal.SIGINT)
 
-    _, error = bench.communicate()
-    assert (bench.returncode, error) == (130, "")
-    assert cluster.tables() == []
+        _, error = bench.communicate()
+        assert bench.returncode == 130
+        if hangs:
+            assert f"`tfswitch drop {names[0]} --yes`" in error
+            assert error.count("\n") == 1
+        else:
+            assert (error, cluster.tables()) == ("", [])
 
 
 @pytest.mark.parametrize(

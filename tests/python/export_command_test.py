@@ -206,7 +206,7 @@ def test_servers_may_come_from_tf_config(monkeypatch):
     ("arguments", "message"),
     [
         (["--path=p"], "--cluster must be given"),
-        (["--path=p", "--cluster=local://"], "--cluster=local://"),
+        (["--path=p", "--cluster=local://"], "Received: 'local://'"),
         (["--path=p", "--cluster=grpc://a"], "missing in 'a'"),
         (["--path=p", "--cluster=grpc://a:1,b:x"], "'x' is no port in 'b:x'"),
         (["--path=p", "--cluster=grpc://a:70000"], "no port in 'a:70000'"),
@@ -230,7 +230,7 @@ def test_servers_may_come_from_tf_config(monkeypatch):
         ),
         (
             ["--path=p", "--cluster=grpc://a:1", "--base_threshold=nan"],
-            "`base_threshold` must be a number",
+            "a finite number from 0 on. Received: 'nan'",
         ),
     ],
 )

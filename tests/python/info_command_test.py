@@ -27,7 +27,7 @@ def test_tables_are_listed_in_readable_units(servers):
 
     assert output[0] == f"2 server(s) at {servers}"
     assert output[1].split()[:4] == ["server", "shard", "version", "up"]
-    assert output[5].split() == ["table", "dim", "rows", "memory", "optimizer"]
+    assert output[5].split() == ["table", "dim", "rows", "bytes", "optimizer"]
     name, dim, rows, _, unit, optimizer = output[6].split()
     assert (name, dim, rows, optimizer) == ("user", "2", "1,234", "adam")
     assert unit in ("KiB", "MiB")
@@ -41,7 +41,7 @@ def test_json_has_what_programs_need(servers):
     assert not any(server["is_insecure"] for server in found["servers"])
     (table,) = found["tables"]
     assert (table["table"], table["rows"]) == ("user", 1234)
-    assert table["memory"] > 1234 * 2 * 4
+    assert table["bytes"] > 1234 * 2 * 4
 
 
 def test_nobody_there_is_one_line_and_an_exit_code():

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import math
 import re
 import threading
 from argparse import ArgumentTypeError
@@ -22,7 +23,7 @@ _UNITS = {
 
 
 class ParserFoundError(Exception):
-    """Carries the parser of a command to `collect`."""
+    """Carries the parser of a command to `tfswitch completion`."""
 
     def __init__(self, parser: "Parser") -> None:
         super().__init__()
@@ -73,14 +74,14 @@ def duration(text: str) -> float:
 
 
 def at_least(least: _Number) -> Callable[[str], _Number]:
-    """Returns the argument type of numbers from `least` on."""
+    """Returns the argument type of finite numbers from `least` on."""
 
     def parse(text: str) -> _Number:
         with contextlib.suppress(ValueError):
             number = type(least)(text)
-            if not number < least:
+            if least <= number < math.inf:
                 return number
-        kind = "an integer" if isinstance(least, int) else "a number"
+        kind = "an integer" if isinstance(least, int) else "a finite number"
         raise ArgumentTypeError(
             f"expected {kind} from {least:g} on. Received: {text!r}"
         )

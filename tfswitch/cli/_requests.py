@@ -1,4 +1,4 @@
-"""The parts that commands share which ask servers or read files.
+"""Parts of the commands that ask servers or read files.
 
 Exit codes: 0 if all is well, 1 if the command failed or found something
 unhealthy, 2 if it was called in a wrong way, 130 after Ctrl-C.
@@ -23,6 +23,14 @@ from tfswitch.cluster import Cluster
 # A call that takes longer shows on a terminal that it runs.
 _QUIET_SECS = 1.0
 
+# Remedies of errors for programs, and what a command has in their place.
+_REMEDIES = {
+    "`timeout_secs` in tfswitch.connect": "--timeout",
+    "pass some with the call, or make": "make",
+    "with slots=True": "with --slots",
+    "with slots=False": "without --slots",
+}
+
 
 def run(
     parser: Parser, act: Callable[[Namespace], int], words: Sequence[str]
@@ -30,25 +38,39 @@ def run(
     """Parses the words and acts; an error is one line. Returns the code."""
     options = parser.parse_args(words)
 
-    def tell(error: object) -> None:
+    def complain(error: object) -> None:
         text = " ".join(str(error).split())
+        for old, new in _REMEDIES.items():
+            text = text.replace(old, new)
         print(f"{parser.prog}: {without_secrets(text)}", file=sys.stderr)
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always", RuntimeWarning)
-            warnings.showwarning = lambda text, *_: tell(f"warning: {text}")
+            warnings.showwarning = lambda text, *_: complain(f"warning: {text}")
             return act(options)
-    except BrokenPipeError:
+    except (BrokenPipeError, _tf_config.TfConfigError):
         raise
     except KeyError as error:
-        tell(error.args[0])  # The text of a KeyError has quotes around it.
+        complain(error.args[0])  # The text of a KeyError has quotes around it.
     except (ValueError, OSError, RuntimeError, ImportError) as error:
-        tell(error)
+        complain(error)
+    except (MemoryError, OverflowError) as error:
+        complain(str(error) or "there is too little memory")
     return 1
 
 
-def add_cluster(parser: Parser, timeout_secs: float = 30.0) -> None:
+def add_address(parser: Parser, about: str) -> None:
+    """Adds the argument of commands without `--cluster`."""
+    parser.add_argument(
+        "address",
+        nargs="?",
+        help=f"{about}: host:port,host:port in shard order. Default: the ps "
+        "of TF_CONFIG.",
+    )
+
+
+def add_cluster(parser: Parser, timeout_secs: float | None = 30.0) -> None:
     """Adds the flags that `connected` reads."""
     parser.add_argument(
         "--cluster",
@@ -57,7 +79,8 @@ def add_cluster(parser: Parser, timeout_secs: float = 30.0) -> None:
         "grpc://, grpcs:// for TLS or grpc+unix://. Default: the ps of "
         "TF_CONFIG.",
     )
-    add_timeout(parser, timeout_secs)
+    if timeout_secs is not None:
+        add_timeout(parser, timeout_secs)
 
 
 def add_timeout(parser: Parser, timeout_secs: float) -> None:
@@ -104,8 +127,19 @@ def config_of(cluster: Cluster, table: str) -> dict[str, Any]:
     return info["config"]
 
 
-def print_json(value: object) -> None:
-    print(json.dumps(value, indent=2))
+def print_json(value: object, indent: int | None = 2) -> None:
+    """Prints JSON, which has no infinite floats and no NaN: they are null."""
+    value = json.loads(json.dumps(value), parse_constant=lambda _: None)
+    print(json.dumps(value, indent=indent))
+
+
+def tell(options: Namespace, report: object, text: object) -> int:
+    """Prints the report with `--json`, and else the text. Returns 0."""
+    if options.json:
+        print_json(report)
+    else:
+        print(text)
+    return 0
 
 
 def print_lines(lines: Sequence[Mapping[str, object]]) -> None:

@@ -3,7 +3,9 @@
 import contextlib
 import json
 import secrets
+import sys
 import time
+import warnings
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -29,12 +31,7 @@ def run(words: Sequence[str]) -> int:
         "Measures lookups and pushes from this machine, on a table of its own "
         "that is removed at the end.",
     )
-    parser.add_argument(
-        "address",
-        nargs="?",
-        help="of all servers: host:port,host:port. Default: the ps of "
-        "TF_CONFIG.",
-    )
+    _requests.add_address(parser, "of all servers")
     parser.add_argument(
         "--seconds",
         type=at_least(0.1),
@@ -108,14 +105,29 @@ def _run(options: Namespace) -> int:
 
 @contextlib.contextmanager
 def _own_table(cluster: Cluster, dim: int) -> Iterator[_native.Table]:
-    """Makes a table, and drops it also after an error or Ctrl-C."""
+    """Makes a table, and drops it also after an error or Ctrl-C.
+
+    If both the block and the drop fail, the error is that of the block.
+    """
     name = f"tfswitch_bench_{secrets.token_hex(6)}"
     config = TableSpec(optimizer="adagrad", seed=1).to_table_config(name, dim)
     try:
         yield cluster._native.open_table(json.dumps(config))
     finally:
-        with contextlib.suppress(KeyError):
+        first = sys.exc_info()[1]
+        try:
             cluster.drop(name)
+        except KeyError:
+            pass
+        except (Exception, KeyboardInterrupt) as error:
+            warnings.warn(
+                f"table '{name}' could not be removed; `tfswitch drop {name} "
+                "--yes` does it",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            if first is None or isinstance(error, KeyboardInterrupt):
+                raise
 
 
 def _measure(

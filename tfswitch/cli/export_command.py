@@ -15,7 +15,7 @@ from typing import Literal
 from absl import app
 
 from tfswitch import export
-from tfswitch._connection import _addresses, _tf_config
+from tfswitch.cli import _requests
 from tfswitch.cli._arguments import Parser, at_least, duration, names
 from tfswitch.cluster import Cluster
 
@@ -62,12 +62,7 @@ def _parser() -> Parser:
     parser = Parser(
         "export", "Writes bases and deltas of tables on servers, at intervals."
     )
-    parser.add_argument(
-        "--cluster",
-        metavar="ADDRESS",
-        help="the servers, as grpc://host:port,host:port in shard order, "
-        "grpcs:// for TLS, or grpc+unix:///path. Default: the ps of TF_CONFIG.",
-    )
+    _requests.add_cluster(parser, None)
     parser.add_argument(
         "--path", required=True, help="a folder of exports, or a saved model."
     )
@@ -124,24 +119,8 @@ def _schedule(
     options: Namespace,
     log_fn: Callable[[export.ExportReport | Exception], None],
 ) -> export.Schedule:
-    address = options.cluster
-    if address is None:
-        address = _tf_config.cluster_address()
-        if address is None:
-            raise app.UsageError(
-                "--cluster must be given where TF_CONFIG names no ps"
-            )
-    try:
-        _addresses.check_has_no_token("--cluster", address)
-    except ValueError as error:
-        raise app.UsageError(str(error)) from error
     # Checks the address now, because a connection is made only later.
-    why = _addresses.why_no_servers(address)
-    if why is not None:
-        raise app.UsageError(
-            f"--cluster must be {_addresses.SERVERS}: {why}. Received: "
-            f"--cluster={address}"
-        )
+    address = _requests.servers_of(options.cluster)
     try:
         return export.Schedule(
             options.path,

@@ -14,7 +14,7 @@ from tfswitch._connection._control_calls import call, integers
 from tfswitch._connection._reports import format_bytes
 from tfswitch.cli import _requests
 from tfswitch.cli._arguments import Parser, at_least
-from tfswitch.statistics import ShowClick, Usage
+from tfswitch.cluster import Cluster
 
 _KINDS = "a checkpoint, a data folder, an export, a SavedModel"
 # By suffix, the last words of the functions of tfswitch.io.
@@ -140,7 +140,7 @@ def _diff(options: Namespace) -> int:
             _native, "DiffFiles", before=options.before, after=options.after
         )["tables"]
     for table in tables:
-        table.update(integers(table, counts))
+        table.update(integers(table, counts), norm=float(table["norm"]))
     if options.json:
         _requests.print_json({"tables": tables})
         return 0
@@ -176,7 +176,6 @@ def _convert(options: Namespace) -> int:
     with _requests.waiting(f"converting '{options.source}'"):
         # These modules import TensorFlow.
         from tfswitch import _loader, io  # noqa: F401
-        from tfswitch.cluster import Cluster
         from tfswitch.table import EmbeddingTable
 
         with Cluster(f"local://convert-{os.getpid()}") as cluster:
@@ -197,19 +196,15 @@ def _convert(options: Namespace) -> int:
             else:
                 write = getattr(io, f"write_{target}")
                 write(table, options.target, slots=options.slots)
-    if options.json:
-        _requests.print_json({"target": options.target, "rows": num_rows})
-    else:
-        print(f"wrote {num_rows:,} rows to '{options.target}'")
-    return 0
+    return _requests.tell(
+        options,
+        {"target": options.target, "rows": num_rows},
+        f"wrote {num_rows:,} rows to '{options.target}'",
+    )
 
 
-def _restored(cluster: Any, path: str, name: str | None) -> Any:
+def _restored(cluster: Cluster, path: str, name: str | None) -> Any:
     """Restores a table with its saved settings, whatever they are."""
-    from tfswitch._settings._table_spec import TableSpec
-    from tfswitch.optimizers._conversion import from_table_config
-    from tfswitch.table import EmbeddingTable
-
     if name is None:
         found = call(_native, "InspectFiles", path=path)
         saved = {t["name"] for p in found["parts"][-1:] for t in p["tables"]}
@@ -219,21 +214,9 @@ def _restored(cluster: Any, path: str, name: str | None) -> Any:
             )
         (name,) = saved
     cluster.restore(path, [name], progress=False)
-    (info,) = cluster._list(name)
-    config = info["config"]
-
-    class SavedSpec(TableSpec):
-        def to_table_config(self, name: str, dim: int) -> dict[str, Any]:
-            return dict(config)
-
-    counts = dict(config["statistics"])
-    kind = counts.pop("kind")
-    statistics: Usage | ShowClick | None = None if kind == "NONE" else Usage()
-    if kind == "SHOW_CLICK":
-        statistics = ShowClick(**counts)
-    spec = SavedSpec(
-        optimizer=from_table_config(config["optimizer"]),
-        statistics=statistics,
-        seed=int(config["seed"]),
-    )
-    return EmbeddingTable._of(name, config["dim"], spec, cluster)
+    if _requests.config_of(cluster, name)["layout"]:
+        raise ValueError(
+            f"table '{name}' of '{path}' is a dense table, which has no rows "
+            "to convert; name another one by --table"
+        )
+    return cluster.table(name)

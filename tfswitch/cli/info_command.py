@@ -1,6 +1,5 @@
 """`tfswitch info` asks each server by itself, and prints what it holds."""
 
-import json
 import queue
 import sys
 import threading
@@ -25,12 +24,9 @@ from tfswitch.optimizers._conversion import rules_of
 def run(words: Sequence[str]) -> int:
     """Prints servers and tables; returns 1 if a server is not well."""
     parser = Parser("info", "Prints the servers of a cluster and their tables.")
-    parser.add_argument(
-        "address",
-        nargs="?",
-        help="of the servers: host:port,host:port in shard order; one is "
-        "enough if --servers or TF_CONFIG has the others. Default: the ps of "
-        "TF_CONFIG.",
+    _requests.add_address(
+        parser,
+        "of the servers, or of one if --servers or TF_CONFIG has the others",
     )
     parser.add_argument(
         "--servers",
@@ -61,7 +57,7 @@ def _run(options: Namespace) -> int:
                 "servers": [_without_tables(server) for server in servers],
                 "tables": tables,
             }
-            print(json.dumps(report, indent=None if options.watch else 2))
+            _requests.print_json(report, None if options.watch else 2)
         else:
             if options.watch:
                 print("\x1b[H\x1b[2J", end="")
@@ -74,10 +70,10 @@ def _run(options: Namespace) -> int:
 
 
 def _all_servers(address: str | None, servers: str | None) -> str:
-    if servers is None and address is not None:
+    if servers is None and address is not None and "," not in address:
         # One address stands for the servers that TF_CONFIG has with it.
         told = _tf_config.ps_addresses()
-        if address.rpartition("://")[2] in told and "," not in address:
+        if address.rpartition("://")[2] in told:
             servers = ",".join(told)
     if servers is None:
         return _requests.servers_of(address, "ADDRESS")
@@ -99,7 +95,14 @@ def _ask_all(address: str, timeout_secs: float) -> list[dict[str, Any]]:
     answers: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
 
     def ask(place: int) -> None:
-        server = _ask(scheme, names[place], timeout_secs)
+        server: dict[str, Any] = {"address": names[place], "is_alive": False}
+        try:
+            server.update(_ask(f"{scheme}://{names[place]}", timeout_secs))
+        # The caller waits for an answer after any error.
+        except Exception as error:
+            is_known = isinstance(error, ValueError | OSError | RuntimeError)
+            text = str(error) if is_known else repr(error)
+            server["problem"] = " ".join(text.split())
         expected = (place, len(names))
         found = (server.get("shard", place), server.get("num_shards"))
         if found[1] is not None and found != expected:
@@ -121,22 +124,14 @@ def _ask_all(address: str, timeout_secs: float) -> list[dict[str, Any]]:
         ]
 
 
-def _ask(scheme: str, name: str, timeout_secs: float) -> dict[str, Any]:
-    server: dict[str, Any] = {"address": name, "is_alive": False}
-    try:
-        answer = call(
-            _native,
-            "AskServer",
-            address=f"{scheme}://{name}",
-            timeout_secs=timeout_secs,
-        )
-    except (ValueError, OSError, RuntimeError) as error:
-        return {**server, "problem": " ".join(str(error).split())}
+def _ask(address: str, timeout_secs: float) -> dict[str, Any]:
+    answer = call(
+        _native, "AskServer", address=address, timeout_secs=timeout_secs
+    )
     said = answer["server"]
     tables = {info["config"]["name"]: info for info in answer["tables"]}
     stats = [TableStats(info) for info in tables.values()]
     return {
-        **server,
         "is_alive": True,
         "problem": "",
         "version": said["version"],
@@ -144,7 +139,7 @@ def _ask(scheme: str, name: str, timeout_secs: float) -> dict[str, Any]:
         "shard": said["shard_index"],
         "num_shards": said["num_shards"],
         "rows": sum(each["num_rows"] for each in stats),
-        "memory": sum(each.memory_bytes for each in stats),
+        "bytes": sum(each.memory_bytes for each in stats),
         "last_save": int(said["last_save_ms"]) / 1000.0 or None,
         "workers": int(said["num_workers"]),
         **said["security"],
@@ -157,21 +152,21 @@ def _without_tables(server: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sums(servers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns each table, summed over the servers that are alive."""
-    alive = [server for server in servers if server["is_alive"]]
-    names = sorted({name for server in alive for name in server["tables"]})
+    """Returns each table, summed over the servers without a problem."""
+    well = [server for server in servers if not server["problem"]]
+    names = sorted({name for server in well for name in server["tables"]})
     tables = []
     for name in names:
-        parts = [s["tables"][name] for s in alive if name in s["tables"]]
+        parts = [s["tables"][name] for s in well if name in s["tables"]]
         stats = [TableStats(part) for part in parts]
         rules = rules_of(parts[0]["config"]["optimizer"])
-        lost = [s["address"] for s in alive if name not in s["tables"]]
+        lost = [s["address"] for s in well if name not in s["tables"]]
         tables.append(
             {
                 "table": name,
                 "dim": parts[0]["config"]["dim"],
                 "rows": sum(each["num_rows"] for each in stats),
-                "memory": sum(each.memory_bytes for each in stats),
+                "bytes": sum(each.memory_bytes for each in stats),
                 "optimizer": rules[0] if len(rules) == 1 else "segments",
                 "lost": f"on {', '.join(lost)}" if lost else "",
             }
@@ -199,7 +194,7 @@ def _print(
             {
                 **table,
                 "rows": f"{table['rows']:,}",
-                "memory": format_bytes(table["memory"]),
+                "bytes": format_bytes(table["bytes"]),
             }
             for table in tables
         ]
@@ -223,7 +218,7 @@ def _server_line(server: Mapping[str, Any]) -> dict[str, object]:
         "version": server["version"] or "older",
         "up": _duration(server["uptime_secs"]),
         "rows": f"{server['rows']:,}",
-        "memory": format_bytes(server["memory"]),
+        "bytes": format_bytes(server["bytes"]),
         "last save": f"{datetime.fromtimestamp(saved):%Y-%m-%d %H:%M:%S}"
         if saved
         else "none known",

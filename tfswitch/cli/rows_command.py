@@ -22,7 +22,6 @@ _USAGE = ("count", "last_seen_day", "show", "click", "delta_score")
 def get(words: Sequence[str]) -> int:
     """Prints rows."""
     parser = _parser("get", "Prints rows, with their slots and statistics.")
-    _requests.add_json(parser)
     return _requests.run(parser, _get, words)
 
 
@@ -37,14 +36,12 @@ def set_rows(words: Sequence[str]) -> int:
         help="the embedding, with commas between its numbers. If the first is "
         "negative, write --values=-1,2.",
     )
-    _requests.add_json(parser)
     return _requests.run(parser, _set, words)
 
 
 def remove(words: Sequence[str]) -> int:
     """Removes rows."""
     parser = _parser("remove", "Removes the rows of ids.")
-    _requests.add_json(parser)
     return _requests.run(parser, _remove, words)
 
 
@@ -59,6 +56,7 @@ def _parser(command: str, about: str) -> Parser:
         "tfswitch.ids.hash_strings. Needs TensorFlow.",
     )
     _requests.add_cluster(parser)
+    _requests.add_json(parser)
     return parser
 
 
@@ -99,8 +97,11 @@ def _get(options: Namespace) -> int:
     for begin in range(0, len(ids), _READ_ROWS):
         part = [str(i) for i in ids[begin : begin + _READ_ROWS]]
         rows = call(table, "ReadRows", table=options.table, keys=part)
-        values = np.reshape(rows["values"], (-1, dim))
-        slots = np.reshape(rows["slots"], (len(values), table.slot_floats))
+        # Infinite floats and NaN are texts in protobuf's JSON.
+        values = np.array(rows["values"], float).reshape(-1, dim)
+        slots = np.array(rows["slots"], float).reshape(
+            len(values), table.slot_floats
+        )
         found.update(
             zip(
                 map(int, rows["keys"]),
@@ -169,8 +170,8 @@ def _remove(options: Namespace) -> int:
 
 
 def _tell(options: Namespace, done: str, num_rows: int) -> int:
-    if options.json:
-        _requests.print_json({"table": options.table, done: num_rows})
-    else:
-        print(f"{done} {num_rows} row(s) of '{options.table}'")
-    return 0
+    return _requests.tell(
+        options,
+        {"table": options.table, done: num_rows},
+        f"{done} {num_rows} row(s) of '{options.table}'",
+    )

@@ -20,6 +20,7 @@ from tfswitch import _native, statistics, storage_dtype
 from tfswitch._connection._control_calls import call, integers
 from tfswitch._connection._reports import format_bytes
 from tfswitch._settings._table_spec import TableSpec
+from tfswitch.cli import _requests
 from tfswitch.cli._arguments import Parser, at_least, names, quantity
 from tfswitch.optimizers import _rules
 
@@ -117,7 +118,7 @@ def _parser() -> Parser:
             default=default,
             help=f"the server's {about} Default: {default}.",
         )
-    parser.add_argument("--json", action="store_true", help="writes JSON.")
+    _requests.add_json(parser)
     return parser
 
 

@@ -19,9 +19,7 @@ _TABLES = "names of tables, with commas between them. Default: all."
 
 def save(words: Sequence[str]) -> int:
     """Saves tables."""
-    parser = _parser("save", "Saves tables to a checkpoint.")
-    parser.add_argument("path", help=_PATH)
-    parser.add_argument("--tables", type=names, default=(), help=_TABLES)
+    parser = _parser("save", "Saves tables to a checkpoint.", "path")
     parser.add_argument(
         "--keep",
         type=at_least(1),
@@ -41,9 +39,9 @@ def save(words: Sequence[str]) -> int:
 
 def restore(words: Sequence[str]) -> int:
     """Restores tables."""
-    parser = _parser("restore", "Replaces tables by those of a checkpoint.")
-    parser.add_argument("path", help=_PATH)
-    parser.add_argument("--tables", type=names, default=(), help=_TABLES)
+    parser = _parser(
+        "restore", "Replaces tables by those of a checkpoint.", "path"
+    )
     parser.add_argument(
         "--save",
         type=at_least(1),
@@ -62,7 +60,6 @@ def restore(words: Sequence[str]) -> int:
 def shrink(words: Sequence[str]) -> int:
     """Evicts rows by the policy of their table."""
     parser = _parser("shrink", "Evicts rows by the policy of their table.")
-    parser.add_argument("table", help="its name.")
     parser.add_argument(
         "--dry_run", action="store_true", help="only counts the rows."
     )
@@ -72,15 +69,19 @@ def shrink(words: Sequence[str]) -> int:
 def drop(words: Sequence[str]) -> int:
     """Removes a table."""
     parser = _parser("drop", "Removes a table with all its rows.")
-    parser.add_argument("table", help="its name.")
     parser.add_argument(
         "--yes", action="store_true", help="does not ask whether to do it."
     )
     return _requests.run(parser, _drop, words)
 
 
-def _parser(command: str, about: str) -> Parser:
+def _parser(command: str, about: str, argument: str = "table") -> Parser:
     parser = Parser(command, about)
+    if argument == "table":
+        parser.add_argument("table", help="its name.")
+    else:
+        parser.add_argument(argument, help=_PATH)
+        parser.add_argument("--tables", type=names, default=(), help=_TABLES)
     _requests.add_cluster(parser)
     _requests.add_json(parser)
     return parser
@@ -91,7 +92,7 @@ def _save(options: Namespace) -> int:
     report = cluster.save(
         options.path, options.tables, keep=options.keep, drop=options.drop
     )
-    return _tell(options, "saved", report)
+    return _tell(options, "saved {} as", report)
 
 
 def _restore(options: Namespace) -> int:
@@ -99,19 +100,15 @@ def _restore(options: Namespace) -> int:
     report = cluster.restore(
         options.path, options.tables, save=options.save, state=options.state
     )
-    return _tell(options, "restored", report)
+    return _tell(options, "restored {} from", report)
 
 
 def _tell(options: Namespace, done: str, report: Mapping[str, Any]) -> int:
-    if options.json:
-        _requests.print_json(report)
-    else:
-        print(
-            f"{done} {report['num_rows']:,} rows of "
-            f"{len(report['tables'])} table(s) as save {report['save']} of "
-            f"'{options.path}'"
-        )
-    return 0
+    tables = len(report["tables"])
+    what = done.format(f"{report['num_rows']:,} rows of {tables} table(s)")
+    return _requests.tell(
+        options, report, f"{what} save {report['save']} of '{options.path}'"
+    )
 
 
 def _shrink(options: Namespace) -> int:
@@ -124,11 +121,7 @@ def _shrink(options: Namespace) -> int:
             dry_run=options.dry_run,
         )
     report = ShrinkReport(response, dry_run=options.dry_run)
-    if options.json:
-        _requests.print_json(report)
-    else:
-        print(report)
-    return 0
+    return _requests.tell(options, report, report)
 
 
 def _drop(options: Namespace) -> int:
@@ -141,11 +134,9 @@ def _drop(options: Namespace) -> int:
         question = f"Drop table '{options.table}' with {rows:,} rows? [y/N] "
         print(question, end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            print("nothing was dropped")
+            print("nothing was dropped", file=sys.stderr)
             return 1
     cluster.drop(options.table)
-    if options.json:
-        _requests.print_json({"dropped": options.table})
-    else:
-        print(f"dropped '{options.table}'")
-    return 0
+    return _requests.tell(
+        options, {"dropped": options.table}, f"dropped '{options.table}'"
+    )
