@@ -405,6 +405,24 @@ def test_bench_measures_and_leaves_no_table(run, cluster, table):
     assert cluster.tables() == ["user"]
 
 
+def test_bench_keeps_its_first_error_if_drop_fails(run, cluster, monkeypatch):
+    def drop(*_):
+        raise TimeoutError("raise `timeout_secs` in tfswitch.connect")
+
+    words = ("bench", cluster.address, "--seconds=0.1", "--batch=64")
+    with monkeypatch.context() as patch:
+        patch.setattr(tsw.Cluster, "drop", drop)
+        code, out, error = run(*words)
+        _, _, both = run(*words, "--batch=1T")
+    for name in cluster.tables():
+        cluster.drop(name)
+
+    assert (code, out) == (1, "") and "could not be removed" in error
+    assert error.endswith("\ntfswitch bench: raise --timeout\n")
+    assert "could not be removed" in both and "Unable to allocate" in both
+    assert both.count("\n") == 2
+
+
 @pytest.mark.parametrize("hangs", [False, True])
 def test_ctrl_c_removes_the_table_of_bench_or_says_how(hangs):
     with (
