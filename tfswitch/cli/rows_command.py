@@ -14,7 +14,7 @@ from tfswitch.cli import _requests
 from tfswitch.cli._arguments import Parser, names
 
 # How many rows one call reads. Their slots fit into any message.
-_READ_ROWS = 1024
+_READ_ROWS = 128
 _STATES = ("no row", "waits for admission", "row")
 _USAGE = ("count", "last_seen_day", "show", "click", "delta_score")
 
