@@ -14,6 +14,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from tensorflow_serving.apis import predict_pb2
 
 import tfswitch as tsw
 from tests.certificates import Authority
@@ -260,3 +261,15 @@ def test_a_prediction_server_is_ready_when_its_health_is_serving(
         wait_until(lambda: scraper.get("/readyz") == (200, "ok\n"))
 
         assert answers <= {(503, "no model is loaded yet\n"), (200, "ok\n")}
+
+        # What the model says of a request counts as the call's result.
+        request = predict_pb2.PredictRequest()
+        request.model_spec.name = "none"
+        with pytest.raises(grpc.RpcError) as refused:
+            server.predict(request)
+        name = refused.value.code().name
+        metrics = scraper.get("/metrics")[1]
+        calls = f'tfswitch_calls_total{{call="Predict",code="{name}"}} 1\n'
+        assert calls in metrics
+        duration = 'tfswitch_call_duration_seconds_count{call="Predict"} 1\n'
+        assert duration in metrics

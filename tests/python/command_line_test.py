@@ -430,8 +430,15 @@ def test_ctrl_c_removes_the_table_of_bench_or_says_how(hangs):
         tsw.Cluster(f"grpc://{server.address}") as cluster,
     ):
         words = ("bench", server.address, *(["--timeout=3"] if hangs else []))
+        # A job that a shell has started in the background ignores SIGINT.
+        hears = "signal.signal(signal.SIGINT, signal.default_int_handler)"
         bench = subprocess.Popen(
-            [sys.executable, "-c", COMMAND, *words],
+            [
+                sys.executable,
+                "-c",
+                f"import signal; {hears}; {COMMAND}",
+                *words,
+            ],
             stderr=subprocess.PIPE,
             env=environment(),
             text=True,
