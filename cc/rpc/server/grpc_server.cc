@@ -110,9 +110,9 @@ class RunningServer final : public GrpcServer {
         shard_(std::move(shard)),
         service_(IdentityOf(options), shard_, call_context_, &helpers_),
         coordination_(shard_, call_context_),
-        tls_(options.security.tls),
         listener_({options.max_connections, options.max_calls_per_connection,
-                   HasTls(options.security)}) {}
+                   HasTls(options.security)}),
+        tls_(options.security.tls) {}
 
   ~RunningServer() override {
     shard_->metrics().Remove(metrics_key_);
