@@ -148,6 +148,7 @@ def main(argv: Sequence[str]) -> None:
         num_cpus=_SERVERS.value + _WORKERS.value
         if _RAY.value == "local"
         else None,
+        include_dashboard=False,
         runtime_env={"working_dir": folder},
     )
     security: dict[str, Any] = {"host": "127.0.0.1"}

@@ -142,9 +142,15 @@ def test_next_item_beats_popularity() -> None:
 
 
 def test_movielens_on_ray_counts_each_rating_once_in_each_epoch() -> None:
-    output = run(
-        EXAMPLES / "ray_movielens.py", "--max_ratings=4000", "--epochs=2"
-    )
+    output = run_python(
+        EXAMPLES / "ray_movielens.py",
+        "--servers=1",
+        "--workers=2",
+        "--max_ratings=4000",
+        "--epochs=2",
+        # Ray's processes would wait for those of other tests.
+        env=environment(RAY_worker_niceness="0"),
+    ).stdout
 
     assert number(r"AUC (\S+) on ratings", output) > 0.55
     assert number(r"; (\d+) samples of all workers", output) == 6400

@@ -262,7 +262,7 @@ def test_a_prediction_server_is_ready_when_its_health_is_serving(
 
         assert answers <= {(503, "no model is loaded yet\n"), (200, "ok\n")}
 
-        # What the model says of a request counts as the call's result.
+        # A call has the result that the model gives.
         request = predict_pb2.PredictRequest()
         request.model_spec.name = "none"
         with pytest.raises(grpc.RpcError) as refused:

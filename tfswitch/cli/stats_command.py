@@ -98,7 +98,11 @@ def _top(options: Namespace) -> int:
     sort = "pulled/s"
     try:
         tty.setcbreak(terminal)
-        with _requests.connected(options) as cluster, Live(screen=True) as live:
+        with (
+            _requests.connected(options) as cluster,
+            # A thread that refreshes prints a traceback if the terminal goes.
+            Live(screen=True, auto_refresh=False) as live,
+        ):
             begin, before = time.monotonic(), _read(cluster)
             report = _report(before, before, options.seconds)
             while True:
