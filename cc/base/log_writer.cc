@@ -29,6 +29,7 @@ namespace {
 
 constexpr size_t kMaxQueuedBytes = 256 << 10;
 constexpr size_t kMaxBuckets = 1000;
+constexpr size_t kRecentEvents = 200;
 constexpr absl::Duration kSayEvery = absl::Minutes(1);
 constexpr absl::Duration kPatience = absl::Seconds(1);
 
@@ -64,6 +65,16 @@ void SetThisProcess(const char* variable) {
 bool ShowsServerEvents() {
   static const bool shows_program = IsThisProcess(kEventsOf);
   return shows_server_events || shows_program;
+}
+
+struct EventHistory {
+  Mutex mutex;
+  std::deque<std::string> events ABSL_GUARDED_BY(mutex);
+};
+
+EventHistory& History() {
+  static auto* const history = new EventHistory;  // Threads may outlive main().
+  return *history;
 }
 
 bool UsesJson() {
@@ -117,6 +128,44 @@ std::string MessageLine(LogLevel level, absl::string_view event,
                             message);
 }
 
+std::string EventLine(bool is_json, LogLevel level, absl::string_view event,
+                      std::initializer_list<LogField> fields) {
+  constexpr absl::string_view kLevels[] = {"info", "warning", "error"};
+  const absl::string_view level_name = kLevels[static_cast<int>(level)];
+  const std::string time = absl::FormatTime("%Y-%m-%d%ET%H:%M:%E3SZ",
+                                            absl::Now(), absl::UTCTimeZone());
+  if (is_json) return JsonLine(time, level_name, event, fields);
+  std::string line = absl::StrCat(time, " ", level_name, " ", event);
+  for (const LogField& field : fields) {
+    const absl::string_view value = field.value.Piece();
+    if (value.empty()) continue;
+    const bool is_plain = absl::c_all_of(value, [](char c) {
+      return absl::ascii_isgraph(static_cast<unsigned char>(c)) && c != '"' &&
+             c != '\\' && c != '=';
+    });
+    absl::StrAppend(&line, " ", field.name, "=");
+    if (is_plain) {
+      absl::StrAppend(&line, value);
+    } else {
+      // Escapes UTF-8 too, because terminals interpret some of its characters
+      // as commands.
+      std::string escaped = absl::CEscape(value);
+      absl::StrReplaceAll({{"\\'", "'"}}, &escaped);
+      absl::StrAppend(&line, "\"", escaped, "\"");
+    }
+  }
+  return line;
+}
+
+void Remember(LogLevel level, absl::string_view event,
+              std::initializer_list<LogField> fields) {
+  std::string line = EventLine(/*is_json=*/true, level, event, fields);
+  EventHistory& history = History();
+  MutexLock lock(&history.mutex);
+  history.events.push_back(std::move(line));
+  if (history.events.size() > kRecentEvents) history.events.pop_front();
+}
+
 // Registers the fork handler while the library is loaded, before any fork.
 const int registered =
     pthread_atfork(nullptr, nullptr, ForgetInChild) + std::atexit(FlushAtExit);
@@ -166,18 +215,19 @@ LogWriter& LogWriter::Get() {
   return *writer;
 }
 
-void LogWriter::Write(const LogKind& kind, absl::string_view text,
+bool LogWriter::Write(const LogKind& kind, absl::string_view text,
                       absl::string_view peer) {
   MutexLock lock(&mutex_);
   if (queued_bytes_ < kMaxQueuedBytes && IsWithinLimits(kind, peer)) {
     Add(LineOf(text));
-    return;
+    return true;
   }
   if (left_out_.empty()) {
     say_at_ = SteadyNow() + kSayEvery;
     changed_.NotifyAll();
   }
   ++left_out_[std::string(kind.name)];
+  return false;
 }
 
 void LogWriter::WriteInOrder(const LogKind& kind, absl::string_view text) {
@@ -295,31 +345,7 @@ void LogWriter::Run() {
 
 std::string EventLine(LogLevel level, absl::string_view event,
                       std::initializer_list<LogField> fields) {
-  constexpr absl::string_view kLevels[] = {"info", "warning", "error"};
-  const absl::string_view level_name = kLevels[static_cast<int>(level)];
-  const std::string time = absl::FormatTime("%Y-%m-%d%ET%H:%M:%E3SZ",
-                                            absl::Now(), absl::UTCTimeZone());
-  if (UsesJson()) return JsonLine(time, level_name, event, fields);
-  std::string line = absl::StrCat(time, " ", level_name, " ", event);
-  for (const LogField& field : fields) {
-    const absl::string_view value = field.value.Piece();
-    if (value.empty()) continue;
-    const bool is_plain = absl::c_all_of(value, [](char c) {
-      return absl::ascii_isgraph(static_cast<unsigned char>(c)) && c != '"' &&
-             c != '\\' && c != '=';
-    });
-    absl::StrAppend(&line, " ", field.name, "=");
-    if (is_plain) {
-      absl::StrAppend(&line, value);
-    } else {
-      // Escapes UTF-8 too, because terminals interpret some of its characters
-      // as commands.
-      std::string escaped = absl::CEscape(value);
-      absl::StrReplaceAll({{"\\'", "'"}}, &escaped);
-      absl::StrAppend(&line, "\"", escaped, "\"");
-    }
-  }
-  return line;
+  return EventLine(UsesJson(), level, event, fields);
 }
 
 void LogServerEvent(LogLevel level, absl::string_view event,
@@ -333,12 +359,18 @@ void LogServerEvent(LogLevel level, absl::string_view event,
     kind.burst = 2000;
     kind.per_second = 10;
   }
-  LogWriter::Get().Write(kind, EventLine(level, event, fields), peer);
+  if (LogWriter::Get().Write(kind, EventLine(level, event, fields), peer)) {
+    Remember(level, event, fields);
+  }
 }
 
 void LogMessage(LogLevel level, const LogKind& kind, absl::string_view message,
                 absl::string_view peer) {
-  LogWriter::Get().Write(kind, MessageLine(level, kind.name, message), peer);
+  if (LogWriter::Get().Write(kind, MessageLine(level, kind.name, message),
+                             peer) &&
+      ShowsServerEvents()) {
+    Remember(level, kind.name, {{"message", message}});
+  }
 }
 
 void LogMessageInOrder(LogLevel level, const LogKind& kind,
@@ -351,6 +383,12 @@ void LogNotStarted(absl::string_view program, absl::string_view message) {
       {program}, UsesJson() ? EventLine(LogLevel::kError, "not_started",
                                         {{"message", message}})
                             : absl::StrCat(program, ": ", message));
+}
+
+std::vector<std::string> RecentEvents() {
+  EventHistory& history = History();
+  MutexLock lock(&history.mutex);
+  return {history.events.begin(), history.events.end()};
 }
 
 void ShowServerEvents() {

@@ -18,6 +18,7 @@
 #include <map>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
@@ -51,7 +52,8 @@ class LogWriter {
   // Adds a line without waiting. Control characters in `text` are escaped; long
   // text is cut. `peer` names the client that caused the line; each peer has a
   // limit of its own, so that its lines do not displace those of other peers.
-  void Write(const LogKind& kind, absl::string_view text,
+  // Returns whether the line was added.
+  bool Write(const LogKind& kind, absl::string_view text,
              absl::string_view peer = "");
 
   // Waits up to a second until the line is written, so that it is in order with
@@ -155,6 +157,10 @@ void ShowServerEvents();
 
 // Makes events JSON objects. The requirements of ShowServerEvents() apply.
 void UseJsonLog();
+
+// The last 200 events that this process has written, the oldest first, as JSON
+// objects. Empty unless the program shows events.
+std::vector<std::string> RecentEvents();
 
 // Formats the time since `begin`, a time of SteadyNow(), for a field `seconds`.
 LogNumber SecondsSince(absl::Time begin);

@@ -135,7 +135,7 @@ absl::Status GetProcessMetrics(const v1::GetMetricsRequest&,
                                v1::GetMetricsResponse* response) {
   MetricList list;
   AddClientMetrics(&list);
-  response->add_texts(list.Text());
+  response->add_servers()->set_metrics(list.Text());
   return absl::OkStatus();
 }
 

@@ -33,6 +33,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -176,6 +177,7 @@ class RunningServer final : public HttpServer {
   void Tick();
   void Answer(evhttp_request* request);
   HttpAnswer AnswerTo(evhttp_request* request);
+  bool IsFromTrustedOrigin(evhttp_request* request) const;
 
   const HttpServerOptions options_;
   const uint64_t max_connections_;
@@ -390,8 +392,13 @@ void RunningServer::Answer(evhttp_request* request) {
   add("Content-Type", answer.content_type);
   add("Content-Length", absl::StrCat(answer.body.size()));
   add("Cache-Control", "no-store");
-  add("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'");
+  add("Content-Security-Policy", answer.content_security_policy);
   add("X-Content-Type-Options", "nosniff");
+  if (IsFromTrustedOrigin(request)) {
+    add("Access-Control-Allow-Origin", HeaderOf(request, "Origin"));
+    add("Access-Control-Allow-Headers", "Authorization");
+    add("Vary", "Origin");
+  }
   if (answer.status == 401) add("WWW-Authenticate", "Bearer");
   if (answer.status == 405) add("Allow", "GET, HEAD");
   // A body that nobody has read could be taken for a request.
@@ -407,12 +414,24 @@ void RunningServer::Answer(evhttp_request* request) {
   evhttp_send_reply(request, answer.status, nullptr, body.get());
 }
 
+bool RunningServer::IsFromTrustedOrigin(evhttp_request* request) const {
+  const char* origin = HeaderOf(request, "Origin");
+  return origin != nullptr &&
+         absl::c_linear_search(options_.trusted_origins, origin);
+}
+
 HttpAnswer RunningServer::AnswerTo(evhttp_request* request) {
   if (tls_ != nullptr &&
       bufferevent_openssl_get_ssl(BuffersOf(request)) == nullptr) {
     return Refusal(503, "the server has no memory for TLS; try again");
   }
   const auto method = evhttp_request_get_command(request);
+  // A browser asks before it sends a token from another origin.
+  if (method == EVHTTP_REQ_OPTIONS && IsFromTrustedOrigin(request)) {
+    HttpAnswer allowed;
+    allowed.status = 204;
+    return allowed;
+  }
   if (method != EVHTTP_REQ_GET && method != EVHTTP_REQ_HEAD) {
     return Refusal(405, "only GET and HEAD are answered here");
   }

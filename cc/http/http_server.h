@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -22,7 +23,9 @@ namespace tfswitch {
 struct HttpAnswer {
   int status = 200;
   std::string content_type = "text/plain; charset=utf-8";
-  std::string body;
+  std::string body = {};
+  std::string content_security_policy =
+      "default-src 'none'; frame-ancestors 'none'";
 };
 
 struct HttpPage {
@@ -40,6 +43,9 @@ struct HttpServerOptions {
   std::string address = "127.0.0.1:0";
   // The same rules as for gRPC: see AccessControl::Open().
   SecurityOptions security;
+  // Pages of these origins, such as "https://ps0:9077", may read the answers in
+  // a browser (CORS).
+  std::vector<std::string> trusted_origins;
   // Further connections wait in the kernel's queue. An eighth of the files that
   // the process may open, if that is less.
   uint64_t max_connections = 512;

@@ -5,7 +5,10 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "cc/http/http_server.h"
 
 namespace tfswitch {
@@ -16,6 +19,16 @@ namespace tfswitch {
 // quick, because the server's thread calls them.
 HttpPages StandardPages(std::function<std::string()> metrics,
                         std::function<std::string()> why_not_ready);
+
+// The page that people open in a browser. It holds no data: it reads
+// /view.json, from this server and from `servers`, origins such as
+// "https://ps0:9077".
+HttpPage ServerPage(const std::vector<std::string>& servers);
+
+// InvalidArgument unless `url` is a scheme, a host and perhaps a port, which
+// ParseOrigin() returns in lower case and without the port that is usual for
+// the scheme, as browsers write an origin.
+absl::StatusOr<std::string> ParseOrigin(absl::string_view url);
 
 }  // namespace tfswitch
 

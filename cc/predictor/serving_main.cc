@@ -110,8 +110,8 @@ class Handler {
   void Serve(const Predictor* predictor) { predictor_ = predictor; }
 
   ServingHandler Functions() {
-    return {this, &Handler::Predict, &Handler::GetMetadata,
-            &Handler::GetStatus};
+    return {this, &Handler::Predict, &Handler::GetMetadata, &Handler::GetStatus,
+            &Handler::GetNumbers};
   }
 
  private:
@@ -200,6 +200,22 @@ class Handler {
       if (version == state.loading) continue;
       add(version, SERVING_STATE_END, status.code(), status.message());
     }
+  }
+
+  static ServingBytes GetNumbers(void* context, ServingNumbers* numbers) {
+    const Handler& handler = *static_cast<const Handler*>(context);
+    *numbers = {-1, 0};
+    if (const Predictor* predictor = handler.predictor_) {
+      const Predictor::State state = predictor->state();
+      numbers->version = state.version;
+      if (state.rows.ok() && state.rows->number > 0) {
+        numbers->data_ms =
+            std::chrono::duration_cast<std::chrono::milliseconds>(
+                state.rows->created.time_since_epoch())
+                .count();
+      }
+    }
+    return BytesOf(handler.model_name_);
   }
 
   const std::string model_name_;

@@ -389,6 +389,19 @@ void SetServing(ServingRpcServer* server, int32_t serving) {
   server->why_not_ready = serving != 0 ? "" : "the server is stopping";
 }
 
+void AddModel(const ServingHandler& handler, MetricList* list) {
+  ServingNumbers numbers;
+  const ServingBytes name = handler.get_numbers(handler.context, &numbers);
+  if (numbers.version < 0) return;
+  const MetricList::Labels labels = {{"model", {name.data, name.size}}};
+  list->Gauge("tfswitch_model_version", "The version that is served.",
+              static_cast<double>(numbers.version), labels);
+  if (numbers.data_ms == 0) return;
+  list->Gauge("tfswitch_model_data_timestamp_seconds",
+              "When the rows that are served were exported, since 1970.",
+              static_cast<double>(numbers.data_ms) / 1e3, labels);
+}
+
 absl::StatusOr<std::unique_ptr<ServingRpcServer>> Listen(
     const ServingRpcOptions& options, const ServingHandler& handler) {
   TFSWITCH_ASSIGN_OR_RETURN(Address address, ParseAddress(options.address));
@@ -435,17 +448,19 @@ absl::StatusOr<std::unique_ptr<ServingRpcServer>> Listen(
     http.security = security;
     TFSWITCH_ASSIGN_OR_RETURN(
         server->http,
-        HttpServer::Start(
-            http, StandardPages(
-                      [started = SteadyNow(), access = server->access.get()] {
-                        MetricList list;
-                        AddProcessMetrics(TFSWITCH_VERSION, started, &list);
-                        access->calls().AddTo(&list);
-                        return list.Text();
-                      },
-                      [why_not = &server->why_not_ready] {
-                        return why_not->load();
-                      })));
+        HttpServer::Start(http, StandardPages(
+                                    [started = SteadyNow(), handler,
+                                     access = server->access.get()] {
+                                      MetricList list;
+                                      AddProcessMetrics(TFSWITCH_VERSION,
+                                                        started, &list);
+                                      access->calls().AddTo(&list);
+                                      AddModel(handler, &list);
+                                      return list.Text();
+                                    },
+                                    [why_not = &server->why_not_ready] {
+                                      return why_not->load();
+                                    })));
   }
   server->listener.Start(std::move(acceptor));
   return server;

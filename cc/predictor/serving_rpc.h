@@ -21,7 +21,7 @@ extern "C" {
 #endif
 
 // Incremented with each change of this header.
-#define SERVING_RPC_API_VERSION 3
+#define SERVING_RPC_API_VERSION 4
 
 typedef struct ServingBytes {
   const char* data;  // No NUL at the end.
@@ -76,6 +76,13 @@ typedef struct ServingAnswer {
                       int32_t code, ServingBytes message);
 } ServingAnswer;
 
+typedef struct ServingNumbers {
+  int64_t version;  // -1: no model is loaded yet.
+  // When the rows that are served were exported, in milliseconds since 1970. 0:
+  // the model has no exports.
+  int64_t data_ms;
+} ServingNumbers;
+
 // The functions that answer requests. They are called from many threads at
 // once.
 typedef struct ServingHandler {
@@ -86,6 +93,8 @@ typedef struct ServingHandler {
                        const ServingAnswer* answer);
   void (*get_status)(void* context, const ServingModelSpec* model,
                      const ServingAnswer* answer);
+  // For metrics. The model's name lives as long as the context.
+  ServingBytes (*get_numbers)(void* context, ServingNumbers* numbers);
 } ServingHandler;
 
 typedef struct ServingRpcOptions {

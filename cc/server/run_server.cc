@@ -31,6 +31,8 @@
 #include "cc/rpc/server/grpc_server.h"
 #include "cc/server/server_flags.h"
 #include "cc/shard/shard.h"
+#include "cc/wire/json.h"
+#include "tfswitch/v1/parameter_server.pb.h"
 
 namespace tfswitch {
 namespace {
@@ -94,16 +96,28 @@ sigset_t BlockStopSignals() {
 
 // Returns null if the flags name no address.
 absl::StatusOr<std::unique_ptr<HttpServer>> StartHttp(
-    const ServerFlags& flags, std::function<std::string()> metrics,
+    const ServerFlags& flags, const std::function<v1::ServerView()>& view,
     const std::atomic<const char*>* why_not_ready) {
   if (flags.http_address.empty()) return nullptr;
   HttpServerOptions options;
   options.address = flags.http_address;
   options.security = flags.server.security;
-  return HttpServer::Start(options,
-                           StandardPages(std::move(metrics), [why_not_ready] {
-                             return why_not_ready->load();
-                           }));
+  options.trusted_origins = flags.http_servers;
+  HttpPages pages =
+      StandardPages([view] { return view().metrics(); },
+                    [why_not_ready] { return why_not_ready->load(); });
+  pages["/"] = ServerPage(flags.http_servers);
+  pages["/view.json"].answer = [view, servers = flags.http_servers] {
+    v1::ServerView answer = view();
+    for (const std::string& server : servers) answer.add_http_servers(server);
+    const auto json = MessageToJson(answer, /*with_defaults=*/true);
+    HttpAnswer page;
+    page.status = json.ok() ? 200 : 500;
+    if (json.ok()) page.content_type = "application/json";
+    page.body = json.ok() ? *json : json.status().ToString();
+    return page;
+  };
+  return HttpServer::Start(options, std::move(pages));
 }
 
 int Serve(ServerFlags flags) {
@@ -152,12 +166,22 @@ int Serve(ServerFlags flags) {
   const auto http = StartHttp(
       flags,
       [&] {
-        if (has_recovered) return shard->MetricsText();
+        v1::ServerView view;
+        if (has_recovered) {
+          shard->Describe(&view);
+          return view;
+        }
         MetricList list;
         list.SetCommonLabels(
             {{"shard", absl::StrCat(flags.shard.shard_index)}});
         add_metrics(&list);
-        return list.Text();
+        view.set_shard_index(flags.shard.shard_index);
+        view.set_num_shards(flags.shard.num_shards);
+        view.set_metrics(list.Text());
+        for (std::string& event : RecentEvents()) {
+          view.add_events(std::move(event));
+        }
+        return view;
       },
       &why_not_ready);
   if (absl::IsInvalidArgument(http.status())) {

@@ -12,6 +12,7 @@
 #include "absl/strings/strip.h"
 #include "cc/base/files.h"
 #include "cc/base/status_macros.h"
+#include "cc/http/pages.h"
 #include "cc/recovery/data_folder.h"
 #include "cc/rpc/security_flags.h"
 #include "cc/rpc/server/server_limits.h"
@@ -19,6 +20,11 @@
 ABSL_FLAG(std::string, address, "127.0.0.1:7077",
           "Where to listen: host:port (port 0: any free one) or unix:/path.");
 ABSL_FLAG(std::string, http_address, "", tfswitch::kHttpAddressHelp);
+ABSL_FLAG(
+    std::vector<std::string>, http_servers, {},
+    "The HTTP addresses of all servers of the cluster as a browser "
+    "reaches them, such as https://ps0:9077,https://ps1:9077. The page of "
+    "each server then shows all of them.");
 ABSL_FLAG(uint32_t, shard_index, 0,
           "Place of this server among the servers of the cluster, from 0.");
 ABSL_FLAG(uint32_t, num_shards, 1, "Number of servers in the cluster.");
@@ -78,7 +84,7 @@ constexpr const char* kFlagNames[] = {
     "repair",        "tls_cert",           "tls_key",
     "tls_ca",        "token_file",         "insecure",
     "reflection",    "grace_period",       "http_address",
-    "log_format"};
+    "log_format",    "http_servers"};
 
 absl::CommandLineFlag* FindFlag(absl::string_view name) {
   for (absl::string_view known : kFlagNames) {
@@ -241,6 +247,18 @@ absl::Status ParseServerFlags(const std::vector<std::string>& arguments,
   security.is_insecure = absl::GetFlag(FLAGS_insecure);
   flags->server.has_reflection = absl::GetFlag(FLAGS_reflection);
   flags->http_address = absl::GetFlag(FLAGS_http_address);
+  for (const std::string& url : absl::GetFlag(FLAGS_http_servers)) {
+    const auto origin = ParseOrigin(url);
+    if (!origin.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("flag --http_servers: ", origin.status().message()));
+    }
+    flags->http_servers.push_back(*origin);
+  }
+  if (!flags->http_servers.empty() && flags->http_address.empty()) {
+    return absl::InvalidArgumentError(
+        "flag --http_servers needs --http_address");
+  }
   flags->shard.shard_index = absl::GetFlag(FLAGS_shard_index);
   flags->shard.num_shards = absl::GetFlag(FLAGS_num_shards);
   if (!needs_data_dir.empty() && absl::GetFlag(FLAGS_data_dir).empty()) {

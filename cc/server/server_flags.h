@@ -21,7 +21,8 @@ struct ServerFlags {
   GrpcServerOptions server;
   ShardOptions shard;
   absl::Duration grace_period;
-  std::string http_address;  // Empty: no HTTP.
+  std::string http_address;               // Empty: no HTTP.
+  std::vector<std::string> http_servers;  // Origins; see pages.h.
   // An absolute path. If it is empty, the state is only in memory.
   std::string data_dir;
   StateKeeperOptions keeper;

@@ -319,7 +319,7 @@ absl::Status Run(const ShardCall& call, const v1::GetProgressRequest& request,
 
 absl::Status Run(const ShardCall& call, const v1::GetMetricsRequest&,
                  v1::GetMetricsResponse* response) {
-  response->add_texts(call.shard.MetricsText());
+  call.shard.Describe(response->add_servers());
   return absl::OkStatus();
 }
 

@@ -14,6 +14,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "cc/base/log_writer.h"
 #include "cc/base/status_macros.h"
@@ -26,6 +27,16 @@ namespace tfswitch {
 absl::StatusOr<std::shared_ptr<Coordinator>> Shard::FindCoordinator() const {
   TFSWITCH_RETURN_IF_ERROR(core_.options.CheckCoordinates());
   return core_.coordinator;
+}
+
+void Shard::Describe(v1::ServerView* view) const {
+  view->set_shard_index(options().shard_index);
+  view->set_num_shards(options().num_shards);
+  view->set_metrics(MetricsText());
+  AddHeats(core_, view);
+  for (std::string& event : RecentEvents()) {
+    view->add_events(std::move(event));
+  }
 }
 
 absl::Status Shard::Pull(EmbeddingTable& table, absl::Span<const Key> keys,
@@ -341,6 +352,7 @@ absl::StatusOr<ChangeCursor> Shard::ExportChanges(
         return visit(chunk);
       });
   if (!cursor.ok()) return cursor;
+  core_.last_export_ms = absl::ToUnixMillis(absl::Now());
   if (filter.rule.has_value()) pending_exports_.Keep(std::move(exported));
   if (num_rows + num_removed > 0) {
     core_.journal.Tell("exported",

@@ -91,6 +91,9 @@ class Shard {
     return metrics_.Text({{"shard", absl::StrCat(options().shard_index)}});
   }
 
+  // Fills in all fields but http_servers.
+  void Describe(v1::ServerView* view) const;
+
   int64_t last_save_ms() const { return core_.last_save_ms; }
   // The present workers of all groups; 0 unless this is shard 0.
   int64_t num_workers() const { return core_.coordinator->num_workers(); }

@@ -36,6 +36,8 @@ struct ShardCore {
   // When this shard last wrote its part of a save, in milliseconds since 1970;
   // 0 if that is not known.
   std::atomic<int64_t> last_save_ms{0};
+  // The same for the last time when rows were read for an export.
+  std::atomic<int64_t> last_export_ms{0};
 };
 
 }  // namespace tfswitch

@@ -7,7 +7,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
 #include "cc/base/hash.h"
 #include "cc/table/embedding_table.h"
 
@@ -15,6 +18,10 @@ namespace tfswitch {
 namespace {
 
 using Labels = MetricList::Labels;
+
+// The limits of TableHeat.
+constexpr size_t kShownKeys = 10;
+constexpr size_t kShownVirtualShards = 64;
 
 struct TableMetric {
   const char* name;
@@ -77,35 +84,62 @@ void AddCounters(const std::string& name, const TableStats& stats,
   }
 }
 
-void AddHeat(const ShardOptions& options, const EmbeddingTable& table,
-             MetricList* list) {
-  const std::string& name = table.config().name;
+void AddInfo(const TableConfig& config, MetricList* list) {
+  const EvictionConfig& eviction = config.eviction;
+  std::vector<absl::string_view> rules;
+  if (eviction.delete_after_unseen_days) rules.emplace_back("ttl");
+  if (eviction.delete_threshold) rules.emplace_back("show_click_score");
+  if (eviction.min_l2_norm) rules.emplace_back("l2_norm");
+  if (eviction.max_rows) rules.emplace_back("max_rows");
+  list->Gauge("tfswitch_table_info", "Always 1; the labels are settings.", 1,
+              {{"table", config.name},
+               {"dim", absl::StrCat(config.dim)},
+               {"optimizer", OptimizerName(config.optimizer)},
+               {"admission", KindName(config.admission.policy)},
+               {"eviction", absl::StrJoin(rules, ",")}});
+}
+
+KeyHeat::Report HeatOf(const ShardOptions& options,
+                       const EmbeddingTable& table) {
   const uint32_t num_virtual = table.config().num_virtual_shards;
-  const KeyHeat::Report heat = table.heat().Read(
+  return table.heat().Read(
       FirstVirtualShardOf(options.shard_index, num_virtual, options.num_shards),
       FirstVirtualShardOf(options.shard_index + 1, num_virtual,
                           options.num_shards));
+}
+
+void AddHeat(const ShardOptions& options, const EmbeddingTable& table,
+             MetricList* list) {
+  const std::string& name = table.config().name;
+  const KeyHeat::Report heat = HeatOf(options, table);
   if (heat.hot_keys.empty()) return;
   list->Gauge("tfswitch_table_hottest_over_mean",
               "Pulled keys of the hottest virtual shard over the mean of this "
               "server's, over the last minutes.",
-              heat.max_over_mean, {{"table", name}});
+              *absl::c_max_element(heat.virtual_shards), {{"table", name}});
   list->Gauge("tfswitch_table_hottest_id_ratio",
               "Share of the hottest id in the pulled keys, over the last "
               "minutes.",
               heat.hot_keys.front().share, {{"table", name}});
 }
 
-void AddTables(const ShardCore& core, MetricList* list) {
+// Returns the tables with the most rows first.
+std::vector<std::pair<TableStats, std::shared_ptr<EmbeddingTable>>> SortTables(
+    const ShardCore& core) {
   std::vector<std::pair<TableStats, std::shared_ptr<EmbeddingTable>>> tables;
   for (const auto& table : core.tables.All()) {
     tables.emplace_back(table->stats(), table);
   }
-  list->Gauge("tfswitch_tables", "Tables.", static_cast<double>(tables.size()));
   std::stable_sort(tables.begin(), tables.end(),
                    [](const auto& a, const auto& b) {
                      return a.first.num_rows > b.first.num_rows;
                    });
+  return tables;
+}
+
+void AddTables(const ShardCore& core, MetricList* list) {
+  const auto tables = SortTables(core);
+  list->Gauge("tfswitch_tables", "Tables.", static_cast<double>(tables.size()));
   TableStats others;
   for (size_t i = 0; i < tables.size(); ++i) {
     const auto& [stats, table] = tables[i];
@@ -120,6 +154,7 @@ void AddTables(const ShardCore& core, MetricList* list) {
     AddGauges(table->config().name, stats, list);
     AddCounters(table->config().name, stats, list);
     AddHeat(core.options, *table, list);
+    AddInfo(table->config(), list);
   }
   if (tables.size() > kLabelledTables) AddGauges(kOtherTables, others, list);
 }
@@ -180,6 +215,10 @@ void AddGroups(const ShardCore& core, MetricList* list) {
 void AddShardMetrics(const ShardCore& core, MetricList* list) {
   AddTables(core, list);
   if (core.options.shard_index == 0) AddGroups(core, list);
+  list->Gauge("tfswitch_export_timestamp_seconds",
+              "Time when rows were last read for an export, since 1970; 0: "
+              "not in this run.",
+              static_cast<double>(core.last_export_ms) / 1e3);
   if (core.options.num_writes != nullptr) {
     list->Counter("tfswitch_writes_total",
                   "Applied writes since the data folder was made.",
@@ -194,6 +233,30 @@ void AddShardMetrics(const ShardCore& core, MetricList* list) {
     list->Gauge("tfswitch_log_has_failed",
                 "1 while the push log refuses writes.",
                 log->has_failed() ? 1 : 0);
+  }
+}
+
+void AddHeats(const ShardCore& core, v1::ServerView* view) {
+  auto tables = SortTables(core);
+  if (tables.size() > kLabelledTables) tables.resize(kLabelledTables);
+  for (const auto& [stats, table] : tables) {
+    const KeyHeat::Report report = HeatOf(core.options, *table);
+    if (report.hot_keys.empty()) continue;
+    v1::TableHeat* heat = view->add_heats();
+    heat->set_table(table->config().name);
+    heat->set_sampled_keys(report.sampled_keys);
+    for (size_t i = 0; i < std::min(report.hot_keys.size(), kShownKeys); ++i) {
+      v1::HotKey* hot = heat->add_hot_keys();
+      hot->set_key(report.hot_keys[i].key);
+      hot->set_share(report.hot_keys[i].share);
+    }
+    const size_t num = report.virtual_shards.size();
+    const size_t num_cells = std::min(num, kShownVirtualShards);
+    for (size_t i = 0; i < num_cells; ++i) {
+      heat->add_virtual_shards(*std::max_element(
+          report.virtual_shards.begin() + num * i / num_cells,
+          report.virtual_shards.begin() + num * (i + 1) / num_cells));
+    }
   }
 }
 

@@ -1,10 +1,11 @@
-// The metrics of a shard: its tables, its log, and the groups of workers.
+// The metrics and the heat of a shard: its tables, log, and groups of workers.
 
 #ifndef TFSWITCH_CC_SHARD_SHARD_METRICS_H_
 #define TFSWITCH_CC_SHARD_SHARD_METRICS_H_
 
 #include "cc/base/metric_list.h"
 #include "cc/shard/shard_core.h"
+#include "tfswitch/v1/parameter_server.pb.h"
 
 namespace tfswitch {
 
@@ -15,6 +16,9 @@ inline constexpr size_t kLabelledTables = 200;
 inline constexpr char kOtherTables[] = "(others)";
 
 void AddShardMetrics(const ShardCore& core, MetricList* list);
+
+// Adds the heat of the tables that have labels of their own.
+void AddHeats(const ShardCore& core, v1::ServerView* view);
 
 }  // namespace tfswitch
 

@@ -1,6 +1,7 @@
 #include "cc/table/key_heat.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "cc/base/steady_clock.h"
 
@@ -72,13 +73,12 @@ KeyHeat::Report KeyHeat::Read(uint32_t first, uint32_t end) {
   if (total_ > 0) Decay();
   report.sampled_keys = total_;
   if (total_ <= 0 || first >= end) return report;
-  double sum = 0;
-  double most = 0;
-  for (uint32_t shard = first; shard < end; ++shard) {
-    sum += shards_[shard];
-    most = std::max<double>(most, shards_[shard]);
+  report.virtual_shards.assign(shards_.begin() + first, shards_.begin() + end);
+  const double sum = std::accumulate(report.virtual_shards.begin(),
+                                     report.virtual_shards.end(), 0.0);
+  for (float& count : report.virtual_shards) {
+    count = sum > 0 ? static_cast<float>(count * (end - first) / sum) : 0;
   }
-  if (sum > 0) report.max_over_mean = most * (end - first) / sum;
   for (const Entry& entry : entries_) {
     report.hot_keys.push_back({entry.key, entry.count / total_});
   }

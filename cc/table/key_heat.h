@@ -42,9 +42,9 @@ class KeyHeat {
   };
   struct Report {
     double sampled_keys = 0;
-    // Lookups of the hottest virtual shard over the mean of the virtual shards
-    // `first` to `end`. 0 without a sample.
-    double max_over_mean = 0;
+    // Lookups of the virtual shards `first` to `end`, over their mean. Empty
+    // without a sample.
+    std::vector<float> virtual_shards;
     std::vector<HotKey> hot_keys;  // The hottest first.
   };
   Report Read(uint32_t first, uint32_t end) ABSL_LOCKS_EXCLUDED(mutex_);

@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import json
 import re
 import socket
 import ssl
@@ -147,10 +148,9 @@ def test_metrics_and_probes_have_the_rules_of_grpc(
         assert scraper.get("/readyz") == (200, "ok\n")
         assert scraper.get("/metrics")[0] == 401
         assert scraper.get("/metrics", revoked)[0] == 401
-        assert scraper.get("/") == (
-            404,
-            f"there is no such page; there are: {' '.join(sorted(PAGES))}\n",
-        )
+        status, error = scraper.get("/nothing")
+        assert (status, error[:21]) == (404, "there is no such page")
+        assert all(page in error for page in PAGES)
         with pytest.raises((http.client.HTTPException, OSError)):
             Scraper(port).get("/metrics", reader)
 
@@ -216,6 +216,54 @@ def test_a_taken_port_ends_the_program_as_grpcs_does(
     ) in result.stderr
 
 
+def test_a_view_has_hot_ids_and_events_and_only_servers_pages_may_read_it() -> (
+    None
+):
+    (port,) = free_ports(1)
+    trusted = "https://ps1.example.com"
+    flags = (
+        f"--http_address=127.0.0.1:{port}",
+        f"--http_servers=http://127.0.0.1:{port},HTTPS://ps1.example.com:443/",
+    )
+    with (
+        ServerProcess(flags=flags) as server,
+        tsw.connect(f"grpc://{server.address}"),
+    ):
+        table = make_table("viewed")
+        for _ in range(3000):
+            table.lookup([7])
+
+        headers = {}
+        for method, origin in (
+            ("OPTIONS", trusted),
+            ("GET", trusted),
+            ("GET", "https://evil.example.com"),
+        ):
+            connection = http.client.HTTPConnection("127.0.0.1", port)
+            with contextlib.closing(connection):
+                connection.request(
+                    method, "/view.json", headers={"Origin": origin}
+                )
+                answer = connection.getresponse()
+                headers[method, origin] = answer.headers
+                view = answer.read()
+        allowed = [
+            each["Access-Control-Allow-Origin"] for each in headers.values()
+        ]
+        assert allowed == [trusted, trusted, None]
+        refused = headers["GET", "https://evil.example.com"]
+        assert "Access-Control-Allow-Headers" not in refused
+
+    state = json.loads(view)
+    assert state["http_servers"] == [f"http://127.0.0.1:{port}", trusted]
+    (heat,) = state["heats"]
+    assert (heat["table"], len(heat["virtual_shards"])) == ("viewed", 64)
+    assert heat["hot_keys"] == [{"key": "7", "share": 1}]
+    assert 'tfswitch_table_info{shard="0",table="viewed"' in state["metrics"]
+    events = [json.loads(event)["event"] for event in state["events"]]
+    assert events == ["started", "table_made"]
+
+
 @pytest.mark.slow
 def test_training_goes_on_beside_a_thousand_scrapes_and_slow_clients() -> None:
     (port,) = free_ports(1)
@@ -273,3 +321,4 @@ def test_a_prediction_server_is_ready_when_its_health_is_serving(
         assert calls in metrics
         duration = 'tfswitch_call_duration_seconds_count{call="Predict"} 1\n'
         assert duration in metrics
+        assert 'tfswitch_model_version{model="' in metrics

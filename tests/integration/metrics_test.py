@@ -19,6 +19,8 @@ NOT_HERE = {
     "tfswitch_group_rounds_total",
     "tfswitch_group_staleness_steps_total",
     "tfswitch_group_workers",
+    "tfswitch_model_data_timestamp_seconds",
+    "tfswitch_model_version",
     "tfswitch_worker_steps_total",
 }
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from pathlib import Path
@@ -33,6 +34,7 @@ from tensorflow_serving.apis import (
 
 import tfswitch as tsw
 from tests.programs import ROOT, run_python
+from tests.support import free_ports
 
 # The command `tfswitch-serving`, whichever checkout it was installed from.
 COMMAND = [
@@ -1453,18 +1455,36 @@ def test_exports_change_the_answers_of_a_running_server(
 ) -> None:
     rows.set_all(1)
     rows.save(1)
-    with start(rows.models, "--watch_rows_secs=0.02") as server:
+    (port,) = free_ports(1)
+    with start(
+        rows.models,
+        "--watch_rows_secs=0.02",
+        f"--http_address=127.0.0.1:{port}",
+    ) as server:
 
         def state() -> str:
             return server.states()[1][1]
+
+        def data_time() -> float:
+            page = f"http://127.0.0.1:{port}/metrics"
+            with urllib.request.urlopen(page) as answer:
+                time_of = re.search(
+                    r"tfswitch_model_data_timestamp_seconds\S+ (\S+)",
+                    answer.read().decode(),
+                )
+            assert time_of is not None
+            return float(time_of[1])
 
         with ScoreClient(server) as client:
             assert client.ask() == 1
             assert state() == "rows as of export 1, base 1"
 
             rows.set_all(2)
+            begin = time.time()
+            assert data_time() <= begin
             assert rows.export().number == 2
             client.wait_for(2)
+            wait_until(lambda: data_time() > begin - 1e-3, "the time follows")
 
             # A delta that is damaged before the server can see it.
             rows.set_all(3)

@@ -1,7 +1,7 @@
 """Reads metrics of servers and of this process."""
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tfswitch import _native
 from tfswitch._connection._control_calls import Caller, call
@@ -31,15 +31,20 @@ class Sample(NamedTuple):
         return f"{self.name}{{{','.join(pairs)}}}"
 
 
-def texts_of(caller: Caller | None) -> list[str]:
-    """Returns Prometheus's text format: one text for each server.
+def views_of(caller: Caller | None) -> list[dict[str, Any]]:
+    """Returns what each server tells about itself: `ServerView` of the proto.
 
     Args:
         caller: A `_native.Cluster`; None for the calls of this process.
     """
     method = "GetProcessMetrics" if caller is None else "GetMetrics"
-    texts: list[str] = call(caller or _native, method)["texts"]
-    return texts
+    views: list[dict[str, Any]] = call(caller or _native, method)["servers"]
+    return views
+
+
+def texts_of(caller: Caller | None) -> list[str]:
+    """Returns Prometheus's text format: one text for each server."""
+    return [view["metrics"] for view in views_of(caller)]
 
 
 def samples_of(texts: Iterable[str]) -> list[Sample]:
