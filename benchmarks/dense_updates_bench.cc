@@ -64,7 +64,8 @@ double Run(EmbeddingTable* table, const std::vector<Key>& batch,
            const std::vector<float>& gradients, std::vector<float>* rows) {
   const size_t num_floats = batch.size() * kDim;
   const double begin = WallSeconds();
-  Check(table->FindOrInsert(batch, absl::MakeSpan(rows->data(), num_floats)));
+  Check(table->FindOrInsert(batch, absl::MakeSpan(rows->data(), num_floats))
+            .status());
   Check(
       table
           ->ApplyGradients({batch, absl::MakeSpan(gradients.data(), num_floats),

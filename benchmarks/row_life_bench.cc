@@ -153,7 +153,7 @@ void MeasureSpeed() {
   RaceTables(
       "speed", "training lookup", &variants, &reads, nothing,
       [&](EmbeddingTable* table, const std::vector<Key>& keys) {
-        Check(table->FindOrInsert(keys, absl::MakeSpan(out)));
+        Check(table->FindOrInsert(keys, absl::MakeSpan(out)).status());
       },
       bar);
   // A million keys wait for admission; half of the unknown keys in lookups are

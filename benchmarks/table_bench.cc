@@ -121,7 +121,7 @@ void MeasureSingleInserts() {
     const Key key = KeyAt(i);
     const double cpu = CpuSeconds();
     const double wall = WallSeconds();
-    Check(table->FindOrInsert({&key, 1}, absl::MakeSpan(out)));
+    Check(table->FindOrInsert({&key, 1}, absl::MakeSpan(out)).status());
     wall_us[i] = static_cast<float>((WallSeconds() - wall) * 1e6);
     worst_cpu_us =
         std::max(worst_cpu_us, static_cast<float>((CpuSeconds() - cpu) * 1e6));
@@ -168,7 +168,8 @@ std::unique_ptr<EmbeddingTable> MeasureGrowth() {
     for (int64_t i = 0; i < n; ++i) keys[i] = KeyAt(size + i);
     const double wall = WallSeconds();
     const double cpu = CpuSeconds();
-    Check(table->FindOrInsert(keys, absl::MakeSpan(out).first(n * dim)));
+    Check(
+        table->FindOrInsert(keys, absl::MakeSpan(out).first(n * dim)).status());
     const double cpu_taken = CpuSeconds() - cpu;
     worst_wall = std::max(worst_wall, WallSeconds() - wall);
     worst_cpu = std::max(worst_cpu, cpu_taken);

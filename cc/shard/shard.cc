@@ -50,18 +50,18 @@ absl::Status Shard::Pull(EmbeddingTable& table, absl::Span<const Key> keys,
   std::atomic<int64_t> num_found{0};
   const auto run = [&](bool inserts) {
     num_found = 0;
-    return RunKeyRanges(threads, keys.size(), dim,
-                        [&](size_t begin, size_t size) -> absl::Status {
-                          const absl::Span<const Key> range =
-                              keys.subspan(begin, size);
-                          float* const to = embeddings.data() + begin * dim;
-                          const absl::Span<float> rows(to, size * dim);
-                          if (inserts) return table.FindOrInsert(range, rows);
-                          TFSWITCH_ASSIGN_OR_RETURN(const int64_t found,
-                                                    table.Find(range, rows));
-                          num_found += found;
-                          return absl::OkStatus();
-                        });
+    return RunKeyRanges(
+        threads, keys.size(), dim,
+        [&](size_t begin, size_t size) -> absl::Status {
+          const absl::Span<const Key> range = keys.subspan(begin, size);
+          float* const to = embeddings.data() + begin * dim;
+          const absl::Span<float> rows(to, size * dim);
+          TFSWITCH_ASSIGN_OR_RETURN(const int64_t found,
+                                    inserts ? table.FindOrInsert(range, rows)
+                                            : table.Find(range, rows));
+          num_found += found;
+          return absl::OkStatus();
+        });
   };
   if (core_.journal.log() == nullptr || !insert_missing) {
     TFSWITCH_RETURN_IF_ERROR(run(insert_missing));
@@ -86,7 +86,7 @@ absl::Status Shard::Pull(EmbeddingTable& table, absl::Span<const Key> keys,
   TableCounters& counters = table.counters();
   counters.Add(TableCounter::num_pulls, 1);
   counters.Add(TableCounter::pulled_keys, keys.size());
-  if (!insert_missing) counters.Add(TableCounter::missing_keys, num_missing);
+  counters.Add(TableCounter::missing_keys, num_missing);
   table.heat().Note(keys);
   if (insert_missing || table.config().layout.empty() || num_missing == 0) {
     return absl::OkStatus();

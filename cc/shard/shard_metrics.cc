@@ -50,7 +50,7 @@ constexpr TableMetric kCounters[] = {
     {"tfswitch_table_pulled_keys_total", "Keys of pulls.",
      &TableStats::pulled_keys},
     {"tfswitch_table_missing_keys_total",
-     "Keys without a row, of pulls that create no rows.",
+     "Keys of pulls that had no row when the pull came.",
      &TableStats::missing_keys},
     {"tfswitch_table_pushes_total", "Pushes.", &TableStats::num_pushes},
     {"tfswitch_table_pushed_keys_total", "Distinct keys of pushes.",

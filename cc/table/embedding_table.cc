@@ -326,9 +326,9 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::Find(
   return num_found;
 }
 
-absl::Status EmbeddingTable::Impl::FindOrInsert(absl::Span<const Key> keys,
-                                                absl::Span<float> embeddings) {
-  if (!config_.admission.is_always()) return Find(keys, embeddings).status();
+absl::StatusOr<int64_t> EmbeddingTable::Impl::FindOrInsert(
+    absl::Span<const Key> keys, absl::Span<float> embeddings) {
+  if (!config_.admission.is_always()) return Find(keys, embeddings);
   TFSWITCH_RETURN_IF_ERROR(
       CheckFloats("embeddings", keys.size(), "dim", dim(), embeddings.size()));
   IndexView views[kNumStripes];
@@ -336,12 +336,14 @@ absl::Status EmbeddingTable::Impl::FindOrInsert(absl::Span<const Key> keys,
   const std::shared_ptr<const StepHistory> now = Now();
   PatientSink retry(this, views, *now);
   const size_t dim = static_cast<size_t>(config_.dim);
+  auto num_found = static_cast<int64_t>(keys.size());
   for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
     const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
     float* const to = embeddings.data() + begin * dim;
     const uint32_t num_missing =
         ReadBlock(block, *now, views, &retry, missing, to);
     if (num_missing == 0) continue;
+    num_found -= num_missing;
     const ChangeClock::Change change(&change_clock_);
     const StripeGroups groups(hash_, block.data(), num_missing, missing);
     TFSWITCH_RETURN_IF_ERROR(ForEachLocked(
@@ -356,7 +358,7 @@ absl::Status EmbeddingTable::Impl::FindOrInsert(absl::Span<const Key> keys,
                               });
         }));
   }
-  return absl::OkStatus();
+  return num_found;
 }
 
 RowRounding EmbeddingTable::Impl::RoundingOf(const GradientBatch& batch,

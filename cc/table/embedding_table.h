@@ -294,8 +294,9 @@ class EmbeddingTable {
 
   // Like Find(), but first inserts a row from the initializer for a missing
   // key, unless there is an admission policy. This is the read of training.
-  virtual absl::Status FindOrInsert(absl::Span<const Key> keys,
-                                    absl::Span<float> embeddings) = 0;
+  // Returns how many keys had a row before.
+  virtual absl::StatusOr<int64_t> FindOrInsert(
+      absl::Span<const Key> keys, absl::Span<float> embeddings) = 0;
 
   // Sets the day for calls that do not give one. Values below 0 have no effect.
   virtual void NoteDay(float day) = 0;

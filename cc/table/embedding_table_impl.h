@@ -140,8 +140,8 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
 
   absl::StatusOr<int64_t> Find(absl::Span<const Key> keys,
                                absl::Span<float> embeddings) const override;
-  absl::Status FindOrInsert(absl::Span<const Key> keys,
-                            absl::Span<float> embeddings) override;
+  absl::StatusOr<int64_t> FindOrInsert(absl::Span<const Key> keys,
+                                       absl::Span<float> embeddings) override;
   void NoteDay(float day) override;
   float last_day() const override {
     return last_day_.load(std::memory_order_relaxed);

@@ -10,8 +10,8 @@
 // Lists the counters. V(name) stands for a counter, for the field of TableStats
 // and the field of the message TableInfo with its value.
 //
-// pulled_keys counts the keys of all pulls; missing_keys counts those without a
-// row in pulls that insert no rows. An evicted row counts for one rule.
+// pulled_keys counts the keys of all pulls; missing_keys counts those that had
+// no row when the pull came. An evicted row counts for one rule.
 #define TFSWITCH_TABLE_COUNTERS(V) \
   V(num_pulls)                     \
   V(pulled_keys)                   \

@@ -34,7 +34,13 @@ def values(text: str) -> stats_command._Values:
     return found
 
 
+def heat(table: str, num_keys: float, shares: dict[int, float]):
+    hot_keys = [{"key": str(k), "share": s} for k, s in shares.items()]
+    return {"table": table, "sampled_keys": num_keys, "hot_keys": hot_keys}
+
+
 PULLED = "tfswitch_table_pulled_keys_total"
+STEPS = "tfswitch_worker_steps_total"
 UPTIME = "tfswitch_uptime_seconds"
 ROWS = "tfswitch_table_rows"
 
@@ -46,6 +52,7 @@ def test_rates_add_up_shards_and_a_restarted_one_counts_from_its_start():
         {ROWS} 0 table=t 5
         {PULLED} 0 table=t 9000
         {PULLED} 1 table=t 100
+        {STEPS} 1 group=g worker=0 30
     """)
     now = values(f"""
         {UPTIME} 0 1
@@ -54,10 +61,21 @@ def test_rates_add_up_shards_and_a_restarted_one_counts_from_its_start():
         {ROWS} 1 table=t 6
         {PULLED} 0 table=t 20
         {PULLED} 1 table=t 140
+        {STEPS} 1 group=g worker=0 50
     """)
-    (table,) = stats_command._report(before, now, 2.0)["tables"]
+    heats = [heat("t", 30, {7: 0.5}), heat("t", 10, {8: 1}), heat("u", 5, {})]
+    report = stats_command._report(
+        stats_command._Look(10.0, before, []),
+        stats_command._Look(12.0, now, heats),
+    )
+    (table,) = report["tables"]
     assert (table["table"], table["rows"]) == ("t", 11)
     assert table["pulled/s"] == (20 + 40) / 2
+    assert report["workers"] == [
+        {"group": "g", "worker": "0", "steps": 50, "steps/s": 10.0}
+    ]
+    shares = {hot["id"]: hot["share"] for hot in report["hot_ids"]}
+    assert shares == {7: 15 / 40, 8: 10 / 40}
 
 
 @pytest.mark.parametrize(
@@ -76,12 +94,15 @@ def test_stats_as_json_has_servers_calls_and_tables(server, capsys):
     tsw.connect(f"grpc://{server.address}")
     table = make_table("movie")
     table.push(np.arange(7), np.ones((7, 2), np.float32))
+    for _ in range(3000):
+        table.lookup([3])
     words = ("--cluster", server.address, "--seconds", "0.2", "--json")
     assert stats_command.stats(words) == 0
     report = json.loads(capsys.readouterr().out)
     assert [s["server"] for s in report["servers"]] == [0]
     assert [c["call"] for c in report["calls"]] == ["GetMetrics"]
     assert [(t["table"], t["rows"]) for t in report["tables"]] == [("movie", 7)]
+    assert report["hot_ids"] == [{"table": "movie", "id": 3, "share": 1.0}]
     del table
 
 

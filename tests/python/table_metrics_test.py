@@ -71,9 +71,12 @@ def test_an_epoch_is_a_point_of_each_series(cluster, tmp_path):
     assert set(found) == {
         "user/epoch_rows",
         "user/epoch_new_rows",
+        "user/epoch_hit_rate",
         "user/epoch_gradient_norm",
         "user/epoch_push_ms",
     }
+    # At first only the repeated 4 and 5 have rows.
+    assert found["user/epoch_hit_rate"] == {0: 2 / 8, 1: 1}
 
 
 def test_rows_of_former_steps_are_not_new(cluster, tmp_path):

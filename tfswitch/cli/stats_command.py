@@ -11,7 +11,7 @@ import time
 import tty
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import app
 
@@ -23,6 +23,17 @@ from tfswitch.cluster import Cluster
 
 _Values = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
+
+class _Look(NamedTuple):
+    """The state of the servers at a time."""
+
+    time: float  # From `time.monotonic`.
+    values: _Values
+    heats: list[Mapping[str, Any]]  # Messages TableHeat.
+
+
+# How many hot ids are shown.
+_MAX_HOT_IDS = 10
 # The columns of tables that are rates: name, and the counter.
 _RATES = (
     ("pulled/s", "tfswitch_table_pulled_keys_total"),
@@ -74,17 +85,17 @@ def _parser(command: str, about: str) -> Parser:
 
 def _stats(options: Namespace) -> int:
     with _requests.connected(options) as cluster:
-        begin, before = time.monotonic(), _read(cluster)
+        before = _read(cluster)
         with _requests.waiting(f"looking for {options.seconds:g} s"):
             time.sleep(options.seconds)
-        secs, now = time.monotonic() - begin, _read(cluster)
-    report = _report(before, now, secs)
+        report = _report(before, _read(cluster))
     if options.json:
         _requests.print_json(report)
         return 0
-    for name in ("servers", "calls", "tables"):
-        _requests.print_lines([_texts(line) for line in report[name]])
-        print()
+    for name in ("servers", "calls", "tables", "workers", "hot_ids"):
+        if report[name]:
+            _requests.print_lines([_texts(line) for line in report[name]])
+            print()
     return 0
 
 
@@ -103,14 +114,14 @@ def _top(options: Namespace) -> int:
             # A thread that refreshes prints a traceback if the terminal goes.
             Live(screen=True, auto_refresh=False) as live,
         ):
-            begin, before = time.monotonic(), _read(cluster)
-            report = _report(before, before, options.seconds)
+            before = _read(cluster)
+            report = _report(before, before)
             while True:
-                left = begin + options.seconds - time.monotonic()
+                left = before.time + options.seconds - time.monotonic()
                 if left <= 0:
-                    secs, now = time.monotonic() - begin, _read(cluster)
-                    report = _report(before, now, secs)
-                    begin, before = time.monotonic(), now
+                    now = _read(cluster)
+                    report = _report(before, now)
+                    before = now
                 elif select.select([terminal], [], [], left)[0]:
                     keys = os.read(terminal, 64).decode(errors="replace")
                     if not keys or "q" in keys:  # No keys: it was closed.
@@ -131,8 +142,15 @@ def _screen(report: Mapping[str, Any], sort: str) -> Any:
     from rich.table import Table
 
     views = []
-    for name in ("servers", "tables", "calls"):
-        view = Table(title=f"{name}, by {sort}" if name == "tables" else name)
+    titles = {
+        "servers": "servers",
+        "tables": f"tables, by {sort}",
+        "workers": "workers",
+        "hot_ids": "hot ids",
+        "calls": "calls",
+    }
+    for name, title in titles.items():
+        view = Table(title=title)
         for column in report[name][0] if report[name] else ():
             view.add_column(column)
         for line in report[name]:
@@ -141,14 +159,15 @@ def _screen(report: Mapping[str, Any], sort: str) -> Any:
     return Group(*views)
 
 
-def _read(cluster: Cluster) -> _Values:
-    samples = _metric_samples.samples_of(
-        _metric_samples.texts_of(cluster._native)
-    )
-    return {
+def _read(cluster: Cluster) -> _Look:
+    views = _metric_samples.views_of(cluster._native)
+    samples = _metric_samples.samples_of(view["metrics"] for view in views)
+    values = {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for sample in samples
     }
+    heats = [heat for view in views for heat in view["heats"]]
+    return _Look(time.monotonic(), values, heats)
 
 
 def _sums(values: _Values, name: str, label: str) -> collections.Counter[str]:
@@ -160,8 +179,10 @@ def _sums(values: _Values, name: str, label: str) -> collections.Counter[str]:
     return sums
 
 
-def _report(before: _Values, now: _Values, secs: float) -> dict[str, Any]:
-    """Returns the lines of servers, calls and tables."""
+def _report(first: _Look, second: _Look) -> dict[str, Any]:
+    """Returns lines of servers, calls, tables, workers and hot ids."""
+    before, now = first.values, second.values
+    secs = second.time - first.time or 1.0  # Without time nothing has changed.
     uptime = _sums(now, "tfswitch_uptime_seconds", "shard")
     old_uptime = _sums(before, "tfswitch_uptime_seconds", "shard")
     # A server that was started again has counted from 0 since then.
@@ -212,7 +233,47 @@ def _report(before: _Values, now: _Values, secs: float) -> dict[str, Any]:
         "servers": servers,
         "calls": _calls(before, now, secs),
         "tables": tables,
+        "workers": _workers(before, now, secs),
+        "hot_ids": _hot_ids(second.heats),
     }
+
+
+def _workers(
+    before: _Values, now: _Values, secs: float
+) -> list[dict[str, object]]:
+    """Returns the workers that have ended steps."""
+    return [
+        {
+            "group": dict(labels)["group"],
+            "worker": dict(labels)["worker"],
+            "steps": int(steps),
+            "steps/s": round(
+                (steps - before.get((name, labels), 0.0)) / secs, 1
+            ),
+        }
+        for (name, labels), steps in now.items()
+        if name == "tfswitch_worker_steps_total"
+    ]
+
+
+def _hot_ids(heats: Sequence[Mapping[str, Any]]) -> list[dict[str, object]]:
+    """Returns the ids with the largest shares of the lookups of their table."""
+    totals: collections.Counter[str] = collections.Counter()
+    for heat in heats:
+        totals[heat["table"]] += heat["sampled_keys"]
+    found = [
+        {
+            "table": heat["table"],
+            "id": int(hot["key"]),
+            "share": round(
+                hot["share"] * heat["sampled_keys"] / totals[heat["table"]], 4
+            ),
+        }
+        for heat in heats
+        for hot in heat["hot_keys"]
+    ]
+    found.sort(key=lambda each: each["share"], reverse=True)
+    return found[:_MAX_HOT_IDS]
 
 
 def _calls(

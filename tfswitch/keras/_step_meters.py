@@ -23,12 +23,12 @@ class Meter(NamedTuple):
 
     Attributes:
         table: The table.
-        inserted_rows: How many rows had been made before the first step.
+        before: The table's counts before the first step.
         sums: Sums over steps: of ones, gradient norms and seconds.
     """
 
     table: EmbeddingTable
-    inserted_rows: int
+    before: TableStats
     sums: HostVariable
 
 
@@ -43,9 +43,9 @@ class StepMeters(dict[tuple[str, str], Meter]):
         """Adds the numbers of a step to the sums of the table."""
         key = (table.cluster.address, table.name)
         if key not in self:
-            made = stats_by_name(table)[table.name]["inserted_rows"]
+            before = stats_by_name(table)[table.name]
             sums = HostVariable(np.zeros(3), tf.float64, [3])
-            self[key] = Meter(table, made, sums)
+            self[key] = Meter(table, before, sums)
         self[key].sums.add(numbers)
 
 

@@ -245,7 +245,7 @@ TEST(EmbeddingTableTest, WrongLengthNamesTheTableAndBothSizes) {
 
   for (const absl::Status& status :
        {table->Find(keys, absl::MakeSpan(seven)).status(),
-        table->FindOrInsert(keys, absl::MakeSpan(seven)),
+        table->FindOrInsert(keys, absl::MakeSpan(seven)).status(),
         table->ApplyGradients({keys, seven, 0.1f, true}).status(),
         Assign(*table, keys, seven),
         table->AssignRows({keys, seven, eight}, AssignMode::kSaved).status(),

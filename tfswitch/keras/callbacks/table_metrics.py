@@ -22,6 +22,9 @@ _SCALAR = tf.compat.v1.SummaryMetadata(
     data_class="DATA_CLASS_SCALAR",
 )
 
+# The counts of `EmbeddingTable.stats` that series use.
+_COUNTS = ("inserted_rows", "pulled_keys", "missing_keys")
+
 # Numbers that grow; the points of a series are their differences.
 _Counts = dict[str, float]
 
@@ -37,6 +40,7 @@ class TableMetrics(_backend.Callback):
 
     * rows: the number of rows.
     * new_rows: rows that all workers have made, per batch of this process.
+    * hit_rate: the share of pulled ids that had a row, of all workers.
     * gradient_norm: the mean of the L2 norm of the gradient of all rows.
     * push_ms: the mean time of the op that pushes the gradients.
     * staleness: the mean number of steps by which workers of the group were
@@ -125,13 +129,13 @@ class TableMetrics(_backend.Callback):
             num_steps, norms, secs = meter.sums.read().numpy().tolist()
             now = {
                 "batches": self._num_batches,
-                "inserted_rows": present["inserted_rows"],
+                **{count: present[count] for count in _COUNTS},
                 "steps": num_steps,
                 "norms": norms,
                 "secs": secs,
                 **_staleness(meter.table.cluster),
             }
-            before = last.get(key, {"inserted_rows": meter.inserted_rows})
+            before = last.get(key, {c: meter.before[c] for c in _COUNTS})
             last[key] = now
             series = {"rows": present["num_rows"], **_series(now, before)}
             with self._writer.as_default(), tf.summary.record_if(True):
@@ -148,6 +152,8 @@ def _series(now: _Counts, before: _Counts) -> dict[str, float]:
     series = {}
     if num_batches := grown["batches"]:
         series["new_rows"] = grown["inserted_rows"] / num_batches
+    if num_pulled := grown["pulled_keys"]:
+        series["hit_rate"] = 1.0 - grown["missing_keys"] / num_pulled
     if num_steps := grown["steps"]:
         series["gradient_norm"] = grown["norms"] / num_steps
         series["push_ms"] = 1000.0 * grown["secs"] / num_steps
