@@ -42,6 +42,7 @@ SECRETS = {
     "tfswitch-tokens": {"tokens"},
     "tfswitch-train": {"token"},
     "tfswitch-serving-token": {"token"},
+    "tfswitch-monitoring": {"token"},
 }
 Object = dict[str, Any]
 
@@ -92,6 +93,7 @@ def check_schema(item: Object) -> None:
     if item["apiVersion"].split("/")[0] not in (
         "cert-manager.io",
         "kubeflow.org",
+        "monitoring.coreos.com",
         "ray.io",
     ):
         for version in VERSIONS:
@@ -676,6 +678,59 @@ certManager: {enabled: true}
     text = re.sub(r"registry\S+|tfswitch(-serving)?-client", "", str(found))
     text = re.sub(r"TFSWITCH\w+|/lib/tfswitch|tfswitch authority", "", text)
     assert "tfswitch-" not in text
+
+
+def test_monitors_of_the_chart_reach_the_metrics_of_all_pods(
+    programs: Path,
+) -> None:
+    found = render(
+        *(programs, "helm", "template", "other", CHART, "--namespace=ml"),
+        "--set=serving.enabled=true,certManager.enabled=true",
+        "--set=monitoring.enabled=true,monitoring.rules=true",
+        "--set=monitoring.labels.release=stack",
+    )
+
+    for item in found.values():
+        check_schema(item)
+    for owner, name in (
+        ("StatefulSet", "other"),
+        ("Deployment", "other-serving"),
+    ):
+        monitor = found["ServiceMonitor", name]
+        assert monitor["metadata"]["labels"] == {"release": "stack"}
+        service = found["Service", name]
+        assert (
+            monitor["spec"]["selector"]["matchLabels"]
+            == service["metadata"]["labels"]
+        )
+        (endpoint,) = monitor["spec"]["endpoints"]
+        port = service["spec"]["ports"][1]
+        assert endpoint["port"] == port["name"] == port["targetPort"]
+        (pod,) = pods(found[owner, name])
+        number = container(pod)["ports"][1]["containerPort"]
+        assert container(pod)["ports"][1]["name"] == port["name"]
+        assert f"--http_address=0.0.0.0:{number}" in container(pod)["args"]
+        rule = found["NetworkPolicy", name]["spec"]["ingress"][1]
+        assert rule["ports"] == [{"port": port["name"], "protocol": "TCP"}]
+        assert len(rule["from"]) == 1
+        certificate = found["Certificate", name]["spec"]
+        tls = endpoint["tlsConfig"]
+        assert tls["serverName"] in certificate["dnsNames"]
+        assert tls["ca"] == {
+            "secret": {"name": certificate["secretName"], "key": "ca.crt"}
+        }
+        assert endpoint["scheme"] == "https"
+        assert endpoint["authorization"] == {
+            "credentials": {"name": "other-monitoring", "key": "token"}
+        }
+        assert endpoint["relabelings"][1] == {
+            "targetLabel": "job",
+            "replacement": f"tfswitch/ml/{name}",
+        }
+    rules = ROOT / "deploy/monitoring/tfswitch_rules.yaml"
+    assert found["PrometheusRule", "other"]["spec"] == (
+        yaml.safe_load(rules.read_text())
+    )
 
 
 def test_helm_finds_no_fault_in_the_chart(programs: Path) -> None:
