@@ -62,6 +62,17 @@ def expressions() -> dict[str, list[str]]:
     return found
 
 
+def variables() -> dict[str, str]:
+    """The labels of the lists at the top, and where their values come from."""
+    return {
+        match[2]: match[1]
+        for variable in DASHBOARD["templating"]["list"]
+        if (
+            match := re.match(r"label_values\((.*), (\w+)\)", variable["query"])
+        )
+    }
+
+
 def rules() -> dict[str, dict[str, Any]]:
     """The rules by the names of their alerts."""
     (group,) = yaml.safe_load(RULES.read_text())["groups"]
@@ -130,7 +141,7 @@ class Prometheus:
         """The values of an expression now, without those that are NaN."""
         for name, value in {
             "$__rate_interval": "1m",
-            "$job": "tfswitch.*",
+            "$job": ".*",
             "$instance": ".*",
             "$table": ".*",
         }.items():
@@ -273,7 +284,7 @@ def scraped(tmp_path_factory) -> Iterator[Scraped]:
                 for name, found, how in (
                     ("tfswitch", targets[:2], secure),
                     ("tfswitch-serving", targets[2:], secure),
-                    ("tfswitch-workers", [f"127.0.0.1:{of_worker.port}"], {}),
+                    ("trainers", [f"127.0.0.1:{of_worker.port}"], {}),
                 )
             ],
             at_once,
@@ -303,11 +314,7 @@ def test_panels_and_alerts_use_documented_series() -> None:
         for expression in (
             *(e for found in expressions().values() for e in found),
             *(rule["expr"] for rule in rules().values()),
-            *(
-                variable["query"]
-                for variable in DASHBOARD["templating"]["list"]
-                if variable["type"] == "query"
-            ),
+            *variables().values(),
         )
     }
     for expression, names in used.items():
@@ -341,7 +348,8 @@ def test_the_page_has_the_series_of_panels_and_expressions_of_alerts() -> None:
 def test_each_expression_of_the_dashboard_returns_data(
     scraped: Scraped,
 ) -> None:
-    left = [
+    left = [f"count by ({label}) ({e})" for label, e in variables().items()]
+    left += [
         expression
         for found in expressions().values()
         for expression in found
