@@ -27,7 +27,7 @@ _Values = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 class _Look(NamedTuple):
     """The state of the servers at a time."""
 
-    time: float  # From `time.monotonic`.
+    time: float  # The clock is `time.monotonic`.
     values: _Values
     heats: list[Mapping[str, Any]]  # Messages TableHeat.
 
