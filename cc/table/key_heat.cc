@@ -26,10 +26,15 @@ void KeyHeat::Note(absl::Span<const Key> keys) {
     skip -= keys.size();
     return;
   }
-  MutexLock lock(&mutex_);
-  Decay();
+  const bool is_locked = mutex_.TryLock();
   size_t i = skip;
-  for (; i < keys.size(); i += DrawDistance()) Count(keys[i]);
+  if (is_locked) {
+    Decay();
+    for (; i < keys.size(); i += DrawDistance()) Count(keys[i]);
+    mutex_.Unlock();
+  } else {
+    i = keys.size() + DrawDistance() - 1;
+  }
   skip = i - keys.size();
 }
 
@@ -37,7 +42,7 @@ void KeyHeat::Decay() {
   const absl::Time now = SteadyNow();
   if (total_ <= 0) {
     shards_.assign(num_virtual_shards_, 0);
-    entries_.clear();
+    entries_ = {};
     total_ = 0;
     next_halving_ = now + kHalfLife;
   }
@@ -52,19 +57,16 @@ void KeyHeat::Decay() {
 void KeyHeat::Count(Key key) {
   ++total_;
   ++shards_[VirtualShardOf(key, num_virtual_shards_)];
-  Entry* least = nullptr;
-  for (Entry& entry : entries_) {
-    if (entry.key == key) {
-      ++entry.count;
+  Entry* const set = &entries_[HashKey(key) % kSets * kEntriesOfSet];
+  Entry* least = set;
+  for (Entry* entry = set; entry != set + kEntriesOfSet; ++entry) {
+    if (entry->key == key) {
+      ++entry->count;
       return;
     }
-    if (least == nullptr || entry.count < least->count) least = &entry;
+    if (entry->count < least->count) least = entry;
   }
-  if (entries_.size() < kHotKeys) {
-    entries_.push_back({key, 1});
-  } else {
-    *least = {key, least->count + 1};
-  }
+  *least = {key, least->count + 1};
 }
 
 KeyHeat::Report KeyHeat::Read(uint32_t first, uint32_t end) {
@@ -80,7 +82,9 @@ KeyHeat::Report KeyHeat::Read(uint32_t first, uint32_t end) {
     count = sum > 0 ? static_cast<float>(count * (end - first) / sum) : 0;
   }
   for (const Entry& entry : entries_) {
-    report.hot_keys.push_back({entry.key, entry.count / total_});
+    if (entry.count > 0) {
+      report.hot_keys.push_back({entry.key, entry.count / total_});
+    }
   }
   std::sort(report.hot_keys.begin(), report.hot_keys.end(),
             [](const HotKey& a, const HotKey& b) { return a.share > b.share; });

@@ -3,6 +3,7 @@
 #ifndef TFSWITCH_CC_TABLE_KEY_HEAT_H_
 #define TFSWITCH_CC_TABLE_KEY_HEAT_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -18,20 +19,24 @@ namespace tfswitch {
 // Samples one key in kSampleEvery. Each kHalfLife the counts are halved, so
 // they describe the last minutes. The hottest keys are found with the
 // Space-Saving algorithm (Metwally et al. 2005, "Efficient Computation of
-// Frequent and Top-k Elements in Data Streams").
+// Frequent and Top-k Elements in Data Streams"), which runs for each of kSets
+// sets of keys by itself, so that a sample looks at few entries.
 //
 // Thread-safe.
 class KeyHeat {
  public:
   static constexpr uint32_t kSampleEvery = 256;
-  static constexpr size_t kHotKeys = 64;
+  static constexpr size_t kSets = 16;
+  static constexpr size_t kEntriesOfSet = 8;
+  static constexpr size_t kHotKeys = kSets * kEntriesOfSet;
   static constexpr absl::Duration kHalfLife = absl::Minutes(1);
 
   // `num_virtual_shards` is that of the table.
   explicit KeyHeat(uint32_t num_virtual_shards)
       : num_virtual_shards_(num_virtual_shards) {}
 
-  // Samples the keys of a lookup.
+  // Samples the keys of a lookup. Never waits: leaves them out while another
+  // thread counts its own.
   void Note(absl::Span<const Key> keys) ABSL_LOCKS_EXCLUDED(mutex_);
 
   struct HotKey {
@@ -51,8 +56,8 @@ class KeyHeat {
 
  private:
   struct Entry {
-    Key key;
-    double count;
+    Key key = 0;
+    double count = 0;  // 0: the entry is free.
   };
   // Halves the counts for the time since the last call.
   void Decay() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -61,7 +66,8 @@ class KeyHeat {
   const uint32_t num_virtual_shards_;
   Mutex mutex_;
   std::vector<float> shards_ ABSL_GUARDED_BY(mutex_);  // Empty before a sample.
-  std::vector<Entry> entries_ ABSL_GUARDED_BY(mutex_);  // At most kHotKeys.
+  // The sets one after the other.
+  std::array<Entry, kHotKeys> entries_ ABSL_GUARDED_BY(mutex_);
   double total_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Time next_halving_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
 };
