@@ -272,7 +272,7 @@ def test_a_dead_server_is_shown_as_dead_and_the_others_go_on(
     cluster.end_training()
     cluster.servers[1].kill()
     status = page.get_by_role("status")
-    expect(status).to_contain_text(re.compile("Shard 1 .*is dead since"))
+    expect(status).to_contain_text(re.compile("Shard 1 .*: dead since"))
     expect(page).to_have_title("1 of 2 servers up - tfswitch")
     assert cell(page, "servers", "0", "state") == "up"
     assert cell(page, "servers", "1", "state").startswith("dead since")
