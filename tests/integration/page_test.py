@@ -9,7 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    Page,
+    Route,
+    expect,
+    sync_playwright,
+)
 
 import tfswitch as tsw
 from tests.certificates import Authority
@@ -262,6 +268,51 @@ def test_axe_finds_nothing_in_light_and_dark(
     page.set_viewport_size({"width": 400, "height": 800})
     check()
     assert page.evaluate("document.documentElement.scrollWidth") == 400
+
+
+def test_a_restarted_server_counts_again_and_a_restoring_one_says_so(
+    page: Page,
+) -> None:
+    uptime, keys, keys_per_sec, tables = 100, 10**9, 1000, "tfswitch_tables 1"
+
+    def answer(route: Route) -> None:
+        nonlocal uptime, keys
+        uptime += 2
+        keys += 2 * keys_per_sec
+        bucket = 'tfswitch_call_duration_seconds_bucket{{call="Pull",le="{}"}}'
+        lines = [
+            f"tfswitch_uptime_seconds {uptime}",
+            tables,
+            f'tfswitch_table_pulled_keys_total{{table="t"}} {keys}',
+            f"{bucket.format('0.001')} {uptime}",
+            f"{bucket.format('+Inf')} {uptime}",
+            "tfswitch_recovery_remaining_writes 7",
+        ]
+        view = {
+            "shard_index": 0,
+            "num_shards": 3,
+            "metrics": "\n".join(lines),
+            "heats": [],
+            "events": [],
+            "http_servers": [],
+        }
+        route.fulfill(json=view)
+
+    page.route("**/view.json", answer)
+    enter(page, "any")
+    tiles = page.locator("#summary")
+    expect(tiles).to_contain_text("pulled keys/s1,000")
+    expect(tiles).to_contain_text("pulls, p99990 \u00b5s")
+    notes = page.get_by_role("status")
+    expect(notes).to_contain_text("1 of 3 servers")
+    expect(page.locator("#workers")).to_contain_text("No workers have joined.")
+    expect(page.locator("#saves")).to_contain_text("have no --data_dir.")
+
+    uptime, keys, keys_per_sec = 1, 0, 10
+    expect(tiles).to_contain_text("pulled keys/s10p")
+
+    tables = ""
+    expect(notes).to_contain_text("restoring (7 writes left)")
 
 
 def test_a_dead_server_is_shown_as_dead_and_the_others_go_on(
