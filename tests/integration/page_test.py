@@ -311,6 +311,8 @@ def test_a_restarted_server_counts_again_and_a_restoring_one_says_so(
 
     uptime, keys, keys_per_sec = 1, 0, 10
     expect(tiles).to_contain_text("pulled keys/s10p")
+    rates = page.evaluate("points.map((point) => point.pulled)")
+    assert set(rates) == {None, 1000, 10}
 
     tables = ""
     expect(notes).to_contain_text("restoring (7 writes left)")
