@@ -149,6 +149,7 @@ def test_every_header_is_of_a_component(
         if (
             SYSTEM_HEADER.fullmatch(header)
             or (ROOT / header).exists()
+            or (ROOT / f"{header}.in").exists()
             or (ROOT / "cc/predictor/include" / header).exists()
             or (ROOT / "protos" / message).exists()
         ):
