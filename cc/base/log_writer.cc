@@ -289,9 +289,12 @@ void LogWriter::Add(std::string line) {
 
 void LogWriter::SayWhatWasLeftOut() {
   for (const auto& [name, number] : std::exchange(left_out_, {})) {
-    Add(LineOf(MessageLine(
-        LogLevel::kWarning, "lines_left_out",
-        absl::StrCat(number, " more lines about ", name, " were left out"))));
+    const std::string message =
+        absl::StrCat(number, " more lines about ", name, " were left out");
+    Add(LineOf(MessageLine(LogLevel::kWarning, "lines_left_out", message)));
+    if (ShowsServerEvents()) {
+      Remember(LogLevel::kWarning, "lines_left_out", {{"message", message}});
+    }
   }
 }
 

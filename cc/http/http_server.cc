@@ -8,6 +8,7 @@
 
 #include "cc/http/http_server.h"
 
+#include <arpa/inet.h>
 #include <event2/buffer.h>
 #include <event2/bufferevent.h>
 #include <event2/bufferevent_ssl.h>
@@ -140,11 +141,13 @@ CallOrigin OriginOf(evhttp_request* request, absl::string_view authorization) {
 
 class RunningServer final : public HttpServer {
  public:
-  RunningServer(const HttpServerOptions& options, HttpPages pages,
+  // `is_open`: all users of this machine, and no others, may read all pages.
+  RunningServer(const HttpServerOptions& options, bool is_open, HttpPages pages,
                 std::unique_ptr<AccessControl> access,
                 std::unique_ptr<TlsContext> tls)
       : options_(options),
         max_connections_(std::min(options.max_connections, MaxFiles() / 8)),
+        is_open_(is_open),
         pages_(std::move(pages)),
         access_(std::move(access)),
         tls_(std::move(tls)) {}
@@ -181,6 +184,7 @@ class RunningServer final : public HttpServer {
 
   const HttpServerOptions options_;
   const uint64_t max_connections_;
+  const bool is_open_;
   const HttpPages pages_;
   const std::unique_ptr<AccessControl> access_;
   std::string address_;  // Constant once listening.
@@ -414,6 +418,17 @@ void RunningServer::Answer(evhttp_request* request) {
   evhttp_send_reply(request, answer.status, nullptr, body.get());
 }
 
+// Whether the name in the request is none that a website may have chosen.
+bool IsLocalHost(evhttp_request* request) {
+  const char* host = evhttp_request_get_host(request);
+  if (host == nullptr) return true;  // HTTP/1.0; no browser sends it.
+  const absl::string_view name = absl::StripSuffix(host, ".");
+  in6_addr unused;
+  return absl::EqualsIgnoreCase(name, "localhost") ||
+         inet_pton(AF_INET, host, &unused) == 1 ||
+         absl::StartsWith(name, "[") || absl::StrContains(name, ':');
+}
+
 bool RunningServer::IsFromTrustedOrigin(evhttp_request* request) const {
   const char* origin = HeaderOf(request, "Origin");
   return origin != nullptr &&
@@ -451,6 +466,13 @@ HttpAnswer RunningServer::AnswerTo(evhttp_request* request) {
                                         })));
   }
   if (page->second.is_public) return AnswerOf(page->second);
+  if (is_open_ && !IsLocalHost(request)) {
+    return Refusal(403,
+                   "the server has no tokens, so it answers requests to "
+                   "localhost and to IP addresses alone: a website could lead "
+                   "its name to this machine. Use such an address, or give the "
+                   "server --token_file");
+  }
   const char* header = HeaderOf(request, "Authorization");
   const absl::string_view authorization = header != nullptr ? header : "";
   const MethodRule rule = {page->first.c_str(), v1::ROLE_READ,
@@ -479,8 +501,11 @@ absl::StatusOr<std::unique_ptr<HttpServer>> StartServer(
   if (!(options.security.tls == TlsFiles())) {
     TFSWITCH_ASSIGN_OR_RETURN(tls, TlsContext::Open(options.security.tls));
   }
+  // With TLS, a browser refuses the certificate under another name.
+  const bool is_open =
+      IsLocal(address) && tls == nullptr && options.security.token_file.empty();
   auto server = std::make_unique<RunningServer>(
-      options, std::move(pages), std::move(access), std::move(tls));
+      options, is_open, std::move(pages), std::move(access), std::move(tls));
   TFSWITCH_RETURN_IF_ERROR(server->Listen(address));
   return server;
 }

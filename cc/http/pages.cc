@@ -8,8 +8,10 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "cc/http/page_html.h"
 
@@ -72,12 +74,25 @@ absl::StatusOr<std::string> ParseOrigin(absl::string_view url) {
   std::string origin = absl::AsciiStrToLower(absl::StripSuffix(url, "/"));
   const bool has_tls = absl::StartsWith(origin, "https://");
   absl::string_view address = origin;
-  if (!absl::ConsumePrefix(&address, has_tls ? "https://" : "http://") ||
-      address.empty() || !absl::c_all_of(address, [](unsigned char c) {
-        return absl::ascii_isalnum(c) || absl::StrContains("-._:[]", c);
-      })) {
+  const bool has_scheme =
+      absl::ConsumePrefix(&address, has_tls ? "https://" : "http://");
+  const std::pair<absl::string_view, absl::string_view> parts =
+      absl::StrSplit(address, absl::MaxSplits(':', 1));
+  const auto& [host, port_text] = parts;
+  uint32_t port = has_tls ? 443 : 80;
+  const bool has_port = host.size() < address.size();
+  // A Content-Security-Policy has neither IPv6 addresses nor underscores.
+  if (!has_scheme || host.empty() ||
+      !absl::c_all_of(host,
+                      [](unsigned char c) {
+                        return absl::ascii_isalnum(c) || c == '-' || c == '.';
+                      }) ||
+      (has_port && !absl::SimpleAtoi(port_text, &port)) || port < 1 ||
+      port > 65535) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "'", url, "' is not an address such as https://ps0.example.com:9077"));
+        "'", url, "' is not an address such as https://ps0.example.com:9077, ",
+        "with a name of letters, digits, dots and hyphens, or an IPv4 "
+        "address"));
   }
   return std::string(absl::StripSuffix(origin, has_tls ? ":443" : ":80"));
 }

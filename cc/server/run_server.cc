@@ -96,16 +96,16 @@ sigset_t BlockStopSignals() {
 
 // Returns null if the flags name no address.
 absl::StatusOr<std::unique_ptr<HttpServer>> StartHttp(
-    const ServerFlags& flags, const std::function<v1::ServerView()>& view,
+    const ServerFlags& flags, std::function<std::string()> metrics,
+    const std::function<v1::ServerView()>& view,
     const std::atomic<const char*>* why_not_ready) {
   if (flags.http_address.empty()) return nullptr;
   HttpServerOptions options;
   options.address = flags.http_address;
   options.security = flags.server.security;
   options.trusted_origins = flags.http_servers;
-  HttpPages pages =
-      StandardPages([view] { return view().metrics(); },
-                    [why_not_ready] { return why_not_ready->load(); });
+  HttpPages pages = StandardPages(
+      std::move(metrics), [why_not_ready] { return why_not_ready->load(); });
   pages["/"] = ServerPage(flags.http_servers);
   pages["/view.json"].answer = [view, servers = flags.http_servers] {
     v1::ServerView answer = view();
@@ -163,21 +163,24 @@ int Serve(ServerFlags flags) {
   std::atomic<const char*> why_not_ready{"the server restores its rows"};
   // The other metrics of the shard must not be read during a recovery.
   std::atomic<bool> has_recovered{false};
+  const auto metrics = [&] {
+    if (has_recovered) return shard->MetricsText();
+    MetricList list;
+    list.SetCommonLabels({{"shard", absl::StrCat(flags.shard.shard_index)}});
+    add_metrics(&list);
+    return list.Text();
+  };
   const auto http = StartHttp(
-      flags,
+      flags, metrics,
       [&] {
         v1::ServerView view;
         if (has_recovered) {
           shard->Describe(&view);
           return view;
         }
-        MetricList list;
-        list.SetCommonLabels(
-            {{"shard", absl::StrCat(flags.shard.shard_index)}});
-        add_metrics(&list);
         view.set_shard_index(flags.shard.shard_index);
         view.set_num_shards(flags.shard.num_shards);
-        view.set_metrics(list.Text());
+        view.set_metrics(metrics());
         for (std::string& event : RecentEvents()) {
           view.add_events(std::move(event));
         }

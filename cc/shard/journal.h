@@ -52,6 +52,8 @@ class DiskEvents {
  public:
   // Called with the result of each write to `folder`.
   void Note(const absl::Status& status, const std::string& folder);
+  // Whether the last write failed for lack of room.
+  bool is_full() const { return is_full_; }
 
  private:
   std::atomic<bool> is_full_{false};
@@ -68,6 +70,10 @@ class Journal {
   WriteLedger* ledger() { return &ledger_; }
   // Null if there is no log.
   PushLog* log() const { return log_; }
+  // Whether the log has refused its last record, or has failed since.
+  bool refuses_writes() const {
+    return disk_events_.is_full() || (log_ != nullptr && log_->has_failed());
+  }
 
   // Does a write that is no push (CreateTable, DropTable, Assign, Erase), and
   // only once if it is repeated: does not call `write` if an earlier call under

@@ -232,7 +232,7 @@ void AddShardMetrics(const ShardCore& core, MetricList* list) {
                 static_cast<double>(log->num_unflushed()));
     list->Gauge("tfswitch_log_has_failed",
                 "1 while the push log refuses writes.",
-                log->has_failed() ? 1 : 0);
+                core.journal.refuses_writes() ? 1 : 0);
   }
 }
 

@@ -48,7 +48,10 @@ void KeyHeat::Decay() {
   }
   for (; now >= next_halving_ && total_ > 0; next_halving_ += kHalfLife) {
     for (float& count : shards_) count /= 2;
-    for (Entry& entry : entries_) entry.count /= 2;
+    for (Entry& entry : entries_) {
+      entry.count /= 2;
+      entry.error /= 2;
+    }
     total_ /= 2;
     if (total_ < 1) total_ = 0;
   }
@@ -66,7 +69,7 @@ void KeyHeat::Count(Key key) {
     }
     if (entry->count < least->count) least = entry;
   }
-  *least = {key, least->count + 1};
+  *least = {key, least->count + 1, least->count};
 }
 
 KeyHeat::Report KeyHeat::Read(uint32_t first, uint32_t end) {
@@ -83,7 +86,8 @@ KeyHeat::Report KeyHeat::Read(uint32_t first, uint32_t end) {
   }
   for (const Entry& entry : entries_) {
     if (entry.count > 0) {
-      report.hot_keys.push_back({entry.key, entry.count / total_});
+      report.hot_keys.push_back(
+          {entry.key, (entry.count - entry.error) / total_});
     }
   }
   std::sort(report.hot_keys.begin(), report.hot_keys.end(),

@@ -41,8 +41,9 @@ class KeyHeat {
 
   struct HotKey {
     Key key;
-    // The share of all lookups, from 0 to 1. Space-Saving never makes it too
-    // low, but the sample may.
+    // The share of all lookups since the key has its entry, from 0 to 1. So
+    // only the sample can make it too high, and a key that is not hot has a
+    // share near 0.
     double share;
   };
   struct Report {
@@ -58,6 +59,9 @@ class KeyHeat {
   struct Entry {
     Key key = 0;
     double count = 0;  // 0: the entry is free.
+    // The part of the count that other keys may have, which had the entry
+    // before.
+    double error = 0;
   };
   // Halves the counts for the time since the last call.
   void Decay() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

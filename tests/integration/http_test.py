@@ -254,6 +254,17 @@ def test_a_view_has_hot_ids_and_events_and_only_servers_pages_may_read_it() -> (
         refused = headers["GET", "https://evil.example.com"]
         assert "Access-Control-Allow-Headers" not in refused
 
+        connection = http.client.HTTPConnection("127.0.0.1", port)
+        with contextlib.closing(connection):
+            rebound = {"Host": f"evil.example.com:{port}"}
+            connection.request("GET", "/view.json", headers=rebound)
+            answer = connection.getresponse()
+            assert (answer.status, b"--token_file" in answer.read()) == (
+                403,
+                True,
+            )
+        assert Scraper(port).get("/")[0] == 200
+
     state = json.loads(view)
     assert state["http_servers"] == [f"http://127.0.0.1:{port}", trusted]
     (heat,) = state["heats"]

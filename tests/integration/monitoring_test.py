@@ -2,11 +2,16 @@
 
 import contextlib
 import dataclasses
+import errno
 import json
 import math
+import os
 import re
 import shutil
+import signal
+import ssl
 import subprocess
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -22,8 +27,9 @@ from tensorflow_serving.apis import predict_pb2
 
 import tfswitch as tsw
 from tests.certificates import Authority
+from tests.faults.failing_disk import FailingDisk
 from tests.integration.predictor_test import MODEL, PredictionServer
-from tests.programs import ROOT
+from tests.programs import ROOT, PythonProgram, environment
 from tests.python.worker_threads import wait_until
 from tests.support import ServerProcess, free_ports, make_table
 from tests.tokens import TokenFile
@@ -38,6 +44,15 @@ OF_PROMETHEUS = {"up"}
 # The disk and the memory of this machine may be nearly full.
 OF_THE_MACHINE = {"TfswitchDiskNearlyFull", "TfswitchMemoryNearLimit"}
 IDS = np.arange(2000)
+STUCK_WORKER = """
+import sys, time
+import tfswitch as tsw
+tsw.connect(sys.argv[2])
+worker = tsw.train.Worker(int(sys.argv[1]), 2, group="stuck", lease_secs=2)
+while True:
+    worker.end_step()
+    time.sleep(0.05)
+"""
 
 
 def expressions() -> dict[str, list[str]]:
@@ -163,15 +178,24 @@ class Scraped:
         prometheus: It.
         use: A function that trains, predicts and makes a call that fails.
         start: Starts a server that has ended, by its number.
-        servers: The two servers.
+        cluster: The two servers.
+        servers: Their processes.
         targets: Their HTTP addresses.
+        disk: The disk of the second one.
+        view: Returns the answer of /view.json of a server, by its number.
+        worker: Starts a worker of the group "stuck" of two; the first argument
+            is its number.
     """
 
     prometheus: Prometheus
     use: Callable[[], None]
     start: Callable[[int], ServerProcess]
+    cluster: tsw.Cluster
     servers: list[ServerProcess]
     targets: list[str]
+    disk: FailingDisk
+    view: Callable[[int], dict[str, Any]]
+    worker: Callable[[int], PythonProgram]
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +212,7 @@ def scraped(tmp_path_factory) -> Iterator[Scraped]:
         *(f"--tls_cert={tls.cert}", f"--tls_key={tls.key}"),
         f"--token_file={tokens.path}",
     )
+    disk = FailingDisk(folder / "1", folder)
     with contextlib.ExitStack() as stack:
 
         def start(index: int) -> ServerProcess:
@@ -199,8 +224,9 @@ def scraped(tmp_path_factory) -> Iterator[Scraped]:
                     flags=(
                         *(f"--http_address={targets[index]}", *security),
                         *(f"--data_dir={folder / str(index)}", "--push_log"),
-                        "--checkpoint_every=1s",
+                        *("--checkpoint_every=1s", "--push_log_sync=always"),
                     ),
+                    variables=disk.variables if index == 1 else {},
                 )
             )
 
@@ -260,7 +286,9 @@ def scraped(tmp_path_factory) -> Iterator[Scraped]:
         of_worker = tsw.metrics.serve(0)
         stack.callback(of_worker.close)
         at_once = folder / "rules.yaml"
-        at_once.write_text(re.sub(r"for: \w+", "for: 0s", RULES.read_text()))
+        # The rates of a short run are small over minutes.
+        text = re.sub(r"\[\d+m\]", "[20s]", RULES.read_text())
+        at_once.write_text(re.sub(r"for: \w+", "for: 0s", text))
         secure = {
             "scheme": "https",
             "tls_config": {"ca_file": str(authority.ca)},
@@ -283,7 +311,32 @@ def scraped(tmp_path_factory) -> Iterator[Scraped]:
             at_once,
         )
         stack.callback(prometheus.close)
-        yield Scraped(prometheus, use, start, servers, targets)
+
+        def view(index: int) -> dict[str, Any]:
+            request = urllib.request.Request(
+                f"https://{targets[index]}/view.json",
+                headers={"Authorization": f"Bearer {admin}"},
+            )
+            context = ssl.create_default_context(cafile=authority.ca)
+            with urllib.request.urlopen(request, context=context) as answer:
+                return json.load(answer)
+
+        def worker(number: int) -> PythonProgram:
+            return stack.enter_context(
+                PythonProgram(
+                    "-c",
+                    STUCK_WORKER,
+                    *(str(number), "grpcs://" + ",".join(addresses)),
+                    env=environment(
+                        TFSWITCH_TLS_CA=str(authority.ca), TFSWITCH_TOKEN=admin
+                    ),
+                )
+            )
+
+        yield Scraped(
+            *(prometheus, use, start, workers[0][0], servers, targets),
+            *(disk, view, worker),
+        )
 
 
 def test_promtool_finds_no_fault_in_the_rules_and_their_tests() -> None:
@@ -384,3 +437,54 @@ def test_alerts_fire_when_a_server_ends_and_until_it_is_back(
 
     scraped.servers[1] = scraped.start(1)
     wait_until(lambda: firing() == {"TfswitchCertificateExpires"})
+
+
+@pytest.mark.slow
+def test_a_full_disk_a_stuck_worker_and_a_hot_id_are_seen(
+    scraped: Scraped,
+) -> None:
+    """The metric moves, the alert fires, and the page has it."""
+
+    def alert(name: str) -> dict[str, str]:
+        wait_until(lambda: name in scraped.prometheus.alerts())
+        return scraped.prometheus.alerts()[name]["labels"]
+
+    def events(index: int) -> set[str]:
+        found = scraped.view(index)["events"]
+        return {json.loads(event)["event"] for event in found}
+
+    # A worker hangs.
+    workers = [scraped.worker(number) for number in range(2)]
+    steps = 'tfswitch_worker_steps_total{group="stuck"}'
+    wait_until(lambda: len(scraped.prometheus.values(f"{steps} > 2")) == 2)
+    os.kill(workers[1].pid, signal.SIGSTOP)
+    assert alert("TfswitchWorkersLost")["group"] == "stuck"
+    lost = 'tfswitch_group_workers{group="stuck",state="lost"}'
+    assert scraped.prometheus.values(lost) == [1.0]
+    assert "worker_lost" in events(0)
+
+    # An id becomes hot.
+    table = make_table("hot", cluster=scraped.cluster)
+    table.lookup_or_create(np.arange(30_000))
+    stop = time.monotonic() + 60
+    while "TfswitchHotId" not in scraped.prometheus.alerts():
+        assert time.monotonic() < stop
+        for others in np.random.default_rng(0).integers(30_000, size=(500, 7)):
+            table.lookup([7, *others])
+    (heat,) = (
+        heat
+        for index in range(2)
+        for heat in scraped.view(index)["heats"]
+        if heat["table"] == "hot" and heat["hot_keys"][0]["share"] > 0.1
+    )
+    assert heat["hot_keys"][0]["key"] == "7"
+    assert alert("TfswitchHotId")["table"] == "hot"
+
+    # A disk is full.
+    scraped.disk.fail(1, errno.ENOSPC, forever=True)
+    with pytest.raises(RuntimeError, match="the push log cannot be written"):
+        table.push(np.arange(100), np.ones((100, 2), np.float32))
+    failed = alert("TfswitchLogFailed")
+    assert failed["instance"] == scraped.targets[1]
+    assert scraped.prometheus.values("tfswitch_log_has_failed == 1") == [1.0]
+    assert "disk_full" in events(1)

@@ -62,6 +62,7 @@ def test_rates_add_up_shards_and_a_restarted_one_counts_from_its_start():
         {PULLED} 0 table=t 20
         {PULLED} 1 table=t 140
         {STEPS} 1 group=g worker=0 50
+        {STEPS} 1 group=g worker=1 9000
     """)
     heats = [heat("t", 30, {7: 0.5}), heat("t", 10, {8: 1}), heat("u", 5, {})]
     report = stats_command._report(
@@ -72,7 +73,8 @@ def test_rates_add_up_shards_and_a_restarted_one_counts_from_its_start():
     assert (table["table"], table["rows"]) == ("t", 11)
     assert table["pulled/s"] == (20 + 40) / 2
     assert report["workers"] == [
-        {"group": "g", "worker": "0", "steps": 50, "steps/s": 10.0}
+        {"group": "g", "worker": "0", "steps": 50, "steps/s": 10.0},
+        {"group": "g", "worker": "1", "steps": 9000, "steps/s": 0.0},
     ]
     shares = {hot["id"]: hot["share"] for hot in report["hot_ids"]}
     assert shares == {7: 15 / 40, 8: 10 / 40}

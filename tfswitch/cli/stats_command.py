@@ -247,8 +247,9 @@ def _workers(
             "group": dict(labels)["group"],
             "worker": dict(labels)["worker"],
             "steps": int(steps),
+            # A worker may continue from a checkpoint, with steps above 0.
             "steps/s": round(
-                (steps - before.get((name, labels), 0.0)) / secs, 1
+                (steps - before.get((name, labels), steps)) / secs, 1
             ),
         }
         for (name, labels), steps in now.items()

@@ -444,6 +444,23 @@ TEST(HttpServerTest, AnAuthorityAsksForCertificates) {
   EXPECT_EQ(ask({}), "");
 }
 
+TEST(PagesTest, OriginsAreAsBrowsersAndPoliciesWriteThem) {
+  for (const auto& [url, origin] :
+       {std::pair{"HTTPS://Ps0.Example.com:9077/",
+                  "https://ps0.example.com:9077"},
+        {"https://ps0:443", "https://ps0"},
+        {"http://10.0.0.1:80/", "http://10.0.0.1"}}) {
+    EXPECT_EQ(ParseOrigin(url).value_or("refused"), origin);
+  }
+  for (const char* url :
+       {"", "ps0:9077", "ftp://ps0", "https://", "https://:9077",
+        "https://ps0:", "https://ps0:0", "https://ps0:99999", "https://a:b:c",
+        "https://ps_0", "http://[::1]:9077", "http://2001:db8::1:9077",
+        "https://ps0/path", "https://me@ps0", "https://ps0; script-src *"}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(ParseOrigin(url).status())) << url;
+  }
+}
+
 TEST(HttpServerTest, ARenewedCertificateIsTakenUp) {
   const ScopedFolder folder;
   HttpServerOptions options;

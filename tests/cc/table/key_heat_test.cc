@@ -48,6 +48,7 @@ TEST(KeyHeatTest, EvenKeysHaveNoHottestShard) {
   heat.Note(keys);
   const KeyHeat::Report report = heat.Read(0, kVirtual);
   EXPECT_LT(*absl::c_max_element(report.virtual_shards), 1.5);
+  EXPECT_LT(report.hot_keys[0].share, 0.002);
 }
 
 }  // namespace
