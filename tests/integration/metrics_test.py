@@ -82,6 +82,15 @@ def test_counters_of_a_server_equal_what_was_done(tmp_path: Path) -> None:
         values = tsw.metrics.read(cluster)
         assert 1 <= of(f"{prefix}hottest_over_mean")
 
+        server = tsw.metrics.serve(0, cluster=cluster)
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{server.port}/metrics"
+        ) as answer:
+            types = re.findall(r"^# TYPE (\w+)", answer.read().decode(), re.M)
+        server.close()
+        assert types.count("process_resident_memory_bytes") == 1
+        assert len(types) == len(set(types))
+
         documented = set(
             re.findall(r"`((?:tfswitch|process)_\w+)`", PAGE.read_text())
         )

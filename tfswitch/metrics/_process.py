@@ -91,17 +91,25 @@ def serve(
 
     port = _PORT.check("port", port)
 
-    class Tables:
+    process = client.ProcessCollector(registry=None)
+
+    class OneOfEachName:
         def collect(self) -> Iterable["Metric"]:
             from prometheus_client import parser
 
+            # Each server has families of the same names, and the process has
+            # some of them. A name may occur once in an answer.
+            families = {family.name: family for family in process.collect()}
             for text in _texts(cluster):
-                yield from parser.text_string_to_metric_families(text)
+                for family in parser.text_string_to_metric_families(text):
+                    known = families.setdefault(family.name, family)
+                    if known is not family:
+                        known.samples.extend(family.samples)
+            return families.values()
 
     registry = client.CollectorRegistry()
-    for collector in (client.ProcessCollector, client.PlatformCollector):
-        collector(registry=registry)
-    registry.register(Tables())
+    client.PlatformCollector(registry=registry)
+    registry.register(OneOfEachName())
     try:
         return MetricsServer(*client.start_http_server(port, address, registry))
     except OSError as error:
