@@ -304,7 +304,9 @@ def test_exports_are_inspected_and_compared(run, cluster, table, tmp_path):
     assert (found["kind"], len(found["parts"])) == ("export", 1)
 
 
-def test_convert_goes_from_a_checkpoint_to_files_and_back(run, saves, tmp_path):
+def test_convert_goes_from_a_checkpoint_to_files_and_back(
+    run, saves, tmp_path, embedded
+):
     first, second = tmp_path / "rows.npz", tmp_path / "again"
 
     assert run("convert", saves, first, "--slots")[0] == 0
@@ -317,6 +319,18 @@ def test_convert_goes_from_a_checkpoint_to_files_and_back(run, saves, tmp_path):
     assert (table["same"], table["added"], table["removed"]) == (100, 0, 0)
     words = ("convert", first, second, "--dim=2", "--slots")
     assert "Read it without --slots" in run(*words)[2]
+
+    counted = tsw.EmbeddingTable(
+        "counted", 2, statistics=tsw.statistics.Usage(), cluster=embedded
+    )
+    counted.push([5, 5, 6], np.ones((3, 2), np.float32))
+    tsw.io.write_numpy(counted, tmp_path / "counted.npz", slots=True)
+    words = ("convert", tmp_path / "counted.npz", tmp_path / "third")
+    words += ("--dim=2", "--slots", "--optimizer=adam")
+    assert run(*words, "--statistics=ShowClick")[0] == 1
+    assert run(*words, "--statistics=Usage")[0] == 0
+    found = run_json(run, "inspect", tmp_path / "third")[1]
+    assert found["parts"][0]["tables"][0]["num_rows"] == 2
 
 
 # --- info -------------------------------------------------------------------

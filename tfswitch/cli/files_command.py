@@ -73,9 +73,15 @@ def convert(words: Sequence[str]) -> int:
         "%(default)s.",
     )
     parser.add_argument(
+        "--statistics",
+        choices=("Usage", "ShowClick"),
+        help="of the new checkpoint, if the source is not one. With --slots "
+        "the source must have the same.",
+    )
+    parser.add_argument(
         "--slots",
         action="store_true",
-        help="also reads and writes the state of the optimizer.",
+        help="also reads and writes optimizer state and statistics.",
     )
     _requests.add_json(parser)
     return _requests.run(parser, _convert, words)
@@ -175,7 +181,7 @@ def _convert(options: Namespace) -> int:
         raise app.UsageError("--dim must be given: the source is no checkpoint")
     with _requests.waiting(f"converting '{options.source}'"):
         # These modules import TensorFlow.
-        from tfswitch import _loader, io  # noqa: F401
+        from tfswitch import _loader, io, statistics  # noqa: F401
         from tfswitch.table import EmbeddingTable
 
         with Cluster(f"local://convert-{os.getpid()}") as cluster:
@@ -186,6 +192,8 @@ def _convert(options: Namespace) -> int:
                     options.table or "table",
                     options.dim,
                     optimizer=options.optimizer,
+                    statistics=options.statistics
+                    and getattr(statistics, options.statistics)(),
                     cluster=cluster,
                 )
                 read = getattr(io, f"read_{source}")
