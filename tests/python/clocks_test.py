@@ -17,6 +17,7 @@ CALENDAR = {
     "cc/serving/served_rows.cc": 1,  # The same.
     "cc/shard/own_state.cc": 1,  # When a state was saved.
     "cc/shard/saves.cc": 1,  # When a save was written.
+    "cc/shard/shard.cc": 1,  # When rows were exported.
     "cc/shard/table_catalogue.h": 1,  # In an error: since when it runs.
     "cc/sync/coordinator.cc": 1,  # Numbers that grow over restarts.
     "cc/sync/replica_coordinator.cc": 1,  # The same.
