@@ -1,4 +1,4 @@
-// A small HTTP/1.1 server for pages that other programs read: metrics, probes.
+// A small HTTP/1.1 server for a page of the cluster, metrics and probes.
 //
 // One thread does all of its work, so slow clients hold connections but no
 // threads. Each request has a deadline, which a client cannot extend by sending
@@ -57,8 +57,8 @@ struct HttpServerOptions {
   absl::Duration idle_time = absl::Seconds(60);
 };
 
-// A running server. It answers GET and HEAD, and reads 16 KiB of headers, 2048
-// characters of a path and no body.
+// A running server. It answers GET and HEAD, and OPTIONS to trusted origins. It
+// reads 16 KiB of headers, 2048 characters of a path and no body.
 //
 // Thread-safe.
 class HttpServer {

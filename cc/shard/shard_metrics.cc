@@ -85,12 +85,10 @@ void AddCounters(const std::string& name, const TableStats& stats,
 }
 
 void AddInfo(const TableConfig& config, MetricList* list) {
-  const EvictionConfig& eviction = config.eviction;
   std::vector<absl::string_view> rules;
-  if (eviction.delete_after_unseen_days) rules.emplace_back("ttl");
-  if (eviction.delete_threshold) rules.emplace_back("show_click_score");
-  if (eviction.min_l2_norm) rules.emplace_back("l2_norm");
-  if (eviction.max_rows) rules.emplace_back("max_rows");
+  for (const EvictionRule& rule : kEvictionRules) {
+    if (rule.is_set(config.eviction)) rules.emplace_back(rule.name);
+  }
   list->Gauge("tfswitch_table_info", "Always 1; the labels are settings.", 1,
               {{"table", config.name},
                {"dim", absl::StrCat(config.dim)},

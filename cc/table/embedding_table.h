@@ -127,17 +127,26 @@ struct EvictionRule {
   int64_t ShrinkReport::*evicted;
   TableCounter counter;
   int64_t TableStats::*total;
+  bool (*is_set)(const EvictionConfig& rules);
 };
 inline constexpr EvictionRule kEvictionRules[] = {
     {"ttl", &ShrinkReport::by_ttl, TableCounter::evicted_by_ttl,
-     &TableStats::evicted_by_ttl},
+     &TableStats::evicted_by_ttl,
+     [](const EvictionConfig& rules) {
+       return rules.delete_after_unseen_days.has_value();
+     }},
     {"show_click_score", &ShrinkReport::by_show_click_score,
      TableCounter::evicted_by_show_click_score,
-     &TableStats::evicted_by_show_click_score},
+     &TableStats::evicted_by_show_click_score,
+     [](const EvictionConfig& rules) {
+       return rules.delete_threshold.has_value();
+     }},
     {"l2_norm", &ShrinkReport::by_l2_norm, TableCounter::evicted_by_l2_norm,
-     &TableStats::evicted_by_l2_norm},
+     &TableStats::evicted_by_l2_norm,
+     [](const EvictionConfig& rules) { return rules.min_l2_norm.has_value(); }},
     {"max_rows", &ShrinkReport::by_max_rows, TableCounter::evicted_by_max_rows,
-     &TableStats::evicted_by_max_rows}};
+     &TableStats::evicted_by_max_rows,
+     [](const EvictionConfig& rules) { return rules.max_rows.has_value(); }}};
 
 // Candidates handed out by EmbeddingTable::ForEachCandidate, as RowChunk.
 struct CandidateChunk {
