@@ -465,7 +465,7 @@ def test_ctrl_c_removes_the_table_of_bench_or_says_how(hangs):
         bench.send_signal(signal.SIGINT)
 
         _, error = bench.communicate()
-        assert bench.returncode == 130
+        assert bench.returncode == 130, error
         if hangs:
             assert f"`tfswitch drop {names[0]} --yes`" in error
             assert error.count("\n") == 1

@@ -11,6 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+
+# NumPy would import this module at its first use, during the measurement. The
+# import sometimes drops the KeyboardInterrupt of a Ctrl-C.
+import numpy.random
 from absl import app
 
 from tfswitch import _native
@@ -134,7 +138,7 @@ def _measure(
     table: _native.Table, options: Namespace
 ) -> dict[str, list[float]]:
     took: dict[str, list[float]] = {"lookups": [], "pushes": []}
-    generator = np.random.default_rng()
+    generator = numpy.random.default_rng()
     gradients = np.full((options.batch, options.dim), 1e-3, np.float32)
     begin = time.perf_counter()
     with _requests.waiting("bench") as show:
