@@ -34,6 +34,7 @@ _LICENCES = {
     "nlohmann_json": "MIT",
     "numpy": "BSD-3-Clause",
     "openssl": "Apache-2.0",
+    "opentelemetry-sdk": "Apache-2.0",
     "prometheus-client": "Apache-2.0",
     "prometheus-cpp": "MIT",
     "protobuf": "BSD-3-Clause",
@@ -204,7 +205,7 @@ def _python_packages() -> list[dict[str, Any]]:
     """Returns the components of what pyproject.toml requires at run time."""
     text = (_ROOT / "pyproject.toml").read_text(encoding="utf-8")
     components = []
-    for key in ("dependencies", "keras2", "parquet", "ray", "remote"):
+    for key in ("dependencies", "keras2", "parquet", "ray", "remote", "traces"):
         # Python 3.10 cannot read TOML, whose lists of strings are Python's.
         found = re.search(rf"^{key} = (\[.*?\])$", text, re.M | re.S)
         assert found is not None, key

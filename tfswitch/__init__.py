@@ -32,6 +32,7 @@ if sys.argv[:1] != ["-m"] or _behind_m != ["tfswitch"]:
         optimizers,
         saved_model,
         statistics,
+        tracing,
         train,
     )
     from tfswitch._connection._tls import Tls
@@ -75,5 +76,6 @@ __all__ = [
     "optimizers",
     "saved_model",
     "statistics",
+    "tracing",
     "train",
 ]

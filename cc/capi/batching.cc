@@ -253,7 +253,7 @@ absl::Status PullBatch(absl::Span<const Tfswitch_PullPart> parts,
     args.threads = threads;
     float* const rows = is_in_place ? part.embeddings : distinct[i].rows.get();
     const size_t size = args.keys.size() * args.dim;
-    measured.AddKeys(part.num_keys, args.keys.size());
+    measured.AddBatch(args.table, part.num_keys, args.keys.size());
     pulls.push_back({std::move(args), absl::MakeSpan(rows, size)});
     clusters.push_back(part.table->cluster.get());
   }
@@ -296,8 +296,9 @@ absl::Status PushBatch(absl::Span<Tfswitch_PushPart> parts,
     if (prepared[i].is_empty) continue;
     TFSWITCH_RETURN_IF_ERROR(
         Complete(*parts[i].table, threads, &prepared[i].args));
-    measured.AddKeys(parts[i].num_keys, prepared[i].args.keys.size());
-    pushes.push_back({std::move(prepared[i].args), &results[i]});
+    PushArgs& args = prepared[i].args;
+    measured.AddBatch(args.table, parts[i].num_keys, args.keys.size());
+    pushes.push_back({std::move(args), &results[i]});
     places.push_back(i);
   }
   TFSWITCH_RETURN_IF_ERROR(CallClusters<PushPart>(

@@ -26,7 +26,15 @@ Totals& TotalsOf(size_t call) {
 
 }  // namespace
 
+MeasuredCall::MeasuredCall(ClientCall call)
+    : call_(call), trace_(kNames[static_cast<size_t>(call)]) {}
+
 MeasuredCall::~MeasuredCall() {
+  if (v1::TraceSpan* const span = trace_.span(); span != nullptr) {
+    span->set_num_ids(ids_);
+    span->set_num_keys(keys_);
+    if (!has_succeeded_) span->set_error("the call failed");
+  }
   Totals& totals = TotalsOf(static_cast<size_t>(call_));
   totals.counters.Add(kIds, ids_);
   totals.counters.Add(kKeys, keys_);

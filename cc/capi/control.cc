@@ -24,6 +24,7 @@
 #include "cc/capi/replicas.h"
 #include "cc/capi/stored_files.h"
 #include "cc/client/checkpoints.h"
+#include "cc/client/trace_log.h"
 #include "cc/client/worker_session.h"
 #include "cc/serving/exporter.h"
 #include "cc/serving/served_model.h"
@@ -136,6 +137,18 @@ absl::Status GetProcessMetrics(const v1::GetMetricsRequest&,
   MetricList list;
   AddClientMetrics(&list);
   response->add_servers()->set_metrics(list.Text());
+  return absl::OkStatus();
+}
+
+absl::Status SetTracing(const v1::SetTracingRequest& request,
+                        v1::SetTracingResponse*) {
+  TraceLog::Get().Set(request.is_on(), request.parent());
+  return absl::OkStatus();
+}
+
+absl::Status TakeTraces(const v1::TakeTracesRequest&,
+                        v1::TakeTracesResponse* response) {
+  *response = TraceLog::Get().Take();
   return absl::OkStatus();
 }
 
@@ -375,6 +388,8 @@ const std::map<absl::string_view, JsonMethod>& Methods() {
           Of("GetProgress", GetProgress),
           Of("GetMetrics", GetMetrics),
           Of("GetProcessMetrics", GetProcessMetrics),
+          Of("SetTracing", SetTracing),
+          Of("TakeTraces", TakeTraces),
           Of("ResetLostTables", ResetLostTables),
           Of("Shrink", Shrink),
           Of("PublishExport", Publish),

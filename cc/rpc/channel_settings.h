@@ -50,6 +50,11 @@ inline constexpr const char* kTokenHeader = "authorization";
 // milliseconds. The server sends it when it refuses a call with
 // RESOURCE_EXHAUSTED only because other calls are in progress.
 inline constexpr const char* kRetryPushback = "grpc-retry-pushback-ms";
+// The metadata key of a call whose sender traces it. The server then answers
+// with the trailing metadata kServerTimes: when it began to work on the call, in
+// nanoseconds since 1970, and for how many nanoseconds it worked.
+inline constexpr const char* kTraced = "tfswitch-traced";
+inline constexpr const char* kServerTimes = "tfswitch-server-times";
 
 // gRPC counts message sizes in ints.
 inline constexpr uint64_t kSmallestMessageLimit = 1 << 10;

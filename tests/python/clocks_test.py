@@ -9,9 +9,11 @@ CALENDAR = {
     "cc/access/token_list.cc": 1,  # When tokens expire.
     "cc/base/log_writer.cc": 1,  # The lines of a server.
     "cc/client/checkpoints.cc": 1,  # Ids that sort.
+    "cc/client/trace_log.cc": 1,  # When spans of traces begin.
     "cc/predictor/include/tfswitch/predictor.h": 1,  # When a model was made.
     "cc/predictor/rows_api.cc": 1,  # When a model was made.
     "cc/recovery/repair.cc": 1,  # The name of a folder.
+    "cc/rpc/server/server_times.h": 1,  # The same.
     "cc/serving/export_folder.cc": 1,  # When an export was made.
     "cc/serving/remote_model.cc": 1,  # Since when a model is served.
     "cc/serving/served_rows.cc": 1,  # The same.

@@ -27,6 +27,7 @@
 #include "cc/base/status_macros.h"
 #include "cc/rpc/byte_buffers.h"
 #include "cc/rpc/channel_settings.h"
+#include "cc/rpc/client/call_trace.h"
 #include "cc/rpc/deadlines.h"
 #include "cc/rpc/status_conversion.h"
 
@@ -163,6 +164,10 @@ std::string TlsReason(absl::string_view reason) {
 
 }  // namespace
 
+std::string PathOf(absl::string_view method, absl::string_view service) {
+  return absl::StrCat("/", service, "/", method);
+}
+
 bool IsTooBusy(const grpc::Status& status, const grpc::ClientContext& context) {
   return status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED &&
          context.GetServerTrailingMetadata().count(kRetryPushback) != 0;
@@ -178,6 +183,7 @@ struct UnaryCall::Attempt {
   grpc::ByteBuffer response;
   grpc::Status status;
   std::unique_ptr<grpc::ClientAsyncResponseReader<grpc::ByteBuffer>> reader;
+  std::optional<CallTrace> trace;
 };
 
 // The completion queue of one thread. Its tags are pointers to attempts.
@@ -494,7 +500,7 @@ UnaryCall::UnaryCall(std::shared_ptr<Connection> connection, CallKind kind,
                                      ? connection_->options().bulk_timeout
                                      : connection_->options().timeout)),
       retry_timeout_(std::min(timeout_, connection_->options().timeout)),
-      method_(absl::StrCat("/", service, "/", method)),
+      method_(PathOf(method, service)),
       request_(request) {
   StartAttempt();
 }
@@ -506,6 +512,9 @@ void UnaryCall::StartAttempt() {
   attempt_->context.set_deadline(ToDeadline(deadline()));
   attempt_->context.set_wait_for_ready(kind_ == CallKind::kOnce);
   token_ = connection_->AddToken(&attempt_->context);
+  attempt_->trace.emplace(method_, attempt_->link->address,
+                          connection_->options().shard_index, request_.Length(),
+                          &attempt_->context);
   attempt_->reader = attempt_->link->generic_stub.PrepareUnaryCall(
       &attempt_->context, method_, request_, ThreadQueue::Get().get());
   attempt_->reader->StartCall();
@@ -557,6 +566,9 @@ absl::Status UnaryCall::Wait(grpc::ByteBuffer* response) {
     const grpc::Status status =
         ended ? attempt->status
               : grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED, "");
+    if (ended) {
+      attempt->trace->End(status, attempt->context, attempt->response.Length());
+    }
     if (status.ok()) {
       response->Swap(&attempt->response);
       connection_->NoteSuccess();

@@ -218,6 +218,11 @@ class UnaryCall {
   bool may_have_arrived_ = false;
 };
 
+// The path of a method, such as "/tfswitch.v1.ParameterServer/Pull".
+std::string PathOf(
+    absl::string_view method,
+    absl::string_view service = v1::ParameterServer::service_full_name());
+
 // Whether the server has refused the call because too many calls with the same
 // token are in progress.
 bool IsTooBusy(const grpc::Status& status, const grpc::ClientContext& context);

@@ -32,6 +32,7 @@
 #include "cc/rpc/address.h"
 #include "cc/rpc/byte_buffers.h"
 #include "cc/rpc/channel_settings.h"
+#include "cc/rpc/client/call_trace.h"
 #include "cc/rpc/client/connection.h"
 #include "cc/rpc/deadlines.h"
 #include "cc/rpc/process_settings.h"
@@ -352,11 +353,15 @@ class GrpcClient final : public ParameterClient {
       const std::function<absl::Status(const ChangeChunk&)>& visit) override;
 
  private:
-  // Opens a stream with start(context) and reads all its messages. If the
-  // connection is lost after the first message, the stream is not opened again.
-  template <typename Response, typename Start>
+  // Opens a stream of a method and reads all its messages. If the connection is
+  // lost after the first message, the stream is not opened again.
+  template <typename Request, typename Response>
   absl::Status ReadStream(
-      const Start& start,
+      const char* method,
+      std::unique_ptr<grpc::ClientReader<Response>> (
+          v1::ParameterServer::Stub::*start)(grpc::ClientContext*,
+                                             const Request&),
+      const Request& request,
       const std::function<absl::Status(const Response&)>& visit);
   std::unique_ptr<PendingCall> StartPullMessage(
       absl::Span<const PullPart> pulls);
@@ -620,9 +625,13 @@ absl::Status GrpcClient::ReadUsage(const TableRef& table,
   return first;
 }
 
-template <typename Response, typename Start>
+template <typename Request, typename Response>
 absl::Status GrpcClient::ReadStream(
-    const Start& start,
+    const char* method,
+    std::unique_ptr<grpc::ClientReader<Response>> (
+        v1::ParameterServer::Stub::*start)(grpc::ClientContext*,
+                                           const Request&),
+    const Request& request,
     const std::function<absl::Status(const Response&)>& visit) {
   const GrpcClientOptions& options = connection_->options();
   RetryClock clock(options.timeout);
@@ -630,11 +639,16 @@ absl::Status GrpcClient::ReadStream(
     grpc::ClientContext context;
     context.set_deadline(ToDeadline(clock.start() + options.bulk_timeout));
     const std::string token = connection_->AddToken(&context);
-    const auto reader = start(&context);
+    const auto link = connection_->link();
+    CallTrace trace(PathOf(method), link->address, options.shard_index,
+                    request.ByteSizeLong(), &context);
+    const auto reader = ((*link->stub).*start)(&context, request);
     Response message;
+    uint64_t bytes = 0;
     bool visited = false;
     while (reader->Read(&message)) {
       visited = true;
+      bytes += message.ByteSizeLong();
       absl::Status status = visit(message);
       if (!status.ok()) {
         context.TryCancel();
@@ -643,6 +657,7 @@ absl::Status GrpcClient::ReadStream(
       }
     }
     const grpc::Status status = reader->Finish();
+    trace.End(status, context, bytes);
     if (status.ok()) return absl::OkStatus();
     // Opens the stream again only if nothing has been read from it: after that
     // some rows have been visited, and no row may be visited twice.
@@ -669,10 +684,8 @@ absl::Status GrpcClient::Export(
   v1::ExportRequest request;
   NameTable(table, &request);
   request.set_with_slots(with_slots);
-  return ReadStream<v1::ExportResponse>(
-      [&](grpc::ClientContext* context) {
-        return connection_->link()->stub->Export(context, request);
-      },
+  return ReadStream<v1::ExportRequest, v1::ExportResponse>(
+      "Export", &v1::ParameterServer::Stub::Export, request,
       [&](const v1::ExportResponse& chunk) {
         return visit(RowChunk{chunk.keys(), chunk.values(), chunk.slots()});
       });
@@ -695,18 +708,17 @@ absl::StatusOr<std::vector<ChangeCursor>> GrpcClient::ExportChanges(
   }
   if (args.day >= 0.0f) request.set_day(args.day);
   std::vector<ChangeCursor> cursors;
-  TFSWITCH_RETURN_IF_ERROR(ReadStream<v1::ExportChangesResponse>(
-      [&](grpc::ClientContext* context) {
-        return connection_->link()->stub->ExportChanges(context, request);
-      },
-      [&](const v1::ExportChangesResponse& chunk) -> absl::Status {
-        if (chunk.has_cursor()) {
-          cursors = {{chunk.cursor().log_id(), chunk.cursor().epoch()}};
-          return absl::OkStatus();
-        }
-        return visit(ChangeChunk{chunk.keys(), chunk.values(),
-                                 /*delta_scores=*/{}, chunk.removed()});
-      }));
+  TFSWITCH_RETURN_IF_ERROR(
+      (ReadStream<v1::ExportChangesRequest, v1::ExportChangesResponse>(
+          "ExportChanges", &v1::ParameterServer::Stub::ExportChanges, request,
+          [&](const v1::ExportChangesResponse& chunk) -> absl::Status {
+            if (chunk.has_cursor()) {
+              cursors = {{chunk.cursor().log_id(), chunk.cursor().epoch()}};
+              return absl::OkStatus();
+            }
+            return visit(ChangeChunk{chunk.keys(), chunk.values(),
+                                     /*delta_scores=*/{}, chunk.removed()});
+          })));
   if (cursors.empty()) {
     return connection_->AsServerFault(absl::InternalError(
         "ExportChangesResponse: expected a cursor at the end, got none"));

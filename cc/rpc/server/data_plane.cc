@@ -27,6 +27,7 @@
 #include "cc/rpc/byte_buffers.h"
 #include "cc/rpc/deadlines.h"
 #include "cc/rpc/server/call_rules.h"
+#include "cc/rpc/server/server_times.h"
 #include "cc/rpc/status_conversion.h"
 #include "cc/shard/row_work.h"
 #include "cc/wire/codec.h"
@@ -254,6 +255,7 @@ void DataPlane::Run(Queue* queue) {
     if (!ok) continue;
     // Asks for the next call now, so that it need not wait for the present one.
     queue->AskForCall(service_, *call->method);
+    const ServerTimes times(*call->context);
     absl::Status status = call_context_.gate->Enter();
     call->inside = status.ok();
     if (status.ok()) {
@@ -268,6 +270,7 @@ void DataPlane::Run(Queue* queue) {
                                   /*path=*/"", status);
     call->answered = true;
     call->answered_at = SteadyNow();
+    times.Tell(&*call->context);
     if (!queue->Finish(call, status)) {
       if (call->inside) call_context_.gate->Leave();
       continue;

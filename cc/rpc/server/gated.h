@@ -16,6 +16,7 @@
 #include "cc/rpc/access_control.h"
 #include "cc/rpc/server/call_gate.h"
 #include "cc/rpc/server/call_rules.h"
+#include "cc/rpc/server/server_times.h"
 #include "cc/rpc/status_conversion.h"
 #include "cc/shard/shard.h"
 #include "grpcpp/support/status.h"
@@ -46,6 +47,7 @@ template <typename Request, typename Stream, typename Work>
 grpc::Status Gated(const CallContext& call_context,
                    grpc::ServerContext* context, Stream* stream,
                    const Work& work) {
+  const ServerTimes times(*context);
   const MethodRule& rule = RuleFor<Request>();
   Caller caller;
   grpc::ByteBuffer bytes;
@@ -72,6 +74,7 @@ grpc::Status Gated(const CallContext& call_context,
   }
   call_context.access->NoteEnd(*context, caller, rule, tables, PathIn(request),
                                status);
+  times.Tell(context);
   return ToGrpcStatus(caller.WithoutNames(status));
 }
 

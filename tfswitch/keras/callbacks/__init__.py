@@ -5,6 +5,7 @@ from tfswitch.keras.callbacks.export_tables import ExportTables
 from tfswitch.keras.callbacks.global_metrics import GlobalMetrics
 from tfswitch.keras.callbacks.sync_epochs import SyncEpochs
 from tfswitch.keras.callbacks.table_metrics import TableMetrics
+from tfswitch.keras.callbacks.trace_steps import TraceSteps
 
 __all__ = [
     "BackupAndRestore",
@@ -12,4 +13,5 @@ __all__ = [
     "GlobalMetrics",
     "SyncEpochs",
     "TableMetrics",
+    "TraceSteps",
 ]
