@@ -6,8 +6,9 @@ First it runs access_bench and exchange_bench, with a token and a certificate.
 Then a client looks up ids on a server that requires tokens, in rounds: alone,
 and while a process without a token attacks the server. The attacker sends
 garbage, one byte at a time, or messages of huge lengths, opens thousands of
-connections, or sends floods of frames from a hundred addresses. It has the
-lowest priority, because a real attacker would be on another machine.
+connections, or sends floods of frames from a hundred addresses. Another one
+scrapes metrics with a token. The attacker has the lowest priority, because a
+real one would be on another machine.
 """
 
 import contextlib
@@ -106,7 +107,31 @@ def flood(name: str, address: str) -> None:
         peer.flood(frames.FLOODS[name](PULL), secs=1)
 
 
+def scrapes(address: str) -> None:
+    """Makes 1,000 connections to the HTTP port, each with a scrape.
+
+    They have a token, so that the server makes all answers.
+    """
+    request = (
+        "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        f"Authorization: Bearer {os.environ['TOKEN']}\r\n\r\n"
+    ).encode()
+    with contextlib.ExitStack() as stack:
+        peers = [
+            stack.enter_context(connect(os.environ["HTTP_ADDRESS"]))
+            for _ in range(1000)
+        ]
+        for peer in peers:
+            peer.sendall(request)
+        for peer in peers:
+            answer = b""
+            while part := peer.recv(1 << 16):
+                answer += part
+            assert answer.startswith(b"HTTP/1.1 200"), answer[:100]
+
+
 ATTACKS: dict[str, Callable[[str], None]] = {
+    "1,000 scrapes at once": scrapes,
     "garbage": garbage,
     "slow bytes": slow_bytes,
     "huge lengths": huge_lengths,
@@ -163,6 +188,7 @@ def measure(
             attacker.stdout.readline()
             time.sleep(1.0)
             beside.append(p99_us(table))
+            assert attacker.poll() is None
             attacker.kill()
         memory.append(peak_mib(server))
     ratios = [b / a for a, b in zip(alone, beside, strict=True)]
@@ -208,9 +234,14 @@ def main(_: list[str]) -> None:
                     [os.path.join(_BENCH.value, program[0]), *program[1:]],
                     check=True,
                 )
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            http_address = f"127.0.0.1:{free.getsockname()[1]}"
+        os.environ["HTTP_ADDRESS"] = http_address
+        os.environ["TOKEN"] = (folder / "token").read_text()
         with subprocess.Popen(
             [
                 *(SERVER, "--address=127.0.0.1:0"),
+                f"--http_address={http_address}",
                 *("--num_threads=1", f"--token_file={folder / 'tokens'}"),
             ],
             stdout=subprocess.PIPE,

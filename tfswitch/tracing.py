@@ -5,14 +5,14 @@ is off until `start`. docs/traces.md shows a trace.
 """
 
 import atexit
-import collections
 import contextlib
 import itertools
 import os
 import threading
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
+
+from absl import logging
 
 from tfswitch import _native
 from tfswitch._connection._control_calls import call, integers
@@ -24,10 +24,13 @@ if TYPE_CHECKING:
 __all__ = ["span", "start", "stop"]
 
 _INTERVAL_SECS = 0.5
-# A span may end after its parent, but only a few steps later.
-_MAX_PARENTS = 1000
+# How long `stop` waits for an exporter.
+_PATIENCE_SECS = 30.0
+# A pull or push may end after its parent, but only a few steps later.
+_MAX_ENDED = 1000
 
-_lock = threading.Lock()
+# Signal handlers may trace, too, so locks are reentrant.
+_lock = threading.RLock()
 _recorder: "_Recorder | None" = None
 _numbers = itertools.count(1)
 
@@ -61,12 +64,15 @@ def start(tracer_provider: "trace.TracerProvider | None" = None) -> None:
             "tfswitch.tracing.start needs OpenTelemetry; install it with "
             "`pip install opentelemetry-sdk`"
         ) from error
-    stop()
     tracer = trace.get_tracer(
         "tfswitch", _native.version(), tracer_provider=tracer_provider
     )
     with _lock:
+        stop()
         _recorder = _Recorder(tracer, context.get_current())
+        # Python runs the last one first, and the provider ends itself at exit.
+        atexit.unregister(stop)
+        atexit.register(stop)
 
 
 def stop() -> None:
@@ -74,8 +80,8 @@ def stop() -> None:
     global _recorder
     with _lock:
         recorder, _recorder = _recorder, None
-    if recorder is not None:
-        recorder.close()
+        if recorder is not None:
+            recorder.close()
 
 
 @contextlib.contextmanager
@@ -85,8 +91,8 @@ def span(
     """Makes a span that contains the spans of the calls in the `with` block.
 
     Calls of all threads count, because TensorFlow runs ops in threads of its
-    own. The span is OpenTelemetry's current span, and does nothing while
-    tracing is off.
+    own. The span is OpenTelemetry's current span. Without tracing there is no
+    span.
 
     ```python
     for batch in data:
@@ -112,14 +118,14 @@ class _Recorder:
     def __init__(self, tracer: "trace.Tracer", root: "Context") -> None:
         self._tracer = tracer
         self._root = root
-        self._parents: collections.OrderedDict[int, Context] = (
-            collections.OrderedDict()
-        )
-        self._parent = 0
+        # The contexts of spans of `span`, by their numbers in the core.
+        self._open: dict[int, Context] = {}
+        self._ended: dict[int, Context] = {}
         self._is_on = True
-        self._lock = threading.Lock()
-        self._ended = threading.Event()
-        call(_native, "TakeTraces")  # Those that ended after a former `stop`.
+        self._has_failed = False
+        self._lock = threading.RLock()
+        self._stops = threading.Event()
+        call(_native, "TakeTraces")  # Spans that ended after a former `stop`.
         call(_native, "SetTracing", is_on=True)
         self._thread = threading.Thread(
             target=self._run, name="tfswitch_traces", daemon=True
@@ -130,9 +136,16 @@ class _Recorder:
         with self._lock:
             self._is_on = False
             call(_native, "SetTracing", is_on=False)
-        self._ended.set()
-        self._thread.join()
-        self._take()
+        self._stops.set()
+        self._thread.join(_PATIENCE_SECS)
+        if self._thread.is_alive():
+            logging.warning(
+                "tfswitch: the exporter of traces has taken a span for over "
+                "%d s; later spans are lost",
+                int(_PATIENCE_SECS),
+            )
+        else:
+            self._take()
 
     @contextlib.contextmanager
     def span(
@@ -143,68 +156,81 @@ class _Recorder:
         with self._tracer.start_as_current_span(name, attributes=attributes):
             number = next(_numbers)
             with self._lock:
-                self._parents[number] = context.get_current()
-                if len(self._parents) > _MAX_PARENTS:
-                    self._parents.popitem(last=False)
-                former = self._parent
-                self._set_parent(number)
+                self._open[number] = context.get_current()
+                self._tell_parent()
             try:
                 yield
             finally:
                 with self._lock:
-                    self._set_parent(former)
+                    self._ended[number] = self._open.pop(number)
+                    if len(self._ended) > _MAX_ENDED:
+                        del self._ended[next(iter(self._ended))]
+                    self._tell_parent()
 
-    def _set_parent(self, number: int) -> None:
-        self._parent = number
+    def _tell_parent(self) -> None:
         if self._is_on:
-            call(_native, "SetTracing", is_on=True, parent=number)
+            newest = next(reversed(self._open), 0)
+            call(_native, "SetTracing", is_on=True, parent=newest)
 
     def _run(self) -> None:
-        while not self._ended.wait(_INTERVAL_SECS):
+        while not self._stops.wait(_INTERVAL_SECS):
             self._take()
 
     def _take(self) -> None:
-        taken = call(_native, "TakeTraces")
+        try:
+            taken = call(_native, "TakeTraces")
+        except Exception as error:
+            self._log_failure(error)
+            return
         for record in taken["spans"]:
+            number = int(record["parent"])
             with self._lock:
-                parent = self._parents.get(int(record["parent"]), self._root)
-            self._make(record, parent)
+                parent = self._open.get(
+                    number, self._ended.get(number, self._root)
+                )
+            try:
+                self._make(record, parent)
+            except Exception as error:  # The program's own processor.
+                self._log_failure(error)
         if int(taken["num_dropped"]) > 0:
-            warnings.warn(
-                f"tracing has dropped {taken['num_dropped']} spans that came "
-                "faster than they were taken",
-                RuntimeWarning,
-                stacklevel=2,
+            logging.warning(
+                "tfswitch: %s spans were dropped, because they came faster "
+                "than the exporter takes them",
+                taken["num_dropped"],
+            )
+
+    def _log_failure(self, error: Exception) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            logging.error(
+                "tfswitch: spans are lost: %s: %s; this is said once",
+                type(error).__name__,
+                error,
             )
 
     def _make(self, record: Mapping[str, Any], parent: "Context") -> None:
         from opentelemetry import trace
 
+        name = record["name"]
         times = integers(record, ("begin_ns", "end_ns"))
         is_call = bool(record["address"])
         made = self._tracer.start_span(
-            record["name"].lstrip("/")
-            if is_call
-            else f"tfswitch.{record['name']}",
+            name.lstrip("/") if is_call else f"tfswitch.{name}",
             parent,
             kind=trace.SpanKind.CLIENT if is_call else trace.SpanKind.INTERNAL,
             attributes=_of_call(record) if is_call else _of_batches(record),
             start_time=times["begin_ns"],
         )
         inside = trace.set_span_in_context(made, parent)
-        if record["error"]:
+        if record["error"] or record["grpc_code"]:
             made.set_status(
                 trace.Status(trace.StatusCode.ERROR, record["error"])
             )
         if int(record["work_begin_ns"]) > 0:
-            wait, work, answer = _server_times(record)
-            made.set_attributes(
-                {
-                    "tfswitch.wait_ns": wait,
-                    "tfswitch.work_ns": work,
-                    "tfswitch.answer_ns": answer,
-                }
-            )
+            wait, work, answer = _parts_of(record)
+            made.set_attribute("tfswitch.wait_ns", wait)
+            made.set_attribute("tfswitch.work_ns", work)
+            made.set_attribute("tfswitch.answer_ns", answer)
             begin = times["begin_ns"] + wait
             self._tracer.start_span(
                 "tfswitch-server",
@@ -229,27 +255,30 @@ def _of_batches(record: Mapping[str, Any]) -> dict[str, Any]:
 def _of_call(record: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the attributes, by OpenTelemetry's names for RPCs."""
     _, service, method = record["name"].split("/")
-    host, colon, port = record["address"].rpartition(":")
-    sizes = integers(record, ("request_bytes", "response_bytes"))
-    return {
+    attributes = {
         "rpc.system": "grpc",
         "rpc.service": service,
         "rpc.method": method,
         "rpc.grpc.status_code": record["grpc_code"],
-        "server.address": host
-        if colon and port.isdigit()
-        else record["address"],
-        **({"server.port": int(port)} if colon and port.isdigit() else {}),
         "tfswitch.shard": record["shard"],
-        **{f"tfswitch.{name}": value for name, value in sizes.items()},
+        "tfswitch.request_bytes": int(record["request_bytes"]),
+        "tfswitch.response_bytes": int(record["response_bytes"]),
+    }
+    address = record["address"]
+    if address.startswith("unix:"):
+        return attributes | {"server.address": address.removeprefix("unix:")}
+    host, _, port = address.rpartition(":")
+    return attributes | {
+        "server.address": host.strip("[]"),
+        "server.port": int(port),
     }
 
 
-def _server_times(record: Mapping[str, Any]) -> tuple[int, int, int]:
+def _parts_of(record: Mapping[str, Any]) -> tuple[int, int, int]:
     """Divides the time of a call into wait, work and answer.
 
-    The work has the length that the server has measured. Its begin is of the
-    server's clock, which may be wrong, so it is moved into the call.
+    The server has measured how long it worked. By its own clock it also says
+    when it began. If this clock differs, the work is moved into the call.
     """
     begin, end, work_begin, work = integers(
         record, ("begin_ns", "end_ns", "work_begin_ns", "work_ns")
@@ -260,10 +289,13 @@ def _server_times(record: Mapping[str, Any]) -> tuple[int, int, int]:
 
 
 def _forget() -> None:
-    # The child of a fork has no thread that takes spans.
-    global _recorder
-    _recorder = None
+    """Ends tracing in the child of a fork, which has no thread that takes."""
+    global _lock, _recorder
+    was_on, _recorder, _lock = _recorder is not None, None, threading.RLock()
+    if was_on:
+        # A child of a process that has used tables cannot call the core.
+        with contextlib.suppress(RuntimeError):
+            call(_native, "SetTracing", is_on=False)
 
 
 os.register_at_fork(after_in_child=_forget)
-atexit.register(stop)

@@ -44,6 +44,7 @@ class TraceLog {
   std::atomic<uint64_t> parent_{0};
   Mutex mutex_;
   v1::TakeTracesResponse ended_ ABSL_GUARDED_BY(mutex_);
+  int num_ended_ ABSL_GUARDED_BY(mutex_) = 0;  // With their calls.
 };
 
 // A span that has begun.
@@ -57,7 +58,9 @@ class OpenSpan {
   // Null if tracing is off.
   static std::optional<OpenSpan> Begin(absl::string_view name);
 
-  // Sets the end, and adds the span to the log.
+  // Sets the end.
+  void NoteEnd();
+  // Sets the end, unless it is set, and adds the span to the log.
   void End();
 
  private:
@@ -83,6 +86,8 @@ class TraceScope {
 
  private:
   std::optional<OpenSpan> span_;
+  // The scope of a call that a signal handler of Python has interrupted.
+  v1::TraceSpan* outer_ = nullptr;
 };
 
 }  // namespace tfswitch

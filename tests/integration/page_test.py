@@ -71,6 +71,7 @@ class ShownCluster:
             )
         )
 
+        self._exports = folder / "exports"
         self._has_ended = threading.Event()
         self._thread = threading.Thread(target=self._train)
         self._thread.start()
@@ -87,6 +88,7 @@ class ShownCluster:
         markup = make_table(MARKUP)
         worker = tsw.train.Worker(cluster=self._cluster)
         ids = np.arange(300)
+        tsw.export.base(self._exports, tables=[markup])
         while not self._has_ended.wait(0.05):
             table.lookup_or_create(ids)
             table.push(ids, np.ones((ids.size, 2), np.float32))
@@ -187,6 +189,7 @@ def test_the_page_shows_servers_tables_workers_and_events(
         assert cell(page, "servers", shard, "state") == "up"
         assert cell(page, "servers", shard, "version")[0].isdigit()
         assert float(cell(page, "servers", shard, "keys/s").replace(",", ""))
+        assert cell(page, "servers", shard, "last export").endswith("s ago")
     settings = {
         name: cell(page, "tables", "movie", name)
         for name in ("dim", "optimizer", "admission", "eviction")

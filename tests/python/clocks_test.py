@@ -13,7 +13,7 @@ CALENDAR = {
     "cc/predictor/include/tfswitch/predictor.h": 1,  # When a model was made.
     "cc/predictor/rows_api.cc": 1,  # When a model was made.
     "cc/recovery/repair.cc": 1,  # The name of a folder.
-    "cc/rpc/server/server_times.h": 1,  # The same.
+    "cc/rpc/server/server_times.h": 1,  # When the work on a call began.
     "cc/serving/export_folder.cc": 1,  # When an export was made.
     "cc/serving/remote_model.cc": 1,  # Since when a model is served.
     "cc/serving/served_rows.cc": 1,  # The same.

@@ -23,6 +23,11 @@ class CallTrace {
   CallTrace(absl::string_view method, const std::string& address, int shard,
             uint64_t request_bytes, grpc::ClientContext* context);
 
+  // Call it when the answer arrives, which may be long before somebody waits
+  // for it.
+  void NoteArrival() {
+    if (span_.has_value()) span_->NoteEnd();
+  }
   // Ends the span. Without End() there is no span.
   //
   // REQUIRES: The call has ended.

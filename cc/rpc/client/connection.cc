@@ -233,6 +233,7 @@ class UnaryCall::ThreadQueue {
   static void Settle(void* tag) {
     Attempt* attempt = static_cast<Attempt*>(tag);
     attempt->done = true;
+    attempt->trace->NoteArrival();
     if (attempt->abandoned) delete attempt;
   }
 

@@ -47,7 +47,7 @@ template <typename Request, typename Stream, typename Work>
 grpc::Status Gated(const CallContext& call_context,
                    grpc::ServerContext* context, Stream* stream,
                    const Work& work) {
-  const ServerTimes times(*context);
+  ServerTimes times(*context);
   const MethodRule& rule = RuleFor<Request>();
   Caller caller;
   grpc::ByteBuffer bytes;
@@ -60,6 +60,7 @@ grpc::Status Gated(const CallContext& call_context,
     if (status.ok() && !stream->Read(&bytes)) {
       status = absl::CancelledError("the call has no message");
     }
+    times.Begin();
   }
   if (status.ok()) status = caller.ParseRequest(context, &bytes, &request);
   if (status.ok()) tables = TablesIn(request);

@@ -19,9 +19,13 @@ namespace tfswitch {
 // Not thread-safe.
 class ServerTimes {
  public:
-  // Make it when the work begins.
   explicit ServerTimes(const grpc::ServerContext& context)
       : is_traced_(context.client_metadata().count(kTraced) != 0) {
+    Begin();
+  }
+
+  // Call it when the whole message has arrived.
+  void Begin() {
     if (!is_traced_) return;
     begin_ns_ = absl::GetCurrentTimeNanos();
     begin_ = SteadyNow();

@@ -16,7 +16,9 @@ class TraceSteps(_backend.Callback):
     """Traces `fit`: each step is a span that contains its pulls and pushes.
 
     Tracing is on from the begin to the end of `fit`; see
-    `tfswitch.tracing.start`. The spans are named "step", and the attribute
+    `tfswitch.tracing.start`. If `fit` ends by an exception, it stays on until
+    `tfswitch.tracing.stop` or the next `fit`, and so does its last step. The
+    spans are named "step", and the attribute
     "tfswitch.step" counts the steps of an epoch. With `steps_per_execution` a
     span contains so many steps.
 
@@ -40,6 +42,7 @@ class TraceSteps(_backend.Callback):
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Begins to trace."""
+        self._end_step()
         tracing.start(self._tracer_provider)
 
     def on_train_batch_begin(
