@@ -8,8 +8,8 @@ The input is the last movies that the user has rated, and the classes are all
 movies: one row of an output table for each. Training reads and pushes the rows
 of a batch's labels and of some sampled movies, and never all of them. The last
 ratings of each user are held out; movies are ranked for each, without those
-that the user has rated before. Popularity, which ranks the same movies first
-for everybody, is what there is to beat.
+that the user has rated before. The model must be better than popularity, which
+ranks the same movies first for everybody.
 """
 
 import contextlib

@@ -75,9 +75,9 @@ class Always(_Admission):
 class MinCount(_Admission):
     """Admits an id at its `min_count`-th occurrence.
 
-    The counts are exact: each waiting id has a record of 16 to 32 bytes and an
-    entry in an index. `EmbeddingTable.shrink` evicts waiting ids by the same
-    rules as rows. (DeepRec's `CounterFilter`.)
+    The counts are exact, because each waiting id has a record of 16 to 32 bytes
+    and an entry in an index. `EmbeddingTable.shrink` evicts waiting ids by the
+    same rules as rows. (DeepRec's `CounterFilter`.)
 
     Args:
         min_count: 1 to 2^24.

@@ -95,8 +95,8 @@ class EmbeddingTable(TrackedTable):
         storage_dtype: How rows are kept in memory: a `tfswitch.StorageDtype`,
             or "float16" or "bfloat16" for embeddings of that dtype with a
             float32 optimizer state. None means float32.
-        seed: Decides, with the id, the first value of each row. None means a
-            seed made from the name and from the seed of
+        seed: The seed and the id determine the first value of each row. None
+            means a seed made from the name and from the seed of
             `keras.utils.set_random_seed` or `tf.random.set_seed`, if one was
             set. So tables with different names have different first values.
         consistency: When the gradients of several workers are applied: a
@@ -739,7 +739,7 @@ class EmbeddingTable(TrackedTable):
         return stats
 
     def describe(self, sample: int = 10_000) -> None:
-        """Prints rows, memory, settings, and norms and use of a sample.
+        """Prints rows, memory and settings, and norms and use of some rows.
 
         The sample is the first rows that the table sends, in the order of
         hashes of their ids. The rest of the table is not read.

@@ -76,15 +76,15 @@ class Trainer:
             losses = keras.losses.binary_crossentropy(
                 labels, self._model(ids, training=True)
             )
-            # The gradient is divided by all samples, as the servers need that
-            # of the mean.
+            # Divides by the number of samples, because the servers need the
+            # gradient of the mean loss.
             loss = tf.math.divide_no_nan(tf.reduce_sum(losses), samples)
         gradients = tape.gradient(loss, self._model.trainable_variables)
         (*gradients, loss), samples = tsw.train.weighted_all_reduce(
             [*gradients, loss], samples, backend="horovod"
         )
-        # Not even a step with zero gradients after the end, because Adam would
-        # move.
+        # No step is taken after the end of the data, because Adam moves
+        # variables even if all gradients are zero.
         if samples > 0.0:
             self._optimizer.apply(gradients, self._model.trainable_variables)
         return loss, samples

@@ -2,8 +2,9 @@
 
 `run_guarded` forks a child, which calls the function that starts the processes.
 The calling process, the guard, waits for this child. Linux makes these two the
-parents of orphans among their descendants (`PR_SET_CHILD_SUBREAPER`). So each
-can end the processes that the other one has left, even after a `kill -9`.
+parents of orphans among their descendants (`PR_SET_CHILD_SUBREAPER`). So if one
+of the two ends, even by `kill -9`, the other one can end the processes that it
+has left.
 """
 
 import collections

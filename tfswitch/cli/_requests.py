@@ -23,7 +23,8 @@ from tfswitch.cluster import Cluster
 # A call that takes longer shows on a terminal that it runs.
 _QUIET_SECS = 1.0
 
-# Remedies of errors for programs, and what a command has in their place.
+# The remedies that errors name for programs, and those that a command prints in
+# their place.
 _REMEDIES = {
     "`timeout_secs` in tfswitch.connect": "--timeout",
     "pass some with the call, or make": "make",

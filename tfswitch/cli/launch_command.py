@@ -411,7 +411,7 @@ class _Launch:
         printed = [f"  {line}" for line in process.last_lines]
         lines = [f"{how}; " + ("its last lines:" if printed else "no output")]
         lines += printed
-        # The task should not have ended, so the exit code 0 is an error, too.
+        # The task should still run, so the exit code 0 is an error, too.
         return _End(_processes.exit_code(status) or 1, how, lines)
 
     def _show_progress(self, now: float) -> None:

@@ -129,7 +129,7 @@ def run(words: Sequence[str]) -> int | None:
     """Runs the command that the words name; returns the exit code.
 
     Raises:
-        absl.app.UsageError: If they are wrong.
+        absl.app.UsageError: If the words are wrong.
     """
     if not words:
         raise app.UsageError(f"a command is missing.\n\n{_USAGE}")

@@ -1,10 +1,10 @@
 """The server program as a child of its companion (docs/object_stores.md).
 
-The companion is the parent, because it must outlive the server: in a container
-everything ends with the first process.
+The companion is the parent, because it must outlive the server: a container
+ends all its processes when the first process ends.
 
-Stop signals are blocked in all threads, and one thread takes them. So no signal
-is lost, is handled twice, or interrupts other code.
+Stop signals are blocked in all threads, and one thread takes them. So each
+signal is handled exactly once, and interrupts no other code.
 """
 
 import signal

@@ -94,8 +94,8 @@ class WorkItem:
         Call this before the step pushes anything, because this call may raise.
 
         Args:
-            num_samples: The number of samples. Any other unit will do, if
-                `offset` is read in the same unit.
+            num_samples: The number of samples. You may use any other unit, if
+                you read `offset` in the same unit.
 
         Raises:
             ValueError: If `num_samples` is not an integer of at least 0.

@@ -195,7 +195,7 @@ class _Array:
         return str(whole)
 
     def read(self, num_rows: int) -> np.ndarray:
-        """Returns the next rows. REQUIRES: that many are left."""
+        """Returns the next rows. REQUIRES: enough rows are left."""
         if self._is_fortran and len(self.shape) > 1:
             # In Fortran order each row is spread over the file, so the whole
             # array is read.

@@ -85,8 +85,8 @@ def write_parquet(
             temporary,
             schema,
             compression=compression or "none",
-            # Dictionaries do not pay, because values hardly ever repeat.
-            # Statistics do not pay, because rows are in no order.
+            # Writes no dictionaries, because values hardly ever repeat, and no
+            # statistics, because rows have no order.
             use_dictionary=False,
             write_statistics=False,
             write_page_checksum=True,

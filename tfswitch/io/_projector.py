@@ -50,10 +50,10 @@ def write_projector(
         table: The table.
         ids: The ids to write; those without a row read as `lookup` says. None
             means `top` rows.
-        top: How many rows are written without `ids`. If the table has
-            `statistics`, these are the rows with the highest `count`; to find
-            them, all rows are read once. Otherwise they are a sample, as of
-            `EmbeddingTable.describe`.
+        top: How many rows are written if `ids` is None. If the table has
+            `statistics`, the rows with the highest `count` are written; to find
+            them, all rows are read once. Otherwise a sample is written, like
+            that of `EmbeddingTable.describe`.
         metadata: The labels: a dict from ids to labels, a sequence with one
             label for each of `ids`, or a function that gets an array of ids and
             returns their labels. A label is a value, or a list or tuple with a
@@ -178,7 +178,8 @@ def _metadata_lines(
 def _text(value: Any) -> str:
     """Returns a value as a cell: in one line, without tabs, never blank."""
     text = str(value).replace("\\", "\\\\").replace("\t", "\\t")
-    # The projector cuts blanks from lines, and skips lines that are empty then.
+    # The projector removes blanks from both ends of a line, and skips a line
+    # that is then empty.
     return "\\n".join(text.splitlines()).strip() or "-"
 
 

@@ -156,7 +156,7 @@ def _compression_type(compression: Any) -> str:
 
 
 def _check_lengths(file: str, compression_type: str) -> None:
-    """Raises OSError if a record is longer than rows are, or ends too late.
+    """Raises OSError if a record is longer than any row, or is cut off.
 
     Without this check TensorFlow would end the process if there is no memory
     for a record. It would also accept a file in which the header of the last

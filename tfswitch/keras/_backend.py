@@ -25,8 +25,8 @@ def optimizer_config(
     config = optimizer.to_config()
     rate = config["config"]["learning_rate"]
     if not isinstance(rate, float):
-        # A file can describe a schedule. In place of any other rate that is not
-        # a number, the file has its present value.
+        # A file can describe a schedule. If any other rate is not a number, the
+        # file contains the present value of the rate.
         config["config"]["learning_rate"] = (
             serialize(rate) if hasattr(rate, "get_config") else present_rate()
         )

@@ -81,8 +81,8 @@ def rule_of(layer: Any, optimizer: Any) -> optimizers_lib.Optimizer:
 def update_of(layer: Any, rule: Any) -> str:
     """Returns which rows a push moves: if possible, those that Keras moves.
 
-    With `update="auto"`, a warning says so if the rule would move rows that are
-    not in the batch, and tables cannot move these rows.
+    With `update="auto"`, the Keras rule may also move rows outside of the
+    batch. If tables cannot do this, a warning says so.
 
     Args:
         layer: Its `update` is "auto", "sparse" or "dense".

@@ -19,8 +19,8 @@ from tfswitch.keras import _backend
 from tfswitch.keras.parameter_server_optimizer import ParameterServerOptimizer
 from tfswitch.train.worker import Worker
 
-# The lowest bits of a mark, this many, are the epoch. The higher bits are the
-# number of the `fit`, from 1.
+# The number of low bits of a mark that contain the epoch. The higher bits
+# contain the number of the `fit`, from 1.
 _EPOCH_BITS = 32
 
 # How often this process has called `fit`, by group and job.

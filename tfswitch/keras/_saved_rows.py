@@ -83,7 +83,7 @@ def load(layer: Any, store: Any) -> None:
 
     Raises:
         ValueError: If the file has nothing for the layer, or other code uses
-            its table. Nothing has changed then.
+            the layer's table. In both cases nothing has changed.
         RuntimeError: If the rows are on servers that are not connected.
     """
     names = set(store.keys())
@@ -140,7 +140,7 @@ def load(layer: Any, store: Any) -> None:
 def _slots_for(
     table: EmbeddingTable, store: Any, saved: Mapping[str, Any]
 ) -> np.ndarray | None:
-    """Returns the slots for a table, or None if they are of another optimizer.
+    """Returns slots for a table, or None if another optimizer stored them.
 
     Args:
         table: The table.
@@ -181,7 +181,7 @@ _stored_by: weakref.WeakKeyDictionary[
 
 
 def _stores_rows(layer: Any, table: EmbeddingTable, store: Any) -> bool:
-    """Whether `layer`, of all layers of its table, is to store the rows."""
+    """Whether `layer` is the one layer of its table that stores the rows."""
     file = _backend.file_of(store)
     if file is None:
         return True

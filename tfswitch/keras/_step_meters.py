@@ -24,7 +24,8 @@ class Meter(NamedTuple):
     Attributes:
         table: The table.
         before: The table's counts before the first step.
-        sums: Sums over steps: of ones, gradient norms and seconds.
+        sums: The number of steps, and the sums of their gradient norms and
+            seconds.
     """
 
     table: EmbeddingTable
@@ -33,7 +34,7 @@ class Meter(NamedTuple):
 
 
 class StepMeters(dict[tuple[str, str], Meter]):
-    """The meters of tables, by address and name. Active until collected."""
+    """Meters by address and name of table. Active while this object lives."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -38,7 +38,7 @@ def no_rows(dim: int) -> Rows:
 
 
 class _Value(np.ndarray):
-    """A matrix of shape [0, dim] that carries rows; results of it do not."""
+    """A matrix of shape [0, dim] with rows; arrays made from it have none."""
 
     rows: Rows | None
 

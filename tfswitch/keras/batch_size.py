@@ -43,7 +43,7 @@ def record(inputs: IdsLike, training: bool | tf.Tensor | None) -> None:
 
 
 def read() -> tf.Tensor:
-    """Returns the size recorded last, a float64 scalar; 0 if none was."""
+    """Returns the last recorded size, a float64 scalar; at first 0."""
     if _size is None:
         return tf.zeros([], tf.float64)
     return _size.read()

@@ -81,11 +81,11 @@ class ParameterServerOptimizer(_backend.Optimizer):
             `asp` and `ssp` each change is multiplied by 1 / `num_workers` and
             applied when it arrives. "local": each worker has values of its own.
             None means "mean" under `bsp`, else "local".
-        non_trainable_variables: The float variables without a gradient, for a
-            training loop of your own; each step sends all of them. The default
-            is such variables of the model that is compiled with this optimizer,
-            and a step sends only the variables that it writes. Leave metrics
-            out.
+        non_trainable_variables: For a training loop of your own: the float
+            variables without a gradient, except those of metrics. Each step
+            sends all of them. By default the optimizer takes these variables
+            from the model that is compiled with it, and a step sends only the
+            variables that it writes.
         cluster: The cluster to use; by default that of `tfswitch.connect`.
         name: Name of the optimizer.
 

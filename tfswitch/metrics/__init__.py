@@ -192,8 +192,8 @@ def _cross_entropy(labels: tf.Tensor, predicted: tf.Tensor) -> tf.Tensor:
 class GroupAUC(_SumMetric):
     """The mean of the AUCs of groups, such as users (GAUC).
 
-    The AUC over all samples rewards a model for telling apart users who click
-    much from those who click little. The AUC of one user shows how well the
+    The AUC over all samples is higher if a model distinguishes users who click
+    much from users who click little. The AUC of one user shows how well the
     model orders what this user has seen. Groups whose labels are all equal have
     no AUC and are left out. The result is NaN if no group has an AUC.
 

@@ -32,8 +32,8 @@ def read(cluster: Cluster | None = None) -> dict[str, float]:
     Returns:
         A dict from series to values. A series is a name with labels in
         Prometheus's notation, the labels sorted; docs/metrics_reference.md
-        lists the names. Names that begin with `tfswitch_worker` are of the
-        calls of this process.
+        lists the names. Series whose names begin with `tfswitch_worker` measure
+        the calls that this process makes.
 
     Raises:
         ConnectionError: If a server cannot be reached.
@@ -79,8 +79,8 @@ def serve(
 
     Args:
         port: The port; 0 means any free one, see `MetricsServer.port`.
-        address: Where to listen. There is no TLS and no token: before another
-            address is chosen, think about who can reach it.
+        address: Where to listen. There is no TLS and no token: anyone who can
+            reach this address can read the metrics.
         cluster: As in `read`.
 
     Raises:

@@ -94,7 +94,7 @@ class Optimizer(Policy):
         return None
 
     def check_elementwise(self, user: str) -> None:
-        """Raises ValueError, in the name of `user`, if not elementwise."""
+        """Raises ValueError, which names `user`, if not elementwise."""
         if (mixing := self._mixing()) is not None:
             raise ValueError(
                 f"{user} needs an optimizer that steps each weight by its own "

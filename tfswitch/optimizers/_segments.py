@@ -28,10 +28,10 @@ class Segments(Optimizer, kind="segments", mixes_coordinates=True):
     the norm of their part.
 
     Args:
-        parts: Pairs of a dimension and an optimizer, from the first float of
-            the row on. The last dimension may be None, for the rest of the row;
-            otherwise the dimensions must sum to the table's. An optimizer is
-            any value that `get` takes; its learning rate must be a number.
+        parts: Pairs of a dimension and an optimizer, in the order of the floats
+            of the row. The dimensions must sum to the table's, but the last one
+            may be None, which means the rest of the row. An optimizer is any
+            value that `get` takes; its learning rate must be a number.
         learning_rate: A factor that multiplies the rates of all parts. It may
             be a schedule, as for other optimizers.
 

@@ -124,7 +124,7 @@ class Servers:
         except RuntimeError as error:
             if exc is None:
                 raise
-            # The first error is raised, so this one is only printed.
+            # The caller gets the first error, so this error is only printed.
             print(f"tfswitch: warning: {error}", file=sys.stderr, flush=True)
 
     def __repr__(self) -> str:
@@ -428,7 +428,7 @@ def _wait_for_start(
 
 
 def _remove(actors: Sequence[Any], group: PlacementGroup) -> None:
-    if not ray.is_initialized():  # No Ray, no actors to remove.
+    if not ray.is_initialized():  # Without Ray there are no actors.
         return
     for actor in actors:
         # The actor may have ended by itself.

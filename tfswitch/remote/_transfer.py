@@ -203,7 +203,7 @@ def in_store(
         try:
             saves.append(_saves.parse(text, f"{store.url}/{where}"))
         except _saves.VersionError:
-            raise  # Otherwise an upload would remove its files.
+            raise  # Otherwise an upload would remove the save's files.
         except DamagedError as error:
             errors.append(error)
     return _saves.sort(saves), errors

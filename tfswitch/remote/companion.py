@@ -176,8 +176,7 @@ class Companion:
             return True
         if "log" in names or _saves.ids_of(self._data / _STATE):
             return False
-        # A folder with other files and without an identity is refused by the
-        # server.
+        # The server refuses a folder that has other files but no identity.
         return "identity.json" in names or all(
             name[0] == "." or name == "lost+found" for name in names
         )
@@ -341,7 +340,8 @@ class Companion:
                 self._stamps[path] = stamp
                 self._backoffs.pop(path, None)
             except Exception as error:
-                # At the end, an upload with a lasting error is not tried again.
+                # After `stop`, an upload that failed with a lasting error is
+                # not tried again.
                 is_done &= self._is_over.is_set() and isinstance(
                     error, _LASTING
                 )

@@ -77,7 +77,7 @@ class ReplicaOptions:
         return tf.where(weight > 0.0, share, tf.zeros_like(share))
 
     def average(self, followed: Any) -> Any:
-        """Returns `followed`, or an op after it that averages variables."""
+        """Returns `followed`, or an op that then averages variables."""
         if self.variable_averages is None:
             return followed
         with tf.control_dependencies([followed]):
@@ -172,11 +172,11 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def leave(self) -> None:
-        """Leaves at the end of a session."""
+        """Leaves the group at the end of a session."""
 
     @abc.abstractmethod
     def part(self) -> None:
-        """Leaves after a failure, without an error."""
+        """Leaves the group after a failure, and raises no error."""
 
     @abc.abstractmethod
     def stats(self) -> dict[str, Any]:

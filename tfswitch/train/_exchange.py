@@ -1,10 +1,10 @@
 """Exchanges values between the workers of a group.
 
 A worker writes its values to rows of a table, and reads those of the others.
-Three barriers separate one exchange from the next. After the first barrier no
-worker reads the last exchange any more, after the second all have read how many
-exchanges there were, after the third all have written their values. So a
-restarted worker, or rows of an earlier job, cause no confusion.
+Three barriers separate one exchange from the next. After the first barrier, no
+worker still reads the last exchange. After the second, all workers have read
+how many exchanges there were. After the third, all workers have written their
+values. So a restarted worker, or rows of an earlier job, cause no confusion.
 
 Values of any dtype are stored in rows of floats: each float has 16 bits of the
 values. All workers read the same bytes, in the order of the workers, so they

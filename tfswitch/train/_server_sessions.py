@@ -32,8 +32,8 @@ _Result = TypeVar("_Result")
 class ServerWatch:
     """Makes calls of a session end if a server does not answer any more.
 
-    TensorFlow waits for a server without limit, also if the call has a timeout
-    and when the session is closed. So each call runs in a thread of its own,
+    TensorFlow waits for a server without limit, even if the call has a timeout,
+    and even when it closes a session. So each call runs in a thread of its own,
     which is left behind when a server has been silent for too long.
 
     Thread-safe, except `start` and `stop`.
@@ -268,7 +268,8 @@ def check_servers_answer(
         config: The session's.
         servers: The devices of the servers.
         timeout_secs: Longest wait.
-        check: Called then with a session, whose graph can grow.
+        check: A function that is called with a session after the servers have
+            answered. The session's graph can grow.
 
     Raises:
         ConnectionError: If one does not answer in time.

@@ -319,7 +319,8 @@ class VariableEngine(Engine):
             )
             self._heartbeat_session = heartbeat_session
             self._watch.start()
-            # A session that is not of tfswitch's function was not checked.
+            # If the program did not make its session by tfswitch's function,
+            # this check was not made before.
             self._check_is_alone(self._call({"call": "STATS"}))
             if is_chief:
                 self._session_run(self._clear)
@@ -538,8 +539,8 @@ class VariableEngine(Engine):
             except tf.errors.DeadlineExceededError:
                 continue  # No round has closed.
             except Exception as error:
-                # `is_over` means that all workers have left, so none needs the
-                # step.
+                # If `is_over` is set, all workers have left, and no worker
+                # needs this step.
                 if is_over.is_set():
                     return
                 is_of_tensorflow = isinstance(error, tf.errors.OpError)
@@ -573,7 +574,7 @@ def _first_task(device: str) -> str:
 
 
 def _tensors_of(gradient: Any) -> list[tf.Tensor]:
-    """Returns the tensors as which a gradient is sent to a server."""
+    """Returns the tensors that represent a gradient on its way to a server."""
     if isinstance(gradient, tf.IndexedSlices):
         return [tf.cast(gradient.indices, tf.int64), gradient.values]
     return [tf.convert_to_tensor(gradient)]

@@ -59,7 +59,8 @@ def all_reduce(
         TimeoutError: If other workers have not arrived in time. The message
             names them.
         RuntimeError: If this process has no worker or several workers, if the
-            group has given it up meanwhile, or as `Worker.wait_at_barrier`.
+            group has given its worker up meanwhile, or for a reason of
+            `Worker.wait_at_barrier`.
         ConnectionError: If a server does not answer.
 
     Example:

@@ -32,7 +32,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
         self._raises_on_evict = raises_on_evict
         self._has_session = False
         self._is_in_epoch = False
-        self._data_has_ended = False  # And with the data the epoch.
+        self._data_has_ended = False  # The end of the data ends the epoch.
         self._num_evicted = 0  # The count when this worker joined.
         # The counts at the end of the last session.
         self._last_stats: dict[str, Any] | None = None
@@ -201,14 +201,15 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):
                 if not trains:
                     raise
                 self._fail()
-                # The type is changed, because after its own error TensorFlow
-                # would make another session and train the same data again.
+                # Raises an error of another type: after its own error,
+                # TensorFlow would make another session and train the same data
+                # again.
                 raise ConnectionError(
                     f"{lost.message}. Start the worker again: what the step "
                     "has led to is on the servers, if they are there"
                 ) from lost
             except BaseException:
-                if trains:  # A loop may catch it and continue.
+                if trains:  # A loop may catch this error and continue.
                     engine.fail_step()
                 raise
 
@@ -287,7 +288,8 @@ def MonitoredTrainingSession(  # noqa: N802 - As TensorFlow's.
     )
     config = given.get("config")
     if engine.servers and master:
-        # Before a second chief would set the variables to their first values.
+        # The check comes now, before a second chief would set the variables to
+        # their first values.
         check_servers_answer(
             master,
             config,

@@ -336,7 +336,7 @@ class SyncReplicasOptimizer(tf.compat.v1.train.Optimizer):
         return _NoQueueRunner()
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the inner optimizer's; None with tfswitch's servers."""
+        """Calls the inner optimizer's method; None with tfswitch's servers."""
         return self._opt.get_slot(*args, **kwargs)
 
     def get_slot_names(self, *args: Any, **kwargs: Any) -> Sequence[str]:

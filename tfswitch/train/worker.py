@@ -265,9 +265,9 @@ class Worker:
         again, with a message; with `bsp` the step does not count then.
 
         Args:
-            weight: Number of samples of the step, by which `bsp` averages. Not
-                negative; with 0 the step's pushes to `bsp` tables have no
-                effect.
+            weight: Number of samples of the step, at least 0: its weight in the
+                average of `bsp`. With 0, the step's pushes to `bsp` tables have
+                no effect.
 
         Raises:
             TimeoutError: If other workers do not end their step within

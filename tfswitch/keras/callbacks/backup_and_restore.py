@@ -1,4 +1,4 @@
-"""Checkpoints of `fit`: the model, its optimizer and its tables of one step."""
+"""Checkpoints of `fit`: model, optimizer and tables as of the same step."""
 
 import contextlib
 import os
@@ -50,9 +50,9 @@ class BackupAndRestore(_backend.Callback):
     same data and this callback. `fit` begins in the epoch of the checkpoint,
     reads the batches that were trained without training them again, and
     continues with the next batch. If the data come in the same order, the
-    result is that of a `fit` without an interruption. Other callbacks see the
-    batches that are only read, too. If the newest checkpoint is damaged, the
-    next older one is restored, with a warning.
+    result is that of a `fit` without an interruption. Keras also calls other
+    callbacks for the batches that are only read. If the newest checkpoint is
+    damaged, the next older one is restored, with a warning.
 
     A finished `fit` is not repeated: a second process finds that all epochs are
     trained. A second `fit` with the same callback object continues with the

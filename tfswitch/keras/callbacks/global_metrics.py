@@ -23,12 +23,11 @@ class GlobalMetrics(_backend.Callback):
     the same way: each worker may validate a part of the data, and a worker
     without data gets the results of the others.
 
-    Put this callback before other callbacks, so that these see the merged logs:
-        then
-    `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint` decide the same
-    on all workers. Put `SyncEpochs` before this callback. The logs of single
-    batches, and values that your own `train_step` computes without metrics,
-    stay those of the worker.
+    Put this callback before other callbacks, so that these see the merged logs.
+    `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint` then decide the
+    same on all workers. Put `SyncEpochs` before this callback. Each worker
+    keeps its own logs of single batches, and its own values that your
+    `train_step` computes without metrics.
 
     All workers must have the same metrics, and the same number of epochs. A
     worker that has left, or was given up, counts with the states of its last

@@ -35,7 +35,7 @@ class TableMetrics(_backend.Callback):
     For each table whose rows learn in this process, scalars are written to
     `log_dir`/tables. Their tags are NAME/epoch_SERIES, whose step is the epoch,
     and NAME/batch_SERIES, whose step is the number of batches of this `fit`. A
-    point is about the time since the last point of its tag. The series, which
+    point measures the time since the last point of its tag. The series, which
     docs/tensorboard.md describes:
 
     * rows: the number of rows.

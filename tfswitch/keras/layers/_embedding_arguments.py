@@ -193,7 +193,7 @@ def _scaled(initializer: Any, input_dim: int | None, output_dim: int) -> Any:
         return initializer
     if input_dim is None:
         if type(rule).__name__ == "GlorotUniform":
-            return initializer  # Tables have it for one id.
+            return initializer  # Tables apply this rule to one id.
         raise ValueError(
             "`embeddings_initializer` depends on the number of ids. Give it as "
             "`input_dim`, as for keras.layers.Embedding; it bounds "

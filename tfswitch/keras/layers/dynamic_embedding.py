@@ -140,8 +140,9 @@ class DynamicEmbedding(_backend.Layer):
     *   layers that share a table, calls of one layer, and replicas under
         `tf.distribute` take one step together, with the sum of their gradients;
     *   a training call inside `tf.while_loop`, `tf.map_fn` or
-        `tf.recompute_grad` is refused when its gradient is taken outside, since
-        rows have no dense gradient: call the layer before.
+        `tf.recompute_grad` raises an error when its gradient is taken outside,
+        because rows have no dense gradient. Call the layer before the loop, or
+        before `recompute_grad`.
 
     A loop without a Keras optimizer calls `apply_gradients` of the layer.
 
@@ -213,9 +214,10 @@ class DynamicEmbedding(_backend.Layer):
             or "float16" or "bfloat16" for embeddings of that dtype with a
             float32 optimizer state. None means float32. The layer computes in
             `dtype`, as all layers do.
-        seed: Decides, with the id, the first value of each row. None means a
-            seed made from the table's name (without `table`, the layer's) and
-            from the seed of `keras.utils.set_random_seed`, if one was set.
+        seed: The seed and the id determine the first value of each row. None
+            means a seed made from the table's name (without `table`, the
+            layer's) and from the seed of `keras.utils.set_random_seed`, if one
+            was set.
         consistency: When the gradients of several workers are applied: a
             `tfswitch.train.Consistency`, "asp" or "bsp". None means `asp`.
         cluster: The cluster in which the layer makes its table. By default that
@@ -260,8 +262,8 @@ class DynamicEmbedding(_backend.Layer):
         ValueError: If an argument is out of range; if ids are neither integers
             nor strings; on the first call, if the table exists with other
             settings.
-        tf.errors.UnavailableError, tf.errors.DeadlineExceededError: From calls,
-            if a server does not answer.
+        tf.errors.UnavailableError, tf.errors.DeadlineExceededError: If a server
+            does not answer a call of the layer.
     """
 
     built: bool
@@ -450,8 +452,8 @@ class DynamicEmbedding(_backend.Layer):
             if self._is_loaded and not cluster.is_remote:
                 self._found_rows = table.size()
         if len(self._first_rows.ids):
-            # Sets only ids without a row: all other rows began with these
-            # values, and have been trained since.
+            # Sets only ids without a row. All other rows already began with
+            # these values, and training has changed them since.
             table._native.assign_missing(*self._first_rows)
             self._first_rows = _weights.no_rows(self.output_dim)
         return table

@@ -79,14 +79,14 @@ class DynamicEmbeddings(_backend.Layer):
 
     Raises:
         ValueError: If `features` is empty, has more than 256 entries, has a
-            value of another type, or has one layer twice. From the first call:
-            if features share a table and have different learning rates, or each
-            has used its own table object. From calls: if the ids of a feature
-            are missing, or a name is not that of a feature. Also the errors of
-            `DynamicEmbedding`.
-        tf.errors.UnavailableError, tf.errors.DeadlineExceededError: From calls,
-            if a server does not answer. Other servers may have applied their
-            part of a push.
+            value of another type, or has one layer twice. In the first call: if
+            features that share a table have different learning rates, or have
+            already used different table objects. In each call: if the ids of a
+            feature are missing, or a name is not the name of a feature. Also
+            the errors of `DynamicEmbedding`.
+        tf.errors.UnavailableError, tf.errors.DeadlineExceededError: If a server
+            does not answer a call of the layer. Other servers may have applied
+            their part of a push.
     """
 
     built: bool
