@@ -147,7 +147,7 @@ def scenario(server: ServerProcess) -> Pushes:
     """Writes each kind of file; returns the results of the pushes."""
     pushes = Pushes()
     with (
-        connect(server, timeout_secs=0.5) as cluster,
+        connect(server, timeout_secs=5.0) as cluster,
         # A torn write has ended the server.
         contextlib.suppress(ConnectionError, TimeoutError),
         # The table was not made.

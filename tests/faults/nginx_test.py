@@ -1,7 +1,6 @@
 """deploy/nginx keeps floods of frames from a server, and lets trainers work."""
 
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ import tfswitch as tsw
 from tests.certificates import Authority
 from tests.faults import frames
 from tests.programs import ROOT
-from tests.support import ServerProcess
+from tests.support import ServerProcess, free_ports
 
 NGINX = shutil.which("nginx", path="/usr/sbin:/usr/bin")
 
@@ -27,8 +26,7 @@ pytestmark = [
 def address(tmp_path: Path) -> Iterator[str]:
     """The address of an nginx in front of a server."""
     tls = Authority(tmp_path).sign("server")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_ports(1)[0]}"
     text = (ROOT / "deploy/nginx/tfswitch.conf").read_text()
     for there, here in {
         "7443": address,

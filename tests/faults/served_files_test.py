@@ -278,8 +278,8 @@ def test_a_writer_that_had_the_file_open_is_seen_within_a_second(
 ) -> None:
     content = other_rows(rows, tmp_path)
     with Client(process, 1) as client:
-        written_at = time.monotonic()
         os.pwrite(open_writer, content, 0)
+        written_at = time.monotonic()
         client.wait_for(lambda: len(client.errors) > 50, "the rows are refused")
 
     # The client may have waited for its turn meanwhile.

@@ -29,7 +29,7 @@ PROGRAM = Path(__file__).with_name("worker_program.py")
 def test_bsp_ends_with_the_bits_of_a_run_without_kills(tmp_path: Path) -> None:
     rng = random.Random(new_seed())
     num_kills = examples(3, 50)
-    num_steps = 15 * num_kills
+    num_steps = 25 * num_kills
     with running_servers(2) as address:
         for call in start_bsp(address, num_steps):
             call.result(200.0)

@@ -461,7 +461,7 @@ def test_a_job_goes_on_though_the_disk_of_its_log_is_full(launch):
 
 
 def test_killed_servers_come_back_and_no_step_is_lost(launch):
-    job = launch("--workers=2", PROGRAM, 60, 0.02)
+    job = launch("--workers=2", PROGRAM, 150, 0.02)
     for step, server in ((10, 0), (25, 1), (40, 0)):
         job.wait_for(rf"\[worker 0\] step {step}")
         (pid,) = job.pids(f"--shard_index={server}")
@@ -473,7 +473,7 @@ def test_killed_servers_come_back_and_no_step_is_lost(launch):
 
     lines = job.finish(0)
 
-    assert f"[worker 0] values {[120] * 8}" in lines
+    assert f"[worker 0] values {[300] * 8}" in lines
 
 
 def test_a_server_that_dies_too_often_ends_the_job(launch, write):

@@ -47,7 +47,7 @@ STUCK_WORKER = """
 import sys
 import tfswitch as tsw
 tsw.connect(sys.argv[2])
-worker = tsw.train.Worker(int(sys.argv[1]), 2, group="stuck", lease_secs=2)
+worker = tsw.train.Worker(int(sys.argv[1]), 2, group="stuck", lease_secs=5)
 for _ in range(3):
     worker.end_step()
 sys.stdin.read()
@@ -426,14 +426,18 @@ def test_alerts_fire_when_a_server_ends_and_until_it_is_back(
     )
 
     scraped.servers[1].kill()
-    wait_until(
-        lambda: firing() == {"TfswitchCertificateExpires", "TfswitchServerDown"}
-    )
-    alert = scraped.prometheus.alerts()["TfswitchServerDown"]
-    assert alert["labels"]["instance"] == scraped.targets[1]
-    assert alert["annotations"]["summary"] == (
-        f"{scraped.targets[1]} of tfswitch does not answer"
-    )
+
+    def names_the_server() -> bool:
+        # If a scrape is late, another server counts as down for a moment.
+        alerts = scraped.prometheus.alerts()
+        return (
+            alerts.keys() - OF_THE_MACHINE
+            == {"TfswitchCertificateExpires", "TfswitchServerDown"}
+            and alerts["TfswitchServerDown"]["annotations"]["summary"]
+            == f"{scraped.targets[1]} of tfswitch does not answer"
+        )
+
+    wait_until(names_the_server)
 
     scraped.servers[1] = scraped.start(1)
     wait_until(lambda: firing() == {"TfswitchCertificateExpires"})
@@ -460,7 +464,7 @@ def test_a_full_disk_a_stuck_worker_and_a_hot_id_are_seen(
     os.kill(workers[1].pid, signal.SIGSTOP)
     assert alert("TfswitchWorkersLost")["group"] == "stuck"
     lost = 'tfswitch_group_workers{group="stuck",state="lost"}'
-    assert scraped.prometheus.values(lost) == [1.0]
+    wait_until(lambda: scraped.prometheus.values(lost) == [1.0])
     assert "worker_lost" in events(0)
 
     # An id becomes hot.
@@ -489,5 +493,6 @@ def test_a_full_disk_a_stuck_worker_and_a_hot_id_are_seen(
         table.push(np.arange(100), np.ones((100, 2), np.float32))
     failed = alert("TfswitchLogFailed")
     assert failed["instance"] == scraped.targets[1]
-    assert scraped.prometheus.values("tfswitch_log_has_failed == 1") == [1.0]
+    has_failed = "tfswitch_log_has_failed == 1"
+    wait_until(lambda: scraped.prometheus.values(has_failed) == [1.0])
     assert "disk_full" in events(1)

@@ -114,6 +114,7 @@ def browser() -> Iterator[Browser]:
         browser = playwright.chromium.launch(
             executable_path="/usr/bin/chromium",
             args=["--no-sandbox", "--disable-dev-shm-usage"],
+            timeout=3 * PATIENCE_MS,
         )
         yield browser
         browser.close()

@@ -1498,7 +1498,8 @@ def test_exports_change_the_answers_of_a_running_server(
             wait_until(lambda: "is damaged" in state(), "it is refused")
             assert "rows as of export 2, base 1; newer" in state()
             assert " info rows_served version=1 rows=" in server.log()
-            assert ' error rows_refused message="newer rows' in server.log()
+            refused = ' error rows_refused message="newer rows'
+            wait_until(lambda: refused in server.log(), "it is logged")
             assert server.is_serving()
             assert client.ask() == 2
 

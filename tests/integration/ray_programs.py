@@ -51,7 +51,9 @@ def count_samples(items: Sequence[str], folder: Path, pause: bool) -> int:
                     )
                     if pause:
                         mark = folder / str(worker.worker_id)
-                        mark.write_text(str(os.getpid()))
+                        whole = mark.with_suffix(".new")
+                        whole.write_text(str(os.getpid()))
+                        whole.rename(mark)
                         wait_for(folder / "go")
                     worker.end_step(weight=count)
                     own += count

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 
 import tfswitch as tsw
 from tests.programs import HANG_SECS, environment
-from tests.python.worker_threads import Call
+from tests.python.worker_threads import Call, wait_until
 from tests.support import SERVER, ServerProcess
 
 IDS = np.arange(200)
@@ -53,9 +52,8 @@ def test_training_goes_on_after_a_kill_and_each_lost_push_is_counted(
                 last += has_come_back.is_set()
 
         call = Call(train)
-        saved = tmp_path / "1" / "state" / "manifest-000001.json"
-        while not saved.exists():
-            time.sleep(0.01)
+        state = tmp_path / "1" / "state"
+        wait_until(lambda: any(state.glob("manifest-0*.json")))
         one.kill()
         with start(1, one.address) as again:
             assert again.address == one.address

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tfswitch as tsw
-from tests.support import ServerProcess, make_table
+from tests.support import ServerProcess, free_ports, make_table
 
 
 @pytest.mark.slow
@@ -34,10 +34,11 @@ def test_a_model_trains_on_after_its_server_came_back():
     import tensorflow as tf
 
     with (
-        ServerProcess() as server,
+        # While nobody listens there, no other process may get the port.
+        ServerProcess(address=f"127.0.0.1:{free_ports(1)[0]}") as server,
         tsw.connect(
             f"grpc://{server.address}",
-            timeout_secs=2.0,
+            timeout_secs=5.0,
             on_lost_tables="recreate",
         ),
     ):

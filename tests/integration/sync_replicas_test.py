@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 PROGRAM = ROOT / "tests" / "integration" / "sync_replicas_program.py"
 
-LEASE_SECS = 2.0
+LEASE_SECS = 5.0
 
 
 @contextlib.contextmanager

@@ -215,7 +215,7 @@ def test_bsp_goes_on_without_a_worker_that_was_killed(make_job):
         batches,
         runs=[("run", "adam")],
         consistency=Consistency.bsp().get_config(),
-        worker={"lease_secs": 3.0},
+        worker={"lease_secs": 8.0},
     )
     others = [job.start(0), job.start(1)]
     victim = job.start(2, pause=3)
@@ -224,10 +224,10 @@ def test_bsp_goes_on_without_a_worker_that_was_killed(make_job):
     victim.signal(signal.SIGKILL)
     for process in others:
         err = process.finish()
+        # The worker that starts last may be waited for, too.
         assert re.search(
-            r"group 'run': waiting for worker 2 of 3 \(at step 3, last heard "
-            r"\d s ago\)\n"
-            r"tfswitch: group 'run': worker 2 is given up after 3 s; 2 of 3 go "
+            r"group 'run': waiting for worker(.*\n)*"
+            r"tfswitch: group 'run': worker 2 is given up after 8 s; 2 of 3 go "
             r"on\n(.*\n)*.* at the end: lost worker 2 after 3 steps that count",
             err,
         ), err

@@ -53,10 +53,10 @@ def test_a_timeout_is_a_positive_number(local, secs):
 
 def test_a_long_wait_keeps_the_lease():
     with running_clients(2) as client:
-        one, two = join_workers(client, 2, lease_secs=1.5)
+        one, two = join_workers(client, 2, lease_secs=3.0)
         waiting = Call(one.wait_at_barrier, "end")
 
-        assert not waiting.wait(2.0)  # The wait must last.
+        assert not waiting.wait(4.0)  # The wait must last.
         two.wait_at_barrier("end")
         waiting.result()
 

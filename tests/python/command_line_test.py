@@ -363,7 +363,7 @@ def test_info_shows_a_dead_server_and_the_others(run, monkeypatch):
         )
         servers.stop(1)
 
-        code, out, _ = run("info", servers.address, "--timeout=0.3")
+        code, out, _ = run("info", servers.address, "--timeout=3")
 
         assert code == 1
         lines = out.splitlines()
@@ -443,7 +443,7 @@ def test_ctrl_c_removes_the_table_of_bench_or_says_how(hangs):
         ServerProcess() as server,
         tsw.Cluster(f"grpc://{server.address}") as cluster,
     ):
-        words = ("bench", server.address, *(["--timeout=3"] if hangs else []))
+        words = ("bench", server.address, *(["--timeout=5"] if hangs else []))
         # A job that a shell has started in the background ignores SIGINT.
         hears = "signal.signal(signal.SIGINT, signal.default_int_handler)"
         bench = subprocess.Popen(
@@ -466,11 +466,17 @@ def test_ctrl_c_removes_the_table_of_bench_or_says_how(hangs):
 
         _, error = bench.communicate()
         assert bench.returncode == 130, error
+        # On a slow machine the first call takes over a second.
+        lines = [
+            line
+            for line in error.splitlines()
+            if not line.startswith("tfswitch: waiting for shard 0")
+        ]
         if hangs:
-            assert f"`tfswitch drop {names[0]} --yes`" in error
-            assert error.count("\n") == 1
+            (line,) = lines
+            assert f"`tfswitch drop {names[0]} --yes`" in line
         else:
-            assert (error, cluster.tables()) == ("", [])
+            assert (lines, cluster.tables()) == ([], [])
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,8 @@ if path:
     table = tsw.EmbeddingTable("t", 2)
     table.lookup_or_create([1])
     worker = tsw.train.Worker(0, 2, wait_secs=1000)
+    step = tf.function(lambda: table.lookup([1]))
+    step()
 print("waits", flush=True)
 if path:
     sys.stdin.readline()
@@ -116,7 +118,7 @@ def test_ctrl_c_ends_a_save_in_the_process(tmp_path: Path) -> None:
     "call",
     [
         "table.lookup([1])",
-        "tf.function(lambda: table.lookup([1]))()",
+        "step()",
         "in_a_step(lambda: table.lookup([1])) or threading.Event().wait()",
         "in_a_step(lambda: table.lookup([2])) or table.lookup([1])",
         "table.size()",
@@ -129,10 +131,11 @@ def test_ctrl_c_ends_a_save_in_the_process(tmp_path: Path) -> None:
 def test_ctrl_c_ends_a_wait_for_a_server_that_hangs(
     call: str, tmp_path: Path
 ) -> None:
+    begins = "print('calls', flush=True)"
     with (
         ServerProcess() as server,
         PythonProgram(
-            *("-c", f"{PRELUDE}try:\n    {call}{ENDS}"),
+            *("-c", f"{PRELUDE}try:\n    {begins}\n    {call}{ENDS}"),
             *(f"grpc://{server.address}", str(tmp_path)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -144,6 +147,7 @@ def test_ctrl_c_ends_a_wait_for_a_server_that_hangs(
         try:
             program.stdin.write("\n")
             program.stdin.flush()
+            read_until(program, "calls")
             # That it waits shows only in that it does not end.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 program.wait(1)

@@ -516,7 +516,7 @@ def test_a_save_that_nobody_uploads_says_so(
     _request_mailbox.check_marker(memory, "", 1)
     with (
         tsw.Server(checkpoint_root=tmp_path) as server,
-        tsw.connect(f"grpc://{server.address}", timeout_secs=1.3) as cluster,
+        tsw.connect(f"grpc://{server.address}", timeout_secs=4.0) as cluster,
     ):
         tsw.EmbeddingTable("user", 2).assign([1], [[1.0, 2.0]])
         with pytest.raises(TimeoutError, match=r"nobody answered.*--remote="):

@@ -519,7 +519,7 @@ def test_variables_that_nobody_trains_are_those_of_the_chief(servers, name):
 def test_a_lost_server_ends_the_script_and_repeats_nothing(name):
     with (
         tsw.Server() as server,
-        tsw.Cluster(f"grpc://{server.address}", timeout_secs=1.0) as cluster,
+        tsw.Cluster(f"grpc://{server.address}", timeout_secs=3.0) as cluster,
     ):
         script = Script(TableServers(lambda _: cluster), name, 0, 1)
         with (
@@ -1064,7 +1064,7 @@ def test_several_workers_need_servers(name):
 
 
 def test_a_chief_that_never_comes_is_named_in_time(servers, name):
-    script = Script(servers, name, 1, 2, join_secs=0.3)
+    script = Script(servers, name, 1, 2, join_secs=3)
     with (
         script.graph.as_default(),
         pytest.raises(TimeoutError, match=r"has not come|has not initialised"),

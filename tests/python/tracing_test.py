@@ -223,7 +223,7 @@ def test_a_call_ends_when_its_answer_arrives_and_not_when_it_is_read(traced):
         table = make_table("user", 2, cluster=cluster)
         table.lookup_or_create(np.arange(10))
         slow.signal(signal.SIGSTOP)
-        timer = threading.Timer(0.5, slow.signal, [signal.SIGCONT])
+        timer = threading.Timer(2.0, slow.signal, [signal.SIGCONT])
         timer.start()
 
         with tracing(traced):

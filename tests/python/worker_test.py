@@ -350,7 +350,7 @@ def test_a_context_leaves_at_its_end_and_with_an_error(client):
 
 def test_an_error_of_leaving_does_not_hide_what_went_wrong():
     server = tsw.Server().start()
-    cluster = tsw.Cluster(f"grpc://{server.address}", timeout_secs=1.0)
+    cluster = tsw.Cluster(f"grpc://{server.address}", timeout_secs=2.0)
 
     with pytest.raises(ZeroDivisionError), Worker(cluster=cluster):
         server.stop()
@@ -410,7 +410,7 @@ def test_a_worker_of_a_closed_cluster_is_refused(local):
 
 def test_a_server_that_is_gone_is_named():
     server = tsw.Server().start()
-    cluster = tsw.Cluster(f"grpc://{server.address}", timeout_secs=1.0)
+    cluster = tsw.Cluster(f"grpc://{server.address}", timeout_secs=2.0)
     address = server.address
     worker = Worker(0, 1, consistency="bsp", cluster=cluster)
     worker.end_step()
@@ -433,7 +433,7 @@ def test_a_server_that_stops_answering_ends_a_wait():
     with ServerProcess() as server:
         address = f"grpc://{server.address}"
         clusters = [
-            tsw.Cluster(address, timeout_secs=1.0 + i) for i in range(2)
+            tsw.Cluster(address, timeout_secs=4.0 + i) for i in range(2)
         ]
         one, two = (
             Worker(i, 2, consistency="bsp", cluster=clusters[i], wait_secs=600)
