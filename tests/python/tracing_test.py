@@ -1,6 +1,7 @@
 """Traces: the spans of pulls, pushes and calls to servers."""
 
 import contextlib
+import json
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from tests.python.worker_threads import wait_until
 from tests.support import ServerProcess, make_table, running_servers
 from tfswitch import _native
 from tfswitch._connection._control_calls import call
+from tfswitch._settings._table_spec import TableSpec
 
 IDS = np.array([3, 1, 3], np.int64)
 
@@ -359,13 +361,17 @@ def test_without_tracing_nothing_is_kept(traced):
 
 
 def test_spans_that_nobody_takes_are_dropped_and_counted():
-    table = make_table("user", 2)
-    call(_native, "SetTracing", is_on=True)
-    try:
-        for _ in range(16_384 + 5):
-            table.lookup(IDS)
-    finally:
-        call(_native, "SetTracing", is_on=False)
+    spec = TableSpec(optimizer="sgd", seed=1)
+    config = spec.to_table_config("user", 2)
+    with running_servers(0) as address, tsw.Cluster(address) as cluster:
+        # An op would take a hundred times as long.
+        table = cluster._native.open_table(json.dumps(config))
+        call(_native, "SetTracing", is_on=True)
+        try:
+            for _ in range(16_384 + 5):
+                table.pull(IDS, False)
+        finally:
+            call(_native, "SetTracing", is_on=False)
 
     taken = call(_native, "TakeTraces")
     assert len(taken["spans"]) == 16_384
