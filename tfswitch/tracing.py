@@ -140,12 +140,18 @@ class _Recorder:
         self._thread.join(_PATIENCE_SECS)
         if self._thread.is_alive():
             logging.warning(
-                "tfswitch: the exporter of traces has taken a span for over "
-                "%d s; later spans are lost",
+                "tfswitch: the exporter of traces needs over %d s; spans may "
+                "be lost",
                 int(_PATIENCE_SECS),
             )
-        else:
-            self._take()
+
+    def forget(self) -> None:
+        """Ends in the child of a fork, which has no thread that takes spans."""
+        self._lock = threading.RLock()
+        self._is_on = False
+        # If the parent has used tables, the child cannot call the core.
+        with contextlib.suppress(RuntimeError):
+            call(_native, "SetTracing", is_on=False)
 
     @contextlib.contextmanager
     def span(
@@ -175,6 +181,7 @@ class _Recorder:
     def _run(self) -> None:
         while not self._stops.wait(_INTERVAL_SECS):
             self._take()
+        self._take()
 
     def _take(self) -> None:
         try:
@@ -289,13 +296,10 @@ def _parts_of(record: Mapping[str, Any]) -> tuple[int, int, int]:
 
 
 def _forget() -> None:
-    """Ends tracing in the child of a fork, which has no thread that takes."""
     global _lock, _recorder
-    was_on, _recorder, _lock = _recorder is not None, None, threading.RLock()
-    if was_on:
-        # A child of a process that has used tables cannot call the core.
-        with contextlib.suppress(RuntimeError):
-            call(_native, "SetTracing", is_on=False)
+    recorder, _recorder, _lock = _recorder, None, threading.RLock()
+    if recorder is not None:
+        recorder.forget()
 
 
 os.register_at_fork(after_in_child=_forget)

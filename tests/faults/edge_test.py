@@ -301,7 +301,7 @@ def test_the_log_names_the_connection_and_the_address_waits(
         pytest.raises(OSError),
         contextlib.closing(target.peer(source)) as peer,
     ):
-        if peer.flood(iter([]), secs=20):
+        if peer.flood(iter([]), secs=5):
             raise ConnectionResetError
     with contextlib.closing(target.peer()) as peer:
         assert not peer.flood(iter([]), secs=0.2)

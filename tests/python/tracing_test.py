@@ -99,6 +99,7 @@ def test_a_call_contains_the_work_of_the_server_and_explains_its_time(traced):
                 about[f"tfswitch.{part}_ns"]
                 for part in ("wait", "work", "answer")
             ]
+            assert sum(times) == each.end_time - each.start_time
             assert min(times) >= 0 < times[1]
             (work,) = children(spans, each)
             assert work.kind == SpanKind.SERVER
@@ -132,6 +133,8 @@ def test_fit_has_a_span_for_each_step_with_its_pull_and_push(traced):
             "tfswitch.push",
         ]
     assert {s.parent for s in steps} == {None}
+    model.predict(np.zeros((1, 2)), verbose=0)
+    assert call(_native, "TakeTraces")["spans"] == []
 
 
 def test_spans_nest_in_those_of_the_program(traced):
@@ -306,6 +309,40 @@ table.lookup([1])
     )
 
     assert done.stdout == "tfswitch.pull", done.stderr
+
+
+@pytest.mark.parametrize("has_tables", [False, True])
+def test_a_fork_in_a_span_ends_tracing_in_the_child(has_tables):
+    program = """
+import os, sys
+from opentelemetry.sdk import trace as sdk
+import tfswitch as tsw
+from tfswitch import _native
+
+if eval(sys.argv[1]):
+    tsw.EmbeddingTable("user", 2).lookup([1])
+tsw.tracing.start(sdk.TracerProvider())
+with tsw.tracing.span("parent"):
+    child = os.fork()
+if not child:
+    if not eval(sys.argv[1]):
+        cluster = _native.Cluster("local://", 30.0)
+        cluster.open_table(sys.argv[2]).pull([1], False)
+        print(_native.call("TakeTraces", "{}"), flush=True)
+    os._exit(0)
+print("child", os.waitpid(child, 0)[1])
+"""
+    spec = TableSpec(optimizer="sgd", seed=1)
+    config = json.dumps(spec.to_table_config("user", 2))
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(has_tables), config],
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.stdout.endswith("child 0\n"), done.stderr
+    assert ('"spans":[]' in done.stdout) == (not has_tables)
 
 
 def test_spans_are_made_while_the_program_runs(traced):
