@@ -1,3 +1,9 @@
+# A test that hangs fails after so many seconds. Sanitizers make tests slow.
+set(TFSWITCH_TEST_TIMEOUT 300)
+if(TFSWITCH_SANITIZER)
+  set(TFSWITCH_TEST_TIMEOUT 1800)
+endif()
+
 # One static library per room. What a room links is what it may include, so
 # the one-way dependencies of docs/architecture.md are enforced by the build.
 #
@@ -33,7 +39,7 @@ function(tfswitch_cc_tests room)
   # of -O2.
   target_compile_options(${name} PRIVATE -Og ${TFSWITCH_WARNINGS})
   add_test(NAME ${name} COMMAND ${name})
-  set_tests_properties(${name} PROPERTIES TIMEOUT 300)
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${TFSWITCH_TEST_TIMEOUT})
   if(TFSWITCH_SANITIZER STREQUAL "thread"
      AND ("tfswitch_rpc_client" IN_LIST ARG_DEPS OR "tfswitch_core" IN_LIST ARG_DEPS))
     # Debian's gRPC is not instrumented, and its locks and queues are atomics
@@ -69,6 +75,6 @@ function(tfswitch_cc_fuzzer name)
     target_link_options(${name} PRIVATE -fsanitize=fuzzer)
   else()
     add_test(NAME ${name} COMMAND ${name} -max_total_time=60)
-    set_tests_properties(${name} PROPERTIES TIMEOUT 300)
+    set_tests_properties(${name} PROPERTIES TIMEOUT ${TFSWITCH_TEST_TIMEOUT})
   endif()
 endfunction()

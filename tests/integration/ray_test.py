@@ -21,7 +21,12 @@ from tests.programs import ROOT, environment, run_python
 from tests.python.worker_threads import Call, wait_until
 from tests.tokens import TokenFile
 
-pytestmark = [pytest.mark.slow, pytest.mark.submission]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.submission,
+    # Each process of Ray imports TensorFlow.
+    pytest.mark.timeout(900),
+]
 
 ITEMS = [f"item {i}" for i in range(6)]
 ALL_SAMPLES = 2 * len(ITEMS) * ray_programs.NUM_SAMPLES  # In both epochs.
