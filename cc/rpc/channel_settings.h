@@ -51,8 +51,8 @@ inline constexpr const char* kTokenHeader = "authorization";
 // RESOURCE_EXHAUSTED only because other calls are in progress.
 inline constexpr const char* kRetryPushback = "grpc-retry-pushback-ms";
 // The metadata key of a call whose sender traces it. The server then answers
-// with the trailing metadata kServerTimes: when it began to work on the call, in
-// nanoseconds since 1970, and for how many nanoseconds it worked.
+// with the trailing metadata kServerTimes: when it began to work on the call,
+// in nanoseconds since 1970, and for how many nanoseconds it worked.
 inline constexpr const char* kTraced = "tfswitch-traced";
 inline constexpr const char* kServerTimes = "tfswitch-server-times";
 
