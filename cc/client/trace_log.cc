@@ -1,5 +1,6 @@
 #include "cc/client/trace_log.h"
 
+#include <string>
 #include <utility>
 
 #include "absl/time/clock.h"

@@ -8,8 +8,6 @@
 #include <atomic>
 #include <cstdint>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/string_view.h"

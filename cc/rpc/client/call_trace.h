@@ -23,6 +23,9 @@ class CallTrace {
   CallTrace(absl::string_view method, const std::string& address, int shard,
             uint64_t request_bytes, grpc::ClientContext* context);
 
+  // Whether tracing was on when the call began.
+  bool is_on() const { return span_.has_value(); }
+
   // Call it when the answer arrives, which may be long before somebody waits
   // for it.
   void NoteArrival() {

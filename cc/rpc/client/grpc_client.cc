@@ -648,7 +648,7 @@ absl::Status GrpcClient::ReadStream(
     bool visited = false;
     while (reader->Read(&message)) {
       visited = true;
-      bytes += message.ByteSizeLong();
+      if (trace.is_on()) bytes += message.ByteSizeLong();
       absl::Status status = visit(message);
       if (!status.ok()) {
         context.TryCancel();
