@@ -1,8 +1,11 @@
 // Measures the table on one core, against a floor that no table could beat.
 //
-//   table_bench [--keys=N] [--dim=D] [--reps=R] [--batch=B] [--changes]
+//   table_bench [--keys=N] [--dim=D] [--reps=R] [--batch=B]
+//               [--changes | --inserts]
 // With --changes it measures only how much the tracking of changes for exports
-// costs a push: a table with tracking against a table without.
+// costs a push: a table with tracking against a table without. With --inserts
+// it measures only how long new rows take.
+//
 // Speed is CPU time of the thread in ns per key. The variants take turns within
 // each repetition, in reversed order every second time. Figures are the median,
 // and the median of the ratio to the floor in the same repetition.
@@ -214,6 +217,57 @@ std::unique_ptr<EmbeddingTable> MeasureGrowth() {
   printf("index B per key, worst from 100k keys on: %.1f; now %.1f\n",
          worst_index, double(table->stats().index_bytes) / num_keys);
   return table;
+}
+
+// Fills tables of new keys in batches, in turns: a table that grows, and one
+// whose rows were reserved. The first turn is not counted, because the host of
+// a virtual machine provides memory only when it is first touched.
+void MeasureInserts() {
+  std::vector<std::vector<Key>> batches;
+  for (int64_t begin = 0; begin < num_keys; begin += batch_size) {
+    std::vector<Key>& keys = batches.emplace_back();
+    for (int64_t i = begin; i < std::min(begin + batch_size, num_keys); ++i) {
+      keys.push_back(KeyAt(i));
+    }
+  }
+  std::vector<float> out(static_cast<size_t>(batch_size * dim), 1.0f);
+  for (const bool is_reserved : {false, true}) {
+    std::vector<double> of_thread;
+    std::vector<double> of_process;
+    std::vector<double> worst_batch;
+    for (int rep = -1; rep < reps; ++rep) {
+      auto table = MakeTable(MakeConfig());
+      if (is_reserved) table->Reserve(static_cast<uint64_t>(num_keys));
+      PageKeeper::Get().WaitUntilIdle();
+      const double thread = CpuSeconds();
+      const double process = Seconds(CLOCK_PROCESS_CPUTIME_ID);
+      double worst = 0.0;
+      for (const std::vector<Key>& keys : batches) {
+        const double wall = WallSeconds();
+        Check(table
+                  ->FindOrInsert(keys,
+                                 absl::MakeSpan(out).first(keys.size() * dim))
+                  .status());
+        worst = std::max(worst, WallSeconds() - wall);
+      }
+      if (rep < 0) continue;
+      const double per_key = 1e9 / static_cast<double>(num_keys);
+      of_thread.push_back((CpuSeconds() - thread) * per_key);
+      of_process.push_back((Seconds(CLOCK_PROCESS_CPUTIME_ID) - process) *
+                           per_key);
+      worst_batch.push_back(worst * 1e3);
+    }
+    const std::string name = is_reserved ? "reserved" : "growing";
+    printf(
+        "insert, %s, batches of %ld: %.1f ns of the thread per key, %.1f of "
+        "the process; worst batch %.1f ms\n",
+        name.c_str(), batch_size, Median(of_thread), Median(of_process),
+        Median(worst_batch));
+    fflush(stdout);
+    Report("insert | CPU of the thread | " + name, "ns", of_thread);
+    Report("insert | CPU of the process | " + name, "ns", of_process);
+    Report("insert | worst batch | " + name, "ms", worst_batch);
+  }
 }
 
 // Positions in [0, num_keys), uniform or zipf.
@@ -496,13 +550,16 @@ int Main(int argc, char** argv) {
   num_keys = 10000000;
   reps = 7;
   bool is_tracking = false;
+  bool is_inserting = false;
   for (int i = 1; i < argc; ++i) {
     if (std::string(argv[i]) == "--changes") {
       is_tracking = true;
+    } else if (std::string(argv[i]) == "--inserts") {
+      is_inserting = true;
     } else if (!TakeFlag(argv[i])) {
       fprintf(stderr,
               "usage: table_bench [--keys=N] [--dim=D] [--reps=R] "
-              "[--batch=B] [--changes]; got '%s'\n",
+              "[--batch=B] [--changes | --inserts]; got '%s'\n",
               argv[i]);
       return 2;
     }
@@ -512,6 +569,10 @@ int Main(int argc, char** argv) {
          batch_size, reps, level.c_str());
   if (is_tracking) {
     MeasureTracking();
+    return 0;
+  }
+  if (is_inserting) {
+    MeasureInserts();
     return 0;
   }
   // This measurement comes first, in a process that has freed no memory: the

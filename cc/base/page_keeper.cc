@@ -1,6 +1,6 @@
 // pending_ is the queue of urgent requests. Reset() puts its request at the
-// front, because a table may be waiting for the memory. to_join_ lists ranges
-// of small pages that the thread turns into huge pages when pending_ is empty.
+// front, because a table may be waiting for the memory. idle_ has work
+// for when pending_ is empty, such as turning small pages into huge ones.
 // current_ is the request that the thread works on; Cancel() waits for it.
 // System calls are made without mutex_.
 
@@ -52,6 +52,18 @@ void PageKeeper::Touch(char* begin, size_t bytes) {
   Add({Kind::kTouch, begin, bytes, MemorySpan()});
 }
 
+void PageKeeper::TouchWhenIdle(char* begin, size_t bytes) {
+  Add({Kind::kTouchWhenIdle, begin, bytes, MemorySpan()});
+}
+
+void PageKeeper::TouchNow(char* begin, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += kHugePageBytes) {
+    // A refusal costs only speed.
+    madvise(begin + at, kHugePageBytes, MADV_HUGEPAGE);
+    TouchPage(begin + at);
+  }
+}
+
 void PageKeeper::Release(const MemorySpan& span, size_t begin, size_t end) {
   Add({Kind::kRelease, span.data() + begin, end - begin, span});
 }
@@ -80,14 +92,14 @@ void PageKeeper::Cancel(const MemorySpan& span) {
   Forget(span);
   while (current_.Overlaps(span)) changed_.Wait(&mutex_);
   // Drops requests once more, because the request in progress may have added
-  // pages to to_join_.
+  // pages to idle_.
   Forget(span);
 }
 
 void PageKeeper::WaitUntilIdle() {
   MutexLock lock(&mutex_);
   StartThread();
-  while (!pending_.empty() || !to_join_.empty() || current_.bytes != 0)
+  while (!pending_.empty() || !idle_.empty() || current_.bytes != 0)
     changed_.Wait(&mutex_);
 }
 
@@ -96,6 +108,8 @@ void PageKeeper::Add(const Request& request) {
   MutexLock lock(&mutex_);
   if (request.kind == Kind::kReset) {
     pending_.push_front(request);
+  } else if (request.kind == Kind::kTouchWhenIdle) {
+    idle_.push_back(request);
   } else {
     pending_.push_back(request);
   }
@@ -104,7 +118,7 @@ void PageKeeper::Add(const Request& request) {
 }
 
 void PageKeeper::Forget(const MemorySpan& span) {
-  for (std::deque<Request>* requests : {&pending_, &to_join_}) {
+  for (std::deque<Request>* requests : {&pending_, &idle_}) {
     requests->erase(std::remove_if(requests->begin(), requests->end(),
                                    [&span](const Request& request) {
                                      return request.Overlaps(span);
@@ -131,8 +145,8 @@ void PageKeeper::Run() {
       MutexLock lock(&mutex_);
       current_ = Request();
       changed_.NotifyAll();
-      while (pending_.empty() && to_join_.empty()) changed_.Wait(&mutex_);
-      std::deque<Request>& requests = pending_.empty() ? to_join_ : pending_;
+      while (pending_.empty() && idle_.empty()) changed_.Wait(&mutex_);
+      std::deque<Request>& requests = pending_.empty() ? idle_ : pending_;
       request = requests.front();
       requests.pop_front();
       current_ = request;
@@ -145,6 +159,7 @@ void PageKeeper::Serve(const Request& request) {
   MemorySpan span = request.span;
   switch (request.kind) {
     case Kind::kTouch:
+    case Kind::kTouchWhenIdle:
       TouchPages(request.begin, request.bytes);
       break;
     case Kind::kRelease: {
@@ -166,12 +181,10 @@ void PageKeeper::TouchPages(char* begin, size_t bytes) {
   for (size_t at = 0; at < bytes; at += kHugePageBytes) {
     char* const page = begin + at;
     const bool is_late = IsPartlyUsed(page);
-    // A refusal costs only speed.
-    madvise(page, kHugePageBytes, MADV_HUGEPAGE);
-    TouchPage(page);
+    TouchNow(page, kHugePageBytes);
     if (!is_late) continue;
     MutexLock lock(&mutex_);
-    to_join_.push_back({Kind::kJoin, page, kHugePageBytes, MemorySpan()});
+    idle_.push_back({Kind::kJoin, page, kHugePageBytes, MemorySpan()});
   }
 }
 

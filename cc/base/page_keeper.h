@@ -39,6 +39,10 @@ class PageKeeper {
   // Asks for [begin, begin + bytes), which are whole huge pages, to be touched.
   // The contents do not change, even if other threads write to them meanwhile.
   void Touch(char* begin, size_t bytes);
+  // The same, with less urgency than all other requests.
+  void TouchWhenIdle(char* begin, size_t bytes);
+  // Touches whole huge pages in the calling thread.
+  static void TouchNow(char* begin, size_t bytes);
 
   // Gives bytes [begin, end) of `span` back, as MemorySpan::Release() does.
   void Release(const MemorySpan& span, size_t begin, size_t end);
@@ -59,7 +63,7 @@ class PageKeeper {
   void WaitUntilIdle();
 
  private:
-  enum class Kind { kTouch, kRelease, kReset, kJoin };
+  enum class Kind { kTouch, kTouchWhenIdle, kRelease, kReset, kJoin };
   struct Request {
     Kind kind = Kind::kTouch;
     char* begin = nullptr;
@@ -85,7 +89,8 @@ class PageKeeper {
   bool is_started_ ABSL_GUARDED_BY(mutex_) = false;
   Request current_ ABSL_GUARDED_BY(mutex_);
   std::deque<Request> pending_ ABSL_GUARDED_BY(mutex_);
-  std::deque<Request> to_join_ ABSL_GUARDED_BY(mutex_);  // When idle.
+  // For when there is nothing in pending_.
+  std::deque<Request> idle_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace tfswitch

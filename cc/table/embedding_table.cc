@@ -83,7 +83,7 @@ std::vector<float> MissingRow(const TableConfig& config) {
       break;
     case NotAdmittedKind::kShared:
       Initializer(config.initializer, config.seed, config.dim)
-          .Fill(kSharedRow, row.data());
+          .Fill(&kSharedRow, 1, row.data());
       break;
   }
   return row;
@@ -326,6 +326,13 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::Find(
   return num_found;
 }
 
+RowBuffer EmbeddingTable::Impl::InitialState(float day, uint32_t step) const {
+  RowBuffer state(static_cast<size_t>(slot_floats()));
+  optimizer_.InitSlots(state.data(), step);
+  statistics_.Init(day, state.data() + optimizer_.slot_floats());
+  return state;
+}
+
 absl::StatusOr<int64_t> EmbeddingTable::Impl::FindOrInsert(
     absl::Span<const Key> keys, absl::Span<float> embeddings) {
   if (!config_.admission.is_always()) return Find(keys, embeddings);
@@ -337,25 +344,33 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::FindOrInsert(
   PatientSink retry(this, views, *now);
   const size_t dim = static_cast<size_t>(config_.dim);
   auto num_found = static_cast<int64_t>(keys.size());
-  for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
-    const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
+  std::optional<RowBuffer> state;
+  size_t block_size = kMaxKernelKeys;
+  for (size_t begin = 0; begin < keys.size();) {
+    const absl::Span<const Key> block = keys.subspan(begin, block_size);
     float* const to = embeddings.data() + begin * dim;
+    begin += block.size();
     const uint32_t num_missing =
         ReadBlock(block, *now, views, &retry, missing, to);
+    block_size =
+        num_missing < block.size() / 4 ? kMaxKernelKeys : kInsertingBlock;
     if (num_missing == 0) continue;
     num_found -= num_missing;
+    if (!state.has_value()) state = InitialState(Today(), now->last_step);
     const ChangeClock::Change change(&change_clock_);
-    const StripeGroups groups(hash_, block.data(), num_missing, missing);
-    TFSWITCH_RETURN_IF_ERROR(ForEachLocked(
-        block.data(), groups, [&](const KeyPlace& place, uint32_t i) {
-          if (place.has_row()) {
-            CopyEmbeddingLocked(place.stripe, place.entry, *now, to + i * dim);
-            return absl::OkStatus();
+    TFSWITCH_RETURN_IF_ERROR(ModifyOrInsert(
+        block.data(), StripeGroups(hash_, block.data(), num_missing, missing),
+        *state, change,
+        [&](const KeyPlace& place, uint32_t i) {
+          CopyEmbeddingLocked(place.stripe, place.entry, *now, to + i * dim);
+        },
+        [&](const KeyPlace&, const RowPlace& row, const float* embedding,
+            uint32_t i) {
+          if (codec_.embedding_type() == FloatType::kFloat32) {
+            RacyCopyRow(embedding, dim, to + i * dim);
+          } else {
+            codec_.DecodeEmbedding(row.words, to + i * dim);
           }
-          return InsertLocked(place, Today(), now->last_step, RowRounding(),
-                              change.stamp(), [&](const RowFloats& row) {
-                                std::copy_n(row.embedding, dim, to + i * dim);
-                              });
         }));
   }
   return num_found;
@@ -412,6 +427,7 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
   const ChangeClock::Change change(&change_clock_);
   retry.SetSteps(&steps, change.stamp());
   int64_t num_updated = 0;
+  std::optional<RowBuffer> state;
   for (size_t begin = 0; begin < batch.keys.size(); begin += kMaxKernelKeys) {
     const absl::Span<const Key> block =
         batch.keys.subspan(begin, kMaxKernelKeys);
@@ -425,25 +441,39 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
                                : kernels_.step(kernel_batch, steps);
     num_updated += static_cast<int64_t>(block.size() - num_missing);
     if (num_missing == 0 || !(batch.insert_missing || admits)) continue;
-    if (bloom_ != nullptr) {
-      num_missing = AdmitByBloom(block, steps, missing, num_missing);
-    }
+    if (admits) num_missing = AdmitMissing(block, steps, missing, num_missing);
+    if (!state.has_value()) state = InitialState(steps.day, steps.step());
     const StripeGroups groups(hash_, block.data(), num_missing, missing);
+    const auto modify = [&](const KeyPlace& place, uint32_t i) {
+      ModifyLocked(place, steps.RoundingOf(place.key), change.stamp(),
+                   [&](const RowFloats& row) {
+                     steps.StepAndObserve(config_.dim, row, i);
+                   });
+    };
+    num_updated += num_missing;
+    if (!config_.admission.has_candidates()) {
+      TFSWITCH_RETURN_IF_ERROR(ModifyOrInsert(
+          block.data(), groups, *state, change, modify,
+          [&](const KeyPlace& place, const RowPlace& to, const float*,
+              uint32_t i) {
+            ModifyRow(to, steps.RoundingOf(place.key), change.stamp(),
+                      [&](const RowFloats& row) {
+                        steps.StepAndObserve(config_.dim, row, i);
+                      });
+          }));
+      continue;
+    }
     TFSWITCH_RETURN_IF_ERROR(ForEachLocked(
         block.data(), groups,
         [&](const KeyPlace& place, uint32_t i) -> absl::Status {
           if (place.has_row()) {
-            ++num_updated;
-            ModifyLocked(place, steps.RoundingOf(place.key), change.stamp(),
-                         [&](const RowFloats& row) {
-                           steps.StepAndObserve(config_.dim, row, i);
-                         });
+            modify(place, i);
             return absl::OkStatus();
           }
           TFSWITCH_ASSIGN_OR_RETURN(
               const bool is_admitted,
-              AdmitLocked(place, steps, i, change.stamp()));
-          num_updated += is_admitted ? 1 : 0;
+              AdmitCandidateLocked(place, *state, steps, i, change.stamp()));
+          num_updated -= is_admitted ? 0 : 1;
           return absl::OkStatus();
         }));
   }
@@ -461,7 +491,6 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::AssignRows(const RowChunk& rows,
     TFSWITCH_RETURN_IF_ERROR(CheckFloats("slots", keys.size(), "slot_floats",
                                          slot_floats(), slots.size()));
   }
-  int64_t num_assigned = 0;
   const size_t dim = static_cast<size_t>(config_.dim);
   const size_t slot_floats = static_cast<size_t>(this->slot_floats());
   const size_t state_floats = static_cast<size_t>(optimizer_.slot_floats());
@@ -471,9 +500,13 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::AssignRows(const RowChunk& rows,
   }
   const ChangeClock::Change change(&change_clock_);
   const std::shared_ptr<const StepHistory> now = Now();
-  TFSWITCH_RETURN_IF_ERROR(ForEachLocked(keys, [&](const KeyPlace& place,
-                                                   size_t i) {
-    const auto set = [&](const RowFloats& row) {
+  const RowBuffer state = InitialState(Today(), now->last_step);
+  auto num_assigned = static_cast<int64_t>(keys.size());
+  for (size_t begin = 0; begin < keys.size(); begin += kInsertingBlock) {
+    const absl::Span<const Key> block = keys.subspan(begin, kInsertingBlock);
+    // Sets row i of the block.
+    const auto set = [&](const RowFloats& row, size_t i) {
+      i += begin;
       // Sets only the embedding. The slots are kept, so the row first catches
       // up with the steps that it has missed.
       if (slots.empty()) optimizer_.CatchUp(*now, row.embedding, row.slots);
@@ -489,19 +522,47 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::AssignRows(const RowChunk& rows,
                              : now->last_step,
                          step);
     };
-    if (place.has_row() && mode == AssignMode::kNowIfMissing) {
-      return absl::OkStatus();
-    }
-    ++num_assigned;
-    if (place.has_row()) {
-      ModifyLocked(place, RowRounding(), change.stamp(), set);
-      return absl::OkStatus();
-    }
-    ForgetLocked(place, change.stamp());
-    return InsertLocked(place, Today(), now->last_step, RowRounding(),
-                        change.stamp(), set);
-  }));
+    TFSWITCH_RETURN_IF_ERROR(ModifyOrInsert(
+        block.data(),
+        StripeGroups(hash_, block.data(), static_cast<uint32_t>(block.size()),
+                     nullptr),
+        state, change,
+        [&](const KeyPlace& place, uint32_t i) {
+          if (mode == AssignMode::kNowIfMissing) {
+            --num_assigned;
+            return;
+          }
+          ModifyLocked(place, RowRounding(), change.stamp(),
+                       [&](const RowFloats& row) { set(row, i); });
+        },
+        [&](const KeyPlace& place, const RowPlace& to, const float*,
+            uint32_t i) {
+          ForgetLocked(place, change.stamp());
+          ModifyRow(to, RowRounding(), change.stamp(),
+                    [&](const RowFloats& row) { set(row, i); });
+        }));
+  }
   return num_assigned;
+}
+
+void EmbeddingTable::Impl::Reserve(uint64_t num_rows) {
+  // Keys are not distributed quite evenly: few stripes get more than this.
+  const auto mean = static_cast<double>(num_rows) / kNumStripes;
+  const auto of_stripe =
+      static_cast<uint64_t>(mean + 3.0 * std::sqrt(mean)) + 1;
+  for (Stripe& stripe : stripes_) {
+    MutexLock lock(&stripe.mutex);
+    stripe.index.Reserve(of_stripe);
+  }
+  // In turns, because the rows of a batch go to all stripes.
+  const uint64_t at_once = 2 * kHugePageBytes / stride_;
+  for (uint64_t end = 0; end < of_stripe;) {
+    end = std::min(end + at_once, of_stripe);
+    for (Stripe& stripe : stripes_) {
+      MutexLock lock(&stripe.mutex);
+      stripe.rows.Reserve(end);
+    }
+  }
 }
 
 void EmbeddingTable::Impl::EraseLocked(const KeyPlace& place,

@@ -344,6 +344,12 @@ class EmbeddingTable {
   virtual absl::StatusOr<int64_t> AssignRows(const RowChunk& rows,
                                              AssignMode mode) = 0;
 
+  // Prepares memory for `num_rows` rows, so that inserts need not wait for it.
+  // The index grows during the call; a background thread prepares the rows'
+  // memory. If there is less memory, prepares less: then inserts of further
+  // rows take as long as without this call.
+  virtual void Reserve(uint64_t num_rows) = 0;
+
   // Removes rows, and the records of waiting keys. Ignores keys that are absent
   // or repeated. Returns how many rows were removed. Later inserts reuse their
   // memory.

@@ -137,28 +137,26 @@ uint32_t EmbeddingTable::Impl::AdmitByBloom(absl::Span<const Key> block,
   return num_admitted;
 }
 
-absl::StatusOr<bool> EmbeddingTable::Impl::AdmitLocked(const KeyPlace& place,
-                                                       const StepBatch& batch,
-                                                       uint32_t i,
-                                                       ChangeStamp stamp) {
-  if (config_.admission.has_candidates()) {
-    return AdmitCandidateLocked(place, batch, i, stamp);
+uint32_t EmbeddingTable::Impl::AdmitMissing(absl::Span<const Key> block,
+                                            const StepBatch& batch,
+                                            uint16_t* missing,
+                                            uint32_t num_missing) {
+  if (bloom_ != nullptr) {
+    return AdmitByBloom(block, batch, missing, num_missing);
   }
-  if (const auto* rule =
-          std::get_if<ProbabilityAdmission>(&config_.admission.policy)) {
-    const double refused =
-        std::pow(1.0 - static_cast<double>(rule->probability),
-                 static_cast<double>(batch.InputOf(i).count));
-    if (Draw(config_.seed, place.key, batch.number) < refused) {
-      return false;
-    }
-  }
-  TFSWITCH_RETURN_IF_ERROR(
-      InsertLocked(place, batch.day, batch.step(), batch.RoundingOf(place.key),
-                   stamp, [&](const RowFloats& row) {
-                     batch.StepAndObserve(config_.dim, row, i);
-                   }));
-  return true;
+  const auto* rule =
+      std::get_if<ProbabilityAdmission>(&config_.admission.policy);
+  if (rule == nullptr) return num_missing;
+  return static_cast<uint32_t>(
+      std::remove_if(missing, missing + num_missing,
+                     [&](uint16_t i) {
+                       const double refused = std::pow(
+                           1.0 - static_cast<double>(rule->probability),
+                           static_cast<double>(batch.InputOf(i).count));
+                       return Draw(config_.seed, block[i], batch.number) <
+                              refused;
+                     }) -
+      missing);
 }
 
 bool EmbeddingTable::Impl::IsAdmitted(const float* record, float day) const {
@@ -173,8 +171,8 @@ bool EmbeddingTable::Impl::IsAdmitted(const float* record, float day) const {
 }
 
 absl::StatusOr<bool> EmbeddingTable::Impl::AdmitCandidateLocked(
-    const KeyPlace& place, const StepBatch& batch, uint32_t i,
-    ChangeStamp stamp) {
+    const KeyPlace& place, const RowBuffer& state, const StepBatch& batch,
+    uint32_t i, ChangeStamp stamp) {
   const int weight_at = candidate_statistics_.num_floats();
   KeepCandidateLocked(place.stripe, place.key, place.position, stamp);
   Candidates& candidates = place.stripe->candidates;
@@ -185,7 +183,7 @@ absl::StatusOr<bool> EmbeddingTable::Impl::AdmitCandidateLocked(
     candidate_statistics_.Init(batch.day, record);
     if (has_weights()) {
       std::vector<float> row(static_cast<size_t>(config_.dim));
-      initializer_.Fill(place.key, row.data());
+      initializer_.Fill(&place.key, 1, row.data());
       record[weight_at] = row[0];
       weight_optimizer_->InitSlots(record + weight_at + 1);
     }
@@ -204,19 +202,21 @@ absl::StatusOr<bool> EmbeddingTable::Impl::AdmitCandidateLocked(
     }
     return false;
   }
-  TFSWITCH_RETURN_IF_ERROR(InsertLocked(
-      place, batch.day, batch.step(), batch.RoundingOf(place.key), stamp,
-      [&](const RowFloats& row) {
-        if (has_weights()) {
-          // The candidate's weight becomes the first value of the embedding,
-          // and the weight's slots become the row's first slots.
-          row.embedding[0] = record[weight_at];
-          std::copy_n(record + weight_at + 1, weight_optimizer_->slot_floats(),
-                      row.slots);
-        }
-        std::copy_n(record, statistics_.num_floats(), row.statistics);
-        // The push whose gradient admitted the key also trains the new row.
-        optimizer_.Step(row.embedding, row.slots, gradient, input);
+  const auto fill = [&](const RowFloats& row) {
+    if (has_weights()) {
+      // The candidate's weight becomes the first value of the embedding, and
+      // the weight's slots become the row's first slots.
+      row.embedding[0] = record[weight_at];
+      std::copy_n(record + weight_at + 1, weight_optimizer_->slot_floats(),
+                  row.slots);
+    }
+    std::copy_n(record, statistics_.num_floats(), row.statistics);
+    // The push whose gradient admitted the key also trains the new row.
+    optimizer_.Step(row.embedding, row.slots, gradient, input);
+  };
+  TFSWITCH_RETURN_IF_ERROR(
+      InsertLocked(place, state, stamp, [&](const RowPlace& row) {
+        ModifyRow(row, batch.RoundingOf(place.key), stamp, fill);
       }));
   candidates.Erase(place.key, place.position);
   return true;

@@ -48,6 +48,12 @@ namespace tfswitch {
 // before it is used.
 inline constexpr uint32_t kLockedDistance = 12;
 
+// How many rows are made before their keys are inserted into the index.
+inline constexpr size_t kInsertBlock = 32;
+// After a block of a batch in which many keys had no row, the next ones have
+// this size: so many rows and buckets stay in the second-level cache.
+inline constexpr size_t kInsertingBlock = 2048;
+
 // The most buckets that ForEachRow visits at a time. It limits how long a
 // stripe is locked.
 inline constexpr uint64_t kMaxBucketsPerVisit = 1024;
@@ -57,6 +63,13 @@ inline constexpr uint32_t kAnyStamp = std::numeric_limits<uint32_t>::max();
 
 // A row of one table. It is on the stack unless it is long.
 using RowBuffer = absl::InlinedVector<float, 256>;
+
+// Inlined, because a call of memcpy() would take longer than the copy.
+inline void RacyCopyRow(const float* from, size_t count, float* to) {
+  size_t i = 0;
+  for (; i + 8 <= count; i += 8) RacyStoreFloats(to + i, from + i, 8);
+  for (; i < count; ++i) RacyStore(to + i, from[i]);
+}
 
 struct Stripe {
   Mutex mutex;
@@ -81,6 +94,10 @@ struct Stripe {
   RowUndoLog former_candidates;
   std::unordered_set<Key> changed_candidates;
 
+  void CountInserted() {
+    inserted_rows.store(inserted_rows.load(std::memory_order_relaxed) + 1,
+                        std::memory_order_release);
+  }
   void CountErased() {
     erased_rows.store(erased_rows.load(std::memory_order_relaxed) + 1,
                       std::memory_order_relaxed);
@@ -153,6 +170,7 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   absl::Status RestoreSteps(const SavedSteps& saved) override;
   absl::StatusOr<int64_t> AssignRows(const RowChunk& rows,
                                      AssignMode mode) override;
+  void Reserve(uint64_t num_rows) override;
   int64_t Erase(absl::Span<const Key> keys) override;
   absl::StatusOr<ShrinkReport> Shrink(const EvictionConfig& rules, float day,
                                       bool dry_run) override;
@@ -239,6 +257,11 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
     const uint32_t position = PositionOf(key);
     return {stripe, key, position, stripe->index.Find(key, position)};
   }
+  // Calls work(stripe, group), which returns a Status, for each group that is
+  // not empty, under the mutex of its stripe.
+  template <typename Work>
+  absl::Status ForEachStripe(const StripeGroups& groups,
+                             const Work& work) const;
   // Calls work(place, i), which returns a Status, for each index i of the
   // groups under the mutex of its stripe, and prefetches the places of later
   // keys.
@@ -277,13 +300,47 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
                const float* unused) const;
   void CatchUpAll() const;
 
-  // Inserts a row for an absent key, last seen on `day` and up to date with
-  // step `step`. Writes the initial embedding and slots; then calls fill(row
-  // floats) to complete the row.
-  template <typename Fill>
-  absl::Status InsertLocked(const KeyPlace& place, float day, uint32_t step,
-                            const RowRounding& rounding, ChangeStamp stamp,
-                            const Fill& fill);
+  // The slots and statistics of rows that are inserted on `day` and are up to
+  // date with step `step`. They are the same for all rows of a call.
+  RowBuffer InitialState(float day, uint32_t step) const;
+
+  // Calls modify(place, i) for each key of the groups that has a row by now.
+  // Gives the others a row with the initial embedding and `state`, and calls
+  // complete(place, row place, initial embedding, i) before other threads can
+  // see the row. For a key that is there twice, may call both. The mutex of the
+  // key's stripe is held meanwhile.
+  template <typename Modify, typename Complete>
+  absl::Status ModifyOrInsert(const Key* keys, const StripeGroups& groups,
+                              const RowBuffer& state,
+                              const ChangeClock::Change& change,
+                              const Modify& modify, const Complete& complete);
+  // Rows that are made before their keys are inserted into the index.
+  struct InsertBlock {
+    explicit InsertBlock(size_t dim) : embeddings(kInsertBlock * dim) {}
+
+    struct NewRow {
+      KeyPlace place;
+      uint32_t i;
+      uint32_t row;
+    };
+    Key keys[kInsertBlock];
+    NewRow rows[kInsertBlock];
+    // The initial embeddings.
+    absl::InlinedVector<float, kInsertBlock * 16> embeddings;
+  };
+  // Does this for the keys of one stripe. REQUIRES: its mutex is held.
+  template <typename Modify, typename Complete>
+  absl::Status InsertGroup(Stripe* stripe, const Key* keys,
+                           absl::Span<const uint16_t> group,
+                           const RowBuffer& state, ChangeStamp stamp,
+                           const Modify& modify, const Complete& complete,
+                           InsertBlock* block);
+
+  // Inserts a row for an absent key, with the initial embedding and `state`.
+  // Calls complete(RowPlace) before other threads can see the row.
+  template <typename Complete>
+  absl::Status InsertLocked(const KeyPlace& place, const RowBuffer& state,
+                            ChangeStamp stamp, const Complete& complete);
 
   // Calls modify(row floats) on an existing row while its bucket is locked.
   template <typename Modify>
@@ -296,6 +353,9 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
     float* statistics = nullptr;  // Null if rows have none.
     uint32_t* stamp = nullptr;
   };
+  // Writes the initial embedding and `state` to a new row.
+  void InitRow(const float* embedding, const RowBuffer& state,
+               ChangeStamp stamp, const RowPlace& to) const;
   RowPlace PlaceOf(const Stripe& stripe, uint32_t row) const {
     return {stripe.rows.At(row), stripe.rows.StatisticsAt(row),
             stripe.rows.stamps() + row};
@@ -369,14 +429,11 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   // Removes a present row.
   void EraseLocked(const KeyPlace& place, ChangeStamp stamp);
 
-  // Records gradient i of a push for its key, which has no row. If the
-  // admission policy admits the key now, inserts its row and takes the step.
-  // Returns whether it did.
-  absl::StatusOr<bool> AdmitLocked(const KeyPlace& place,
-                                   const StepBatch& batch, uint32_t i,
-                                   ChangeStamp stamp);
-  // Does the same for policies that keep a record of each key.
+  // Records gradient i of a push for its key, which is or becomes a candidate.
+  // If the admission policy admits the key now, inserts its row, with `state`,
+  // and takes the step. Returns whether it did.
   absl::StatusOr<bool> AdmitCandidateLocked(const KeyPlace& place,
+                                            const RowBuffer& state,
                                             const StepBatch& batch, uint32_t i,
                                             ChangeStamp stamp);
   // Whether a candidate must get its row.
@@ -408,9 +465,11 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   }
   // How the steps of a push are rounded; `number` is the number of the push.
   RowRounding RoundingOf(const GradientBatch& batch, uint64_t number) const;
-  // Adds the missing keys' occurrences in the batch to the Bloom filter. Moves
-  // the indices of the keys that it admits to the front of `missing`, and
-  // returns their number.
+  // Counts the missing keys of a push by the admission policy, unless it has
+  // candidates. Moves the indices of the keys that it admits to the front of
+  // `missing`, and returns their number.
+  uint32_t AdmitMissing(absl::Span<const Key> block, const StepBatch& batch,
+                        uint16_t* missing, uint32_t num_missing);
   uint32_t AdmitByBloom(absl::Span<const Key> block, const StepBatch& batch,
                         uint16_t* missing, uint32_t num_missing);
 
@@ -580,24 +639,114 @@ class EmbeddingTable::Impl::PatientSink final : public RetrySink {
 };
 
 template <typename Work>
+absl::Status EmbeddingTable::Impl::ForEachStripe(const StripeGroups& groups,
+                                                 const Work& work) const {
+  // Takes the stripes first that no other thread has locked, because threads
+  // that work on parts of one batch would wait for each other at every stripe.
+  absl::InlinedVector<int, kNumStripes> locked;
+  for (int s = 0; s < kNumStripes; ++s) {
+    if (groups[s].empty()) continue;
+    if (!stripes_[s].mutex.TryLock()) {
+      locked.push_back(s);
+      continue;
+    }
+    absl::Status status = work(&stripes_[s], groups[s]);
+    stripes_[s].mutex.Unlock();
+    TFSWITCH_RETURN_IF_ERROR(std::move(status));
+  }
+  for (const int s : locked) {
+    MutexLock lock(&stripes_[s].mutex);
+    TFSWITCH_RETURN_IF_ERROR(work(&stripes_[s], groups[s]));
+  }
+  return absl::OkStatus();
+}
+
+template <typename Work>
 absl::Status EmbeddingTable::Impl::ForEachLocked(const Key* keys,
                                                  const StripeGroups& groups,
                                                  const Work& work) const {
-  for (int s = 0; s < kNumStripes; ++s) {
-    const absl::Span<const uint16_t> group = groups[s];
-    if (group.empty()) continue;
-    Stripe& stripe = stripes_[s];
-    MutexLock lock(&stripe.mutex);
-    const auto prefetch = [&](size_t i) {
-      if (i >= group.size()) return;
-      __builtin_prefetch(stripe.index.Home(PositionOf(keys[group[i]])));
-    };
-    for (size_t i = 0; i < kLockedDistance; ++i) prefetch(i);
-    for (size_t i = 0; i < group.size(); ++i) {
-      prefetch(i + kLockedDistance);
-      TFSWITCH_RETURN_IF_ERROR(
-          work(PlaceOfKey(&stripe, keys[group[i]]), uint32_t{group[i]}));
+  return ForEachStripe(
+      groups,
+      [&](Stripe* stripe, absl::Span<const uint16_t> group) -> absl::Status {
+        const auto prefetch = [&](size_t i) {
+          if (i >= group.size()) return;
+          __builtin_prefetch(stripe->index.Home(PositionOf(keys[group[i]])));
+        };
+        for (size_t i = 0; i < kLockedDistance; ++i) prefetch(i);
+        for (size_t i = 0; i < group.size(); ++i) {
+          prefetch(i + kLockedDistance);
+          TFSWITCH_RETURN_IF_ERROR(
+              work(PlaceOfKey(stripe, keys[group[i]]), uint32_t{group[i]}));
+        }
+        return absl::OkStatus();
+      });
+}
+
+template <typename Modify, typename Complete>
+absl::Status EmbeddingTable::Impl::ModifyOrInsert(
+    const Key* keys, const StripeGroups& groups, const RowBuffer& state,
+    const ChangeClock::Change& change, const Modify& modify,
+    const Complete& complete) {
+  InsertBlock block(static_cast<size_t>(config_.dim));
+  return ForEachStripe(
+      groups, [&](Stripe* stripe, absl::Span<const uint16_t> group) {
+        return InsertGroup(stripe, keys, group, state, change.stamp(), modify,
+                           complete, &block);
+      });
+}
+
+template <typename Modify, typename Complete>
+absl::Status EmbeddingTable::Impl::InsertGroup(
+    Stripe* stripe, const Key* keys, absl::Span<const uint16_t> group,
+    const RowBuffer& state, ChangeStamp stamp, const Modify& modify,
+    const Complete& complete, InsertBlock* block) {
+  const auto prefetch = [&](size_t begin) {
+    for (const uint16_t i : group.subspan(begin, kInsertBlock)) {
+      __builtin_prefetch(stripe->index.Home(PositionOf(keys[i])), /*rw=*/1);
     }
+  };
+  prefetch(0);
+  for (size_t begin = 0; begin < group.size(); begin += kInsertBlock) {
+    if (begin + kInsertBlock < group.size()) prefetch(begin + kInsertBlock);
+    size_t num_absent = 0;
+    for (const uint16_t i : group.subspan(begin, kInsertBlock)) {
+      const KeyPlace place = PlaceOfKey(stripe, keys[i]);
+      if (place.has_row()) {
+        modify(place, uint32_t{i});
+      } else {
+        block->keys[num_absent] = keys[i];
+        block->rows[num_absent++] = {place, i, 0};
+      }
+    }
+    initializer_.Fill(block->keys, num_absent, block->embeddings.data());
+    bool has_memory = true;
+    size_t num_made = 0;
+    for (; num_made < num_absent; ++num_made) {
+      auto& [place, i, row] = block->rows[num_made];
+      has_memory = stripe->rows.Allocate(&row);
+      if (!has_memory) break;
+      const float* const embedding =
+          block->embeddings.data() + num_made * config_.dim;
+      const RowPlace to = PlaceOf(*stripe, row);
+      InitRow(embedding, state, stamp, to);
+      complete(place, to, embedding, i);
+    }
+    // The index is changed in a loop of its own, because locking a bucket waits
+    // for all earlier writes, and the rows are written to memory that is in no
+    // cache.
+    for (size_t n = 0; n < num_made; ++n) {
+      auto& [place, i, row] = block->rows[n];
+      has_memory = has_memory && stripe->index.Insert(place.key, place.position,
+                                                      row, &place.entry);
+      if (has_memory && !place.has_row()) {
+        stripe->CountInserted();
+        continue;
+      }
+      stripe->rows.Free(row);
+      // The key is in the block twice.
+      if (has_memory) modify(place, i);
+    }
+    if (!has_memory) return OutOfMemory();
   }
   return absl::OkStatus();
 }
@@ -617,31 +766,46 @@ absl::Status EmbeddingTable::Impl::ForEachLocked(absl::Span<const Key> keys,
   return absl::OkStatus();
 }
 
-template <typename Fill>
+inline void EmbeddingTable::Impl::InitRow(const float* embedding,
+                                          const RowBuffer& state,
+                                          ChangeStamp stamp,
+                                          const RowPlace& to) const {
+  const size_t dim = static_cast<size_t>(config_.dim);
+  const auto num_slots = static_cast<size_t>(optimizer_.slot_floats());
+  const auto num_statistics = static_cast<size_t>(statistics_.num_floats());
+  RacyCopyRow(state.data() + num_slots, num_statistics, to.statistics);
+  if (codec_.is_plain()) {
+    if (stamp.epoch != 0) RaiseStamp(to.stamp, stamp.epoch);
+    RacyCopyRow(embedding, dim, to.words);
+    RacyCopyRow(state.data(), num_slots, to.words + dim);
+    return;
+  }
+  ModifyRow(to, RowRounding(), stamp, [&](const RowFloats& floats) {
+    std::copy_n(embedding, dim, floats.embedding);
+    std::copy_n(state.data(), num_slots, floats.slots);
+  });
+}
+
+template <typename Complete>
 absl::Status EmbeddingTable::Impl::InsertLocked(const KeyPlace& place,
-                                                float day, uint32_t step,
-                                                const RowRounding& rounding,
+                                                const RowBuffer& state,
                                                 ChangeStamp stamp,
-                                                const Fill& fill) {
+                                                const Complete& complete) {
   Stripe* const stripe = place.stripe;
   uint32_t row;
   if (!stripe->rows.Allocate(&row)) return OutOfMemory();
   const RowPlace to = PlaceOf(*stripe, row);
-  ModifyRow(to, RowRounding(), stamp, [&](const RowFloats& floats) {
-    initializer_.Fill(place.key, floats.embedding);
-    optimizer_.InitSlots(floats.slots, step);
-    statistics_.Init(day, floats.statistics);
-  });
-  // First writes the initial row and then changes it, so that the step starts
-  // from the rounded values, just as after an earlier lookup.
-  ModifyRow(to, rounding, stamp, fill);
+  RowBuffer embedding(static_cast<size_t>(config_.dim));
+  initializer_.Fill(&place.key, 1, embedding.data());
+  InitRow(embedding.data(), state, stamp, to);
+  // The row has been rounded to its storage type already, so that a step starts
+  // from the same values as after an earlier lookup.
+  complete(to);
   if (!stripe->index.Insert(place.key, place.position, row)) {
     stripe->rows.Free(row);
     return OutOfMemory();
   }
-  stripe->inserted_rows.store(
-      stripe->inserted_rows.load(std::memory_order_relaxed) + 1,
-      std::memory_order_release);
+  stripe->CountInserted();
   return absl::OkStatus();
 }
 

@@ -7,6 +7,7 @@
 #ifndef TFSWITCH_CC_TABLE_INITIALIZER_H_
 #define TFSWITCH_CC_TABLE_INITIALIZER_H_
 
+#include <cstddef>
 #include <cstdint>
 
 #include "cc/base/hash.h"
@@ -17,16 +18,21 @@ namespace tfswitch {
 // Immutable, so thread-safe.
 class Initializer {
  public:
-  Initializer(const InitializerConfig& config, uint64_t seed, int dim)
-      : config_(config), seed_(seed), dim_(dim) {}
+  Initializer(const InitializerConfig& config, uint64_t seed, int dim);
 
-  // Writes the initial embedding of `key`, which has `dim` floats.
-  void Fill(Key key, float* embedding) const;
+  // Writes the initial embeddings of the keys, `dim` floats each.
+  void Fill(const Key* keys, size_t num_keys, float* embeddings) const;
 
  private:
   const InitializerConfig config_;
-  const uint64_t seed_;
+  // Calls fill(stream, embedding) for each key.
+  template <typename FillRow>
+  void FillEach(const Key* keys, size_t num_keys, float* embeddings,
+                const FillRow& fill) const;
+
+  const uint64_t mixed_seed_;
   const int dim_;
+  const bool use_avx2_;
 };
 
 }  // namespace tfswitch

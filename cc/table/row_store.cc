@@ -1,7 +1,7 @@
 // A row has the same number in all columns, which are arrays for embeddings and
-// slots, statistics, and stamps. Allocate() extends all columns before it
-// counts the row, so that nothing has changed if one of them fails. Freed rows
-// are reused before new ones are made, the last freed one first.
+// slots, statistics, and stamps. Extend() extends all columns before rows of
+// them are counted, so that nothing has changed if one of them fails. Freed
+// rows are reused before new ones are made, the last freed one first.
 //
 // SortFreeRows() sorts the list of free rows from the highest to the lowest. So
 // AllocateBelow() takes the lowest row from the end of the list, and
@@ -33,6 +33,9 @@ constexpr size_t kMinReleaseBytes = size_t{64} << 10;
 constexpr size_t kMinReleaseBytes = 2 * kHugePageBytes;
 #endif
 constexpr size_t kReleaseStepBytes = 8 * kHugePageBytes;
+
+// Memory is made usable for this many rows at a time.
+constexpr uint64_t kRowsPerExtension = 64;
 
 }  // namespace
 
@@ -68,21 +71,24 @@ RowStore::~RowStore() {
   for (const Column& column : columns_) PageKeeper::Get().Cancel(column.span);
 }
 
-bool RowStore::Allocate(uint32_t* row) {
-  if (free_rows_.size() > num_released_) {
-    *row = free_rows_.back();
-    free_rows_.pop_back();
-    return true;
-  }
-  if (next_row_ > std::numeric_limits<uint32_t>::max()) return false;
-  for (Column& column : columns_) {
-    if (column.stride > 0 && !column.span.Extend(column.EndOf(next_row_ + 1))) {
-      return false;
+bool RowStore::Extend() {
+  const uint64_t end =
+      std::min(next_row_ + kRowsPerExtension,
+               uint64_t{std::numeric_limits<uint32_t>::max()} + 1);
+  // Where the memory ends, a single row may still fit.
+  for (const uint64_t wanted : {end, std::min(end, next_row_ + 1)}) {
+    if (wanted > next_row_ &&
+        std::all_of(std::begin(columns_), std::end(columns_),
+                    [wanted](Column& column) {
+                      return column.stride == 0 ||
+                             column.span.Extend(column.EndOf(wanted));
+                    })) {
+      end_row_ = wanted;
+      for (Column& column : columns_) column.TouchAhead(end_row_);
+      return true;
     }
   }
-  *row = static_cast<uint32_t>(next_row_++);
-  for (Column& column : columns_) column.TouchAhead(next_row_);
-  return true;
+  return false;
 }
 
 void RowStore::Free(uint32_t row) { free_rows_.push_back(row); }
@@ -128,6 +134,7 @@ bool RowStore::ReleaseTail() {
     free_rows_.shrink_to_fit();
     return false;
   }
+  end_row_ = next_row_;
   for (Column& column : columns_) column.ReleaseTail(next_row_, end);
   return true;
 }
@@ -160,6 +167,21 @@ void RowStore::Column::TouchAhead(uint64_t num_rows) {
   }
   PageKeeper::Get().Touch(span.data() + touch_end, wanted - touch_end);
   touch_end = wanted;
+}
+
+void RowStore::Reserve(uint64_t num_rows) {
+  for (Column& column : columns_) column.Reserve(num_rows, next_row_ == 0);
+}
+
+void RowStore::Column::Reserve(uint64_t num_rows, bool is_empty) {
+  if (stride == 0 || !is_touched_ahead) return;
+  const size_t end = RoundUpTo(EndOf(num_rows), kHugePageBytes);
+  if (end <= touch_end || end > span.capacity() || !span.Extend(end)) return;
+  // A table that becomes large can have huge pages from the beginning.
+  const size_t touched =
+      is_empty && touch_end == kHugePageBytes ? 0 : touch_end;
+  PageKeeper::Get().TouchWhenIdle(span.data() + touched, end - touched);
+  touch_end = end;
 }
 
 std::vector<bool> RowStore::ChangedSince(uint32_t epoch) const {

@@ -65,8 +65,26 @@ class RowStore {
 
   // Takes a row that is not in use; its floats are undefined. False if there is
   // no memory.
-  bool Allocate(uint32_t* row);
+  bool Allocate(uint32_t* row) {
+    if (free_rows_.size() > num_released_) {
+      *row = free_rows_.back();
+      free_rows_.pop_back();
+      return true;
+    }
+    if (next_row_ == end_row_ && !Extend()) return false;
+    *row = static_cast<uint32_t>(next_row_++);
+    // The caller writes to the row, and then executes an instruction that waits
+    // until this is done.
+    const char* const ahead =
+        reinterpret_cast<const char*>(At(*row + kPrefetchedRows));
+    for (size_t at = 0; at < columns_[0].stride; at += kCacheLineBytes) {
+      __builtin_prefetch(ahead + at, /*rw=*/1);
+    }
+    return true;
+  }
   void Free(uint32_t row);
+  // Prepares memory for `num_rows` rows in the background, if there is so much.
+  void Reserve(uint64_t num_rows);
 
   // The caller moves rows together with the functions below. This one tells
   // whether enough rows are free to make that worthwhile.
@@ -108,6 +126,7 @@ class RowStore {
     char* data() const { return span.data() + begin; }
     size_t EndOf(uint64_t num_rows) const { return begin + num_rows * stride; }
     void TouchAhead(uint64_t num_rows);
+    void Reserve(uint64_t num_rows, bool is_empty);
     void ReleaseTail(uint64_t num_rows, uint64_t end);
     size_t resident_bytes(uint64_t num_rows) const;
   };
@@ -116,8 +135,14 @@ class RowStore {
   // of statistics. The row's stamp is not counted.
   size_t stride() const { return columns_[0].stride + columns_[1].stride; }
 
+  static constexpr uint32_t kPrefetchedRows = 12;
+
+  // Makes memory for more rows usable. False if there is none.
+  bool Extend();
+
   Column columns_[3];
   uint64_t next_row_ = 0;
+  uint64_t end_row_ = 0;  // The memory of the rows below it is usable.
   std::vector<uint32_t> free_rows_;
   // The number of entries at the beginning of free_rows_ whose rows have no
   // memory any more. It is 0 except while ReleaseTail() returns true.

@@ -26,17 +26,24 @@ constexpr uint64_t kLoadDenominator = 4;
 constexpr uint64_t kGrowthNumerator = 7;  // x 1.4
 constexpr uint64_t kGrowthDenominator = 5;
 
-// With 8 buckets per insert, growth takes num_buckets / 8 inserts, which add 3
-// % to the keys.
-constexpr uint64_t kBucketsPerInsert = 8;
+// While the index grows, 64 buckets are moved at every eighth insert. So growth
+// takes num_buckets / 8 inserts, which add 3 % to the keys.
+constexpr uint64_t kInsertsPerMove = 8;
+constexpr uint64_t kBucketsPerMove = 64;
 
-// Smaller arrays keep small pages: rounding their size up to huge pages would
-// waste more than faster address translation gains.
-constexpr size_t kMinHugeArrayBytes = 2 * kHugePageBytes;
+// Up to an eighth of an array may be wasted to have all of it on huge pages.
+// Small pages take several times as long to get as the same memory in huge
+// pages.
+constexpr size_t kMaxWaste = 8;
 
 // Memory behind the cursor is given back in steps of this size, or in whole
 // huge pages where the array has them.
 constexpr size_t kMovedStepBytes = 64 * 1024;
+
+// For a loop that writes to buckets one after the other.
+void PrefetchAhead(const Bucket* bucket) {
+  __builtin_prefetch(bucket + 16, /*rw=*/1);
+}
 
 }  // namespace
 
@@ -116,28 +123,43 @@ StripeIndex::Entry StripeIndex::Find(Key key, uint32_t position) const {
   Bucket* bucket = const_cast<Bucket*>(Home(position));
   for (;; ++bucket) {
     const uint32_t meta = LoadMeta(bucket);
-    const int used = static_cast<int>(UsedOf(meta));
-    for (int i = 0; i < used; ++i) {
-      if (RacyLoad(&bucket->keys[i]) == key) return {bucket, i};
+    // Compares all keys: the processor could not predict where a loop over the
+    // used ones ends.
+    uint32_t mask = 0;
+    for (int i = 0; i < kKeysPerBucket; ++i) {
+      mask |= static_cast<uint32_t>(RacyLoad(&bucket->keys[i]) == key) << i;
     }
+    mask &= (1u << UsedOf(meta)) - 1;
+    if (mask != 0) return {bucket, __builtin_ctz(mask)};
     if (!HasOverflow(meta)) return {};
   }
 }
 
-bool StripeIndex::Insert(Key key, uint32_t position, uint32_t row) {
+bool StripeIndex::Insert(Key key, uint32_t position, uint32_t row,
+                         Entry* present) {
   if (!is_growing_) {
     const uint64_t full = current().num_buckets * kLoadNumerator;
     const uint64_t load = static_cast<uint64_t>(num_keys_) * kLoadDenominator;
     // Begins before the array is full, so that the first pages of the next
     // array are ready in time.
     if (load >= full - full / 32 && !is_prepared_) {
-      PrepareGrowth(/*is_urgent=*/load >= full + full / 8);
+      PrepareGrowth(
+          current().num_buckets * kGrowthNumerator / kGrowthDenominator + 1,
+          /*is_urgent=*/load >= full + full / 8);
     }
     // If there is no memory for a larger array, the index does not grow, and
     // its buckets get fuller.
     if (load >= full && is_prepared_) BeginGrowth();
   }
-  if (is_growing_ && !MoveBuckets()) return false;
+  if (is_growing_ && --inserts_until_move_ == 0) {
+    inserts_until_move_ = 1;  // Tries again at the next insert if this fails.
+    if (!MoveBuckets()) return false;
+    inserts_until_move_ = kInsertsPerMove;
+  }
+  if (present != nullptr) {
+    *present = Find(key, position);
+    if (present->bucket != nullptr) return true;
+  }
   Array* const array = IsMoved(position) ? &next() : &current();
   if (!InsertInto(array, key, position, row)) return false;
   ++num_keys_;
@@ -145,7 +167,7 @@ bool StripeIndex::Insert(Key key, uint32_t position, uint32_t row) {
 }
 
 bool StripeIndex::InsertInto(Array* array, Key key, uint32_t position,
-                             uint32_t row) {
+                             uint32_t row, uint64_t first_unseen) {
   Bucket* const buckets = array->buckets();
   const uint64_t home = HomeIndex(position, array->num_buckets);
   uint64_t at = home;
@@ -153,15 +175,19 @@ bool StripeIndex::InsertInto(Array* array, Key key, uint32_t position,
     ++at;
     if (at == array->limit && !ExtendLimit(array, at + 1)) return false;
   }
+  array->filled_end = std::max(array->filled_end, at + 1);
+  const auto lock = [&](uint64_t i) {
+    return i < first_unseen ? LockBucket(&buckets[i]) : LoadMeta(&buckets[i]);
+  };
 
   Bucket* const bucket = &buckets[at];
-  const uint32_t meta = LockBucket(bucket);
+  const uint32_t meta = lock(at);
   RacyStore(&bucket->keys[UsedOf(meta)], key);
   RacyStore(&bucket->rows[UsedOf(meta)], row);
   UnlockBucket(bucket, meta + 1);
 
   for (uint64_t i = home; i < at; ++i) {
-    const uint32_t passed = LockBucket(&buckets[i]);
+    const uint32_t passed = lock(i);
     const bool is_many = (passed & kMetaOverflowMask) == kMetaOverflowMask;
     UnlockBucket(&buckets[i], is_many ? passed : passed + kMetaOverflowOne);
   }
@@ -198,6 +224,7 @@ bool StripeIndex::ExtendLimit(Array* array, uint64_t limit) {
   const uint32_t meta = kMetaLive | (static_cast<uint32_t>(phase_ * 0x9e3779b1u)
                                      << kMetaVersionShift);
   for (uint64_t i = array->limit; i < limit; ++i) {
+    PrefetchAhead(&array->buckets()[i]);
     RacyStore(&array->buckets()[i].meta, meta);
   }
   array->limit = limit;
@@ -213,10 +240,31 @@ void StripeIndex::TouchAhead(Array* array, size_t end) {
   array->touch_end = touch_end;
 }
 
-void StripeIndex::PrepareGrowth(bool is_urgent) {
-  Array& array = next();
+void StripeIndex::Reserve(uint64_t num_keys) {
+  while (is_growing_) {
+    if (!MoveBuckets()) return;
+  }
+  // A sixteenth more, because the next array is prepared before one is full.
   const uint64_t num_buckets =
-      current().num_buckets * kGrowthNumerator / kGrowthDenominator + 1;
+      (num_keys + num_keys / 16) * kLoadDenominator / kLoadNumerator + 1;
+  if (num_buckets <= current().num_buckets) return;
+  is_prepared_ = false;
+  PrepareGrowth(num_buckets, /*is_urgent=*/true);
+  if (!is_prepared_) return;
+  Array& array = next();
+  PageKeeper::Get().Cancel(array.span);
+  if (array.span.Extend(array.huge_bytes)) {
+    PageKeeper::TouchNow(array.span.data(), array.huge_bytes);
+    array.touch_end = array.huge_bytes;
+  }
+  BeginGrowth();
+  while (is_growing_) {
+    if (!MoveBuckets()) return;
+  }
+}
+
+void StripeIndex::PrepareGrowth(uint64_t num_buckets, bool is_urgent) {
+  Array& array = next();
   const size_t bytes = num_buckets * sizeof(Bucket);
   // Leaves half of the span for overflow, because an attacker may cause much of
   // it by choosing keys. The span is busy while the PageKeeper has not yet
@@ -233,8 +281,7 @@ void StripeIndex::PrepareGrowth(bool is_urgent) {
     return;
   }
   array.num_buckets = num_buckets;
-  array.huge_bytes =
-      bytes < kMinHugeArrayBytes ? 0 : RoundDownTo(bytes, kHugePageBytes);
+  array.huge_bytes = RoundDownTo(bytes + bytes / kMaxWaste, kHugePageBytes);
   TouchAhead(&array, 0);
   is_prepared_ = true;
 }
@@ -242,6 +289,7 @@ void StripeIndex::PrepareGrowth(bool is_urgent) {
 void StripeIndex::BeginGrowth() {
   is_prepared_ = false;
   is_growing_ = true;
+  inserts_until_move_ = 1;
   cursor_ = 0;
   Publish();
 }
@@ -251,7 +299,7 @@ bool StripeIndex::MoveBuckets() {
   Array& to = next();
   Bucket* const buckets = from.buckets();
   const uint64_t begin = cursor_;
-  const uint64_t wanted = std::min(begin + kBucketsPerInsert, from.limit);
+  const uint64_t wanted = std::min(begin + kBucketsPerMove, from.limit);
   uint64_t end = begin;
   bool has_overflow = false;
   // In the worst case each moved key needs a bucket of its own in the new
@@ -271,14 +319,29 @@ bool StripeIndex::MoveBuckets() {
     return false;
   }
 
+  // No other thread looks for the moved keys in the new array yet. In buckets
+  // that had no key before, it cannot find any other key either.
+  const uint64_t first_unseen = to.filled_end;
   while (end < wanted || (has_overflow && end < from.limit)) {
-    Bucket* const bucket = &buckets[end++];
-    const uint32_t meta = LockBucket(bucket);
-    has_overflow = HasOverflow(meta);
-    for (uint32_t i = 0; i < UsedOf(meta); ++i) {
-      const Key key = RacyLoad(&bucket->keys[i]);
-      InsertInto(&to, key, PositionOfHash((*hash_)(key)),
-                 RacyLoad(&bucket->rows[i]));
+    Key keys[kBucketsPerMove * kKeysPerBucket];
+    uint32_t rows[kBucketsPerMove * kKeysPerBucket];
+    size_t num_keys = 0;
+    for (const uint64_t last = std::min(end + kBucketsPerMove, from.limit);
+         end < last && (end < wanted || has_overflow); ++end) {
+      Bucket* const bucket = &buckets[end];
+      PrefetchAhead(bucket);
+      const uint32_t meta = LockBucket(bucket);
+      has_overflow = HasOverflow(meta);
+      // Copies all places, because a loop over the used ones is slower.
+      for (int i = 0; i < kKeysPerBucket; ++i) {
+        keys[num_keys + i] = RacyLoad(&bucket->keys[i]);
+        rows[num_keys + i] = RacyLoad(&bucket->rows[i]);
+      }
+      num_keys += UsedOf(meta);
+    }
+    for (size_t i = 0; i < num_keys; ++i) {
+      InsertInto(&to, keys[i], PositionOfHash((*hash_)(keys[i])), rows[i],
+                 first_unseen);
     }
   }
   // The cursor must move before the old buckets send readers to the new array.

@@ -109,7 +109,15 @@ class StripeIndex {
 
   // Adds an absent key. If the index is growing, also moves some keys to the
   // new array. False, with nothing changed, if the address space is used up.
-  bool Insert(Key key, uint32_t position, uint32_t row);
+  //
+  // If `present` is given, the key need not be absent: sets *present to its
+  // entry if it has one, and then adds nothing.
+  bool Insert(Key key, uint32_t position, uint32_t row,
+              Entry* present = nullptr);
+
+  // Grows the index now, so that it can hold `num_keys` keys without growing
+  // again. If there is no memory for that, it grows later as usual.
+  void Reserve(uint64_t num_keys);
 
   // Removes the entry, which Find() returned for `position`.
   void Erase(Entry entry, uint32_t position);
@@ -141,6 +149,8 @@ class StripeIndex {
     uint64_t num_buckets = 0;
     // The number of initialised buckets: home and overflow buckets.
     uint64_t limit = 0;
+    // Behind all buckets that have ever had a key.
+    uint64_t filled_end = 0;
     // [0, huge_bytes) is for huge pages.
     size_t huge_bytes = 0;
     // The end of the memory that the PageKeeper was asked to touch.
@@ -164,12 +174,15 @@ class StripeIndex {
   void TouchAhead(Array* array, size_t end);
   // Makes buckets [0, limit) of `array` live.
   bool ExtendLimit(Array* array, uint64_t limit);
-  bool InsertInto(Array* array, Key key, uint32_t position, uint32_t row);
+  // Other threads do not yet look into buckets from `first_unseen` on, so these
+  // need no lock.
+  bool InsertInto(Array* array, Key key, uint32_t position, uint32_t row,
+                  uint64_t first_unseen = kEndOfPositions);
 
-  // Prepares the next array and asks for its first pages to be touched. Growth
-  // may begin after that. If memory is still being given back, returns without
-  // doing so, unless `is_urgent`.
-  void PrepareGrowth(bool is_urgent);
+  // Prepares the next array, of `num_buckets`, and asks for its first pages to
+  // be touched. Growth may begin after that. If memory is still being given
+  // back, returns without doing so, unless `is_urgent`.
+  void PrepareGrowth(uint64_t num_buckets, bool is_urgent);
   void BeginGrowth();
   bool MoveBuckets();
   void EndGrowth();
@@ -181,6 +194,7 @@ class StripeIndex {
   int current_ = 0;
   bool is_prepared_ = false;  // next() is laid out.
   bool is_growing_ = false;
+  uint64_t inserts_until_move_ = 0;  // Used while is_growing_.
   uint64_t cursor_ = 0;
   int64_t num_keys_ = 0;
 

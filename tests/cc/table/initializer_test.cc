@@ -24,7 +24,7 @@ using ::testing::Pointwise;
 std::vector<float> Fill(const InitializerConfig& config, uint64_t seed, int dim,
                         Key key) {
   std::vector<float> row(dim);
-  Initializer(config, seed, dim).Fill(key, row.data());
+  Initializer(config, seed, dim).Fill(&key, 1, row.data());
   return row;
 }
 
@@ -83,6 +83,25 @@ TEST(InitializerTest, UniformStaysInTheHalfOpenRangeAndFillsIt) {
   EXPECT_LT(*std::max_element(values.begin(), values.end()), 0.05f);
   EXPECT_NEAR(Mean(values), 0.0, 0.001);
   EXPECT_NEAR(Stddev(values), 0.1 / std::sqrt(12.0), 0.001);
+}
+
+TEST(InitializerTest, UniformValuesDoNotDependOnWhatIsFilledAtOnce) {
+  constexpr int kDim = 40;
+  // In the second range, rounding often gives the excluded end.
+  for (const UniformInitializer& config :
+       {UniformInitializer{-0.05f, 0.05f}, UniformInitializer{1.0f, 1.0000002f},
+        UniformInitializer{-3e37f, 3e37f}}) {
+    const std::vector<Key> keys = {-7, 0, 1, std::numeric_limits<Key>::max()};
+    std::vector<float> rows(keys.size() * kDim);
+    Initializer(config, 3, kDim).Fill(keys.data(), keys.size(), rows.data());
+    for (size_t k = 0; k < keys.size(); ++k) {
+      for (int dim = 1; dim <= kDim; ++dim) {
+        const auto row = rows.begin() + static_cast<std::ptrdiff_t>(k * kDim);
+        EXPECT_EQ(Fill(config, 3, dim, keys[k]),
+                  std::vector<float>(row, row + dim));
+      }
+    }
+  }
 }
 
 TEST(InitializerTest, UniformOfAnEmptyRangeIsItsValue) {
