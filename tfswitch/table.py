@@ -99,6 +99,10 @@ class EmbeddingTable(TrackedTable):
             means a seed made from the name and from the seed of
             `keras.utils.set_random_seed` or `tf.random.set_seed`, if one was
             set. So tables with different names have different first values.
+        capacity: The expected number of rows. Memory for them is prepared when
+            the table is made, so that training need not wait for memory while
+            the table grows. A table that exists already does not change. None
+            means that the table grows step by step.
         consistency: When the gradients of several workers are applied: a
             `tfswitch.train.Consistency`, "asp" or "bsp". None means "asp". With
             any other consistency, pushes need a `tfswitch.train.Worker` in this
@@ -136,6 +140,7 @@ class EmbeddingTable(TrackedTable):
         update: str = "sparse",
         storage_dtype: storage_dtype_lib.StorageDtypeLike | None = None,
         seed: int | None = None,
+        capacity: int | None = None,
         consistency: consistency_lib.ConsistencyLike | None = None,
         cluster: Cluster | None = None,
     ) -> None:
@@ -153,6 +158,7 @@ class EmbeddingTable(TrackedTable):
             update=update,
             storage_dtype=storage_dtype,
             seed=seed,
+            capacity=capacity,
             consistency=consistency,
         )
         self._start(name, dim, spec, cluster)

@@ -181,6 +181,16 @@ size_t PhysicalMemoryBytes() {
          static_cast<size_t>(sysconf(_SC_PAGESIZE));
 }
 
+size_t MemoryLimitBytes() {
+  size_t limit = PhysicalMemoryBytes();
+  for (const char* path : {"/sys/fs/cgroup/memory.max",
+                           "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    std::ifstream file(path);
+    size_t group = 0;  // Stays 0 if the file says "max".
+    if (file >> group && group > 0) limit = std::min(limit, group);
+  }
+  return limit;
+}
 size_t AvailableMemoryBytes() {
   std::ifstream info("/proc/meminfo");
   std::string name;

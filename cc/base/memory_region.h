@@ -116,8 +116,10 @@ class MemoryReservation {
 
 // Bytes of physical memory of this machine.
 size_t PhysicalMemoryBytes();
-// How many of these bytes are free. Memory that can be freed by dropping cached
-// files counts as free.
+// The same, or the limit of this process's control group if that is lower.
+size_t MemoryLimitBytes();
+// How many bytes of the machine's memory are free. Memory that can be freed by
+// dropping cached files counts as free.
 size_t AvailableMemoryBytes();
 
 }  // namespace tfswitch

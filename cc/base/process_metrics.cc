@@ -26,20 +26,6 @@ std::string ReadText(const char* path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// The limit of the process's memory: that of its control group, or the memory
-// of the machine.
-double MemoryLimit() {
-  auto limit = static_cast<double>(PhysicalMemoryBytes());
-  for (const char* path : {"/sys/fs/cgroup/memory.max",
-                           "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
-    double group = 0;
-    if (absl::SimpleAtod(ReadText(path), &group)) {
-      limit = std::min(limit, group);
-    }
-  }
-  return limit;
-}
-
 }  // namespace
 
 void AddProcessMetrics(absl::string_view version, absl::Time started,
@@ -98,7 +84,7 @@ void AddProcessMetrics(absl::string_view version, absl::Time started,
   list->Gauge("tfswitch_memory_limit_bytes",
               "Most memory of the process: of its control group, or of the "
               "machine, in bytes.",
-              MemoryLimit());
+              static_cast<double>(MemoryLimitBytes()));
 }
 
 }  // namespace tfswitch

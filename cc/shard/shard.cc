@@ -286,17 +286,7 @@ absl::StatusOr<ShrinkReport> Shard::Shrink(
         core_.journal.Log(RecordType::kShrink, request).status());
   }
   if (own_rules.max_rows.has_value()) {
-    const uint32_t num_virtual = config.num_virtual_shards;
-    const uint64_t owned =
-        FirstVirtualShardOf(core_.options.shard_index + 1, num_virtual,
-                            core_.options.num_shards) -
-        FirstVirtualShardOf(core_.options.shard_index, num_virtual,
-                            core_.options.num_shards);
-    // Rounds up. 128 bits are used because the product may not fit into 64.
-    own_rules.max_rows = static_cast<uint64_t>(
-        (static_cast<unsigned __int128>(*own_rules.max_rows) * owned +
-         num_virtual - 1) /
-        num_virtual);
+    own_rules.max_rows = core_.options.ShareOf(config, *own_rules.max_rows);
   }
   const absl::Time begin = SteadyNow();
   TFSWITCH_ASSIGN_OR_RETURN(const ShrinkReport report,

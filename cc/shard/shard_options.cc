@@ -6,6 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "cc/base/files.h"
+#include "cc/base/hash.h"
 
 namespace tfswitch {
 
@@ -63,6 +64,18 @@ absl::Status ShardOptions::CheckCoordinates() const {
   if (shard_index == 0) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "shard ", shard_index, " does not coordinate workers; shard 0 does"));
+}
+
+uint64_t ShardOptions::ShareOf(const TableConfig& config,
+                               uint64_t num_rows) const {
+  const uint32_t num_virtual = config.num_virtual_shards;
+  const uint32_t owned =
+      FirstVirtualShardOf(shard_index + 1, num_virtual, num_shards) -
+      FirstVirtualShardOf(shard_index, num_virtual, num_shards);
+  // 128 bits are used because the product may not fit into 64.
+  return static_cast<uint64_t>(
+      (static_cast<unsigned __int128>(num_rows) * owned + num_virtual - 1) /
+      num_virtual);
 }
 
 std::string ShardOptions::OnShard() const {

@@ -47,6 +47,9 @@ struct ShardOptions {
   // The most bytes for the Bloom filters of all tables. 0 means half of the
   // machine's memory.
   uint64_t max_bloom_bytes = 0;
+  // The most bytes that the capacity of a table may reserve. 0 means the memory
+  // of the machine or of this process's control group.
+  uint64_t max_reserved_bytes = 0;
   // The most bytes for copies of rows that change during a save. 0 means half
   // of the memory that is available when the save begins.
   uint64_t max_save_bytes = 0;
@@ -61,6 +64,9 @@ struct ShardOptions {
 
   // FailedPrecondition unless this is shard 0, which has the coordinator.
   absl::Status CheckCoordinates() const;
+
+  // The share of this shard in `num_rows` rows of the whole table, rounded up.
+  uint64_t ShareOf(const TableConfig& config, uint64_t num_rows) const;
 
   // A text for errors: " on shard 2", or "" if there is only one shard.
   std::string OnShard() const;

@@ -30,6 +30,26 @@ double BloomBytes(const TableConfig& config, const ShardOptions& options) {
 
 }  // namespace
 
+absl::Status ReserveCapacity(const ShardOptions& options,
+                             EmbeddingTable* table) {
+  const TableConfig& config = table->config();
+  const uint64_t num_rows = options.ShareOf(config, config.capacity.num_rows);
+  if (num_rows == 0) return absl::OkStatus();
+  const double bytes = static_cast<double>(num_rows) *
+                       static_cast<double>(table->stats().row_stride_bytes);
+  const auto limit = static_cast<double>(options.max_reserved_bytes != 0
+                                             ? options.max_reserved_bytes
+                                             : MemoryLimitBytes());
+  if (bytes > limit) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "table '", config.name, "': capacity: ", config.capacity.num_rows,
+        " rows take ", bytes / 1e9, " GB", options.OnShard(), ", which has ",
+        limit / 1e9, " GB of memory; lower it, or use more servers"));
+  }
+  table->Reserve(num_rows);
+  return absl::OkStatus();
+}
+
 absl::Status TableCatalogue::CheckRoomLocked(const TableConfig& config,
                                              const TableMap& coming) const {
   size_t num_tables = tables_.size();
@@ -111,6 +131,7 @@ absl::StatusOr<TableCatalogue::Handle> TableCatalogue::Create(
     // Makes the table before it locks the mutex, which all calls need.
     // Reserving addresses takes a millisecond, and longer with many threads.
     TFSWITCH_ASSIGN_OR_RETURN(table, EmbeddingTable::Create(config));
+    TFSWITCH_RETURN_IF_ERROR(ReserveCapacity(options_, table.get()));
     if (identity.incarnation != 0) table->set_identity(identity);
   }
 }
@@ -131,6 +152,7 @@ absl::Status TableCatalogue::CloseOptimizer(const TableConfig& config) {
   }
   TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
                             EmbeddingTable::Create(config));
+  TFSWITCH_RETURN_IF_ERROR(ReserveCapacity(options_, table.get()));
   table->set_identity(open->identity());
   table->NoteDay(open->last_day());
   const bool keeps_state =

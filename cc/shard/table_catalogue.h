@@ -28,6 +28,11 @@
 
 namespace tfswitch {
 
+// Prepares this shard's share of the rows that the table's config gives as its
+// capacity. InvalidArgument if the memory can never hold them.
+absl::Status ReserveCapacity(const ShardOptions& options,
+                             EmbeddingTable* table);
+
 // Makes, finds and drops tables. The pushes that are staged for a table are
 // dropped with it. A call locks the mutex only to find its table. It then works
 // on a shared pointer, so no row is read or written under the lock. A table

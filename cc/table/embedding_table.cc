@@ -546,6 +546,12 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::AssignRows(const RowChunk& rows,
 }
 
 void EmbeddingTable::Impl::Reserve(uint64_t num_rows) {
+  if (num_rows == 0) return;
+  // A row takes this much, and a share of the index.
+  const size_t bytes_per_row =
+      stride_ + statistics_stride_ + kMaxIndexBytesPerKey;
+  const size_t memory = std::min(MemoryLimitBytes(), AvailableMemoryBytes());
+  num_rows = std::min<uint64_t>(num_rows, memory / bytes_per_row);
   // Keys are not distributed quite evenly: few stripes get more than this.
   const auto mean = static_cast<double>(num_rows) / kNumStripes;
   const auto of_stripe =

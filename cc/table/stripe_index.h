@@ -11,8 +11,8 @@
 // If a bucket is full, its keys overflow into the next one; if an overflow
 // reaches the last bucket, buckets are added behind it. Keys with larger hashes
 // have later homes, so the order of keys is the same in the old and the new
-// array. While the index grows, each insert moves the keys of a few buckets to
-// the new array and advances the cursor. A key is in the new array if its old
+// array. While the index grows, inserts move the keys of some buckets to the
+// new array and advance the cursor. A key is in the new array if its old
 // home is before the cursor, else in the old one. The cursor stops only after a
 // bucket without overflow, so no search crosses it. Memory before the cursor is
 // given back at once, so the peak is the size of the new array, not of both.
@@ -32,6 +32,7 @@
 #ifndef TFSWITCH_CC_TABLE_STRIPE_INDEX_H_
 #define TFSWITCH_CC_TABLE_STRIPE_INDEX_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -44,6 +45,8 @@ namespace tfswitch {
 
 // All positions in a stripe are below this.
 inline constexpr uint64_t kEndOfPositions = uint64_t{1} << 32;
+// A key takes at most this much memory, except in very small indices.
+inline constexpr size_t kMaxIndexBytesPerKey = 26;
 // The largest number of home buckets.
 inline constexpr uint64_t kMaxBuckets = kEndOfPositions - 1;
 

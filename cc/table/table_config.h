@@ -135,6 +135,14 @@ struct TableIdentity {
   std::vector<uint64_t> shard_instances;
 };
 
+// The expected number of rows. It does not change what a table contains, so all
+// capacities are equal.
+struct RowCapacity {
+  uint64_t num_rows = 0;
+
+  bool operator==(const RowCapacity&) const { return true; }
+};
+
 struct TableConfig {
   std::string name;  // 1 to 256 characters, no control characters.
   int dim = 0;       // Floats per embedding, kMinDim to kMaxDim.
@@ -151,10 +159,11 @@ struct TableConfig {
   AdmissionConfig admission;
   EvictionConfig eviction;
   StorageDtypeConfig storage_dtype;
+  RowCapacity capacity;
 
   TFSWITCH_FIELDS(name, dim, optimizer, initializer, seed, num_virtual_shards,
                   consistency, layout, statistics, admission, eviction,
-                  storage_dtype)
+                  storage_dtype, capacity)
   // Whether a setting depends on how often a key is in a push, or on its shows.
   bool NeedsCounts() const;
 

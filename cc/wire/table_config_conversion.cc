@@ -57,6 +57,8 @@ void WriteField(const Value& value, const FieldDescriptor* field, Message* to) {
     reflection->SetBool(to, field, value);
   } else if constexpr (std::is_same_v<Value, uint64_t>) {
     reflection->SetUInt64(to, field, value);
+  } else if constexpr (std::is_same_v<Value, RowCapacity>) {
+    reflection->SetUInt64(to, field, value.num_rows);
   } else if constexpr (std::is_same_v<Value, uint32_t>) {
     reflection->SetUInt32(to, field, value);
   } else if constexpr (std::is_same_v<Value, int>) {
@@ -106,6 +108,8 @@ void ReadField(const Message& from, const FieldDescriptor* field,
     *value = reflection->GetBool(from, field);
   } else if constexpr (std::is_same_v<Value, uint64_t>) {
     *value = reflection->GetUInt64(from, field);
+  } else if constexpr (std::is_same_v<Value, RowCapacity>) {
+    value->num_rows = reflection->GetUInt64(from, field);
   } else if constexpr (std::is_same_v<Value, uint32_t>) {
     *value = reflection->GetUInt32(from, field);
   } else if constexpr (std::is_same_v<Value, int>) {
@@ -344,7 +348,9 @@ absl::Status TableConfigFromJson(const std::string& json, TableConfig* config) {
 std::string DescribeDifference(const TableConfig& existing,
                                const TableConfig& asked) {
   const auto here = TextsOf(existing);
-  const auto wanted = TextsOf(asked);
+  TableConfig comparable = asked;
+  comparable.capacity = existing.capacity;
+  const auto wanted = TextsOf(comparable);
   std::vector<std::string> differences;
   for (size_t i = 0; i < here.size(); ++i) {
     const auto& [name, before] = here[i];

@@ -549,6 +549,7 @@ def test_config_round_trip_keeps_every_argument():
         mask_zero=True,
         update="dense",
         seed=2**63,
+        capacity=1000,
         trainable=False,
         dtype="mixed_bfloat16",
     )

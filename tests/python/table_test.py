@@ -161,6 +161,17 @@ def test_the_same_name_and_arguments_attach_to_one_table(cluster):
     np.testing.assert_array_equal(table.lookup([1]), [[-0.75, -0.75]])
 
 
+def test_capacity_reserves_memory_and_makes_no_other_table(cluster):
+    table = make_table(name="large", capacity=300_000)
+    reserved = table.stats()["index_bytes"]
+    table.lookup_or_create(np.arange(300_000))
+
+    assert table.stats()["index_bytes"] == reserved
+    assert reserved > 2 * make_table(name="small").stats()["index_bytes"]
+    again = make_table(name="large", capacity=1)
+    assert again.size() == make_table(name="large").size() == 300_000
+
+
 def test_names_may_hold_any_text(cluster):
     table = make_table(name="Größe/1 ' \" 表")
     table.assign([1], [[1.0, 2.0]])

@@ -41,6 +41,7 @@ def spec_of(config: Mapping[str, Any]) -> TableSpec:
         update="dense" if config["optimizer"]["is_dense"] else "sparse",
         storage_dtype=_values(config["storage_dtype"]),
         seed=int(config["seed"]),
+        capacity=int(config.get("capacity", 0)) or None,
         consistency=_values(config["consistency"]),
         layout=config["layout"],
         is_open=config["optimizer"]["is_open"],

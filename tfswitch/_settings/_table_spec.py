@@ -28,6 +28,9 @@ _OBJECTS: dict[str, Callable[[Any], Any]] = {
     "storage_dtype": storage_dtype_lib.get,
 }
 
+_CAPACITY = integers(1, 2**48)._replace(
+    text="an integer from 1 to 2**48", or_none=True
+)
 _SEED = integers(0, 2**64 - 1)._replace(
     text="an integer from 0 to 2**64 - 1", or_none=True
 )
@@ -42,6 +45,8 @@ class TableSpec:
     Attributes:
         optimizer: None if it is not known yet.
         seed: None if it is not known yet.
+        capacity: The expected number of rows. Specs that differ only here are
+            equal, because it does not change the rows.
         layout: The layout of a dense table's rows.
         is_open: Whether `optimizer` and `update` are defaults that may still
             change. A table that exists then keeps its own optimizer, and a new
@@ -60,6 +65,9 @@ class TableSpec:
     storage_dtype: Any = None
     seed: Annotated[int | None, _SEED] = None
     consistency: Any = None
+    capacity: Annotated[int | None, _CAPACITY] = dataclasses.field(
+        default=None, compare=False
+    )
     layout: str = ""
     is_open: bool = False
 
@@ -92,6 +100,7 @@ class TableSpec:
             "optimizer": optimizer,
             "seed": self.seed,
             "layout": self.layout,
+            "capacity": self.capacity or 0,
         }
         for setting in _OBJECTS:
             if (value := getattr(self, setting)) is not None:
@@ -111,7 +120,9 @@ class TableSpec:
 
     def get_config(self) -> dict[str, Any]:
         """Returns the settings that Keras stores, by their names here."""
-        config: dict[str, Any] = {"seed": self.seed, "update": self.update}
+        config: dict[str, Any] = {
+            name: getattr(self, name) for name in ("seed", "update", "capacity")
+        }
         for name in _OBJECTS:
             value = getattr(self, name)
             config[name] = None if value is None else value.to_config()

@@ -33,6 +33,7 @@ void RunInput(Choices choices) {
   options.checkpoint_root = root;
   options.max_tables = 8;
   options.max_bloom_bytes = 1 << 20;
+  options.max_reserved_bytes = 1 << 20;
   options.max_save_bytes = 1 << 20;
   options.coordinator.max_groups = 4;
   options.coordinator.max_workers = 16;

@@ -156,6 +156,41 @@ TEST(ShardTest, BloomFiltersOfAllTablesShareOneLimit) {
   EXPECT_TRUE(shard.tables().Create(config("d", 1'000'000)).ok());
 }
 
+TEST(ShardTest, ReservesItsShareOfTheCapacityUnlessThatIsMoreThanItsMemory) {
+  constexpr uint64_t kRows = 100'000;
+  TableConfig config = Config("a");
+  Shard whole(ShardOptions{0, 1});
+  Shard half(ShardOptions{1, 2});
+  const auto index_bytes_of = [](Shard& shard, const std::string& name) {
+    return (*shard.tables().Find(name))->stats().index_bytes;
+  };
+  ASSERT_TRUE(whole.tables().Create(config).ok());
+  const int64_t empty = index_bytes_of(whole, "a");
+  config.name = "b";
+  config.capacity.num_rows = kRows;
+  ASSERT_TRUE(whole.tables().Create(config).ok());
+  ASSERT_TRUE(half.tables().Create(config).ok());
+
+  const int64_t all = index_bytes_of(whole, "b");
+  EXPECT_GT(all, 10 * empty);
+  EXPECT_NEAR(static_cast<double>(index_bytes_of(half, "b")), all / 2.0,
+              0.2 * static_cast<double>(all));
+
+  // A client with another capacity uses the same table.
+  config.capacity.num_rows = 1;
+  EXPECT_FALSE(whole.tables().Create(config)->created);
+  EXPECT_EQ(index_bytes_of(whole, "b"), all);
+
+  config.name = "c";
+  config.capacity.num_rows = uint64_t{1} << 60;
+  const absl::Status refused = half.tables().Create(config).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.message()),
+              AllOf(HasSubstr("'c'"), HasSubstr("capacity"), HasSubstr(" GB"),
+                    HasSubstr("on shard 1")));
+  EXPECT_FALSE(half.tables().Find("c").ok());
+}
+
 TEST(ShardTest, KeyOfAnotherShardIsRefusedAndItsOwnerNamed) {
   Shard shard(ShardOptions{0, 2});
   ASSERT_TRUE(shard.tables().Create(Config("t")).ok());

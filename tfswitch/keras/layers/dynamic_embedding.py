@@ -218,6 +218,8 @@ class DynamicEmbedding(_backend.Layer):
             means a seed made from the table's name (without `table`, the
             layer's) and from the seed of `keras.utils.set_random_seed`, if one
             was set.
+        capacity: The expected number of rows. Memory for them is prepared when
+            the table is made. None means that the table grows step by step.
         consistency: When the gradients of several workers are applied: a
             `tfswitch.train.Consistency`, "asp" or "bsp". None means `asp`.
         cluster: The cluster in which the layer makes its table. By default that
@@ -295,6 +297,7 @@ class DynamicEmbedding(_backend.Layer):
         update: str = "auto",
         storage_dtype: StorageDtypeLike | None = None,
         seed: int | None = None,
+        capacity: int | None = None,
         consistency: ConsistencyLike | None = None,
         cluster: Cluster | None = None,
         weights: TensorLike | Sequence[TensorLike] | None = None,
@@ -329,6 +332,7 @@ class DynamicEmbedding(_backend.Layer):
             matrix,
             optimizer=optimizer,
             seed=seed,
+            capacity=capacity,
             consistency=consistency,
             admission=admission,
             eviction=eviction,
