@@ -40,6 +40,10 @@ SUITES = {
         f"{_BUILT}/table_bench",
         f"{_BUILT}/table_bench --keys=5000000 --changes --reps=11",
     ],
+    "insert": [
+        f"{_BUILT}/table_bench --keys=4000000 --batch=65536 --inserts",
+        "python benchmarks/insert_bench.py",
+    ],
     "optimizers": [f"{_BUILT}/optimizers_bench"],
     "row_life": [f"{_BUILT}/row_life_bench --reps=9"],
     "storage_dtype": [

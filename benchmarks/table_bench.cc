@@ -264,9 +264,9 @@ void MeasureInserts() {
         name.c_str(), batch_size, Median(of_thread), Median(of_process),
         Median(worst_batch));
     fflush(stdout);
-    Report("insert | CPU of the thread | " + name, "ns", of_thread);
-    Report("insert | CPU of the process | " + name, "ns", of_process);
-    Report("insert | worst batch | " + name, "ms", worst_batch);
+    Report("table | " + name + " | CPU of the thread", "ns", of_thread);
+    Report("table | " + name + " | CPU of the process", "ns", of_process);
+    Report("table | " + name + " | worst batch", "ms", worst_batch);
   }
 }
 
