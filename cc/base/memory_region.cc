@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <cstring>
 #include <fstream>
+#include <limits>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -85,6 +86,29 @@ bool LeavesRoom() {
   if (probe == MAP_FAILED) return false;
   munmap(probe, kRoomForOthers);
   return true;
+}
+
+// The memory of this process's control group.
+struct MemoryOfGroup {
+  size_t limit = std::numeric_limits<size_t>::max();
+  size_t used = 0;
+};
+
+MemoryOfGroup GroupMemory() {
+  constexpr const char* kFiles[][2] = {
+      {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"},
+      {"/sys/fs/cgroup/memory/memory.limit_in_bytes",
+       "/sys/fs/cgroup/memory/memory.usage_in_bytes"}};
+  MemoryOfGroup group;
+  for (const auto& [limit_file, used_file] : kFiles) {
+    size_t limit = 0;
+    // Not a number but "max" if there is no limit.
+    if (std::ifstream(limit_file) >> limit && limit > 0) {
+      group.limit = limit;
+      std::ifstream(used_file) >> group.used;
+    }
+  }
+  return group;
 }
 
 }  // namespace
@@ -182,22 +206,20 @@ size_t PhysicalMemoryBytes() {
 }
 
 size_t MemoryLimitBytes() {
-  size_t limit = PhysicalMemoryBytes();
-  for (const char* path : {"/sys/fs/cgroup/memory.max",
-                           "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
-    std::ifstream file(path);
-    size_t group = 0;  // Stays 0 if the file says "max".
-    if (file >> group && group > 0) limit = std::min(limit, group);
-  }
-  return limit;
+  return std::min(PhysicalMemoryBytes(), GroupMemory().limit);
 }
 size_t AvailableMemoryBytes() {
+  size_t available = PhysicalMemoryBytes() / 2;
   std::ifstream info("/proc/meminfo");
   std::string name;
   for (size_t kib = 0; info >> name >> kib; info.ignore(80, '\n')) {
-    if (name == "MemAvailable:") return kib << 10;
+    if (name == "MemAvailable:") {
+      available = kib << 10;
+      break;
+    }
   }
-  return PhysicalMemoryBytes() / 2;
+  const MemoryOfGroup group = GroupMemory();
+  return std::min(available, group.limit - std::min(group.used, group.limit));
 }
 
 }  // namespace tfswitch

@@ -43,6 +43,10 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
       : mutex_(mutex) {
     mutex_->Lock();
   }
+  // Takes over a mutex that the thread has locked with TryLock().
+  struct AlreadyLocked {};
+  MutexLock(Mutex* mutex, AlreadyLocked) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex)
+      : mutex_(mutex) {}
   ~MutexLock() ABSL_UNLOCK_FUNCTION() { mutex_->Unlock(); }
 
   MutexLock(const MutexLock&) = delete;

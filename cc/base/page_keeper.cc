@@ -158,8 +158,11 @@ void PageKeeper::Run() {
 void PageKeeper::Serve(const Request& request) {
   MemorySpan span = request.span;
   switch (request.kind) {
-    case Kind::kTouch:
     case Kind::kTouchWhenIdle:
+      // Other programs and tables may have taken the memory meanwhile.
+      if (AvailableMemoryBytes() < MemoryLimitBytes() / 8) break;
+      [[fallthrough]];
+    case Kind::kTouch:
       TouchPages(request.begin, request.bytes);
       break;
     case Kind::kRelease: {

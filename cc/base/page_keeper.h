@@ -39,7 +39,8 @@ class PageKeeper {
   // Asks for [begin, begin + bytes), which are whole huge pages, to be touched.
   // The contents do not change, even if other threads write to them meanwhile.
   void Touch(char* begin, size_t bytes);
-  // The same, with less urgency than all other requests.
+  // The same, after all requests of the other functions. Does nothing if less
+  // than an eighth of the memory is available then.
   void TouchWhenIdle(char* begin, size_t bytes);
   // Touches whole huge pages in the calling thread.
   static void TouchNow(char* begin, size_t bytes);
@@ -52,7 +53,8 @@ class PageKeeper {
   void Reset(const MemorySpan& span);
 
   // Whether requests for a part of `span` are still pending or in progress.
-  // Joining small pages into huge ones does not count: it does no harm.
+  // Joining small pages into huge ones does not count, nor TouchWhenIdle():
+  // they do no harm.
   bool IsBusy(const MemorySpan& span);
 
   // Drops the requests for parts of `span`. If the thread is working on one,

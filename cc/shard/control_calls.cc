@@ -60,6 +60,10 @@ absl::Status Run(const ShardCall& call, const v1::CreateTableRequest& request,
     response->set_table_incarnation(there.incarnation);
     return absl::OkStatus();
   }
+  // A replay repeats what was allowed, even if there is less memory now.
+  if (!call.is_replay) {
+    TFSWITCH_RETURN_IF_ERROR(call.shard.tables().CheckCapacity(config));
+  }
   uint64_t incarnation = request.table_incarnation();
   // Draws the incarnation before the call is logged, so that the record
   // contains it.
@@ -96,6 +100,7 @@ absl::Status Run(const ShardCall& call, const v1::CreateTableRequest& request,
     return absl::OkStatus();
   }
   TFSWITCH_RETURN_IF_ERROR(written.status());
+  call.shard.tables().ReserveCapacity(config.name);
   if (written->duplicate) {
     const auto table = call.shard.FindTable(config.name);
     if (table.ok()) incarnation = (*table)->incarnation();

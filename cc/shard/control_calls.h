@@ -78,6 +78,8 @@ struct ShardCall {
   uint64_t caller = 0;
   // Whether the caller only opens existing tables, and changes nothing.
   bool only_reads = false;
+  // Whether the call comes from the log of an earlier process.
+  bool is_replay = false;
   // OK if the caller may make one more table. If null, it may.
   std::function<absl::Status()> check_new_table = nullptr;
 };

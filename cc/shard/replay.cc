@@ -38,6 +38,7 @@ absl::Status RunAgain(Shard& shard, absl::string_view payload) {
   }
   Response response;
   ShardCall call{shard, [] { return absl::OkStatus(); }};
+  call.is_replay = true;
   if constexpr (std::is_same_v<Request, v1::CreateTableRequest>) {
     call.protocol_version =
         request.protocol_version();  // The logged call had this version.

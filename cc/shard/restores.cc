@@ -287,8 +287,7 @@ absl::StatusOr<v1::StageRestoreResponse> Restores::Load(
         ConfigFor(path, name, FromProto(saved->config()), loaded->tables));
     TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
                               EmbeddingTable::Create(config));
-    // A save may come from a machine with more memory.
-    ReserveCapacity(core_.options, table.get()).IgnoreError();
+    table->Reserve(core_.options.ShareOf(config, config.capacity.num_rows));
     TableIdentity identity = RestoredIdentity(name, *saved, request);
     if (identity.incarnation != 0) table->set_identity(std::move(identity));
     if (const auto present = core_.tables.Find(name); present.ok()) {

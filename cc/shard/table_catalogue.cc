@@ -30,26 +30,6 @@ double BloomBytes(const TableConfig& config, const ShardOptions& options) {
 
 }  // namespace
 
-absl::Status ReserveCapacity(const ShardOptions& options,
-                             EmbeddingTable* table) {
-  const TableConfig& config = table->config();
-  const uint64_t num_rows = options.ShareOf(config, config.capacity.num_rows);
-  if (num_rows == 0) return absl::OkStatus();
-  const double bytes = static_cast<double>(num_rows) *
-                       static_cast<double>(table->stats().row_stride_bytes);
-  const auto limit = static_cast<double>(options.max_reserved_bytes != 0
-                                             ? options.max_reserved_bytes
-                                             : MemoryLimitBytes());
-  if (bytes > limit) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "table '", config.name, "': capacity: ", config.capacity.num_rows,
-        " rows take ", bytes / 1e9, " GB", options.OnShard(), ", which has ",
-        limit / 1e9, " GB of memory; lower it, or use more servers"));
-  }
-  table->Reserve(num_rows);
-  return absl::OkStatus();
-}
-
 absl::Status TableCatalogue::CheckRoomLocked(const TableConfig& config,
                                              const TableMap& coming) const {
   size_t num_tables = tables_.size();
@@ -131,9 +111,30 @@ absl::StatusOr<TableCatalogue::Handle> TableCatalogue::Create(
     // Makes the table before it locks the mutex, which all calls need.
     // Reserving addresses takes a millisecond, and longer with many threads.
     TFSWITCH_ASSIGN_OR_RETURN(table, EmbeddingTable::Create(config));
-    TFSWITCH_RETURN_IF_ERROR(ReserveCapacity(options_, table.get()));
     if (identity.incarnation != 0) table->set_identity(identity);
   }
+}
+
+absl::Status TableCatalogue::CheckCapacity(const TableConfig& config) const {
+  const uint64_t num_rows = options_.ShareOf(config, config.capacity.num_rows);
+  if (num_rows == 0 || Find(config.name).ok()) return absl::OkStatus();
+  const double bytes =
+      static_cast<double>(num_rows) * static_cast<double>(RowBytes(config));
+  const auto limit = static_cast<double>(options_.max_reserved_bytes != 0
+                                             ? options_.max_reserved_bytes
+                                             : MemoryLimitBytes());
+  if (bytes <= limit) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "table '", config.name, "': capacity: ", config.capacity.num_rows,
+      " rows take ", bytes / 1e9, " GB", options_.OnShard(), ", which has ",
+      limit / 1e9, " GB of memory; lower it, or use more servers"));
+}
+
+void TableCatalogue::ReserveCapacity(const std::string& name) const {
+  const auto table = Find(name);
+  if (!table.ok()) return;
+  const TableConfig& config = (*table)->config();
+  (*table)->Reserve(options_.ShareOf(config, config.capacity.num_rows));
 }
 
 absl::Status TableCatalogue::CloseOptimizer(const TableConfig& config) {
@@ -150,9 +151,10 @@ absl::Status TableCatalogue::CloseOptimizer(const TableConfig& config) {
   if (!former.optimizer.is_open || former != open->config()) {
     return absl::OkStatus();  // AttachExisting() returns the error.
   }
+  TableConfig closed = config;
+  closed.capacity = open->config().capacity;
   TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
-                            EmbeddingTable::Create(config));
-  TFSWITCH_RETURN_IF_ERROR(ReserveCapacity(options_, table.get()));
+                            EmbeddingTable::Create(closed));
   table->set_identity(open->identity());
   table->NoteDay(open->last_day());
   const bool keeps_state =

@@ -28,11 +28,6 @@
 
 namespace tfswitch {
 
-// Prepares this shard's share of the rows that the table's config gives as its
-// capacity. InvalidArgument if the memory can never hold them.
-absl::Status ReserveCapacity(const ShardOptions& options,
-                             EmbeddingTable* table);
-
 // Makes, finds and drops tables. The pushes that are staged for a table are
 // dropped with it. A call locks the mutex only to find its table. It then works
 // on a shared pointer, so no row is read or written under the lock. A table
@@ -71,6 +66,13 @@ class TableCatalogue {
   absl::StatusOr<Handle> Create(const TableConfig& config,
                                 const TableIdentity& identity = {},
                                 uint64_t replaced_incarnation = 0);
+
+  // InvalidArgument if the table does not exist and its capacity is more than
+  // the memory of this shard can ever hold.
+  absl::Status CheckCapacity(const TableConfig& config) const;
+  // Prepares memory for this shard's share of the table's capacity. That takes
+  // up to a second per GB of index, so no lock should be held.
+  void ReserveCapacity(const std::string& name) const;
 
   // Returns the table if it exists, else NotFound. AlreadyExists as in
   // Create().

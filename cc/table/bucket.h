@@ -19,10 +19,11 @@
 //   * Entries change only under the mutex of the stripe. Entries, and the rows
 //     they name, change only while `locked` is set, which takes a
 //     compare-and-swap of the whole meta word. Unlocking changes the version.
+//     The first key of an empty bucket is written without `locked`, because
+//     threads without the mutex lock only buckets in which they found a key.
 //   * So a reader that finds the same unlocked meta before and after reading
-//   has
-//     read one state of the bucket and whole rows. A writer that locks with the
-//     meta under which it found an entry may trust that entry.
+//     has read one state of the bucket and whole rows. A writer that locks with
+//     the meta under which it found an entry may trust that entry.
 //
 // A reader could miss a change if its bucket changed 2^19 times between two
 // loads of the reader, because the version would be the same again. Writers

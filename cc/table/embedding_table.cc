@@ -1,10 +1,10 @@
 // A batch is processed in blocks of kMaxKernelKeys. The kernels read or step
 // existing rows without the stripe's mutex, and list the keys that have no row.
-// ForEachLocked() locks the mutex only for these keys, once for each stripe. It
-// searches for each key again, because another thread, or the same key earlier
-// in the batch, may have inserted it.
+// ModifyOrInsert() locks the mutex only for these keys, once for each stripe.
+// It searches for each key again, because another thread, or the same key
+// earlier in the batch, may have inserted it.
 //
-// Assign, Erase and ReadUsage hold the mutex for all their keys. ForEachRow
+// AssignRows, Erase and ReadUsage hold the mutex for all their keys. ForEachRow
 // copies rows under the mutex and calls its visitor without it, so that a slow
 // visitor does not block other threads.
 
@@ -69,6 +69,12 @@ int CandidateFloats(const TableConfig& config) {
       config.admission.not_admitted.kind == NotAdmittedKind::kWeight;
   return RowStatistics(StatisticsOfCandidates(config.statistics)).num_floats() +
          (has_weights ? 1 + SlotFloats(WeightConfig(config), 1) : 0);
+}
+
+size_t RowBytes(const TableConfig& config) {
+  return RowStride(RowCodec(config).num_words()) +
+         static_cast<size_t>(RowStatistics(config.statistics).num_floats()) *
+             sizeof(float);
 }
 
 std::vector<float> MissingRow(const TableConfig& config) {
@@ -550,8 +556,8 @@ void EmbeddingTable::Impl::Reserve(uint64_t num_rows) {
   // A row takes this much, and a share of the index.
   const size_t bytes_per_row =
       stride_ + statistics_stride_ + kMaxIndexBytesPerKey;
-  const size_t memory = std::min(MemoryLimitBytes(), AvailableMemoryBytes());
-  num_rows = std::min<uint64_t>(num_rows, memory / bytes_per_row);
+  num_rows =
+      std::min<uint64_t>(num_rows, AvailableMemoryBytes() / 2 / bytes_per_row);
   // Keys are not distributed quite evenly: few stripes get more than this.
   const auto mean = static_cast<double>(num_rows) / kNumStripes;
   const auto of_stripe =

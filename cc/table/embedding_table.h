@@ -257,6 +257,11 @@ class TableSnapshot {
 // REQUIRES: config.Validate() is OK.
 std::vector<float> MissingRow(const TableConfig& config);
 
+// The bytes of a row in memory: embedding, slots and statistics.
+//
+// REQUIRES: config.Validate() is OK.
+size_t RowBytes(const TableConfig& config);
+
 // The number of floats of a candidate's record; 0 without candidates.
 int CandidateFloats(const TableConfig& config);
 
@@ -344,9 +349,9 @@ class EmbeddingTable {
   virtual absl::StatusOr<int64_t> AssignRows(const RowChunk& rows,
                                              AssignMode mode) = 0;
 
-  // Prepares memory for `num_rows` rows, so that inserts need not wait for it.
-  // The index grows during the call; a background thread prepares the rows'
-  // memory. If there is less memory, prepares less: then inserts of further
+  // Prepares memory for `num_rows` rows, so that inserts need not wait for it,
+  // but at most half of the memory that is available. The index grows during
+  // the call; a background thread prepares the rows' memory. Inserts of further
   // rows take as long as without this call.
   virtual void Reserve(uint64_t num_rows) = 0;
 

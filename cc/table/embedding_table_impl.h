@@ -1,7 +1,7 @@
 // The parts of EmbeddingTable, for the files that implement it:
 //
 //   embedding_table.cc             reading, stepping and setting rows
-//   embedding_table_admission.cc   keys without a row
+//   embedding_table_admission.cc   keys that wait for a row
 //   embedding_table_changes.cc     changes since a cursor
 //   embedding_table_dense.cc       steps that rows have missed
 //   embedding_table_shrink.cc      eviction, and giving memory back
@@ -139,6 +139,8 @@ class StripeGroups {
           static_cast<uint16_t>(position);
     }
   }
+
+  size_t size() const { return begins_[kNumStripes]; }
 
   absl::Span<const uint16_t> operator[](int stripe) const {
     return {positions_ + begins_[stripe],
@@ -316,7 +318,8 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
                               const Modify& modify, const Complete& complete);
   // Rows that are made before their keys are inserted into the index.
   struct InsertBlock {
-    explicit InsertBlock(size_t dim) : embeddings(kInsertBlock * dim) {}
+    InsertBlock(size_t num_keys, size_t dim)
+        : embeddings(std::min(num_keys, kInsertBlock) * dim) {}
 
     struct NewRow {
       KeyPlace place;
@@ -650,9 +653,8 @@ absl::Status EmbeddingTable::Impl::ForEachStripe(const StripeGroups& groups,
       locked.push_back(s);
       continue;
     }
-    absl::Status status = work(&stripes_[s], groups[s]);
-    stripes_[s].mutex.Unlock();
-    TFSWITCH_RETURN_IF_ERROR(std::move(status));
+    const MutexLock lock(&stripes_[s].mutex, MutexLock::AlreadyLocked());
+    TFSWITCH_RETURN_IF_ERROR(work(&stripes_[s], groups[s]));
   }
   for (const int s : locked) {
     MutexLock lock(&stripes_[s].mutex);
@@ -687,7 +689,7 @@ absl::Status EmbeddingTable::Impl::ModifyOrInsert(
     const Key* keys, const StripeGroups& groups, const RowBuffer& state,
     const ChangeClock::Change& change, const Modify& modify,
     const Complete& complete) {
-  InsertBlock block(static_cast<size_t>(config_.dim));
+  InsertBlock block(groups.size(), static_cast<size_t>(config_.dim));
   return ForEachStripe(
       groups, [&](Stripe* stripe, absl::Span<const uint16_t> group) {
         return InsertGroup(stripe, keys, group, state, change.stamp(), modify,
@@ -719,12 +721,10 @@ absl::Status EmbeddingTable::Impl::InsertGroup(
       }
     }
     initializer_.Fill(block->keys, num_absent, block->embeddings.data());
-    bool has_memory = true;
     size_t num_made = 0;
     for (; num_made < num_absent; ++num_made) {
       auto& [place, i, row] = block->rows[num_made];
-      has_memory = stripe->rows.Allocate(&row);
-      if (!has_memory) break;
+      if (!stripe->rows.Allocate(&row)) break;
       const float* const embedding =
           block->embeddings.data() + num_made * config_.dim;
       const RowPlace to = PlaceOf(*stripe, row);
@@ -734,17 +734,19 @@ absl::Status EmbeddingTable::Impl::InsertGroup(
     // The index is changed in a loop of its own, because locking a bucket waits
     // for all earlier writes, and the rows are written to memory that is in no
     // cache.
+    bool has_memory = num_made == num_absent;
     for (size_t n = 0; n < num_made; ++n) {
       auto& [place, i, row] = block->rows[n];
-      has_memory = has_memory && stripe->index.Insert(place.key, place.position,
-                                                      row, &place.entry);
-      if (has_memory && !place.has_row()) {
+      const bool is_indexed =
+          stripe->index.Insert(place.key, place.position, row, &place.entry);
+      if (is_indexed && !place.has_row()) {
         stripe->CountInserted();
         continue;
       }
+      has_memory = has_memory && is_indexed;
       stripe->rows.Free(row);
       // The key is in the block twice.
-      if (has_memory) modify(place, i);
+      if (is_indexed) modify(place, i);
     }
     if (!has_memory) return OutOfMemory();
   }

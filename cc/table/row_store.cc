@@ -146,12 +146,13 @@ void RowStore::Column::ReleaseTail(uint64_t num_rows, uint64_t end) {
   // the column no longer needs that memory.
   PageKeeper::Get().Cancel(span);
   const size_t release_begin = RoundUpTo(EndOf(num_rows), kHugePageBytes);
-  const size_t touched =
-      std::max(touch_end, RoundUpTo(EndOf(end), kHugePageBytes));
+  const size_t touched = std::max(
+      {touch_end, reserved_end, RoundUpTo(EndOf(end), kHugePageBytes)});
   if (release_begin < touched) {
     span.Release(release_begin, std::min(touched, span.capacity()));
   }
   touch_end = std::max(release_begin, kHugePageBytes);
+  reserved_end = 0;
 }
 
 void RowStore::Column::TouchAhead(uint64_t num_rows) {
@@ -176,12 +177,13 @@ void RowStore::Reserve(uint64_t num_rows) {
 void RowStore::Column::Reserve(uint64_t num_rows, bool is_empty) {
   if (stride == 0 || !is_touched_ahead) return;
   const size_t end = RoundUpTo(EndOf(num_rows), kHugePageBytes);
-  if (end <= touch_end || end > span.capacity() || !span.Extend(end)) return;
+  if (end > span.capacity() || !span.Extend(end)) return;
   // A table that becomes large can have huge pages from the beginning.
-  const size_t touched =
-      is_empty && touch_end == kHugePageBytes ? 0 : touch_end;
-  PageKeeper::Get().TouchWhenIdle(span.data() + touched, end - touched);
-  touch_end = end;
+  const bool has_no_page = is_empty && begin == 0 && reserved_end == 0;
+  const size_t from = has_no_page ? 0 : std::max(touch_end, reserved_end);
+  if (end <= std::max(from, kHugePageBytes)) return;
+  PageKeeper::Get().TouchWhenIdle(span.data() + from, end - from);
+  reserved_end = end;
 }
 
 std::vector<bool> RowStore::ChangedSince(uint32_t epoch) const {
@@ -198,7 +200,8 @@ std::vector<bool> RowStore::ChangedSince(uint32_t epoch) const {
 size_t RowStore::Column::resident_bytes(uint64_t num_rows) const {
   if (stride == 0) return 0;
   const size_t end = RoundUpTo(EndOf(num_rows), kSmallPageBytes);
-  return (touch_end > kHugePageBytes ? std::max(touch_end, end) : end) - begin;
+  const size_t touched = std::max(touch_end, reserved_end);
+  return (touched > kHugePageBytes ? std::max(touched, end) : end) - begin;
 }
 
 size_t RowStore::resident_bytes() const {

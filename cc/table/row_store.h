@@ -9,9 +9,9 @@
 // array has the stamps of changed rows (table/change_log.h). It takes no memory
 // before the first stamp is written.
 //
-// The first 2 MiB, or 512 KiB of statistics, have small pages, so that a small
-// table takes little memory. The rest has huge pages, which the PageKeeper
-// touches ahead of use while the table grows.
+// Unless rows were reserved, the first 2 MiB, or 512 KiB of statistics, have
+// small pages, so that a small table takes little memory. The rest has huge
+// pages, which the PageKeeper touches ahead of use while the table grows.
 
 #ifndef TFSWITCH_CC_TABLE_ROW_STORE_H_
 #define TFSWITCH_CC_TABLE_ROW_STORE_H_
@@ -117,6 +117,9 @@ class RowStore {
     size_t stride = 0;
     bool is_touched_ahead = true;
     size_t touch_end = 0;
+    // The end of the memory that Reserve() has asked for; 0 if there is none.
+    // The PageKeeper may not have touched it yet, so TouchAhead() ignores it.
+    size_t reserved_end = 0;
 
     void Init(MemorySpan column_span, size_t column_stride,
               size_t column_begin);

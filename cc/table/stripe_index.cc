@@ -167,7 +167,7 @@ bool StripeIndex::Insert(Key key, uint32_t position, uint32_t row,
 }
 
 bool StripeIndex::InsertInto(Array* array, Key key, uint32_t position,
-                             uint32_t row, uint64_t first_unseen) {
+                             uint32_t row) {
   Bucket* const buckets = array->buckets();
   const uint64_t home = HomeIndex(position, array->num_buckets);
   uint64_t at = home;
@@ -175,19 +175,22 @@ bool StripeIndex::InsertInto(Array* array, Key key, uint32_t position,
     ++at;
     if (at == array->limit && !ExtendLimit(array, at + 1)) return false;
   }
-  array->filled_end = std::max(array->filled_end, at + 1);
-  const auto lock = [&](uint64_t i) {
-    return i < first_unseen ? LockBucket(&buckets[i]) : LoadMeta(&buckets[i]);
-  };
 
   Bucket* const bucket = &buckets[at];
-  const uint32_t meta = lock(at);
+  uint32_t meta = LoadMeta(bucket);
+  if (UsedOf(meta) == 0) {
+    // Needs no lock: this thread has the stripe's mutex, and other threads lock
+    // a bucket only if they have found a key in it.
+    RacyWriteFence();
+  } else {
+    meta = LockBucket(bucket);
+  }
   RacyStore(&bucket->keys[UsedOf(meta)], key);
   RacyStore(&bucket->rows[UsedOf(meta)], row);
   UnlockBucket(bucket, meta + 1);
 
   for (uint64_t i = home; i < at; ++i) {
-    const uint32_t passed = lock(i);
+    const uint32_t passed = LockBucket(&buckets[i]);
     const bool is_many = (passed & kMetaOverflowMask) == kMetaOverflowMask;
     UnlockBucket(&buckets[i], is_many ? passed : passed + kMetaOverflowOne);
   }
@@ -319,9 +322,6 @@ bool StripeIndex::MoveBuckets() {
     return false;
   }
 
-  // No other thread looks for the moved keys in the new array yet. In buckets
-  // that had no key before, it cannot find any other key either.
-  const uint64_t first_unseen = to.filled_end;
   while (end < wanted || (has_overflow && end < from.limit)) {
     Key keys[kBucketsPerMove * kKeysPerBucket];
     uint32_t rows[kBucketsPerMove * kKeysPerBucket];
@@ -340,8 +340,7 @@ bool StripeIndex::MoveBuckets() {
       num_keys += UsedOf(meta);
     }
     for (size_t i = 0; i < num_keys; ++i) {
-      InsertInto(&to, keys[i], PositionOfHash((*hash_)(keys[i])), rows[i],
-                 first_unseen);
+      InsertInto(&to, keys[i], PositionOfHash((*hash_)(keys[i])), rows[i]);
     }
   }
   // The cursor must move before the old buckets send readers to the new array.

@@ -45,7 +45,7 @@ namespace tfswitch {
 
 // All positions in a stripe are below this.
 inline constexpr uint64_t kEndOfPositions = uint64_t{1} << 32;
-// A key takes at most this much memory, except in very small indices.
+// The most memory of a large index for each of its keys.
 inline constexpr size_t kMaxIndexBytesPerKey = 26;
 // The largest number of home buckets.
 inline constexpr uint64_t kMaxBuckets = kEndOfPositions - 1;
@@ -152,8 +152,6 @@ class StripeIndex {
     uint64_t num_buckets = 0;
     // The number of initialised buckets: home and overflow buckets.
     uint64_t limit = 0;
-    // Behind all buckets that have ever had a key.
-    uint64_t filled_end = 0;
     // [0, huge_bytes) is for huge pages.
     size_t huge_bytes = 0;
     // The end of the memory that the PageKeeper was asked to touch.
@@ -177,10 +175,7 @@ class StripeIndex {
   void TouchAhead(Array* array, size_t end);
   // Makes buckets [0, limit) of `array` live.
   bool ExtendLimit(Array* array, uint64_t limit);
-  // Other threads do not yet look into buckets from `first_unseen` on, so these
-  // need no lock.
-  bool InsertInto(Array* array, Key key, uint32_t position, uint32_t row,
-                  uint64_t first_unseen = kEndOfPositions);
+  bool InsertInto(Array* array, Key key, uint32_t position, uint32_t row);
 
   // Prepares the next array, of `num_buckets`, and asks for its first pages to
   // be touched. Growth may begin after that. If memory is still being given

@@ -100,8 +100,9 @@ class TableSpec:
             "optimizer": optimizer,
             "seed": self.seed,
             "layout": self.layout,
-            "capacity": self.capacity or 0,
         }
+        if self.capacity is not None:
+            config["capacity"] = self.capacity
         for setting in _OBJECTS:
             if (value := getattr(self, setting)) is not None:
                 config[setting] = value.to_table_config()
