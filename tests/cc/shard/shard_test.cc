@@ -30,7 +30,10 @@
 #include "cc/base/hash.h"
 #include "cc/base/log_writer.h"
 #include "cc/base/racy_memory.h"
+#include "cc/shard/control_calls.h"
 #include "cc/table/counting_bloom.h"
+#include "cc/wire/codec.h"
+#include "cc/wire/table_config_conversion.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cc/testing/coordination.h"
@@ -191,6 +194,26 @@ TEST(ShardTest, ReservesItsShareOfTheCapacityUnlessThatIsMoreThanItsMemory) {
                     HasSubstr("on shard 1")));
   config.name = "b";
   EXPECT_TRUE(half.tables().CheckCapacity(config).ok());  // It exists.
+}
+
+TEST(ShardTest, AReplayMakesATableForWhichThereIsLessMemoryNow) {
+  ShardOptions options;
+  options.max_reserved_bytes = 1 << 20;
+  Shard shard(options);
+  TableConfig config = Config("a");
+  config.capacity.num_rows = 1'000'000;
+  v1::CreateTableRequest request;
+  request.set_protocol_version(kProtocolVersion);
+  *request.mutable_config() = ToProto(config);
+  v1::CreateTableResponse response;
+  ShardCall call{shard, [] { return absl::OkStatus(); }};
+
+  EXPECT_EQ(tfswitch::Run(call, request, &response).code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_FALSE(shard.tables().Find("a").ok());
+  call.is_replay = true;
+  EXPECT_TRUE(tfswitch::Run(call, request, &response).ok());
+  EXPECT_TRUE(shard.tables().Find("a").ok());
 }
 
 TEST(ShardTest, KeyOfAnotherShardIsRefusedAndItsOwnerNamed) {
