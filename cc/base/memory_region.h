@@ -118,8 +118,8 @@ class MemoryReservation {
 size_t PhysicalMemoryBytes();
 // The same, or the limit of this process's control group if that is lower.
 size_t MemoryLimitBytes();
-// How many of these bytes are free. Memory that can be freed by
-// dropping cached files counts as free.
+// How many of these bytes are free. Memory that can be freed by dropping cached
+// files counts as free.
 size_t AvailableMemoryBytes();
 
 }  // namespace tfswitch

@@ -1,8 +1,8 @@
 // pending_ is the queue of urgent requests. Reset() puts its request at the
-// front, because a table may be waiting for the memory. idle_ has work
-// for when pending_ is empty, such as turning small pages into huge ones.
-// current_ is the request that the thread works on; Cancel() waits for it.
-// System calls are made without mutex_.
+// front, because a table may be waiting for the memory. idle_ is the queue of
+// work for which there is time when pending_ is empty, such as turning small
+// pages into huge ones. current_ is the request that the thread works on;
+// Cancel() waits for it. System calls are made without mutex_.
 
 #include "cc/base/page_keeper.h"
 

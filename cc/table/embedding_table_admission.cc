@@ -202,21 +202,19 @@ absl::StatusOr<bool> EmbeddingTable::Impl::AdmitCandidateLocked(
     }
     return false;
   }
-  const auto fill = [&](const RowFloats& row) {
-    if (has_weights()) {
-      // The candidate's weight becomes the first value of the embedding, and
-      // the weight's slots become the row's first slots.
-      row.embedding[0] = record[weight_at];
-      std::copy_n(record + weight_at + 1, weight_optimizer_->slot_floats(),
-                  row.slots);
-    }
-    std::copy_n(record, statistics_.num_floats(), row.statistics);
-    // The push whose gradient admitted the key also trains the new row.
-    optimizer_.Step(row.embedding, row.slots, gradient, input);
-  };
-  TFSWITCH_RETURN_IF_ERROR(
-      InsertLocked(place, state, stamp, [&](const RowPlace& row) {
-        ModifyRow(row, batch.RoundingOf(place.key), stamp, fill);
+  TFSWITCH_RETURN_IF_ERROR(InsertLocked(
+      place, state, batch.RoundingOf(place.key), stamp,
+      [&](const RowFloats& row) {
+        if (has_weights()) {
+          // The candidate's weight becomes the first value of the embedding,
+          // and the weight's slots become the row's first slots.
+          row.embedding[0] = record[weight_at];
+          std::copy_n(record + weight_at + 1, weight_optimizer_->slot_floats(),
+                      row.slots);
+        }
+        std::copy_n(record, statistics_.num_floats(), row.statistics);
+        // The push whose gradient admitted the key also trains the new row.
+        optimizer_.Step(row.embedding, row.slots, gradient, input);
       }));
   candidates.Erase(place.key, place.position);
   return true;

@@ -340,10 +340,11 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
                            InsertBlock* block);
 
   // Inserts a row for an absent key, with the initial embedding and `state`.
-  // Calls complete(RowPlace) before other threads can see the row.
-  template <typename Complete>
+  // Calls fill(row floats) before other threads can see the row.
+  template <typename Fill>
   absl::Status InsertLocked(const KeyPlace& place, const RowBuffer& state,
-                            ChangeStamp stamp, const Complete& complete);
+                            const RowRounding& rounding, ChangeStamp stamp,
+                            const Fill& fill);
 
   // Calls modify(row floats) on an existing row while its bucket is locked.
   template <typename Modify>
@@ -788,11 +789,12 @@ inline void EmbeddingTable::Impl::InitRow(const float* embedding,
   });
 }
 
-template <typename Complete>
+template <typename Fill>
 absl::Status EmbeddingTable::Impl::InsertLocked(const KeyPlace& place,
                                                 const RowBuffer& state,
+                                                const RowRounding& rounding,
                                                 ChangeStamp stamp,
-                                                const Complete& complete) {
+                                                const Fill& fill) {
   Stripe* const stripe = place.stripe;
   uint32_t row;
   if (!stripe->rows.Allocate(&row)) return OutOfMemory();
@@ -802,7 +804,7 @@ absl::Status EmbeddingTable::Impl::InsertLocked(const KeyPlace& place,
   InitRow(embedding.data(), state, stamp, to);
   // The row has been rounded to its storage type already, so that a step starts
   // from the same values as after an earlier lookup.
-  complete(to);
+  ModifyRow(to, rounding, stamp, fill);
   if (!stripe->index.Insert(place.key, place.position, row)) {
     stripe->rows.Free(row);
     return OutOfMemory();

@@ -1,6 +1,6 @@
 // A row has the same number in all columns, which are arrays for embeddings and
-// slots, statistics, and stamps. Extend() extends all columns before rows of
-// them are counted, so that nothing has changed if one of them fails. Freed
+// slots, statistics, and stamps. Extend() extends all columns before it
+// changes end_row_, so that no row is used if one of them fails. Freed
 // rows are reused before new ones are made, the last freed one first.
 //
 // SortFreeRows() sorts the list of free rows from the highest to the lowest. So
@@ -72,23 +72,18 @@ RowStore::~RowStore() {
 }
 
 bool RowStore::Extend() {
-  const uint64_t end =
-      std::min(next_row_ + kRowsPerExtension,
-               uint64_t{std::numeric_limits<uint32_t>::max()} + 1);
-  // Where the memory ends, a single row may still fit.
-  for (const uint64_t wanted : {end, std::min(end, next_row_ + 1)}) {
-    if (wanted > next_row_ &&
-        std::all_of(std::begin(columns_), std::end(columns_),
-                    [wanted](Column& column) {
-                      return column.stride == 0 ||
-                             column.span.Extend(column.EndOf(wanted));
-                    })) {
-      end_row_ = wanted;
-      for (Column& column : columns_) column.TouchAhead(end_row_);
-      return true;
+  constexpr uint64_t kMaxRows =
+      uint64_t{std::numeric_limits<uint32_t>::max()} + 1;
+  const uint64_t end = std::min(next_row_ + kRowsPerExtension, kMaxRows);
+  if (end == next_row_) return false;
+  for (Column& column : columns_) {
+    if (column.stride > 0 && !column.span.Extend(column.EndOf(end))) {
+      return false;
     }
   }
-  return false;
+  end_row_ = end;
+  for (Column& column : columns_) column.TouchAhead(end_row_);
+  return true;
 }
 
 void RowStore::Free(uint32_t row) { free_rows_.push_back(row); }

@@ -244,13 +244,13 @@ void StripeIndex::TouchAhead(Array* array, size_t end) {
 }
 
 void StripeIndex::Reserve(uint64_t num_keys) {
-  while (is_growing_) {
-    if (!MoveBuckets()) return;
-  }
   // A sixteenth more, because the next array is prepared before one is full.
   const uint64_t num_buckets =
       (num_keys + num_keys / 16) * kLoadDenominator / kLoadNumerator + 1;
-  if (num_buckets <= current().num_buckets) return;
+  if (num_buckets <= (is_growing_ ? next() : current()).num_buckets) return;
+  while (is_growing_) {
+    if (!MoveBuckets()) return;
+  }
   is_prepared_ = false;
   PrepareGrowth(num_buckets, /*is_urgent=*/true);
   if (!is_prepared_) return;
