@@ -126,8 +126,8 @@ absl::Status TableCatalogue::CheckCapacity(const TableConfig& config) const {
   if (bytes <= limit) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "table '", config.name, "': capacity: ", config.capacity.num_rows,
-      " rows take ", bytes / 1e9, " GB", options_.OnShard(), ", which has ",
-      limit / 1e9, " GB of memory; lower it, or use more servers"));
+      " rows take ", bytes / 1e9, " GB, and there are ", limit / 1e9,
+      " GB of memory", options_.OnShard(), "; lower it, or use more servers"));
 }
 
 void TableCatalogue::ReserveCapacity(const std::string& name) const {

@@ -161,7 +161,10 @@ def test_a_table_with_another_config_names_the_difference(
         ({"seed": -1}, "Received: seed=-1"),
         ({"seed": 2**64}, "Received: seed=18446744073709551616"),
         ({"capacity": 0}, "1 to 2.*48, or None. Received: capacity=0"),
-        ({"capacity": 2**48}, r"'t': capacity: .* GB of memory; lower it"),
+        (
+            {"capacity": 2**48},
+            r"'t': capacity: .* GB, and there are .* GB of memory; lower it",
+        ),
         ({"cluster": "local://"}, "tfswitch.connect"),
         ({"initializer": "he_normal"}, "he_normal"),
         ({"optimizer": "nadam"}, "nadam"),
