@@ -17,6 +17,7 @@ from tfswitch._connection._control_calls import call, integers
 from tfswitch._connection._reports import ClusterStats, TableStats
 from tfswitch._progress_bar import progress_bar
 from tfswitch._settings._ranges import (
+    PUSH_DEPTH,
     Range,
     bad_argument,
     checked_text,
@@ -68,6 +69,8 @@ class Cluster:
     Attributes:
         address: The address as it was given to `connect`.
         timeout_secs: Longest wait of one call for a server, in seconds.
+        push_depth: How many pushes may be in flight; for tables without a
+            `push_depth` of their own.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Cluster:
         on_lost_tables: str = "fail",
         tls: _tls.Tls | None = None,
         token: str | os.PathLike[str] | None = None,
+        push_depth: int = 0,
     ) -> None:
         _addresses.check_has_no_token("address", address)
         if not isinstance(address, str) or not address.startswith(
@@ -99,6 +103,7 @@ class Cluster:
             raise bad_argument(
                 "on_lost_tables", on_lost_tables, '"fail" or "recreate"'
             )
+        self.push_depth = PUSH_DEPTH.check("push_depth", push_depth)
         self.address = address
         self.timeout_secs = float(timeout_secs)
         if may_move:
@@ -500,6 +505,26 @@ class Cluster:
         (name,) = self._names("name", [name])
         call(self._native, "DropTable", table=name)
 
+    def flush(self) -> None:
+        """Waits until no push of this process to the cluster is in flight.
+
+        Saves, exports, reads, ends of epochs and the end of the program wait by
+        themselves. Call `flush` before another process reads what this one has
+        trained with `push_depth`.
+
+        Raises:
+            ConnectionError, OSError, ValueError: If a push has failed. The
+                message names its step.
+
+        Example:
+
+        >>> for batch in dataset:
+        ...     train_step(batch)
+        >>> cluster.flush()
+        """
+        # Each call that is more than a question waits for pushes in flight.
+        call(self._native, "Configure")
+
     def close(self) -> None:
         """Closes this connection; tables that are in use stay connected.
 
@@ -562,6 +587,7 @@ def connect(
     on_lost_tables: str = "fail",
     tls: _tls.Tls | None = None,
     token: str | os.PathLike[str] | None = None,
+    push_depth: int = 0,
 ) -> Cluster:
     """Connects to a cluster and makes it the default for new tables.
 
@@ -606,6 +632,9 @@ def connect(
             `token` of the last `connect` to the address, else TFSWITCH_TOKEN or
             the file of TFSWITCH_TOKEN_FILE. The token is sent over TLS, and
             over plaintext only within this machine.
+        push_depth: How many pushes may be in flight while the program does its
+            next work, 0 to 64; for tables without a `push_depth` of their own.
+            See `EmbeddingTable`.
 
     Returns:
         The cluster. In a `with` statement it is closed at the end, and the
@@ -634,6 +663,7 @@ def connect(
         on_lost_tables=on_lost_tables,
         tls=tls,
         token=token,
+        push_depth=push_depth,
     )
     with _lock:
         cluster._previous = _default

@@ -1,5 +1,6 @@
 """A table of embeddings: int64 ids to rows that learn."""
 
+import atexit
 import contextlib
 import dataclasses
 import hashlib
@@ -9,7 +10,7 @@ import os
 import re
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,12 @@ class EmbeddingTable(TrackedTable):
             the table is made, so that training need not wait for memory while
             the table grows. A table that exists already does not change. None
             means that the table grows step by step.
+        push_depth: How many pushes may be in flight while the program does its
+            next work, 0 to 64. With 0, a step ends when its push has been
+            applied. Otherwise the next step can begin earlier; its lookups wait
+            for the push, so the rows learn the same (docs/faster.md). None
+            means the `push_depth` of the cluster. If tables learn in one step,
+            the smallest value counts for all of them.
         consistency: When the gradients of several workers are applied: a
             `tfswitch.train.Consistency`, "asp" or "bsp". None means "asp". With
             any other consistency, pushes need a `tfswitch.train.Worker` in this
@@ -141,6 +148,7 @@ class EmbeddingTable(TrackedTable):
         storage_dtype: storage_dtype_lib.StorageDtypeLike | None = None,
         seed: int | None = None,
         capacity: int | None = None,
+        push_depth: int | None = None,
         consistency: consistency_lib.ConsistencyLike | None = None,
         cluster: Cluster | None = None,
     ) -> None:
@@ -159,6 +167,7 @@ class EmbeddingTable(TrackedTable):
             storage_dtype=storage_dtype,
             seed=seed,
             capacity=capacity,
+            push_depth=push_depth,
             consistency=consistency,
         )
         self._start(name, dim, spec, cluster)
@@ -325,6 +334,14 @@ class EmbeddingTable(TrackedTable):
     def statistics(self) -> statistics_lib.Statistics | None:
         """The statistics of each row, or None."""
         return self._spec.statistics
+
+    @property
+    def push_depth(self) -> int:
+        """How many pushes may be in flight while the program goes on."""
+        if has_remote_workers():
+            return 0  # Saves by this process would not wait for their pushes.
+        own = self._spec.push_depth
+        return self._cluster.push_depth if own is None else own
 
     @property
     def update(self) -> str:
@@ -516,7 +533,8 @@ class EmbeddingTable(TrackedTable):
                 `ids`. By default never.
 
         Returns:
-            int64 scalar tensor: the number of rows that took a step.
+            int64 scalar tensor: the number of rows that took a step; -1 if it
+            is not known yet, with `push_depth`.
 
         Raises:
             ValueError: If shapes do not fit, a gradient is NaN or Inf, or shows
@@ -1089,10 +1107,14 @@ def push_many(
             the next training lookups return NaN, so that the loss is NaN, too.
 
     Returns:
-        For each push the number of rows that took a step, an int64 scalar.
+        For each push the number of rows that took a step, an int64 scalar; -1
+        if the push is still in flight.
     """
     for each in pushes:
         each.table._choose_optimizer()
+    push_depth = min(each.table.push_depth for each in pushes)
+    if push_depth:
+        _finish_later(each.table for each in pushes)
     result = embedding_ops.push_many(
         [
             each._replace(
@@ -1106,12 +1128,37 @@ def push_many(
         ],
         of_lookups=of_lookups,
         skip_non_finite=skip_non_finite,
+        push_depth=push_depth,
     )
     for each, poison in zip(pushes, result.poisons, strict=True):
         each.table._learning_rate.advance()
         if skip_non_finite and _can_be_poisoned():
             each.table._poison.set(poison)
     return list(result.updated_rows)
+
+
+# Tables that have had pushes in flight.
+_pushed_later: "weakref.WeakSet[EmbeddingTable]" = weakref.WeakSet()
+
+
+def _finish_later(tables: Iterable[EmbeddingTable]) -> None:
+    """Makes `finish_pushes` wait for pushes of these tables."""
+    if not _pushed_later:
+        atexit.unregister(finish_pushes)
+        atexit.register(finish_pushes)
+    _pushed_later.update(tables)
+
+
+def finish_pushes() -> None:
+    """Waits until no push of this process is in flight.
+
+    Raises:
+        ConnectionError, OSError, ValueError: If one has failed. The message
+            names its step.
+    """
+    for table in list(_pushed_later):
+        # Each call that is more than a question waits for pushes in flight.
+        call(table._native, "Configure")
 
 
 def look_up_many(

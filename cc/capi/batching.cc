@@ -90,8 +90,10 @@ struct PreparedPush {
   bool is_empty = false;  // There is nothing to send.
 };
 
-// Checks the part, and sets part->result.skipped.
-absl::Status Prepare(Tfswitch_PushPart* part, PreparedPush* prepared) {
+// Checks the part, and sets part->result.skipped. If `copies` is true, the push
+// does not point to the memory of the part.
+absl::Status Prepare(Tfswitch_PushPart* part, bool copies,
+                     PreparedPush* prepared) {
   Tfswitch_Table& table = *part->table;
   const Tfswitch_PushOptions& options = part->options;
   const int dim = table.config.dim;
@@ -120,7 +122,7 @@ absl::Status Prepare(Tfswitch_PushPart* part, PreparedPush* prepared) {
   args.insert_missing = options.insert_missing != 0;
   if (prepared->is_empty) return absl::OkStatus();
   if (unique.empty()) return CheckSettings(args, dim);
-  if (unique.size() != keys.size()) {
+  if (copies || unique.size() != keys.size()) {
     const size_t size = unique.size() * dim;
     const std::shared_ptr<float[]> buffer(new float[size]);
     const absl::Span<float> sums(buffer.get(), size);
@@ -177,8 +179,19 @@ absl::Status Complete(const Tfswitch_Table& table, const LentThreads* threads,
 template <typename T>
 using Batches = absl::InlinedVector<T, 1>;
 
-// Makes the calls of several clusters at the same time. Groups `parts` by
-// `cluster_of`, and calls `start` for each group.
+// Groups the parts of a call by `cluster_of`, which gets the index of a part.
+template <typename Part, typename ClusterOf>
+std::map<Cluster*, std::vector<Part>> GroupByCluster(
+    absl::Span<const Part> parts, ClusterOf cluster_of) {
+  std::map<Cluster*, std::vector<Part>> groups;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    groups[cluster_of(i)].push_back(parts[i]);
+  }
+  return groups;
+}
+
+// Makes the calls of several clusters at the same time: calls `start` for the
+// parts of each cluster.
 template <typename Part, typename ClusterOf, typename Start>
 absl::Status CallClusters(absl::Span<const Part> parts, ClusterOf cluster_of,
                           Start start) {
@@ -188,19 +201,69 @@ absl::Status CallClusters(absl::Span<const Part> parts, ClusterOf cluster_of,
     is_one = cluster_of(i) == cluster_of(0);
   }
   if (is_one) return start(cluster_of(0)->client(), parts)->Wait();
-  std::map<Cluster*, std::vector<Part>> groups;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    groups[cluster_of(i)].push_back(parts[i]);
-  }
   std::vector<std::unique_ptr<PendingCall>> calls;
-  calls.reserve(groups.size());
-  for (const auto& [cluster, group] : groups) {
+  for (const auto& [cluster, group] : GroupByCluster(parts, cluster_of)) {
     calls.push_back(start(cluster->client(), group));
   }
   return JoinedCalls(std::move(calls)).Wait();
 }
 
+// Waits for the pushes in flight to the clusters of all parts.
+template <typename Part>
+absl::Status FinishPushes(absl::Span<Part> parts) {
+  for (const Part& part : parts) {
+    TFSWITCH_RETURN_IF_ERROR(part.table->cluster->pushes().Finish());
+  }
+  return absl::OkStatus();
+}
+
+// A prepared push of one table, and the number of its ids.
+struct ReadyPush {
+  PushPart part;
+  size_t num_ids = 0;
+};
+
+// Adds the pushes to the queues of their clusters. `data` is what they point
+// to.
+template <typename ClusterOf>
+absl::Status PushLater(absl::Span<const ReadyPush> pushes, ClusterOf cluster_of,
+                       int depth, int64_t step,
+                       const std::shared_ptr<const void>& data) {
+  const std::string name =
+      step == 0 ? "an earlier push" : absl::StrCat("the push of step ", step);
+  for (const auto& [cluster, group] : GroupByCluster(pushes, cluster_of)) {
+    ParameterClient& client = cluster->client();
+    TFSWITCH_RETURN_IF_ERROR(cluster->pushes().Add(
+        depth, name,
+        [&client, group = group, data](const LentThreads* threads) {
+          MeasuredCall measured(ClientCall::kPush);
+          std::vector<PushPart> parts;
+          for (const ReadyPush& push : group) {
+            parts.push_back(push.part);
+            PushArgs& args = parts.back().args;
+            args.threads = threads;
+            measured.AddBatch(args.table, push.num_ids, args.keys.size());
+          }
+          TFSWITCH_RETURN_IF_ERROR(client.StartCheckedPush(parts)->Wait());
+          measured.Succeed();
+          return absl::OkStatus();
+        }));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
+}  // namespace tfswitch
+
+Tfswitch_Table::~Tfswitch_Table() {
+  if (cluster == nullptr) return;
+  const absl::Status status = cluster->pushes().Finish();
+  if (status.ok()) return;
+  tfswitch::LogMessageInOrder(tfswitch::LogLevel::kError, {"push"},
+                              status.message());
+}
+
+namespace tfswitch {
 
 absl::Status CheckBatch(const Tfswitch_Table& table, size_t num_keys) {
   if (num_keys <= kMaxKeysPerCall) return absl::OkStatus();
@@ -212,6 +275,7 @@ absl::Status CheckBatch(const Tfswitch_Table& table, size_t num_keys) {
 absl::Status PullBatch(absl::Span<const Tfswitch_PullPart> parts,
                        bool insert_missing, const LentThreads* threads) {
   TFSWITCH_RETURN_IF_ERROR(CheckBatches(parts));
+  TFSWITCH_RETURN_IF_ERROR(FinishPushes(parts));
   MeasuredCall measured(ClientCall::kPull);
   // The distinct keys of each batch; empty if the batch is sent as it is.
   struct Distinct {
@@ -273,13 +337,19 @@ absl::Status PullBatch(absl::Span<const Tfswitch_PullPart> parts,
   return absl::OkStatus();
 }
 
-absl::Status PushBatch(absl::Span<Tfswitch_PushPart> parts,
+absl::Status PushBatch(absl::Span<Tfswitch_PushPart> parts, int depth,
                        const LentThreads* threads) {
   for (Tfswitch_PushPart& part : parts) part.result = {};
   TFSWITCH_RETURN_IF_ERROR(CheckBatches(parts));
-  Batches<PreparedPush> prepared(parts.size());
+  if (depth == 0) TFSWITCH_RETURN_IF_ERROR(FinishPushes(parts));
+  struct Data {
+    explicit Data(size_t size) : prepared(size), results(size) {}
+    Batches<PreparedPush> prepared;
+    Batches<WriteResult> results;
+  };
+  const auto data = std::make_shared<Data>(parts.size());
   TFSWITCH_RETURN_IF_ERROR(RunEach(threads, parts.size(), [&](size_t i) {
-    return Prepare(&parts[i], &prepared[i]);
+    return Prepare(&parts[i], /*copies=*/depth > 0, &data->prepared[i]);
   }));
   const bool is_skipped = std::any_of(
       parts.begin(), parts.end(),
@@ -288,26 +358,39 @@ absl::Status PushBatch(absl::Span<Tfswitch_PushPart> parts,
     for (Tfswitch_PushPart& part : parts) part.result.skipped = 1;
     return absl::OkStatus();
   }
-  MeasuredCall measured(ClientCall::kPush);
-  Batches<PushPart> pushes;
+  Batches<ReadyPush> pushes;
   Batches<size_t> places;  // The index of each push in `parts`.
-  Batches<WriteResult> results(parts.size());
   for (size_t i = 0; i < parts.size(); ++i) {
-    if (prepared[i].is_empty) continue;
+    PreparedPush& prepared = data->prepared[i];
+    if (prepared.is_empty) continue;
     TFSWITCH_RETURN_IF_ERROR(
-        Complete(*parts[i].table, threads, &prepared[i].args));
-    PushArgs& args = prepared[i].args;
-    measured.AddBatch(args.table, parts[i].num_keys, args.keys.size());
-    pushes.push_back({std::move(args), &results[i]});
+        Complete(*parts[i].table, threads, &prepared.args));
+    pushes.push_back(
+        {{std::move(prepared.args), &data->results[i]}, parts[i].num_keys});
     places.push_back(i);
   }
+  const auto cluster_of = [&](size_t i) {
+    return parts[places[i]].table->cluster.get();
+  };
+  if (depth > 0) {
+    for (const size_t i : places) parts[i].result.updated_rows = -1;
+    return PushLater(absl::MakeConstSpan(pushes), cluster_of, depth,
+                     parts.empty() ? 0 : parts[0].options.global_step, data);
+  }
+  MeasuredCall measured(ClientCall::kPush);
+  Batches<PushPart> calls;
+  for (const ReadyPush& push : pushes) {
+    measured.AddBatch(push.part.args.table, push.num_ids,
+                      push.part.args.keys.size());
+    calls.push_back(push.part);
+  }
   TFSWITCH_RETURN_IF_ERROR(CallClusters<PushPart>(
-      pushes, [&](size_t i) { return parts[places[i]].table->cluster.get(); },
+      calls, cluster_of,
       [](ParameterClient& client, absl::Span<const PushPart> group) {
         return client.StartCheckedPush(group);
       }));
   for (const size_t i : places) {
-    parts[i].result.updated_rows = results[i].num_rows;
+    parts[i].result.updated_rows = data->results[i].num_rows;
   }
   measured.Succeed();
   return absl::OkStatus();

@@ -17,6 +17,12 @@
 
 // An open table of the C API. Thread-safe.
 struct Tfswitch_Table {
+  Tfswitch_Table() = default;
+  // Waits for pushes in flight, and logs their error.
+  ~Tfswitch_Table();
+  Tfswitch_Table(const Tfswitch_Table&) = delete;
+  Tfswitch_Table& operator=(const Tfswitch_Table&) = delete;
+
   // Constant once it is open.
   std::shared_ptr<tfswitch::Cluster> cluster;
   tfswitch::TableConfig config;
@@ -37,7 +43,7 @@ absl::Status PullBatch(absl::Span<const Tfswitch_PullPart> parts,
                        bool insert_missing, const LentThreads* threads);
 
 // Implements `push` of Tfswitch_Api. Sets the results of the parts.
-absl::Status PushBatch(absl::Span<Tfswitch_PushPart> parts,
+absl::Status PushBatch(absl::Span<Tfswitch_PushPart> parts, int depth,
                        const LentThreads* threads);
 
 }  // namespace tfswitch

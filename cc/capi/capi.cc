@@ -13,6 +13,7 @@
 #include <new>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -83,18 +84,32 @@ int Report(const absl::Status& status, char* error) {
   return static_cast<int>(status.code());
 }
 
+// Waits for the pushes in flight, if the first argument of a function is a
+// cluster or one of its tables.
+template <typename First, typename... Rest>
+absl::Status FinishPushes(First first, Rest...) {
+  if constexpr (std::is_same_v<First, Tfswitch_Cluster*> ||
+                std::is_same_v<First, Tfswitch_Table*>) {
+    return first->cluster->pushes().Finish();
+  }
+  return absl::OkStatus();
+}
+
 // Makes a function of the C API that runs kFunction and reports its status. In
 // a child that was forked after the core was used, it reports an error. The
 // core does not throw, but its libraries may, for example if memory runs out.
 // The function catches these exceptions, because they must not reach C code.
-template <auto kFunction>
+template <auto kFunction, bool kFinishesPushes = true>
 struct Guarded;
-template <typename... Args, absl::Status (*kFunction)(Args...)>
-struct Guarded<kFunction> {
+template <typename... Args, absl::Status (*kFunction)(Args...),
+          bool kFinishesPushes>
+struct Guarded<kFunction, kFinishesPushes> {
   static int Run(Args... args, char* error) {
     try {
-      const absl::Status usable = ForkGuard::Check();
-      return Report(usable.ok() ? kFunction(args...) : usable, error);
+      absl::Status status = ForkGuard::Check();
+      if (status.ok() && kFinishesPushes) status = FinishPushes(args...);
+      if (status.ok()) status = kFunction(args...);
+      return Report(status, error);
     } catch (const std::bad_alloc&) {
       return Report(absl::ResourceExhaustedError("out of memory"), error);
     } catch (const std::exception& exception) {
@@ -463,10 +478,10 @@ absl::Status Pull(const Tfswitch_PullPart* parts, size_t num_parts,
                    &lent);
 }
 
-absl::Status Push(Tfswitch_PushPart* parts, size_t num_parts,
+absl::Status Push(Tfswitch_PushPart* parts, size_t num_parts, int32_t depth,
                   const Tfswitch_Threads* threads) {
   const ThreadsOfCaller lent(threads);
-  return PushBatch(absl::MakeSpan(parts, num_parts), &lent);
+  return PushBatch(absl::MakeSpan(parts, num_parts), depth, &lent);
 }
 
 absl::Status OpenServedModelC(const char* model_file,
@@ -529,7 +544,8 @@ const Tfswitch_Api& Api() {
     api.close_cluster = Free;
     api.cluster_num_shards = ClusterNumShards;
     api.cluster_is_remote = IsRemote;
-    api.call = Guarded<Call>::Run;
+    // CallControl() finishes pushes if the method needs it.
+    api.call = Guarded<Call, /*kFinishesPushes=*/false>::Run;
     api.open_table = Guarded<OpenTable>::Run;
     api.close_table = Free;
     api.table_dim = TableDim;

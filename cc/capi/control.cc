@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <type_traits>
 #include <vector>
 
@@ -411,13 +412,29 @@ const std::map<absl::string_view, JsonMethod>& Methods() {
   return *methods;
 }
 
+// Whether a method may be called while pushes are in flight. A worker can leave
+// its group after a failed push, too.
+bool OnlyWatches(absl::string_view method) {
+  static const auto* const methods = new std::set<absl::string_view>{
+      "AskServer",         "GetGroupStats", "GetMetrics", "GetProcessMetrics",
+      "GetProgress",       "GetServers",    "GetWorker",  "GetWorkerEvent",
+      "GetWorkQueueStats", "LeaveGroup",    "SetTracing", "TakeTraces",
+  };
+  return methods->count(method) != 0;
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> CallControl(Cluster* cluster,
                                         absl::string_view method,
                                         const std::string& request_json) {
   const auto found = Methods().find(method);
-  if (found != Methods().end()) return found->second(cluster, request_json);
+  if (found != Methods().end()) {
+    if (cluster != nullptr && !OnlyWatches(method)) {
+      TFSWITCH_RETURN_IF_ERROR(cluster->pushes().Finish());
+    }
+    return found->second(cluster, request_json);
+  }
   return absl::InvalidArgumentError(absl::StrCat(
       "unknown method '", method, "'; there are: ",
       absl::StrJoin(Methods(), ", ", [](std::string* out, const auto& each) {

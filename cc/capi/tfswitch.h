@@ -26,7 +26,7 @@ extern "C" {
 
 // Increases when Tfswitch_Api changes. New functions are appended at its end.
 // Callers check this number, because the struct of an older core is shorter.
-#define TFSWITCH_API_VERSION 16
+#define TFSWITCH_API_VERSION 17
 #define TFSWITCH_ERROR_SIZE 2048
 // The most parts of one call of pull or push.
 #define TFSWITCH_MAX_PARTS 256
@@ -117,7 +117,7 @@ typedef struct Tfswitch_PushOptions {
 } Tfswitch_PushOptions;
 
 typedef struct Tfswitch_PushResult {
-  int64_t updated_rows;
+  int64_t updated_rows;  // -1 if the push is still in flight.
   // 1 if nothing was applied, because gradients had NaN or Inf.
   int32_t skipped;
 } Tfswitch_PushResult;
@@ -227,7 +227,14 @@ typedef struct Tfswitch_Api {
   // Shapes, numbers and rates are checked first: if one is wrong, nothing is
   // applied. After an error of a server (no such table, no memory, no answer)
   // some pushes may have been applied; the error names the table.
-  int (*push)(Tfswitch_PushPart* parts, size_t num_parts,
+  //
+  // If `depth` is not 0, the call waits until fewer than `depth` calls' pushes
+  // are in flight, checks its own, copies them, and returns before they are
+  // applied. Pushes are applied in the order of the calls. If one fails later,
+  // the next function that gets the cluster or one of its tables returns its
+  // error and does nothing else. Functions other than a push first wait until
+  // no push is in flight, except for methods of `call` that only watch.
+  int (*push)(Tfswitch_PushPart* parts, size_t num_parts, int32_t depth,
               const Tfswitch_Threads* threads, char* error);
 
   // Sets only embeddings if `slots` is NULL, else whole rows. If a key is

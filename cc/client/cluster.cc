@@ -1,14 +1,29 @@
 #include "cc/client/cluster.h"
 
+#include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
 
 namespace tfswitch {
+namespace {
+
+// How many threads help with a push to tables of this process.
+int NumHelpers() {
+  constexpr int kMost = 7;
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  return std::clamp(cores - 1, 0, kMost);
+}
+
+}  // namespace
 
 Cluster::Cluster(std::unique_ptr<ParameterClient> client, bool is_remote)
-    : client_(std::move(client)), is_remote_(is_remote), client_id_(DrawId()) {}
+    : client_(std::move(client)),
+      is_remote_(is_remote),
+      client_id_(DrawId()),
+      pushes_(is_remote ? 0 : NumHelpers()) {}
 
 absl::Status Cluster::Join(const WorkerOptions& options) {
   const std::shared_ptr<WorkerSession> former = worker();

@@ -11,12 +11,15 @@
 #include "absl/status/status.h"
 #include "cc/base/mutex.h"
 #include "cc/client/parameter_client.h"
+#include "cc/client/push_queue.h"
 #include "cc/client/worker_session.h"
 
 namespace tfswitch {
 
-// A connection to a cluster: its client, its worker, and the ids for its
-// pushes.
+// A connection to a cluster: its client, its worker, and the ids and the queue
+// for its pushes. Only pulls and pushes, and calls that change nothing, may be
+// made while pushes are in flight: other callers of client() first call
+// pushes().Finish().
 //
 // Thread-safe.
 class Cluster {
@@ -24,6 +27,8 @@ class Cluster {
   Cluster(std::unique_ptr<ParameterClient> client, bool is_remote);
 
   ParameterClient& client() { return *client_; }
+  // The pushes that are in flight while the program goes on.
+  PushQueue& pushes() { return pushes_; }
   // Joins a group as a worker. A worker that joined before leaves its group.
   absl::Status Join(const WorkerOptions& options);
   // The worker of this process; null if Join() was not called.
@@ -49,6 +54,9 @@ class Cluster {
   const std::shared_ptr<ParameterClient> client_;
   const bool is_remote_;
   const uint64_t client_id_;
+
+  // This member has its own synchronisation.
+  PushQueue pushes_;
 
   // Atomic, so no mutex guards these fields.
   std::atomic<uint64_t> next_sequence_{1};

@@ -41,6 +41,7 @@ REGISTER_OP("Tfswitch>PushMany")
     .Attr("insert_missing: bool = true")
     .Attr("of_lookups: bool = false")
     .Attr("skip_non_finite: bool = false")
+    .Attr("push_depth: int >= 0 = 0")
     .SetIsStateful()
     .SetIsDistributedCommunication()
     .SetShapeFn([](InferenceContext* c) {
@@ -82,7 +83,8 @@ shows: For each table how often each id was shown, one number for each; or
 clicks: Likewise how often it was clicked; or empty: never.
 global_steps: For each table a scalar: which step of the training it is; 0 if
   not known.
-updated_rows: For each table how many rows changed.
+updated_rows: For each table how many rows changed; -1 if the push is still in
+  flight.
 poisons: For each table 0; or for all NaN if the push was skipped.
 rules: For each table the number of the optimizer that pushes, from 1, in the
   order in which they came to the table; 0 if there is one only. An optimizer
@@ -92,6 +94,8 @@ of_lookups: Whether the gradients are those of `Tfswitch>TieToWeight`. If a tabl
   has neither shows nor clicks, they are then as that op was told.
 skip_non_finite: With NaN or Inf in a gradient nothing is applied to any table:
   whether that is an error, or all pushes are skipped with a warning.
+push_depth: If not 0, the op waits until fewer pushes than this are in flight,
+  and ends before its own are applied.
 )doc");
 
 class PushManyOp : public AsyncOpKernel {
@@ -105,6 +109,7 @@ class PushManyOp : public AsyncOpKernel {
                    context->GetAttr("insert_missing", &insert_missing_));
     OP_REQUIRES_OK(context,
                    context->GetAttr("skip_non_finite", &skip_non_finite_));
+    OP_REQUIRES_OK(context, context->GetAttr("push_depth", &push_depth_));
   }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
@@ -116,7 +121,7 @@ class PushManyOp : public AsyncOpKernel {
           const Tfswitch_Threads threads = DeviceThreads(context);
           absl::Status status =
               CallCore(&Tfswitch_Api::push, call->parts.data(),
-                       call->parts.size(), &threads);
+                       call->parts.size(), push_depth_, &threads);
           for (int i = 0; status.ok() && i < n_; ++i) {
             call->tables[i].NotePush(rules_[i]);
           }
@@ -201,6 +206,7 @@ class PushManyOp : public AsyncOpKernel {
   bool insert_missing_ = true;
   bool of_lookups_ = false;
   bool skip_non_finite_ = false;
+  int push_depth_ = 0;
 };
 
 TFSWITCH_CPU_KERNEL(PushMany);

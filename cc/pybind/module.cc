@@ -203,7 +203,7 @@ class Table {
     part.options.learning_rate = learning_rate;
     part.options.insert_missing = insert_missing ? 1 : 0;
     if (keys.size() == 0) return 0;
-    Run(api->push, &part, 1, /*threads=*/nullptr);
+    Run(api->push, &part, 1, /*depth=*/0, /*threads=*/nullptr);
     return part.result.updated_rows;
   }
 

@@ -165,6 +165,7 @@ def test_a_table_with_another_config_names_the_difference(
             {"capacity": 2**48},
             r"'t': capacity: .* GB, and there are .* GB of memory; lower it",
         ),
+        ({"push_depth": 65}, "0 to 64, or None. Received: push_depth=65"),
         ({"cluster": "local://"}, "tfswitch.connect"),
         ({"initializer": "he_normal"}, "he_normal"),
         ({"optimizer": "nadam"}, "nadam"),

@@ -550,6 +550,7 @@ def test_config_round_trip_keeps_every_argument():
         update="dense",
         seed=2**63,
         capacity=1000,
+        push_depth=2,
         trainable=False,
         dtype="mixed_bfloat16",
     )

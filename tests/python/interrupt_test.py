@@ -36,7 +36,7 @@ def in_a_step(call):
 address, path = sys.argv[1:]
 if path:
     cluster = tsw.connect(address, timeout_secs=1000)
-    table = tsw.EmbeddingTable("t", 2)
+    table = tsw.EmbeddingTable("t", 2, push_depth=1)
     table.lookup_or_create([1])
     worker = tsw.train.Worker(0, 2, wait_secs=1000)
     step = tf.function(lambda: table.lookup([1]))
@@ -122,6 +122,7 @@ def test_ctrl_c_ends_a_save_in_the_process(tmp_path: Path) -> None:
         "in_a_step(lambda: table.lookup([1])) or threading.Event().wait()",
         "in_a_step(lambda: table.lookup([2])) or table.lookup([1])",
         "table.size()",
+        "[table.push([1], [[1.0, 1.0]]) for _ in range(2)]",
         "cluster.save(path)",
         "tsw.export.base(path)",
         "tsw.data.WorkQueue(['a'], worker=worker)",

@@ -137,6 +137,9 @@ def integers(low: int, high: int) -> Range:
     )
 
 
+PUSH_DEPTH = integers(0, 64)
+
+
 def choices(*names: str) -> Range:
     """Returns the range of one of several texts."""
     *others, last = (f'"{name}"' for name in names)

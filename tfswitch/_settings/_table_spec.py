@@ -11,7 +11,12 @@ from tfswitch import initializers as initializers_lib
 from tfswitch import optimizers as optimizers_lib
 from tfswitch import statistics as statistics_lib
 from tfswitch import storage_dtype as storage_dtype_lib
-from tfswitch._settings._ranges import check_fields, choices, integers
+from tfswitch._settings._ranges import (
+    PUSH_DEPTH,
+    check_fields,
+    choices,
+    integers,
+)
 from tfswitch.optimizers._conversion import from_table_config
 
 # The policies that need shows and clicks.
@@ -34,6 +39,7 @@ _CAPACITY = integers(1, 2**48)._replace(
 _SEED = integers(0, 2**64 - 1)._replace(
     text="an integer from 0 to 2**64 - 1", or_none=True
 )
+_PUSH_DEPTH = PUSH_DEPTH._replace(or_none=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +53,8 @@ class TableSpec:
         seed: None if it is not known yet.
         capacity: The expected number of rows. Specs that differ only here are
             equal, because it does not change the rows.
+        push_depth: How many pushes of this process may be in flight, or None
+            for the cluster's. It does not take part in comparisons either.
         layout: The layout of a dense table's rows.
         is_open: Whether `optimizer` and `update` are defaults that may still
             change. A table that exists then keeps its own optimizer, and a new
@@ -66,6 +74,9 @@ class TableSpec:
     seed: Annotated[int | None, _SEED] = None
     consistency: Any = None
     capacity: Annotated[int | None, _CAPACITY] = dataclasses.field(
+        default=None, compare=False
+    )
+    push_depth: Annotated[int | None, _PUSH_DEPTH] = dataclasses.field(
         default=None, compare=False
     )
     layout: str = ""
@@ -122,7 +133,8 @@ class TableSpec:
     def get_config(self) -> dict[str, Any]:
         """Returns the settings that Keras stores, by their names here."""
         config: dict[str, Any] = {
-            name: getattr(self, name) for name in ("seed", "update", "capacity")
+            name: getattr(self, name)
+            for name in ("seed", "update", "capacity", "push_depth")
         }
         for name in _OBJECTS:
             value = getattr(self, name)

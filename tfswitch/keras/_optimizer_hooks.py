@@ -21,6 +21,7 @@ from tfswitch.keras import _backend, _row_weights
 from tfswitch.keras._row_weights import RowGradient, is_rows
 from tfswitch.ops import is_of_rows
 from tfswitch.optimizers._conversion import KerasRate
+from tfswitch.table import finish_pushes
 
 # The ids of the gradients that an optimizer is applying, by variable.
 _ids: contextvars.ContextVar[dict[int, tf.Tensor]] = contextvars.ContextVar(
@@ -41,6 +42,8 @@ def install() -> None:
         ImportError: If Keras has no such method.
     """
     _wrap(_backend.trainer(), "compile", _compile)
+    for end in ("on_epoch_end", "on_train_end"):
+        _wrap(_backend.keras.callbacks.CallbackList, end, _finish_pushes)
     if _backend.IS_LEGACY:
         from tf_keras.src.optimizers import optimizer
         from tf_keras.src.optimizers.legacy import optimizer_v2
@@ -88,6 +91,12 @@ def _compile(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     if note is not None:
         note(self)
     return result
+
+
+def _finish_pushes(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Ends the pushes in flight before callbacks see the end of an epoch."""
+    finish_pushes()
+    return original(self, *args, **kwargs)
 
 
 # --- Keras 3 ---------------------------------------------------------------

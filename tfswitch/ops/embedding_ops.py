@@ -181,7 +181,8 @@ class Pushed(NamedTuple):
     """The results of `push_many`, with an element for each push.
 
     Attributes:
-        updated_rows: int64 scalars: the number of rows that took a step.
+        updated_rows: int64 scalars: the number of rows that took a step; -1 if
+            the push is still in flight.
         poisons: float32 scalars: 0, or NaN if the push was skipped because a
             gradient held NaN or Inf.
     """
@@ -196,6 +197,7 @@ def push_many(
     insert_missing: bool = True,
     of_lookups: bool = False,
     skip_non_finite: bool = False,
+    push_depth: int = 0,
 ) -> Pushed:
     """Sums gradients of repeated ids and takes one step per id, in one op.
 
@@ -208,6 +210,8 @@ def push_many(
         skip_non_finite: Whether a gradient with NaN or Inf makes the op skip
             all pushes with a warning. If not, it raises an error. No table
             changes in either case.
+        push_depth: If not 0, the op waits until fewer pushes than this are in
+            flight, and ends before its own is applied.
     """
     none = tf.constant(0, tf.int64)
     with _where_the_table_is():
@@ -230,6 +234,7 @@ def push_many(
             insert_missing=insert_missing,
             of_lookups=of_lookups,
             skip_non_finite=skip_non_finite,
+            push_depth=push_depth,
         )
     return Pushed(*outputs)
 

@@ -112,7 +112,7 @@ TEST(CapiVersionTest, AnotherApiVersionIsRefused) {
 
 // A core of the same version must have all functions that a caller knows.
 TEST(CapiVersionTest, AFunctionMoreIsAnotherVersion) {
-  EXPECT_EQ(TFSWITCH_API_VERSION, 16);
+  EXPECT_EQ(TFSWITCH_API_VERSION, 17);
   EXPECT_EQ(sizeof(Tfswitch_Api), 45 * sizeof(void*));
 }
 
@@ -143,7 +143,7 @@ TEST_P(CapiTest, ManyTablesArePulledAndPushedInOneCall) {
   Tfswitch_PushPart pushes[] = {
       {table_, keys.data(), 3, gradients.data(), options, {}},
       {other, keys.data(), 3, gradients.data(), options, {}}};
-  ASSERT_EQ(api_->push(pushes, 2, nullptr, error_), 0) << error_;
+  ASSERT_EQ(api_->push(pushes, 2, 0, nullptr, error_), 0) << error_;
   EXPECT_EQ(pushes[0].result.updated_rows, 2);
   EXPECT_EQ(pushes[1].result.skipped, 0);
   // One step for each key, with the sum of its gradients.
@@ -154,11 +154,11 @@ TEST_P(CapiTest, ManyTablesArePulledAndPushedInOneCall) {
   // One with Inf has all skipped; one that is wrong has none applied.
   const std::vector<float> infinite(3, std::numeric_limits<float>::infinity());
   pushes[1].gradients = infinite.data();
-  ASSERT_EQ(api_->push(pushes, 2, nullptr, error_), 0) << error_;
+  ASSERT_EQ(api_->push(pushes, 2, 0, nullptr, error_), 0) << error_;
   EXPECT_EQ(pushes[0].result.skipped, 1);
   EXPECT_EQ(pushes[1].result.skipped, 1);
   pushes[0].options.skip_non_finite = pushes[1].options.skip_non_finite = 0;
-  EXPECT_NE(api_->push(pushes, 2, nullptr, error_), 0);
+  EXPECT_NE(api_->push(pushes, 2, 0, nullptr, error_), 0);
   EXPECT_THAT(error_, testing::AllOf(HasSubstr("'u'"), HasSubstr("id 5")));
   EXPECT_THAT(Pull({5, 6}), testing::ElementsAreArray(stepped));
   EXPECT_EQ(api_->pull(nullptr, 0, 1, nullptr, error_), 0);
@@ -195,7 +195,7 @@ TEST_P(CapiTest, LentThreadsGiveTheSameResult) {
     ASSERT_EQ(api_->pull(&pull, 1, 1, used, error_), 0) << error_;
     const Tfswitch_PushOptions options = {0.1f, 0, nullptr, nullptr, 0, 0};
     Tfswitch_PushPart push = PushPart(keys, gradients, options);
-    ASSERT_EQ(api_->push(&push, 1, used, error_), 0) << error_;
+    ASSERT_EQ(api_->push(&push, 1, 0, used, error_), 0) << error_;
     EXPECT_EQ(push.result.updated_rows, 211);
     ASSERT_EQ(api_->pull(&pull, 1, 0, used, error_), 0) << error_;
     // The same rows again from the start.

@@ -220,6 +220,12 @@ class DynamicEmbedding(_backend.Layer):
             was set.
         capacity: The expected number of rows. Memory for them is prepared when
             the table is made. None means that the table grows step by step.
+        push_depth: How many pushes may be in flight while the program does its
+            next work, 0 to 64. With 0, a step ends when its push has been
+            applied. Otherwise the next step can begin earlier; its lookups wait
+            for the push, so the rows learn the same (docs/faster.md). None
+            means the `push_depth` of the cluster. If
+            layers learn in one step, the smallest value counts for all of them.
         consistency: When the gradients of several workers are applied: a
             `tfswitch.train.Consistency`, "asp" or "bsp". None means `asp`.
         cluster: The cluster in which the layer makes its table. By default that
@@ -298,6 +304,7 @@ class DynamicEmbedding(_backend.Layer):
         storage_dtype: StorageDtypeLike | None = None,
         seed: int | None = None,
         capacity: int | None = None,
+        push_depth: int | None = None,
         consistency: ConsistencyLike | None = None,
         cluster: Cluster | None = None,
         weights: TensorLike | Sequence[TensorLike] | None = None,
@@ -333,6 +340,7 @@ class DynamicEmbedding(_backend.Layer):
             optimizer=optimizer,
             seed=seed,
             capacity=capacity,
+            push_depth=push_depth,
             consistency=consistency,
             admission=admission,
             eviction=eviction,
