@@ -64,6 +64,11 @@ def describe(table: "EmbeddingTable", sample: int) -> str:
         "wait",
         "eviction": repr(table.eviction),
         "statistics": repr(table.statistics),
+        "prefetch": ", ".join(
+            f"{stats[f'prefetch_{name}']:,} {name}"
+            for name in ("hits", "late", "misses", "unused")
+            if stats["prefetch_hits"] or stats["prefetch_misses"]
+        ),
         "sample": f"{len(ids):,} rows",
     }
     if len(ids):

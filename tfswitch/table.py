@@ -738,6 +738,11 @@ class EmbeddingTable(TrackedTable):
     def stats(self, *, usage: bool = False) -> TableStats:
         """Returns row counts and memory in bytes, summed over servers.
 
+        `prefetch_hits`, `prefetch_late` (hits that had to wait),
+        `prefetch_misses` and `prefetch_unused` count lookups of this process
+        since it began; see `tfswitch.data.prefetch_embeddings`.
+        `pushes_in_flight` counts those of the cluster when `stats` is called.
+
         Args:
             usage: Whether to add "usage": the sums of the rows' statistics on
                 the cluster's day, which needs a pass over all rows. The value
@@ -757,7 +762,13 @@ class EmbeddingTable(TrackedTable):
         >>> table.stats(usage=True)["usage"]["show"]
         10.0
         """
+        exchange = call(self._cluster._native, "Prefetches")
         stats = TableStats(self._cluster._list(self._name)[0])
+        stats["pushes_in_flight"] = int(exchange["pushes_in_flight"])
+        by_name = {table["name"]: table for table in exchange["tables"]}
+        counts = by_name.get(self._name, {})
+        for name in ("hits", "late", "misses", "unused"):
+            stats[f"prefetch_{name}"] = int(counts.get(name, 0))
         if usage:
             stats["usage"] = self._usage_of_all()
         return stats
@@ -1196,6 +1207,45 @@ def look_up_many(
         dims=[table.dim for table in tables],
         insert_missing=insert_missing,
     )
+
+
+# The clusters of tables that have had prefetches, by the number of a source.
+_prefetching: "weakref.WeakSet[Cluster]" = weakref.WeakSet()
+
+
+def prefetch_many(
+    tables: Sequence[EmbeddingTable],
+    ids: Sequence[tf.Tensor],
+    *,
+    sources: Sequence[int],
+    exact: bool,
+    limit: int,
+) -> None:
+    """Begins to read what a later `look_up_many` of the same ids will use.
+
+    Args:
+        tables: At most 256.
+        ids: As for `look_up_many`.
+        sources: A number for each lookup of each dataset.
+        exact: See `tfswitch.data.prefetch_embeddings`.
+        limit: How many batches of a source may wait for their lookup.
+    """
+    _prefetching.update(table.cluster for table in tables)
+    embedding_ops.prefetch_many(
+        [table._find_handle() for table in tables],
+        ids,
+        sources=sources,
+        exact=exact,
+        limit=limit,
+    )
+
+
+def drop_prefetches(sources: Iterable[int]) -> None:
+    """Frees rows that were read for datasets that no longer exist."""
+    for cluster in list(_prefetching):
+        for source in sources:
+            with contextlib.suppress(RuntimeError):  # The cluster is closed.
+                call(cluster._native, "Prefetches", drop_source=source)
 
 
 def tie_to_weight(

@@ -5,6 +5,7 @@
 #include "cc/capi/batching.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <utility>
 #include <vector>
@@ -162,11 +163,9 @@ absl::Status Prepare(Tfswitch_PushPart* part, bool copies,
 }
 
 // Sets the day, the id and the step of a push that will be sent.
-absl::Status Complete(const Tfswitch_Table& table, const LentThreads* threads,
-                      PushArgs* args) {
+absl::Status Complete(const Tfswitch_Table& table, PushArgs* args) {
   args->day = table.cluster->day();
   args->id = table.cluster->NextPushId();
-  args->threads = threads;
   if (table.config.consistency.kind != ConsistencyKind::kAsp) {
     TFSWITCH_ASSIGN_OR_RETURN(args->step, StepOf(table));
   } else if (const auto worker = table.cluster->worker(); worker != nullptr) {
@@ -212,71 +211,108 @@ absl::Status CallClusters(absl::Span<const Part> parts, ClusterOf cluster_of,
 template <typename Part>
 absl::Status FinishPushes(absl::Span<Part> parts) {
   for (const Part& part : parts) {
-    TFSWITCH_RETURN_IF_ERROR(part.table->cluster->pushes().Finish());
+    TFSWITCH_RETURN_IF_ERROR(part.table->cluster->FinishPushes());
   }
   return absl::OkStatus();
 }
 
-// A prepared push of one table, and the number of its ids.
+// A prepared push of one table.
 struct ReadyPush {
   PushPart part;
   size_t num_ids = 0;
 };
 
-// Adds the pushes to the queues of their clusters. `data` is what they point
-// to.
-template <typename ClusterOf>
-absl::Status PushLater(absl::Span<const ReadyPush> pushes, ClusterOf cluster_of,
-                       int depth, int64_t step,
-                       const std::shared_ptr<const void>& data) {
-  const std::string name =
-      step == 0 ? "an earlier push" : absl::StrCat("the push of step ", step);
-  for (const auto& [cluster, group] : GroupByCluster(pushes, cluster_of)) {
-    ParameterClient& client = cluster->client();
-    TFSWITCH_RETURN_IF_ERROR(cluster->pushes().Add(
-        depth, name,
-        [&client, group = group, data](const LentThreads* threads) {
-          MeasuredCall measured(ClientCall::kPush);
-          std::vector<PushPart> parts;
-          for (const ReadyPush& push : group) {
-            parts.push_back(push.part);
-            PushArgs& args = parts.back().args;
-            args.threads = threads;
-            measured.AddBatch(args.table, push.num_ids, args.keys.size());
-          }
-          TFSWITCH_RETURN_IF_ERROR(client.StartCheckedPush(parts)->Wait());
-          measured.Succeed();
-          return absl::OkStatus();
-        }));
+// The pushes of one call to one cluster. Tells the cluster's prefetches when
+// they begin and end.
+//
+// Not thread-safe.
+class OpenPushes {
+ public:
+  OpenPushes(Cluster* cluster, std::vector<ReadyPush> pushes)
+      : cluster_(cluster), pushes_(std::move(pushes)) {}
+  ~OpenPushes() { End(/*are_applied=*/false); }
+  OpenPushes(const OpenPushes&) = delete;
+  OpenPushes& operator=(const OpenPushes&) = delete;
+
+  Cluster& cluster() const { return *cluster_; }
+
+  absl::Status Begin() {
+    for (const ReadyPush& push : pushes_) {
+      TFSWITCH_ASSIGN_OR_RETURN(
+          const uint64_t number,
+          cluster_->prefetches().PushBegins(push.part.args));
+      numbers_.push_back(number);
+    }
+    return absl::OkStatus();
   }
-  return absl::OkStatus();
+
+  std::unique_ptr<PendingCall> Start(const LentThreads* threads,
+                                     MeasuredCall* measured) {
+    std::vector<PushPart> parts;
+    for (const ReadyPush& push : pushes_) {
+      parts.push_back(push.part);
+      PushArgs& args = parts.back().args;
+      args.threads = threads;
+      measured->AddBatch(args.table, push.num_ids, args.keys.size());
+    }
+    return cluster_->client().StartCheckedPush(parts);
+  }
+
+  // Returns whether there are prefetched rows to read again.
+  bool End(bool are_applied) {
+    bool reads_again = false;
+    for (size_t i = 0; i < numbers_.size(); ++i) {
+      reads_again = cluster_->prefetches().PushEnded(pushes_[i].part.args.table,
+                                                     numbers_[i], are_applied);
+    }
+    numbers_.clear();
+    return reads_again;
+  }
+
+ private:
+  Cluster* const cluster_;
+  const std::vector<ReadyPush> pushes_;
+  std::vector<uint64_t> numbers_;  // The pushes that have begun, not ended.
+};
+
+// Makes the pushes, and reads prefetched rows again. On the queue's thread.
+absl::Status SendFromQueue(const LentThreads* threads, OpenPushes* pushes) {
+  MeasuredCall measured(ClientCall::kPush);
+  const absl::Status status = pushes->Start(threads, &measured)->Wait();
+  if (status.ok()) measured.Succeed();
+  if (pushes->End(status.ok())) pushes->cluster().prefetches().ReadAgain();
+  return status;
 }
 
-}  // namespace
-}  // namespace tfswitch
-
-Tfswitch_Table::~Tfswitch_Table() {
-  if (cluster == nullptr) return;
-  const absl::Status status = cluster->pushes().Finish();
-  if (status.ok()) return;
-  tfswitch::LogMessageInOrder(tfswitch::LogLevel::kError, {"push"},
-                              status.message());
+// Makes the pushes now. Prefetched rows are read again in the background.
+absl::Status SendNow(const LentThreads* threads,
+                     absl::Span<const std::shared_ptr<OpenPushes>> groups) {
+  MeasuredCall measured(ClientCall::kPush);
+  std::vector<std::unique_ptr<PendingCall>> calls;
+  for (const auto& pushes : groups) {
+    calls.push_back(pushes->Start(threads, &measured));
+  }
+  const absl::Status status = JoinedCalls(std::move(calls)).Wait();
+  if (status.ok()) measured.Succeed();
+  for (const auto& pushes : groups) {
+    if (!pushes->End(status.ok())) continue;
+    Prefetches& prefetches = pushes->cluster().prefetches();
+    const absl::Status added = pushes->cluster().pushes().Add(
+        /*depth=*/std::numeric_limits<int>::max(), "rows of the next step",
+        [&prefetches](const LentThreads*) {
+          prefetches.ReadAgain();
+          return absl::OkStatus();
+        });
+    if (!added.ok()) prefetches.ReadAgain();
+  }
+  return status;
 }
 
-namespace tfswitch {
-
-absl::Status CheckBatch(const Tfswitch_Table& table, size_t num_keys) {
-  if (num_keys <= kMaxKeysPerCall) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("table '", table.config.name, "': a batch of ", num_keys,
-                   " ids is too large; split it below ", kMaxKeysPerCall));
-}
-
-absl::Status PullBatch(absl::Span<const Tfswitch_PullPart> parts,
-                       bool insert_missing, const LentThreads* threads) {
-  TFSWITCH_RETURN_IF_ERROR(CheckBatches(parts));
+// Reads the rows of parts that were not read ahead.
+absl::Status PullNow(absl::Span<const Tfswitch_PullPart> parts,
+                     bool insert_missing, const LentThreads* threads,
+                     MeasuredCall* measured) {
   TFSWITCH_RETURN_IF_ERROR(FinishPushes(parts));
-  MeasuredCall measured(ClientCall::kPull);
   // The distinct keys of each batch; empty if the batch is sent as it is.
   struct Distinct {
     std::vector<Key> unique;
@@ -317,7 +353,7 @@ absl::Status PullBatch(absl::Span<const Tfswitch_PullPart> parts,
     args.threads = threads;
     float* const rows = is_in_place ? part.embeddings : distinct[i].rows.get();
     const size_t size = args.keys.size() * args.dim;
-    measured.AddBatch(args.table, part.num_keys, args.keys.size());
+    measured->AddBatch(args.table, part.num_keys, args.keys.size());
     pulls.push_back({std::move(args), absl::MakeSpan(rows, size)});
     clusters.push_back(part.table->cluster.get());
   }
@@ -333,6 +369,50 @@ absl::Status PullBatch(absl::Span<const Tfswitch_PullPart> parts,
                   distinct[i].rows.get(), parts[i].embeddings, threads);
     }
   });
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace tfswitch
+
+Tfswitch_Table::~Tfswitch_Table() {
+  if (cluster == nullptr) return;
+  const absl::Status status = cluster->FinishPushes();
+  if (status.ok()) return;
+  tfswitch::LogMessageInOrder(tfswitch::LogLevel::kError, {"push"},
+                              status.message());
+}
+
+namespace tfswitch {
+
+absl::Status CheckBatch(const Tfswitch_Table& table, size_t num_keys) {
+  if (num_keys <= kMaxKeysPerCall) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("table '", table.config.name, "': a batch of ", num_keys,
+                   " ids is too large; split it below ", kMaxKeysPerCall));
+}
+
+absl::Status PullBatch(absl::Span<const Tfswitch_PullPart> parts,
+                       bool insert_missing, const LentThreads* threads) {
+  TFSWITCH_RETURN_IF_ERROR(CheckBatches(parts));
+  MeasuredCall measured(ClientCall::kPull);
+  Batches<Tfswitch_PullPart> rest;
+  for (const Tfswitch_PullPart& part : parts) {
+    Cluster& cluster = *part.table->cluster;
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const bool is_here,
+        cluster.prefetches().Use(part.table->config, KeysOf(part),
+                                 insert_missing, cluster.day(), part.embeddings,
+                                 threads));
+    if (is_here) {
+      measured.AddBatch(part.table->config.name, part.num_keys, /*keys=*/0);
+    } else {
+      rest.push_back(part);
+    }
+  }
+  if (!rest.empty()) {
+    TFSWITCH_RETURN_IF_ERROR(PullNow(rest, insert_missing, threads, &measured));
+  }
   measured.Succeed();
   return absl::OkStatus();
 }
@@ -363,37 +443,50 @@ absl::Status PushBatch(absl::Span<Tfswitch_PushPart> parts, int depth,
   for (size_t i = 0; i < parts.size(); ++i) {
     PreparedPush& prepared = data->prepared[i];
     if (prepared.is_empty) continue;
-    TFSWITCH_RETURN_IF_ERROR(
-        Complete(*parts[i].table, threads, &prepared.args));
+    TFSWITCH_RETURN_IF_ERROR(Complete(*parts[i].table, &prepared.args));
     pushes.push_back(
         {{std::move(prepared.args), &data->results[i]}, parts[i].num_keys});
     places.push_back(i);
   }
-  const auto cluster_of = [&](size_t i) {
-    return parts[places[i]].table->cluster.get();
-  };
-  if (depth > 0) {
-    for (const size_t i : places) parts[i].result.updated_rows = -1;
-    return PushLater(absl::MakeConstSpan(pushes), cluster_of, depth,
-                     parts.empty() ? 0 : parts[0].options.global_step, data);
+  std::vector<std::shared_ptr<OpenPushes>> groups;
+  for (auto& [cluster, group] : GroupByCluster<ReadyPush>(
+           pushes,
+           [&](size_t i) { return parts[places[i]].table->cluster.get(); })) {
+    groups.push_back(std::make_shared<OpenPushes>(cluster, std::move(group)));
+    TFSWITCH_RETURN_IF_ERROR(groups.back()->Begin());
   }
-  MeasuredCall measured(ClientCall::kPush);
-  Batches<PushPart> calls;
-  for (const ReadyPush& push : pushes) {
-    measured.AddBatch(push.part.args.table, push.num_ids,
-                      push.part.args.keys.size());
-    calls.push_back(push.part);
+  if (depth == 0) {
+    TFSWITCH_RETURN_IF_ERROR(SendNow(threads, groups));
+    for (const size_t i : places) {
+      parts[i].result.updated_rows = data->results[i].num_rows;
+    }
+    return absl::OkStatus();
   }
-  TFSWITCH_RETURN_IF_ERROR(CallClusters<PushPart>(
-      calls, cluster_of,
-      [](ParameterClient& client, absl::Span<const PushPart> group) {
-        return client.StartCheckedPush(group);
-      }));
-  for (const size_t i : places) {
-    parts[i].result.updated_rows = data->results[i].num_rows;
+  for (const size_t i : places) parts[i].result.updated_rows = -1;
+  const int64_t step = parts.empty() ? 0 : parts[0].options.global_step;
+  for (const auto& group : groups) {
+    TFSWITCH_RETURN_IF_ERROR(group->cluster().pushes().Add(
+        depth,
+        step == 0 ? "an earlier push" : absl::StrCat("the push of step ", step),
+        [group, data](const LentThreads* threads) {
+          return SendFromQueue(threads, group.get());
+        }));
   }
-  measured.Succeed();
   return absl::OkStatus();
+}
+
+std::unique_ptr<Tfswitch_Prefetch> BeginPrefetch(
+    absl::Span<const Tfswitch_PullPart> parts, bool is_exact,
+    const uint64_t* sources, size_t limit) {
+  auto prefetch = std::make_unique<Tfswitch_Prefetch>();
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const Tfswitch_PullPart& part = parts[i];
+    auto ticket = part.table->cluster->prefetches().Begin(
+        part.table->config, KeysOf(part), {is_exact, sources[i], limit});
+    if (ticket == nullptr) continue;
+    prefetch->tickets[part.table->cluster].push_back(std::move(ticket));
+  }
+  return prefetch;
 }
 
 }  // namespace tfswitch

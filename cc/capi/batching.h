@@ -6,7 +6,9 @@
 
 #include <atomic>
 #include <cstddef>
+#include <map>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
@@ -33,6 +35,13 @@ struct Tfswitch_Table {
   std::atomic<bool> has_warned{false};
 };
 
+// Tickets whose rows have not been read. Not thread-safe.
+struct Tfswitch_Prefetch {
+  std::map<std::shared_ptr<tfswitch::Cluster>,
+           std::vector<std::shared_ptr<tfswitch::Prefetches::Ticket>>>
+      tickets;
+};
+
 namespace tfswitch {
 
 // InvalidArgument for a batch with too many keys for one call.
@@ -45,6 +54,11 @@ absl::Status PullBatch(absl::Span<const Tfswitch_PullPart> parts,
 // Implements `push` of Tfswitch_Api. Sets the results of the parts.
 absl::Status PushBatch(absl::Span<Tfswitch_PushPart> parts, int depth,
                        const LentThreads* threads);
+
+// Implements `begin_prefetch` of Tfswitch_Api. Reads nothing yet.
+std::unique_ptr<Tfswitch_Prefetch> BeginPrefetch(
+    absl::Span<const Tfswitch_PullPart> parts, bool is_exact,
+    const uint64_t* sources, size_t limit);
 
 }  // namespace tfswitch
 

@@ -84,30 +84,36 @@ int Report(const absl::Status& status, char* error) {
   return static_cast<int>(status.code());
 }
 
-// Waits for the pushes in flight, if the first argument of a function is a
-// cluster or one of its tables.
+// If the first argument of a function is a cluster or one of its tables, waits
+// for the pushes in flight. Drops rows that were read ahead, which the function
+// may change.
 template <typename First, typename... Rest>
-absl::Status FinishPushes(First first, Rest...) {
+absl::Status FinishPushes(bool may_change_rows, First first, Rest...) {
   if constexpr (std::is_same_v<First, Tfswitch_Cluster*> ||
                 std::is_same_v<First, Tfswitch_Table*>) {
-    return first->cluster->pushes().Finish();
+    TFSWITCH_RETURN_IF_ERROR(first->cluster->FinishPushes());
+    if (may_change_rows) first->cluster->prefetches().Drop(/*source=*/0);
   }
   return absl::OkStatus();
 }
+
+// Says how a function of the C API uses rows, apart from pulls and pushes.
+enum class Rows : uint8_t { kLeaves, kReads, kMayChange };
 
 // Makes a function of the C API that runs kFunction and reports its status. In
 // a child that was forked after the core was used, it reports an error. The
 // core does not throw, but its libraries may, for example if memory runs out.
 // The function catches these exceptions, because they must not reach C code.
-template <auto kFunction, bool kFinishesPushes = true>
+template <auto kFunction, Rows kRows = Rows::kReads>
 struct Guarded;
-template <typename... Args, absl::Status (*kFunction)(Args...),
-          bool kFinishesPushes>
-struct Guarded<kFunction, kFinishesPushes> {
+template <typename... Args, absl::Status (*kFunction)(Args...), Rows kRows>
+struct Guarded<kFunction, kRows> {
   static int Run(Args... args, char* error) {
     try {
       absl::Status status = ForkGuard::Check();
-      if (status.ok() && kFinishesPushes) status = FinishPushes(args...);
+      if (status.ok() && kRows != Rows::kLeaves) {
+        status = FinishPushes(kRows == Rows::kMayChange, args...);
+      }
       if (status.ok()) status = kFunction(args...);
       return Report(status, error);
     } catch (const std::bad_alloc&) {
@@ -534,6 +540,23 @@ absl::Status Call(Tfswitch_Cluster* cluster, const char* method,
   return absl::ResourceExhaustedError("out of memory");
 }
 
+absl::Status BeginPrefetchC(const Tfswitch_PullPart* parts, size_t num_parts,
+                            int32_t is_exact, const uint64_t* sources,
+                            size_t limit, Tfswitch_Prefetch** prefetch) {
+  *prefetch = BeginPrefetch(absl::MakeConstSpan(parts, num_parts),
+                            is_exact != 0, sources, limit)
+                  .release();
+  return absl::OkStatus();
+}
+
+void RunPrefetch(Tfswitch_Prefetch* prefetch) {
+  if (ForkGuard::IsTripped()) return;  // The threads belong to the parent.
+  const std::unique_ptr<Tfswitch_Prefetch> owned(prefetch);
+  for (const auto& [cluster, tickets] : owned->tickets) {
+    cluster->prefetches().Run(tickets);
+  }
+}
+
 const Tfswitch_Api& Api() {
   static const Tfswitch_Api api = [] {
     Tfswitch_Api api = {};
@@ -544,8 +567,8 @@ const Tfswitch_Api& Api() {
     api.close_cluster = Free;
     api.cluster_num_shards = ClusterNumShards;
     api.cluster_is_remote = IsRemote;
-    // CallControl() finishes pushes if the method needs it.
-    api.call = Guarded<Call, /*kFinishesPushes=*/false>::Run;
+    // CallControl() knows what the method does with rows.
+    api.call = Guarded<Call, Rows::kLeaves>::Run;
     api.open_table = Guarded<OpenTable>::Run;
     api.close_table = Free;
     api.table_dim = TableDim;
@@ -554,8 +577,8 @@ const Tfswitch_Api& Api() {
     api.table_size = Guarded<TableSize>::Run;
     api.pull = Guarded<Pull>::Run;
     api.push = Guarded<Push>::Run;
-    api.assign = Guarded<Assign>::Run;
-    api.erase = Guarded<Erase>::Run;
+    api.assign = Guarded<Assign, Rows::kMayChange>::Run;
+    api.erase = Guarded<Erase, Rows::kMayChange>::Run;
     api.export_rows = Guarded<ExportRows>::Run;
     api.start_server = Guarded<StartServer>::Run;
     api.server_address = ServerAddress;
@@ -563,7 +586,7 @@ const Tfswitch_Api& Api() {
     api.delete_server = Free;
     api.table_name = TableName;
     api.dense_keys = DenseKeysC;
-    api.assign_missing = Guarded<AssignMissing>::Run;
+    api.assign_missing = Guarded<AssignMissing, Rows::kMayChange>::Run;
     api.end_step = Guarded<EndStep<Tfswitch_Cluster>>::Run;
     api.table_end_step = Guarded<EndStep<Tfswitch_Table>>::Run;
     api.replicas_end_step = Guarded<ReplicasEndStep>::Run;
@@ -583,6 +606,8 @@ const Tfswitch_Api& Api() {
     api.set_interrupt_check = SetInterruptCheck;
     api.cluster_id = ClusterId;
     api.catch_bus_errors = CatchBusErrors;
+    api.begin_prefetch = Guarded<BeginPrefetchC>::Run;
+    api.run_prefetch = RunPrefetch;
     return api;
   }();
   return api;

@@ -1,10 +1,14 @@
 #include "cc/capi/client_metrics.h"
 
 #include <array>
+#include <map>
+#include <memory>
+#include <string>
 #include <utility>
 
 #include "cc/base/latency_histogram.h"
 #include "cc/base/striped_counters.h"
+#include "cc/capi/cluster.h"
 
 namespace tfswitch {
 namespace {
@@ -61,6 +65,30 @@ void AddClientMetrics(MetricList* list) {
                     "Duration of a pull or push of one or more tables, in "
                     "seconds.",
                     totals.durations, call);
+  }
+  int in_flight = 0;
+  std::map<std::string, Prefetches::Stats> tables;
+  for (const std::shared_ptr<Cluster>& cluster : OpenClusters()) {
+    in_flight += cluster->pushes().num_in_flight();
+    for (const auto& [table, stats] : cluster->prefetches().stats()) {
+      tables[table].Add(stats);
+    }
+  }
+  list->Gauge("tfswitch_worker_pushes_in_flight",
+              "Pushes of earlier steps that are not applied yet.", in_flight);
+  for (const auto& [table, stats] : tables) {
+    const std::pair<const char*, int64_t> results[] = {
+        {"hit", stats.num_hits - stats.num_late},
+        {"late", stats.num_late},
+        {"miss", stats.num_misses},
+        {"unused", stats.num_unused}};
+    for (const auto& [result, count] : results) {
+      list->Counter("tfswitch_worker_prefetches_total",
+                    "Lookups of tables with prefetch by where their rows came "
+                    "from, and batches that were read ahead in vain.",
+                    static_cast<double>(count),
+                    {{"table", table}, {"result", result}});
+    }
   }
 }
 

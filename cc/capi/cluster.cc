@@ -362,6 +362,18 @@ absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(const std::string& address,
   return cluster;
 }
 
+std::vector<std::shared_ptr<Cluster>> OpenClusters() {
+  std::vector<std::shared_ptr<Cluster>> clusters;
+  Registry& registry = TheRegistry();
+  MutexLock lock(&registry.mutex);
+  for (const auto& [key, opened] : registry.open) {
+    if (auto cluster = opened.cluster.lock()) {
+      clusters.push_back(std::move(cluster));
+    }
+  }
+  return clusters;
+}
+
 absl::StatusOr<std::unique_ptr<ParameterClient>> OpenReadingClient(
     const std::string& address, absl::Duration timeout) {
   TFSWITCH_ASSIGN_OR_RETURN(const ClusterAddress parsed,

@@ -83,6 +83,9 @@ absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(const std::string& address,
                                                      const Credentials& given,
                                                      uint64_t id);
 
+// All open clusters of this process. Thread-safe.
+std::vector<std::shared_ptr<Cluster>> OpenClusters();
+
 }  // namespace tfswitch
 
 #endif  // TFSWITCH_CC_CAPI_CLUSTER_H_

@@ -83,6 +83,25 @@ absl::Status GetServers(Cluster& cluster, const v1::GetServersRequest&,
   return absl::OkStatus();
 }
 
+absl::Status SteerPrefetches(Cluster& cluster,
+                             const v1::PrefetchesRequest& request,
+                             v1::PrefetchesResponse* response) {
+  if (request.drop_source() != 0) {
+    cluster.prefetches().Drop(request.drop_source());
+  }
+  for (const auto& [name, stats] : cluster.prefetches().stats()) {
+    v1::PrefetchesResponse::Table* const table = response->add_tables();
+    table->set_name(name);
+    table->set_hits(stats.num_hits);
+    table->set_late(stats.num_late);
+    table->set_misses(stats.num_misses);
+    table->set_unused(stats.num_unused);
+    table->set_held(stats.num_held);
+  }
+  response->set_pushes_in_flight(cluster.pushes().num_in_flight());
+  return absl::OkStatus();
+}
+
 absl::Status Ask(const v1::AskServerRequest& request,
                  v1::AskServerResponse* response) {
   TFSWITCH_ASSIGN_OR_RETURN(
@@ -391,6 +410,7 @@ const std::map<absl::string_view, JsonMethod>& Methods() {
           Of("GetProcessMetrics", GetProcessMetrics),
           Of("SetTracing", SetTracing),
           Of("TakeTraces", TakeTraces),
+          Of("Prefetches", SteerPrefetches),
           Of("ResetLostTables", ResetLostTables),
           Of("Shrink", Shrink),
           Of("PublishExport", Publish),
@@ -418,9 +438,15 @@ bool OnlyWatches(absl::string_view method) {
   static const auto* const methods = new std::set<absl::string_view>{
       "AskServer",         "GetGroupStats", "GetMetrics", "GetProcessMetrics",
       "GetProgress",       "GetServers",    "GetWorker",  "GetWorkerEvent",
-      "GetWorkQueueStats", "LeaveGroup",    "SetTracing", "TakeTraces",
+      "GetWorkQueueStats", "LeaveGroup",    "Prefetches", "SetTracing",
+      "TakeTraces",
   };
   return methods->count(method) != 0;
+}
+
+bool MayChangeRows(absl::string_view method) {
+  return method == "Restore" || method == "Shrink" || method == "DropTable" ||
+         method == "ResetLostTables";
 }
 
 }  // namespace
@@ -431,7 +457,8 @@ absl::StatusOr<std::string> CallControl(Cluster* cluster,
   const auto found = Methods().find(method);
   if (found != Methods().end()) {
     if (cluster != nullptr && !OnlyWatches(method)) {
-      TFSWITCH_RETURN_IF_ERROR(cluster->pushes().Finish());
+      TFSWITCH_RETURN_IF_ERROR(cluster->FinishPushes());
+      if (MayChangeRows(method)) cluster->prefetches().Drop(/*source=*/0);
     }
     return found->second(cluster, request_json);
   }

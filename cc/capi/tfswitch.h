@@ -40,6 +40,7 @@ extern "C" {
 
 typedef struct Tfswitch_Cluster Tfswitch_Cluster;
 typedef struct Tfswitch_Table Tfswitch_Table;
+typedef struct Tfswitch_Prefetch Tfswitch_Prefetch;
 typedef struct Tfswitch_Server Tfswitch_Server;
 typedef struct Tfswitch_ServedModel Tfswitch_ServedModel;
 typedef struct Tfswitch_ServedRows Tfswitch_ServedRows;
@@ -349,6 +350,18 @@ typedef struct Tfswitch_Api {
   // signal in a row file then ends with an error. For programs without a
   // handler.
   void (*catch_bus_errors)(void);
+
+  // --- Rows that are read ahead ----------------------------------------------
+  // Makes a ticket of each part; `embeddings` is not used. A later pull of the
+  // same keys takes the rows of the ticket. If `is_exact` is 1, these are the
+  // rows that a pull would read then, as far as this process changes them.
+  // sources[i] is a number of the caller of part i, not 0. Beyond `limit`
+  // tickets of one table and source, the oldest is dropped. Only run_prefetch
+  // reads the rows. It blocks, and frees *prefetch.
+  int (*begin_prefetch)(const Tfswitch_PullPart* parts, size_t num_parts,
+                        int32_t is_exact, const uint64_t* sources, size_t limit,
+                        Tfswitch_Prefetch** prefetch, char* error);
+  void (*run_prefetch)(Tfswitch_Prefetch* prefetch);
 } Tfswitch_Api;
 
 // Returns the core's functions, or NULL if the core does not support

@@ -23,7 +23,13 @@ Cluster::Cluster(std::unique_ptr<ParameterClient> client, bool is_remote)
     : client_(std::move(client)),
       is_remote_(is_remote),
       client_id_(DrawId()),
+      prefetches_(client_.get()),
       pushes_(is_remote ? 0 : NumHelpers()) {}
+
+absl::Status Cluster::FinishPushes() {
+  TFSWITCH_RETURN_IF_ERROR(pushes_.Finish());
+  return prefetches_.InsertUsed(day());
+}
 
 absl::Status Cluster::Join(const WorkerOptions& options) {
   const std::shared_ptr<WorkerSession> former = worker();

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "cc/base/mutex.h"
 #include "cc/client/parameter_client.h"
+#include "cc/client/prefetches.h"
 #include "cc/client/push_queue.h"
 #include "cc/client/worker_session.h"
 
@@ -19,7 +20,7 @@ namespace tfswitch {
 // A connection to a cluster: its client, its worker, and the ids and the queue
 // for its pushes. Only pulls and pushes, and calls that change nothing, may be
 // made while pushes are in flight: other callers of client() first call
-// pushes().Finish().
+// FinishPushes().
 //
 // Thread-safe.
 class Cluster {
@@ -27,8 +28,12 @@ class Cluster {
   Cluster(std::unique_ptr<ParameterClient> client, bool is_remote);
 
   ParameterClient& client() { return *client_; }
-  // The pushes that are in flight while the program goes on.
+  // The pushes that are in flight while the program goes on, and rows that were
+  // read ahead.
   PushQueue& pushes() { return pushes_; }
+  Prefetches& prefetches() { return prefetches_; }
+  // Makes the tables as they would be without either.
+  absl::Status FinishPushes();
   // Joins a group as a worker. A worker that joined before leaves its group.
   absl::Status Join(const WorkerOptions& options);
   // The worker of this process; null if Join() was not called.
@@ -55,7 +60,9 @@ class Cluster {
   const bool is_remote_;
   const uint64_t client_id_;
 
-  // This member has its own synchronisation.
+  // These have their own synchronisation. The queue, which uses the prefetches,
+  // is destroyed first.
+  Prefetches prefetches_;
   PushQueue pushes_;
 
   // Atomic, so no mutex guards these fields.

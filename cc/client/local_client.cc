@@ -130,13 +130,12 @@ class LocalClient : public ParameterClient {
         shard_->FindTable({args.table, args.table_incarnation}));
     TFSWITCH_RETURN_IF_ERROR(NoteDay(*table, args.day));
     if (part.places.empty()) {
-      return shard_->Pull(*table, args.keys, args.insert_missing,
-                          part.embeddings, args.threads);
+      return shard_->Pull(*table, args.keys, args.if_missing(), part.embeddings,
+                          args.threads);
     }
     const size_t dim = static_cast<size_t>(args.dim);
     std::vector<float> rows(part.num_floats());
-    TFSWITCH_RETURN_IF_ERROR(shard_->Pull(*table, args.keys,
-                                          args.insert_missing,
+    TFSWITCH_RETURN_IF_ERROR(shard_->Pull(*table, args.keys, args.if_missing(),
                                           absl::MakeSpan(rows), args.threads));
     for (size_t i = 0; i < part.places.size(); ++i) {
       std::copy_n(rows.begin() + i * dim, dim,

@@ -1,16 +1,12 @@
 #include "cc/client/push_queue.h"
 
 #include <exception>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
-#include "cc/base/interrupt.h"
 #include "cc/base/log_writer.h"
-#include "cc/base/progress.h"
 #include "cc/base/status_macros.h"
-#include "cc/base/steady_clock.h"
+#include "cc/client/aloud_wait.h"
 
 namespace tfswitch {
 namespace {
@@ -61,23 +57,9 @@ absl::Status PushQueue::Finish() {
 }
 
 absl::Status PushQueue::WaitUntilBelow(int limit) {
-  const absl::Time begin = SteadyNow();
-  std::optional<Progress> progress;
-  while (num_in_flight_ >= limit) {
-    finished_.WaitFor(&mutex_, kInterruptInterval);
-    if (num_in_flight_ < limit) break;
-    if (!progress.has_value() && SteadyNow() - begin >= absl::Seconds(1)) {
-      Progress::Options options;
-      options.first = absl::ZeroDuration();
-      progress.emplace(absl::StrCat("waiting for ", pushes_.front().name), 0,
-                       options);
-    }
-    mutex_.Unlock();
-    const absl::Status interrupted = CheckInterrupt();
-    mutex_.Lock();
-    TFSWITCH_RETURN_IF_ERROR(interrupted);
-  }
-  return absl::OkStatus();
+  return WaitAloud(
+      &mutex_, &finished_, [&] { return num_in_flight_ < limit; },
+      [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return pushes_.front().name; });
 }
 
 absl::Status PushQueue::TakeError() {

@@ -40,7 +40,7 @@ void Shard::Describe(v1::ServerView* view) const {
 }
 
 absl::Status Shard::Pull(EmbeddingTable& table, absl::Span<const Key> keys,
-                         bool insert_missing, absl::Span<float> embeddings,
+                         IfMissing if_missing, absl::Span<float> embeddings,
                          const LentThreads* threads) {
   TFSWITCH_RETURN_IF_ERROR(CheckSize(table.config().name, "embedding",
                                      keys.size(), table.dim(),
@@ -48,6 +48,7 @@ absl::Status Shard::Pull(EmbeddingTable& table, absl::Span<const Key> keys,
   TFSWITCH_RETURN_IF_ERROR(CheckOwnership(core_.options, table, keys));
   const size_t dim = static_cast<size_t>(table.dim());
   std::atomic<int64_t> num_found{0};
+  const bool insert_missing = if_missing == IfMissing::kInsert;
   const auto run = [&](bool inserts) {
     num_found = 0;
     return RunKeyRanges(
@@ -58,7 +59,9 @@ absl::Status Shard::Pull(EmbeddingTable& table, absl::Span<const Key> keys,
           const absl::Span<float> rows(to, size * dim);
           TFSWITCH_ASSIGN_OR_RETURN(const int64_t found,
                                     inserts ? table.FindOrInsert(range, rows)
-                                            : table.Find(range, rows));
+                                    : if_missing == IfMissing::kMark
+                                        ? table.FindAndMark(range, rows)
+                                        : table.Find(range, rows));
           num_found += found;
           return absl::OkStatus();
         });

@@ -118,7 +118,7 @@ class Shard {
   // Reads rows. InvalidArgument if a key belongs to another shard, or the size
   // of `embeddings` is not keys.size() x dim. `threads` may be null.
   absl::Status Pull(EmbeddingTable& table, absl::Span<const Key> keys,
-                    bool insert_missing, absl::Span<float> embeddings,
+                    IfMissing if_missing, absl::Span<float> embeddings,
                     const LentThreads* threads = nullptr);
 
   // Applies a push. InvalidArgument if a size is wrong, a gradient is NaN or

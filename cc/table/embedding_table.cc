@@ -21,6 +21,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cc/base/cpu_features.h"
+#include "cc/base/half_floats.h"
 #include "cc/base/memory_region.h"
 #include "cc/base/mutex.h"
 #include "cc/base/racy_memory.h"
@@ -309,8 +310,9 @@ bool EmbeddingTable::Impl::CopyRowLocked(Stripe* stripe,
   return is_meant;
 }
 
-absl::StatusOr<int64_t> EmbeddingTable::Impl::Find(
-    absl::Span<const Key> keys, absl::Span<float> embeddings) const {
+absl::StatusOr<int64_t> EmbeddingTable::Impl::Read(
+    absl::Span<const Key> keys, bool marks,
+    absl::Span<float> embeddings) const {
   TFSWITCH_RETURN_IF_ERROR(
       CheckFloats("embeddings", keys.size(), "dim", dim(), embeddings.size()));
   IndexView views[kNumStripes];
@@ -326,7 +328,13 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::Find(
         has_weights() ? ReadInsertedRows() : InsertedRows();
     const uint32_t num_missing =
         ReadBlock(block, *now, views, &retry, missing, to);
-    FillMissing(block, *now, missing, num_missing, before, to);
+    if (marks) {
+      for (uint32_t i = 0; i < num_missing; ++i) {
+        std::fill_n(to + missing[i] * dim, dim, FloatOfBits(kMissingMark));
+      }
+    } else {
+      FillMissing(block, *now, missing, num_missing, before, to);
+    }
     num_found += static_cast<int64_t>(block.size() - num_missing);
   }
   return num_found;

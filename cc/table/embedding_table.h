@@ -265,6 +265,9 @@ size_t RowBytes(const TableConfig& config);
 // The number of floats of a candidate's record; 0 without candidates.
 int CandidateFloats(const TableConfig& config);
 
+// A NaN that no row has: arithmetic gives other NaNs, and calls refuse NaN.
+inline constexpr uint32_t kMissingMark = 0x7fc7f50d;
+
 // Maps keys to rows. A row is an embedding followed by its slots: the state of
 // the optimizer and, if the config asks for them, statistics of the row's use
 // (row_statistics.h). All values in calls are float32:
@@ -305,6 +308,12 @@ class EmbeddingTable {
   // REQUIRES: embeddings.size() == keys.size() * dim(), else InvalidArgument.
   virtual absl::StatusOr<int64_t> Find(absl::Span<const Key> keys,
                                        absl::Span<float> embeddings) const = 0;
+
+  // Like Find(), but marks keys without a row: all their values have the bits
+  // kMissingMark. With an admission policy this is Find(), because then it does
+  // not matter for the values whether a lookup may insert rows.
+  virtual absl::StatusOr<int64_t> FindAndMark(
+      absl::Span<const Key> keys, absl::Span<float> embeddings) const = 0;
 
   // Like Find(), but first inserts a row from the initializer for a missing
   // key, unless there is an admission policy. This is the read of training.

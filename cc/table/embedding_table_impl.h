@@ -158,7 +158,13 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
                                                       const KeyedHash& hash);
 
   absl::StatusOr<int64_t> Find(absl::Span<const Key> keys,
-                               absl::Span<float> embeddings) const override;
+                               absl::Span<float> embeddings) const override {
+    return Read(keys, /*marks=*/false, embeddings);
+  }
+  absl::StatusOr<int64_t> FindAndMark(
+      absl::Span<const Key> keys, absl::Span<float> embeddings) const override {
+    return Read(keys, /*marks=*/config_.admission.is_always(), embeddings);
+  }
   absl::StatusOr<int64_t> FindOrInsert(absl::Span<const Key> keys,
                                        absl::Span<float> embeddings) override;
   void NoteDay(float day) override;
@@ -442,6 +448,10 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
                                             ChangeStamp stamp);
   // Whether a candidate must get its row.
   bool IsAdmitted(const float* record, float day) const;
+
+  // Find(), and FindAndMark() if `marks` is true.
+  absl::StatusOr<int64_t> Read(absl::Span<const Key> keys, bool marks,
+                               absl::Span<float> embeddings) const;
 
   // How many rows have ever been inserted into each stripe.
   using InsertedRows = std::array<int64_t, kNumStripes>;

@@ -359,6 +359,7 @@ constexpr auto kPullFields = [](auto& request, auto* fields) {
          fields->Array(2, request.keys, &DecodeScratch::keys) ||
          fields->Number(3, request.insert_missing) ||
          fields->Day(4, request.day) ||
+         fields->Number(5, request.mark_missing) ||
          fields->Fixed64(30, request.table_incarnation);
 };
 

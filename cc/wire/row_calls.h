@@ -30,11 +30,25 @@ struct PushId {
   uint64_t caller = 0;
 };
 
+// The answer to a pull for a key without a row.
+enum class IfMissing : uint8_t {
+  kValue,   // The value that the table's config gives.
+  kInsert,  // The key gets a row, unless there is an admission policy.
+  kMark,    // See EmbeddingTable::FindAndMark.
+};
+
 struct PullRequest {
+  IfMissing if_missing() const {
+    return insert_missing ? IfMissing::kInsert
+           : mark_missing ? IfMissing::kMark
+                          : IfMissing::kValue;
+  }
+
   std::string table;
   uint64_t table_incarnation = 0;  // See TableRef.
   absl::Span<const Key> keys;
   bool insert_missing = false;
+  bool mark_missing = false;  // Without effect on a pull that inserts.
   float day = kServersDay;  // For rows that are made.
 };
 

@@ -112,6 +112,38 @@ def trainer() -> Any:
     return Trainer
 
 
+def layer_of(node: Any) -> Any:
+    """The layer, or the operation, of a node of a functional model."""
+    return node.layer if IS_LEGACY else node.operation
+
+
+def first_argument(node: Any) -> Any:
+    """The placeholders of `inputs` in the call of a node."""
+    if IS_LEGACY:
+        args, kwargs = node.call_args, node.call_kwargs
+    else:
+        args, kwargs = node.arguments.args, node.arguments.kwargs
+    return args[0] if args else kwargs["inputs"]
+
+
+def layers_before(node: Any) -> list[Any]:
+    """The layers whose outputs a node depends on, without inputs."""
+    found: dict[int, Any] = {}
+    nodes = list(node.parent_nodes)
+    while nodes:
+        each = nodes.pop()
+        if not each.is_input and id(each) not in found:
+            found[id(each)] = layer_of(each)
+            nodes += each.parent_nodes
+    return list(found.values())
+
+
+def part_of(model: Any, outputs: Any) -> Any:
+    """The functional model from the inputs of `model` to some placeholders."""
+    inputs = model._nested_inputs if IS_LEGACY else model._inputs_struct
+    return keras.Model(inputs, outputs)
+
+
 def init_optimizer(
     optimizer: Any, init: Any, *, learning_rate: Any, name: str, **clips: Any
 ) -> None:

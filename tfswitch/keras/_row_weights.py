@@ -91,39 +91,71 @@ def row_gradient(variable: Any, gradient: Any) -> RowGradient:
     return RowGradient(variable, tf.zeros([0], tf.int64), values)
 
 
+def join(
+    batches: Sequence[tuple["DynamicEmbedding", "IdBatch"]],
+) -> dict[EmbeddingTable, tf.Tensor]:
+    """Joins the ids of layers that share a table."""
+    return {
+        table: _joined([batches[place][1].ids for place in places])
+        for table, places in _by_table(batches).items()
+    }
+
+
+def read(
+    batches: Sequence[tuple["DynamicEmbedding", "IdBatch"]],
+    *,
+    insert_missing: bool,
+) -> list[tf.Tensor]:
+    """Reads the float32 rows of each layer, in one op.
+
+    Ids of layers that share a table are looked up together.
+    """
+    ids = join(batches)
+    together = look_up_many(
+        list(ids), list(ids.values()), insert_missing=insert_missing
+    )
+    rows: dict[int, tf.Tensor] = {}
+    for places, joined in zip(
+        _by_table(batches).values(), together, strict=True
+    ):
+        sizes = [tf.size(batches[place][1].ids) for place in places]
+        parts = tf.split(joined, sizes) if len(sizes) > 1 else [joined]
+        rows.update(zip(places, parts, strict=True))
+    return [rows[place] for place in range(len(batches))]
+
+
 def look_up(
     batches: Sequence[tuple["DynamicEmbedding", "IdBatch"]],
 ) -> list[tf.Tensor]:
     """Looks up ids of layers for training, in one op.
 
-    Ids of layers that share a table are looked up together.
-
     Returns:
         For each layer the float32 rows. Their gradient becomes that of the
         layer's weight.
     """
+    return [
+        tie_to_weight(
+            layer.table,
+            batch.ids,
+            rows,
+            tf.convert_to_tensor(layer._rows_weight),
+            batch.shows,
+            batch.clicks,
+        )
+        for (layer, batch), rows in zip(
+            batches, read(batches, insert_missing=True), strict=True
+        )
+    ]
+
+
+def _by_table(
+    batches: Sequence[tuple["DynamicEmbedding", "IdBatch"]],
+) -> dict[EmbeddingTable, list[int]]:
+    """Returns the places of the batches of each table."""
     by_table: dict[EmbeddingTable, list[int]] = {}
     for place, (layer, _) in enumerate(batches):
         by_table.setdefault(layer.table, []).append(place)
-    together = look_up_many(
-        list(by_table),
-        [
-            _joined([batches[place][1].ids for place in places])
-            for places in by_table.values()
-        ],
-        insert_missing=True,
-    )
-    tied: dict[int, tf.Tensor] = {}
-    for (table, places), rows in zip(by_table.items(), together, strict=True):
-        sizes = [tf.size(batches[place][1].ids) for place in places]
-        parts = tf.split(rows, sizes) if len(sizes) > 1 else [rows]
-        for place, part in zip(places, parts, strict=True):
-            layer, batch = batches[place]
-            weight = tf.convert_to_tensor(layer._rows_weight)
-            tied[place] = tie_to_weight(
-                table, batch.ids, part, weight, batch.shows, batch.clicks
-            )
-    return [tied[place] for place in range(len(batches))]
+    return by_table
 
 
 def push(
@@ -226,7 +258,9 @@ __all__ = [
     "add",
     "is_of_rows",
     "is_rows",
+    "join",
     "look_up",
     "push",
+    "read",
     "row_gradient",
 ]

@@ -239,6 +239,25 @@ def push_many(
     return Pushed(*outputs)
 
 
+def prefetch_many(
+    tables: Sequence[tf.Tensor],
+    ids: Sequence[tf.Tensor],
+    *,
+    sources: Sequence[int],
+    exact: bool,
+    limit: int,
+) -> None:
+    """Begins to read rows for a later lookup; see `Tfswitch>PrefetchMany`."""
+    with _where_the_table_is():
+        _library.tfswitch_prefetch_many(
+            tables=list(tables),
+            ids=[tf.cast(each, tf.int64) for each in ids],
+            sources=list(sources),
+            exact=exact,
+            limit=limit,
+        )
+
+
 def end_step(table: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
     """Ends a step of this process's worker; see `tfswitch.train.Worker`.
 

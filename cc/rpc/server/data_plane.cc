@@ -390,7 +390,7 @@ absl::Status DataPlane::AnswerPart(const Call& call, const PullRequest& pull,
   }
   std::memcpy(message.data(), header, header_bytes);
   TFSWITCH_RETURN_IF_ERROR(shard_->Pull(
-      table, pull.keys, pull.insert_missing,
+      table, pull.keys, pull.if_missing(),
       absl::MakeSpan(reinterpret_cast<float*>(message.data() + header_bytes),
                      num_floats),
       helpers_));

@@ -590,7 +590,7 @@ TEST(PushLogRecoveryTest, EachKindOfWriteComesBack) {
     const auto table = run->FindTable("t").value();
     std::vector<float> read(6);
     ASSERT_TRUE(
-        run->Pull(*table, {7, 1}, /*insert_missing=*/true, absl::MakeSpan(read))
+        run->Pull(*table, {7, 1}, IfMissing::kInsert, absl::MakeSpan(read))
             .ok());
     const std::vector<float> values = {1, 2, 3};
     AssignRequest assign;

@@ -73,7 +73,7 @@ absl::Status Pull(Shard& shard, PullRequest pull, v1::PullResponse* response) {
   }
   std::vector<float> rows(num_floats);
   const absl::Status status =
-      shard.Pull(*table, pull.keys, pull.insert_missing, absl::MakeSpan(rows));
+      shard.Pull(*table, pull.keys, pull.if_missing(), absl::MakeSpan(rows));
   response->mutable_values()->Add(rows.begin(), rows.end());
   return status;
 }

@@ -227,7 +227,7 @@ TEST(ShardTest, KeyOfAnotherShardIsRefusedAndItsOwnerNamed) {
   std::vector<float> out(2);
 
   const absl::Status status =
-      shard.Pull(*table, {foreign}, true, absl::MakeSpan(out));
+      shard.Pull(*table, {foreign}, IfMissing::kInsert, absl::MakeSpan(out));
 
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()), HasSubstr("shard 1 of 2"));
@@ -320,7 +320,9 @@ TEST(ShardTest, APushThatRanOutOfMemoryCountsAsApplied) {
   ASSERT_TRUE(repeated.ok()) << repeated.status();
   EXPECT_TRUE(repeated->duplicate);
   std::vector<float> row(kDim);
-  ASSERT_TRUE(shard.Pull(table, {keys[0]}, false, absl::MakeSpan(row)).ok());
+  ASSERT_TRUE(
+      shard.Pull(table, {keys[0]}, IfMissing::kValue, absl::MakeSpan(row))
+          .ok());
   EXPECT_EQ(row[0], 0.0f);
 }
 #endif
@@ -357,7 +359,8 @@ TEST(ShardTest, APushHeldBackPastTheWindowIsRefusedAndNotApplied) {
   std::vector<WriteResult> results(2);
   EXPECT_EQ(shard.PushMany(both, absl::MakeSpan(results)), refused);
   std::vector<float> row(2);
-  ASSERT_TRUE(shard.Pull(*table, keys, false, absl::MakeSpan(row)).ok());
+  ASSERT_TRUE(
+      shard.Pull(*table, keys, IfMissing::kValue, absl::MakeSpan(row)).ok());
   EXPECT_THAT(row, testing::Each(8.0f));
   // An assignment goes the same way.
   EXPECT_EQ(WriteOnce(shard, 5, 1, [] { return 1; }).status().code(),
@@ -412,7 +415,8 @@ TEST(ShardTest, ADroppedTableLivesWhileItIsUsed) {
   EXPECT_FALSE(shard.tables().Drop("t"));
 
   std::vector<float> out(2);
-  EXPECT_TRUE(shard.Pull(*table, {1}, true, absl::MakeSpan(out)).ok());
+  EXPECT_TRUE(
+      shard.Pull(*table, {1}, IfMissing::kInsert, absl::MakeSpan(out)).ok());
 }
 
 TEST(ShardTest, ATableGoesWithItsLastHold) {
@@ -438,10 +442,10 @@ TEST(ShardTest, ATableThatIsMadeAgainWithoutItsRowsIsWarnedOf) {
     ASSERT_TRUE(shard.tables().Hold("t").ok());
     if (!with_row) return;
     std::vector<float> out(2);
-    ASSERT_TRUE(
-        shard
-            .Pull(*shard.FindTable("t").value(), {1}, true, absl::MakeSpan(out))
-            .ok());
+    ASSERT_TRUE(shard
+                    .Pull(*shard.FindTable("t").value(), {1},
+                          IfMissing::kInsert, absl::MakeSpan(out))
+                    .ok());
   };
   const auto warnings = [&](bool drops) {
     if (drops) shard.tables().Drop("t");
@@ -517,8 +521,8 @@ class CheckpointFolderTest : public testing::Test {
     EXPECT_TRUE(shard.tables().Create(Config("t")).ok());
     std::vector<float> out(6);
     EXPECT_TRUE(shard
-                    .Pull(*shard.FindTable("t").value(), {1, 2, 3}, true,
-                          absl::MakeSpan(out))
+                    .Pull(*shard.FindTable("t").value(), {1, 2, 3},
+                          IfMissing::kInsert, absl::MakeSpan(out))
                     .ok());
     const auto part = shard.saves().Write(SaveOf(path, save_id, false, {"t"}));
     if (!part.ok()) return part.status();
@@ -630,9 +634,10 @@ TEST_F(CheckpointFolderTest, AnAbortedSaveLeavesNoFilesAndWritesNoMore) {
   Shard shard(OptionsBelow(root_));
   ASSERT_TRUE(shard.tables().Create(Config("t")).ok());
   std::vector<float> out(2);
-  ASSERT_TRUE(
-      shard.Pull(*shard.FindTable("t").value(), {1}, true, absl::MakeSpan(out))
-          .ok());
+  ASSERT_TRUE(shard
+                  .Pull(*shard.FindTable("t").value(), {1}, IfMissing::kInsert,
+                        absl::MakeSpan(out))
+                  .ok());
   const auto part = shard.saves().Write(SaveOf("x", "s", false));
   ASSERT_TRUE(part.ok()) << part.status();
   const std::string folder = root_ + "/x/t";
@@ -685,9 +690,10 @@ TEST_F(CheckpointFolderTest, WhatNobodyPublishesGoesWithALaterSave) {
   Shard shard(options);
   ASSERT_TRUE(shard.tables().Create(Config("t")).ok());
   std::vector<float> out(2);
-  ASSERT_TRUE(
-      shard.Pull(*shard.FindTable("t").value(), {1}, true, absl::MakeSpan(out))
-          .ok());
+  ASSERT_TRUE(shard
+                  .Pull(*shard.FindTable("t").value(), {1}, IfMissing::kInsert,
+                        absl::MakeSpan(out))
+                  .ok());
   const auto count_files = [this] {
     const std::filesystem::directory_iterator files(root_ + "/x/t");
     return std::distance(begin(files), end(files));
@@ -805,9 +811,10 @@ TEST_F(CheckpointFolderTest, AbortingAPublishedSaveChangesNothing) {
   Shard shard(OptionsBelow(root_));
   ASSERT_TRUE(shard.tables().Create(Config("t")).ok());
   std::vector<float> out(2);
-  ASSERT_TRUE(
-      shard.Pull(*shard.FindTable("t").value(), {1}, true, absl::MakeSpan(out))
-          .ok());
+  ASSERT_TRUE(shard
+                  .Pull(*shard.FindTable("t").value(), {1}, IfMissing::kInsert,
+                        absl::MakeSpan(out))
+                  .ok());
   const auto part = shard.saves().Write(SaveOf("x/.", "s", false));
   ASSERT_TRUE(part.ok()) << part.status();
   ASSERT_TRUE(shard.saves().Commit(CommitOf("x", "s", {*part}, 2)).ok());
@@ -915,7 +922,9 @@ TEST(ShardTest, OnlyMissingRowsAreSetIfAskedAndCounted) {
   EXPECT_EQ(shard.Assign(*table, {3}, {4, 4}, {}, false).value(), 1);
 
   std::vector<float> rows(6);
-  ASSERT_TRUE(shard.Pull(*table, {1, 2, 3}, false, absl::MakeSpan(rows)).ok());
+  ASSERT_TRUE(
+      shard.Pull(*table, {1, 2, 3}, IfMissing::kValue, absl::MakeSpan(rows))
+          .ok());
   EXPECT_THAT(rows, testing::ElementsAre(1, 1, 2, 2, 4, 4));
   // Slots of rows that were there stay; a new row has the initial ones.
   ASSERT_TRUE(table
@@ -942,15 +951,16 @@ TEST(ShardTest, ADenseTableWithoutValuesDoesNotPassForZeros) {
   std::vector<float> rows(6);
 
   const absl::Status status =
-      shard.Pull(*table, {1, 2, 3}, false, absl::MakeSpan(rows));
+      shard.Pull(*table, {1, 2, 3}, IfMissing::kValue, absl::MakeSpan(rows));
 
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(
       std::string(status.message()),
       testing::AllOf(HasSubstr("dense table 'd'"), HasSubstr("1 of 3")));
-  EXPECT_TRUE(
-      shard.Pull(*table, {2, 1}, false, absl::MakeSpan(rows).subspan(0, 4))
-          .ok());
+  EXPECT_TRUE(shard
+                  .Pull(*table, {2, 1}, IfMissing::kValue,
+                        absl::MakeSpan(rows).subspan(0, 4))
+                  .ok());
   EXPECT_THAT(rows[0], 2.0f);
 }
 
@@ -974,8 +984,8 @@ class ShrinkOnTimeTest : public testing::Test {
   void Fill(const std::string& table) {
     std::vector<float> rows(2);
     ASSERT_TRUE(shard_
-                    .Pull(*shard_.FindTable(table).value(), {1}, true,
-                          absl::MakeSpan(rows))
+                    .Pull(*shard_.FindTable(table).value(), {1},
+                          IfMissing::kInsert, absl::MakeSpan(rows))
                     .ok());
   }
 
@@ -1129,8 +1139,8 @@ class RoundsTest : public testing::Test {
                           const std::vector<Key>& keys) {
     std::vector<float> rows(2 * keys.size());
     EXPECT_TRUE(shard_
-                    .Pull(*shard_.FindTable(table).value(), keys, false,
-                          absl::MakeSpan(rows))
+                    .Pull(*shard_.FindTable(table).value(), keys,
+                          IfMissing::kValue, absl::MakeSpan(rows))
                     .ok());
     return rows;
   }
@@ -1300,7 +1310,9 @@ TEST(RoundsOrderTest, TheResultDoesNotDependOnWhatArrivesFirst) {
       ASSERT_EQ(shard.rounds().Commit("g", round).value(), number);
     }
     std::vector<float> rows(2 * all_keys.size());
-    ASSERT_TRUE(shard.Pull(*table, all_keys, false, absl::MakeSpan(rows)).ok());
+    ASSERT_TRUE(
+        shard.Pull(*table, all_keys, IfMissing::kValue, absl::MakeSpan(rows))
+            .ok());
     results.push_back(std::move(rows));
   }
   EXPECT_EQ(results[0], results[1]);

@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "cc/base/half_floats.h"
 #include "cc/base/steady_clock.h"
 #include "cc/client/checkpoints.h"
 #include "cc/client/parameter_client.h"
@@ -44,6 +45,25 @@ TEST_P(ParameterClientSuite, PullWithoutInsertReadsZerosAndCreatesNothing) {
 
   EXPECT_THAT(Pull("t", 3, {5, -5}), testing::Each(0.0f));
   EXPECT_EQ(Size("t"), 0);
+}
+
+TEST_P(ParameterClientSuite, PullMarksMissingRowsAndCreatesNone) {
+  ASSERT_TRUE(client().CreateTable(Config("t", 2)).ok());
+  const std::vector<float> present = Pull("t", 2, {1}, /*insert_missing=*/true);
+  PullArgs args;
+  args.table = "t";
+  args.dim = 2;
+  const std::vector<Key> keys = {2, 1, 3};
+  args.keys = keys;
+  args.mark_missing = true;
+  std::vector<float> rows(6);
+  ASSERT_TRUE(client().Pull(args, absl::MakeSpan(rows)).ok());
+  for (const int i : {0, 1, 4, 5}) {
+    EXPECT_EQ(BitsOfFloat(rows[i]), kMissingMark);
+  }
+  EXPECT_EQ(rows[2], present[0]);
+  EXPECT_EQ(rows[3], present[1]);
+  EXPECT_EQ(Pull("t", 2, {2}), std::vector<float>({0, 0}));
 }
 
 TEST_P(ParameterClientSuite, PullWithInsertCreatesEachKeyOnce) {

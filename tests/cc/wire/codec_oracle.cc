@@ -37,6 +37,7 @@ std::string Disagree(const char* message, bool accepted_by_protobuf,
 bool SameValues(const PullRequest& ours, const v1::PullRequest& theirs) {
   return ours.table == theirs.table() && SameBits(ours.keys, theirs.keys()) &&
          ours.insert_missing == theirs.insert_missing() &&
+         ours.mark_missing == theirs.mark_missing() &&
          ours.table_incarnation == theirs.table_incarnation();
 }
 
@@ -258,6 +259,7 @@ std::vector<std::string> SeedMessages() {
     pull.add_keys(key);
   }
   pull.set_insert_missing(true);
+  pull.set_mark_missing(true);
   messages.push_back(pull.SerializeAsString());
 
   v1::PushRequest push;

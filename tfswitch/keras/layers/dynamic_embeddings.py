@@ -17,7 +17,7 @@ from tfswitch.keras.layers.dynamic_embedding import (
     train_or_read,
 )
 from tfswitch.keras.layers.id_inputs import IdBatch, to_batch
-from tfswitch.table import EmbeddingTable, look_up_many
+from tfswitch.table import EmbeddingTable
 
 
 @_backend.register_keras_serializable(package="tfswitch")
@@ -215,11 +215,7 @@ class DynamicEmbeddings(_backend.Layer):
             if given is not None:
                 self._check_names(what, given, all_needed=False)
         features = self.features
-        trained = [
-            name
-            for name, layer in features.items()
-            if layer.trainable and self.trainable
-        ]
+        trained = self._trained()
         first = inputs[trained[0] if trained else self._feature_names[0]]
         batch_size.record(first, training if trained else False)
         batches = {
@@ -238,6 +234,26 @@ class DynamicEmbeddings(_backend.Layer):
             name: batch.finish(rows[name]) for name, batch in batches.items()
         }
 
+    def _trained(self) -> list[str]:
+        return [
+            name
+            for name, layer in self.features.items()
+            if layer.trainable and self.trainable
+        ]
+
+    def _lookups(
+        self, inputs: Mapping[str, IdsLike]
+    ) -> list[list[tuple[DynamicEmbedding, IdBatch]]]:
+        """Returns the groups of features that a call looks up together."""
+        self._check_names("inputs", inputs, all_needed=True)
+        self._share_tables()
+        trained = self._trained()
+        groups: list[list[tuple[DynamicEmbedding, IdBatch]]] = [[], []]
+        for name, layer in self.features.items():
+            batch = to_batch(layer, inputs[name], None, None, None)
+            groups[name not in trained].append((layer, batch))
+        return groups
+
     def _look_up(
         self, batches: dict[str, IdBatch], trained: list[str], training: Any
     ) -> dict[str, tf.Tensor]:
@@ -255,19 +271,19 @@ class DynamicEmbeddings(_backend.Layer):
         if training is False:
             for layer in self.features.values():
                 layer._check_reader()
-            return self._read(batches)
         read = self._read({n: batches[n] for n in batches if n not in trained})
         to_train = {name: batches[name] for name in trained}
+        if training is False:
+            return self._read(to_train) | read
         return train_or_read(self, training, to_train) | read
 
     def _read(self, batches: dict[str, IdBatch]) -> dict[str, tf.Tensor]:
         if not batches:
             return {}
         self._share_tables()
-        layers = [self.features[name] for name in batches]
-        rows = look_up_many(
-            [layer.table for layer in layers],
-            [batch.ids for batch in batches.values()],
+        rows = _row_weights.read(
+            [(self.features[name], batches[name]) for name in batches],
+            insert_missing=False,
         )
         return dict(zip(batches, rows, strict=True))
 

@@ -1,0 +1,541 @@
+#include "cc/client/prefetches.h"
+
+#include <algorithm>
+#include <exception>
+#include <optional>
+#include <unordered_set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "cc/base/half_floats.h"
+#include "cc/base/key_batch.h"
+#include "cc/base/log_writer.h"
+#include "cc/base/status_macros.h"
+#include "cc/client/aloud_wait.h"
+#include "cc/table/embedding_table.h"
+#include "cc/table/initializer.h"
+#include "cc/table/row_codec.h"
+
+namespace tfswitch {
+KeyBits::KeyBits(absl::Span<const Key> keys) {
+  uint64_t size = 64;
+  while (size < 32 * keys.size()) size *= 2;
+  mask_ = size - 1;
+  bits_.resize(size / 64);
+  for (const Key key : keys) {
+    const uint64_t hash = HashKey(key) & mask_;
+    bits_[hash / 64] |= uint64_t{1} << (hash % 64);
+  }
+}
+
+struct Prefetches::Ticket {
+  Ticket(const TableConfig& config, absl::Span<const Key> keys,
+         const Options& options, std::vector<Key> unique_keys)
+      : table(config.name),
+        dim(static_cast<size_t>(config.dim)),
+        options(options),
+        keys(keys.begin(), keys.end()),
+        unique(std::move(unique_keys)),
+        filter(unique),
+        rows(new float[unique.size() * dim]),
+        pushes(unique.size()),
+        has(unique.size()) {}
+
+  // Constant after Begin().
+  const std::string table;
+  const size_t dim;
+  const Options options;
+  const std::vector<Key> keys;
+  const std::vector<Key> unique;
+  std::vector<int32_t> inverse;  // The index of each key in `unique`.
+  const KeyBits filter;
+  uint64_t begun_after = 0;  // The number of the last push before Begin().
+
+  // The members below are guarded by Prefetches::mutex_ until the ticket is
+  // used and all its reads have ended.
+
+  // For each of `unique` its row, the last push since Begin() that has changed
+  // the row (0: none), and whether the row was read after that push.
+  const std::unique_ptr<float[]> rows;
+  std::vector<uint64_t> pushes;
+  std::vector<bool> has;
+  int num_reads = 1;  // Reads that have begun, or will begin by themselves.
+  int num_open_pushes = 0;  // Pushes in flight that change its rows.
+  bool is_lost = false;
+};
+
+struct Prefetches::TableState {
+  int dim = 0;  // 0: the table has had no tickets.
+  // Whether the optimizer, once it is chosen, is sparse. Not set: not known.
+  std::optional<bool> is_sparse;
+  std::deque<std::shared_ptr<Ticket>> tickets;  // In the order of Begin().
+  std::set<uint64_t> open_pushes;
+  // Tickets with rows that a push in flight changes.
+  std::map<uint64_t, std::vector<std::shared_ptr<Ticket>>> marked;
+  // The tickets that were used since the last push. A push with their keys will
+  // probably come, unless this is no training.
+  std::deque<std::shared_ptr<Ticket>> unpushed;
+  bool expects_pushes = true;
+  // Keys without a row that training has used.
+  std::vector<std::vector<Key>> used;
+  Stats stats;
+};
+
+Prefetches::Prefetches(ParameterClient* client) : client_(client) {}
+Prefetches::~Prefetches() = default;
+
+Prefetches::TableState& Prefetches::StateOf(const std::string& table) {
+  std::unique_ptr<TableState>& state = tables_[table];
+  if (state == nullptr) state = std::make_unique<TableState>();
+  return *state;
+}
+
+bool Prefetches::ServersMarkMissing() {
+  if (servers_mark_missing_ != 0) return servers_mark_missing_ > 0;
+  const auto servers = client_->AskServers();
+  if (!servers.ok()) return false;
+  for (const v1::HandshakeResponse& server : *servers) {
+    if (server.marks_missing()) continue;
+    if (servers_mark_missing_.exchange(-1) == 0) {
+      LogMessage(LogLevel::kWarning, {"prefetch"},
+                 absl::StrCat("shard ", server.shard_index(), " runs tfswitch ",
+                              server.version(),
+                              ", which cannot prefetch rows; lookups read them "
+                              "when they need them. Update the server"));
+    }
+    return false;
+  }
+  servers_mark_missing_ = 1;
+  return true;
+}
+
+bool Prefetches::ChangesOnlyItsKeys(const TableConfig& config) {
+  if (!config.layout.empty() ||
+      config.consistency.kind == ConsistencyKind::kBsp) {
+    return false;
+  }
+  if (!config.optimizer.is_open) return !config.optimizer.is_dense;
+  {
+    MutexLock lock(&mutex_);
+    const std::optional<bool> is_sparse = StateOf(config.name).is_sparse;
+    if (is_sparse.has_value()) return *is_sparse;
+  }
+  // The optimizer may have been chosen after this table was opened.
+  const auto infos = client_->ListTables(config.name);
+  if (!infos.ok() || infos->size() != 1) return false;
+  const OptimizerConfig& chosen = (*infos)[0].config.optimizer;
+  if (chosen.is_open) return false;
+  MutexLock lock(&mutex_);
+  StateOf(config.name).is_sparse = !chosen.is_dense;
+  return !chosen.is_dense;
+}
+
+std::shared_ptr<Prefetches::Ticket> Prefetches::Begin(
+    const TableConfig& config, absl::Span<const Key> keys,
+    const Options& options) {
+  if (keys.empty() || options.limit == 0 || !ChangesOnlyItsKeys(config) ||
+      !ServersMarkMissing()) {
+    return nullptr;
+  }
+  std::vector<Key> unique(keys.size());
+  std::vector<int32_t> inverse(keys.size());
+  unique.resize(ThreadUniqueKeys().Run(keys, absl::MakeSpan(unique),
+                                       absl::MakeSpan(inverse)));
+  const auto ticket =
+      std::make_shared<Ticket>(config, keys, options, std::move(unique));
+  ticket->inverse = std::move(inverse);
+  MutexLock lock(&mutex_);
+  has_tickets_ = true;
+  TableState& state = StateOf(ticket->table);
+  state.dim = config.dim;
+  ticket->begun_after = last_push_;
+  size_t num_own = 1;
+  for (const auto& other : state.tickets) {
+    num_own += other->options.source == options.source ? 1 : 0;
+  }
+  for (auto it = state.tickets.begin(); num_own > options.limit;) {
+    if ((*it)->options.source != options.source) {
+      ++it;
+      continue;
+    }
+    (*it)->is_lost = true;
+    it = state.tickets.erase(it);
+    ++state.stats.num_unused;
+    --num_own;
+  }
+  state.tickets.push_back(ticket);
+  return ticket;
+}
+
+std::vector<size_t> Prefetches::PlacesToRead(const Ticket& ticket,
+                                             uint64_t push) {
+  const TableState& state = StateOf(ticket.table);
+  // The keys of the tickets that will be used and pushed before this one. A
+  // lookup may already wait for the ticket; then it waits for no other push.
+  std::vector<const KeyBits*> earlier;
+  const auto own =
+      std::find_if(state.tickets.begin(), state.tickets.end(),
+                   [&](const auto& other) { return other.get() == &ticket; });
+  if (ticket.options.is_exact && state.expects_pushes &&
+      own != state.tickets.end()) {
+    for (const auto& used : state.unpushed) earlier.push_back(&used->filter);
+    for (auto it = state.tickets.begin(); it != own; ++it) {
+      earlier.push_back(&(*it)->filter);
+    }
+  }
+  std::vector<size_t> places;
+  for (size_t i = 0; i < ticket.unique.size(); ++i) {
+    if (ticket.pushes[i] != push) continue;
+    const Key key = ticket.unique[i];
+    const bool is_expected = std::any_of(
+        earlier.begin(), earlier.end(),
+        [&](const KeyBits* filter) { return filter->MayContain(key); });
+    if (!is_expected) places.push_back(i);
+  }
+  return places;
+}
+
+absl::Status Prefetches::Read(std::vector<Fetch>* fetches) {
+  // Without exceptions, because a lookup may wait for the end of the read.
+  try {
+    std::vector<PullPart> pulls;
+    for (Fetch& fetch : *fetches) {
+      const Ticket& ticket = *fetch.ticket;
+      if (fetch.places.empty()) continue;
+      for (const size_t i : fetch.places)
+        fetch.keys.push_back(ticket.unique[i]);
+      fetch.rows.resize(fetch.keys.size() * ticket.dim);
+      PullArgs args;
+      args.table = ticket.table;
+      args.dim = static_cast<int>(ticket.dim);
+      args.keys = fetch.keys;
+      args.mark_missing = true;
+      pulls.push_back({std::move(args), absl::MakeSpan(fetch.rows)});
+    }
+    return pulls.empty() ? absl::OkStatus() : client_->StartPull(pulls)->Wait();
+  } catch (const std::exception& exception) {  // Out of memory, for example.
+    return absl::ResourceExhaustedError(exception.what());
+  }
+}
+
+void Prefetches::Run(const std::vector<std::shared_ptr<Ticket>>& tickets) {
+  std::vector<Fetch> fetches;
+  {
+    MutexLock lock(&mutex_);
+    for (const auto& ticket : tickets) {
+      const TableState& state = StateOf(ticket->table);
+      // Pushes that were in flight at Begin() have marked nothing.
+      while (!ticket->is_lost && ticket->options.is_exact &&
+             !state.open_pushes.empty() &&
+             *state.open_pushes.begin() <= ticket->begun_after) {
+        changed_.Wait(&mutex_);
+      }
+      fetches.push_back({ticket, 0, {}, {}, {}});
+      if (!ticket->is_lost) fetches.back().places = PlacesToRead(*ticket, 0);
+    }
+  }
+  const absl::Status status = Read(&fetches);
+  MutexLock lock(&mutex_);
+  Store(status, fetches);
+}
+
+void Prefetches::Store(const absl::Status& status,
+                       const std::vector<Fetch>& fetches) {
+  for (const Fetch& fetch : fetches) {
+    Ticket& ticket = *fetch.ticket;
+    --ticket.num_reads;
+    if (!status.ok()) ticket.is_lost = true;
+    if (ticket.is_lost) continue;
+    for (size_t k = 0; k < fetch.places.size(); ++k) {
+      const size_t i = fetch.places[k];
+      if (ticket.pushes[i] != fetch.push) continue;  // Changed again.
+      std::copy_n(fetch.rows.begin() + k * ticket.dim, ticket.dim,
+                  ticket.rows.get() + i * ticket.dim);
+      ticket.has[i] = true;
+    }
+  }
+  changed_.NotifyAll();
+}
+
+std::shared_ptr<Prefetches::Ticket> Prefetches::Take(
+    const std::string& table, absl::Span<const Key> keys) {
+  MutexLock lock(&mutex_);
+  const auto found = tables_.find(table);
+  if (found == tables_.end() || found->second->dim == 0) return nullptr;
+  TableState& state = *found->second;
+  for (auto it = state.tickets.begin(); it != state.tickets.end(); ++it) {
+    if (absl::MakeConstSpan((*it)->keys) != keys) continue;
+    std::shared_ptr<Ticket> ticket = std::move(*it);
+    state.tickets.erase(it);
+    if (ticket->is_lost) break;
+    ++state.stats.num_hits;
+    if (ticket->num_reads > 0 || ticket->num_open_pushes > 0) {
+      ++state.stats.num_late;
+    }
+    // A few steps may come before their push, which has all their gradients.
+    constexpr size_t kMostUnpushed = 8;
+    state.unpushed.push_back(ticket);
+    if (state.unpushed.size() > kMostUnpushed) {
+      state.expects_pushes = false;
+      state.unpushed.clear();
+    }
+    return ticket;
+  }
+  ++state.stats.num_misses;
+  return nullptr;
+}
+
+absl::StatusOr<bool> Prefetches::WaitFor(const Ticket& ticket) {
+  MutexLock lock(&mutex_);
+  TFSWITCH_RETURN_IF_ERROR(WaitAloud(
+      &mutex_, &changed_,
+      [&] {
+        return ticket.is_lost ||
+               (ticket.num_reads == 0 && ticket.num_open_pushes == 0);
+      },
+      [&] { return absl::StrCat("rows of table '", ticket.table, "'"); }));
+  return !ticket.is_lost;
+}
+
+absl::Status Prefetches::Complete(const std::shared_ptr<Ticket>& ticket) {
+  std::vector<Fetch> late = {{ticket, 0, {}, {}, {}}};
+  {
+    MutexLock lock(&mutex_);
+    for (size_t i = 0; i < ticket->unique.size(); ++i) {
+      if (!ticket->has[i]) late[0].places.push_back(i);
+    }
+  }
+  TFSWITCH_RETURN_IF_ERROR(Read(&late));
+  for (size_t k = 0; k < late[0].places.size(); ++k) {
+    std::copy_n(late[0].rows.begin() + k * ticket->dim, ticket->dim,
+                ticket->rows.get() + late[0].places[k] * ticket->dim);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Prefetches::FillMissing(const TableConfig& config, bool inserts,
+                                     float day, Ticket* ticket) {
+  const size_t dim = ticket->dim;
+  std::vector<size_t> places;
+  std::vector<Key> keys;
+  for (size_t i = 0; i < ticket->unique.size(); ++i) {
+    if (BitsOfFloat(ticket->rows[i * dim]) != kMissingMark) continue;
+    places.push_back(i);
+    keys.push_back(ticket->unique[i]);
+  }
+  if (places.empty()) return absl::OkStatus();
+  std::vector<float> values(places.size() * dim);
+  const bool is_float32 =
+      RowCodec(config).embedding_type() == FloatType::kFloat32;
+  if (!inserts && has_used_) {
+    // Training has used some of these keys, and their rows are not made yet.
+    TFSWITCH_RETURN_IF_ERROR(InsertUsed(day));
+    PullArgs args;
+    args.table = config.name;
+    args.dim = config.dim;
+    args.keys = keys;
+    TFSWITCH_RETURN_IF_ERROR(client_->Pull(args, absl::MakeSpan(values)));
+  } else if (!inserts) {
+    const std::vector<float> row = MissingRow(config);
+    for (size_t i = 0; i < places.size(); ++i) {
+      std::copy(row.begin(), row.end(), values.begin() + i * dim);
+    }
+  } else if (is_float32) {
+    Initializer(config.initializer, config.seed, config.dim)
+        .Fill(keys.data(), keys.size(), values.data());
+  } else {
+    // The first value depends on how the server rounds it.
+    TFSWITCH_RETURN_IF_ERROR(
+        Insert(config.name, config.dim, keys, day, absl::MakeSpan(values)));
+  }
+  for (size_t i = 0; i < places.size(); ++i) {
+    std::copy_n(values.begin() + i * dim, dim,
+                ticket->rows.get() + places[i] * dim);
+  }
+  if (!inserts || !is_float32) return absl::OkStatus();
+  constexpr size_t kMostUsed = 16;
+  std::vector<Key> oldest;
+  {
+    MutexLock lock(&mutex_);
+    auto& used = StateOf(config.name).used;
+    used.push_back(std::move(keys));
+    has_used_ = true;
+    if (used.size() > kMostUsed) {
+      oldest = std::move(used.front());
+      used.erase(used.begin());
+    }
+  }
+  return oldest.empty() ? absl::OkStatus()
+                        : Insert(config.name, config.dim, oldest, day);
+}
+
+absl::StatusOr<bool> Prefetches::Use(const TableConfig& config,
+                                     absl::Span<const Key> keys, bool inserts,
+                                     float day, float* embeddings,
+                                     const LentThreads* threads) {
+  if (!has_tickets_) return false;
+  const std::shared_ptr<Ticket> ticket = Take(config.name, keys);
+  if (ticket == nullptr) return false;
+  TFSWITCH_ASSIGN_OR_RETURN(const bool is_here, WaitFor(*ticket));
+  if (!is_here) return false;
+  TFSWITCH_RETURN_IF_ERROR(Complete(ticket));
+  TFSWITCH_RETURN_IF_ERROR(FillMissing(config, inserts, day, ticket.get()));
+  ScatterRows(ticket->inverse, config.dim, ticket->rows.get(), embeddings,
+              threads);
+  return true;
+}
+
+absl::StatusOr<uint64_t> Prefetches::PushBegins(const PushArgs& push) {
+  const absl::Span<const Key> keys = push.keys;
+  std::vector<std::vector<Key>> used;
+  uint64_t number = 0;
+  int dim = 0;
+  {
+    MutexLock lock(&mutex_);
+    TableState& state = StateOf(push.table);
+    dim = state.dim;
+    number = ++last_push_;
+    state.open_pushes.insert(number);
+    state.unpushed.clear();
+    state.expects_pushes = true;
+    used.swap(state.used);
+    std::optional<KeyBits> filter;
+    for (const auto& ticket : state.tickets) {
+      if (!ticket->options.is_exact) continue;
+      if (!filter.has_value()) filter.emplace(keys);
+      bool is_marked = false;
+      for (size_t i = 0; i < ticket->unique.size(); ++i) {
+        if (!filter->MayContain(ticket->unique[i])) continue;
+        ticket->pushes[i] = number;
+        ticket->has[i] = false;
+        is_marked = true;
+      }
+      if (!is_marked) continue;
+      ++ticket->num_open_pushes;
+      state.marked[number].push_back(ticket);
+    }
+  }
+  for (const std::vector<Key>& missing : used) {
+    std::unordered_set<Key> left(missing.begin(), missing.end());
+    for (size_t i = 0; push.insert_missing && i < keys.size(); ++i) {
+      if (left.empty()) break;
+      left.erase(keys[i]);
+    }
+    if (left.empty()) continue;  // The push makes their rows.
+    const absl::Status status = Insert(push.table, dim, missing, push.day);
+    if (status.ok()) continue;
+    PushEnded(push.table, number, /*is_applied=*/false);
+    return status;
+  }
+  return number;
+}
+
+bool Prefetches::PushEnded(const std::string& table, uint64_t push,
+                           bool is_applied) {
+  MutexLock lock(&mutex_);
+  TableState& state = StateOf(table);
+  state.open_pushes.erase(push);
+  auto marked = state.marked.extract(push);
+  if (!marked.empty()) {
+    for (const auto& ticket : marked.mapped()) {
+      --ticket->num_open_pushes;
+      if (!is_applied) ticket->is_lost = true;
+      if (ticket->is_lost) continue;
+      std::vector<size_t> places = PlacesToRead(*ticket, push);
+      if (places.empty()) continue;
+      ++ticket->num_reads;
+      fetches_.push_back({ticket, push, std::move(places), {}, {}});
+    }
+  }
+  changed_.NotifyAll();
+  return !fetches_.empty();
+}
+
+void Prefetches::ReadAgain() {
+  std::vector<Fetch> fetches;
+  {
+    MutexLock lock(&mutex_);
+    fetches.swap(fetches_);
+  }
+  const absl::Status status = Read(&fetches);
+  MutexLock lock(&mutex_);
+  Store(status, fetches);
+}
+
+absl::Status Prefetches::Insert(const std::string& table, int dim,
+                                absl::Span<const Key> keys, float day,
+                                absl::Span<float> rows) {
+  std::vector<float> unused;
+  if (rows.empty()) {
+    unused.resize(keys.size() * static_cast<size_t>(dim));
+    rows = absl::MakeSpan(unused);
+  }
+  PullArgs args;
+  args.table = table;
+  args.dim = dim;
+  args.keys = keys;
+  args.insert_missing = true;
+  args.day = day;
+  return client_->Pull(args, rows);
+}
+
+absl::Status Prefetches::InsertUsed(float day) {
+  if (!has_used_) return absl::OkStatus();
+  struct Used {
+    std::string table;
+    int dim;
+    std::vector<Key> keys;
+  };
+  std::vector<Used> all;
+  {
+    MutexLock lock(&mutex_);
+    has_used_ = false;
+    for (const auto& [table, state] : tables_) {
+      for (std::vector<Key>& keys : state->used) {
+        all.push_back({table, state->dim, std::move(keys)});
+      }
+      state->used.clear();
+    }
+  }
+  absl::Status first;
+  for (Used& each : all) {
+    const absl::Status status = Insert(each.table, each.dim, each.keys, day);
+    if (status.ok()) continue;
+    first.Update(status);
+    MutexLock lock(&mutex_);
+    has_used_ = true;  // The next call tries again.
+    StateOf(each.table).used.push_back(std::move(each.keys));
+  }
+  return first;
+}
+
+void Prefetches::Drop(uint64_t source) {
+  MutexLock lock(&mutex_);
+  for (const auto& [table, state] : tables_) {
+    if (source == 0) state->is_sparse.reset();
+    auto& tickets = state->tickets;
+    for (const auto& ticket : tickets) {
+      if (source == 0 || ticket->options.source == source) {
+        ticket->is_lost = true;
+      }
+    }
+    tickets.erase(
+        std::remove_if(tickets.begin(), tickets.end(),
+                       [](const auto& ticket) { return ticket->is_lost; }),
+        tickets.end());
+  }
+  changed_.NotifyAll();
+}
+
+std::map<std::string, Prefetches::Stats> Prefetches::stats() const {
+  std::map<std::string, Stats> all;
+  MutexLock lock(&mutex_);
+  for (const auto& [table, state] : tables_) {
+    if (state->dim == 0) continue;  // It has had no tickets.
+    all[table] = state->stats;
+    all[table].num_held = static_cast<int64_t>(state->tickets.size());
+  }
+  return all;
+}
+
+}  // namespace tfswitch

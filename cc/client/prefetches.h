@@ -1,0 +1,177 @@
+// Rows that are read before the step that uses them.
+
+#ifndef TFSWITCH_CC_CLIENT_PREFETCHES_H_
+#define TFSWITCH_CC_CLIENT_PREFETCHES_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "cc/base/hash.h"
+#include "cc/base/mutex.h"
+#include "cc/client/parameter_client.h"
+#include "cc/table/table_config.h"
+
+namespace tfswitch {
+
+// A set of keys that may have more keys than were given to it, about one in 30.
+//
+// Thread-safe after construction.
+class KeyBits {
+ public:
+  explicit KeyBits(absl::Span<const Key> keys);
+  bool MayContain(Key key) const {
+    const uint64_t hash = HashKey(key) & mask_;
+    return (bits_[hash / 64] >> (hash % 64) & 1) != 0;
+  }
+
+ private:
+  uint64_t mask_;
+  std::vector<uint64_t> bits_;
+};
+
+// The prefetches of a cluster's tables by this process.
+//
+// A ticket has the rows of one batch of one table. It begins before the batch
+// is used. If it is exact, its rows stay those that a lookup would read now:
+// each push of this process marks the ticket's keys that it changes, and when
+// it has been applied, their rows are read again. A key that an earlier ticket
+// has, too, is read only after that ticket's push, because that push will
+// change it.
+//
+// Prefetches make no rows. If a training lookup uses a key without a row, its
+// first value is computed here. Its row is made by the push of the lookup's
+// gradient, or by InsertUsed(), before anything can see that it is not there.
+//
+// Thread-safe.
+class Prefetches {
+ public:
+  struct Options {
+    bool is_exact = true;
+    // The lookup that the tickets are for. Beyond `limit` tickets of one
+    // source, its oldest is dropped.
+    uint64_t source = 0;
+    size_t limit = 1;
+  };
+  struct Stats {
+    int64_t num_hits = 0;    // Lookups that used a ticket.
+    int64_t num_late = 0;    // Hits that had to wait.
+    int64_t num_misses = 0;  // Lookups that found no ticket of their ids.
+    int64_t num_unused = 0;  // Tickets that were dropped.
+    int64_t num_held = 0;    // Tickets that wait for their lookup.
+
+    void Add(const Stats& other) {
+      num_hits += other.num_hits;
+      num_late += other.num_late;
+      num_misses += other.num_misses;
+      num_unused += other.num_unused;
+      num_held += other.num_held;
+    }
+  };
+  struct Ticket;
+
+  explicit Prefetches(ParameterClient* client);
+  ~Prefetches();
+  Prefetches(const Prefetches&) = delete;
+  Prefetches& operator=(const Prefetches&) = delete;
+
+  // Begins a ticket. Its rows are read by Run(). Null if the table cannot have
+  // tickets: all its rows change with each push (dense updates), its pushes are
+  // applied later (bsp), or a server is too old.
+  std::shared_ptr<Ticket> Begin(const TableConfig& config,
+                                absl::Span<const Key> keys,
+                                const Options& options);
+  // Reads the rows of tickets. Blocks. A ticket whose rows could not be read is
+  // dropped, so that its lookup reports the error.
+  void Run(const std::vector<std::shared_ptr<Ticket>>& tickets);
+
+  // Writes the rows of `keys`, if there is a ticket with exactly these keys,
+  // and returns true. May wait for the ticket. `inserts` is true for training.
+  absl::StatusOr<bool> Use(const TableConfig& config,
+                           absl::Span<const Key> keys, bool inserts, float day,
+                           float* embeddings, const LentThreads* threads);
+
+  // Must be called before a push with distinct keys is sent. Returns a number
+  // for PushEnded().
+  absl::StatusOr<uint64_t> PushBegins(const PushArgs& push);
+  // Must be called when the push has ended. Returns whether ReadAgain() should
+  // be called.
+  bool PushEnded(const std::string& table, uint64_t push, bool is_applied);
+  // Reads rows again that pushes have changed. Blocks.
+  void ReadAgain();
+
+  // Makes the rows of keys that training has used and no push has made.
+  absl::Status InsertUsed(float day);
+  // Drops the tickets of a source, or, if it is 0, all of them. Rows that other
+  // calls than pushes may have changed must be read again.
+  void Drop(uint64_t source);
+
+  std::map<std::string, Stats> stats() const;
+
+ private:
+  struct TableState;
+  // Rows of a ticket to read after the push with this number.
+  struct Fetch {
+    std::shared_ptr<Ticket> ticket;
+    uint64_t push = 0;
+    std::vector<size_t> places;
+    std::vector<Key> keys;
+    std::vector<float> rows;
+  };
+
+  TableState& StateOf(const std::string& table)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool ServersMarkMissing();
+  // Whether each push changes only the rows of its keys, and immediately.
+  bool ChangesOnlyItsKeys(const TableConfig& config);
+  // Reads the rows of all fetches.
+  absl::Status Read(std::vector<Fetch>* fetches);
+  // Copies the rows to their tickets, or drops these if there was an error.
+  void Store(const absl::Status& status, const std::vector<Fetch>& fetches)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The places of a ticket whose rows are now to be read: those that were last
+  // changed by `push` (0: by none), except for rows that a push that has not
+  // begun yet will probably change.
+  std::vector<size_t> PlacesToRead(const Ticket& ticket, uint64_t push)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::shared_ptr<Ticket> Take(const std::string& table,
+                               absl::Span<const Key> keys);
+  // Waits until the ticket has its rows. False if it was dropped meanwhile.
+  absl::StatusOr<bool> WaitFor(const Ticket& ticket);
+  // Reads the rows that a ticket still lacks. The caller has waited for it.
+  absl::Status Complete(const std::shared_ptr<Ticket>& ticket);
+  // Replaces the marks of missing rows by their values.
+  absl::Status FillMissing(const TableConfig& config, bool inserts, float day,
+                           Ticket* ticket);
+  absl::Status Insert(const std::string& table, int dim,
+                      absl::Span<const Key> keys, float day,
+                      absl::Span<float> rows = {});
+
+  ParameterClient* const client_;
+
+  mutable Mutex mutex_;
+  CondVar changed_;
+  std::map<std::string, std::unique_ptr<TableState>> tables_
+      ABSL_GUARDED_BY(mutex_);
+  uint64_t last_push_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<Fetch> fetches_ ABSL_GUARDED_BY(mutex_);
+  // 0: not known yet; 1: yes; -1: no.
+  std::atomic<int> servers_mark_missing_{0};
+  std::atomic<bool> has_tickets_{false};  // Whether there ever was one.
+  std::atomic<bool> has_used_{false};     // Whether InsertUsed() has work.
+};
+
+}  // namespace tfswitch
+
+#endif  // TFSWITCH_CC_CLIENT_PREFETCHES_H_

@@ -1,0 +1,290 @@
+#include "cc/client/prefetches.h"
+
+#include <algorithm>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "cc/client/local_client.h"
+#include "cc/client/push_queue.h"
+#include "cc/shard/shard.h"
+#include "gtest/gtest.h"
+#include "tests/cc/testing/forwarding_client.h"
+
+namespace tfswitch {
+namespace {
+
+constexpr int kDim = 2;
+
+TableConfig PrefetchedTable() {
+  TableConfig config;
+  config.name = "t";
+  config.dim = kDim;
+  config.optimizer = AdagradConfig{};
+  config.initializer = UniformInitializer{-1.0f, 1.0f};
+  config.seed = 7;
+  return config;
+}
+
+std::shared_ptr<ParameterClient> NewClient() {
+  std::shared_ptr<ParameterClient> client =
+      NewLocalClient(std::make_shared<Shard>(ShardOptions{}));
+  EXPECT_TRUE(client->CreateTable(PrefetchedTable()).ok());
+  return client;
+}
+
+std::vector<float> PullRows(ParameterClient& client,
+                            const std::vector<Key>& keys, bool inserts) {
+  PullArgs args;
+  args.table = "t";
+  args.dim = kDim;
+  args.keys = keys;
+  args.insert_missing = inserts;
+  std::vector<float> rows(keys.size() * kDim);
+  EXPECT_TRUE(client.Pull(args, absl::MakeSpan(rows)).ok());
+  return rows;
+}
+
+PushArgs PushOf(const std::vector<Key>& keys,
+                const std::vector<float>& gradients) {
+  PushArgs args;
+  args.table = "t";
+  args.dim = kDim;
+  args.keys = keys;
+  args.keys_are_unique = true;
+  args.gradients = gradients;
+  args.learning_rate = 0.1f;
+  args.insert_missing = true;
+  return args;
+}
+
+int64_t NumRows(ParameterClient& client) {
+  return client.ListTables({"t"}).value()[0].stats.num_rows;
+}
+
+// A program with prefetches, and one without that does the same.
+class Twins {
+ public:
+  void Begin(const std::vector<Key>& keys, size_t limit) {
+    auto ticket = prefetches_.Begin(PrefetchedTable(), keys,
+                                    {/*is_exact=*/true, 1, limit});
+    ASSERT_NE(ticket, nullptr);
+    reads_.emplace_back(
+        [this, ticket = std::move(ticket)] { prefetches_.Run({ticket}); });
+  }
+
+  // Returns whether there was a ticket.
+  bool Use(const std::vector<Key>& keys, bool inserts) {
+    std::vector<float> rows(keys.size() * kDim);
+    const absl::StatusOr<bool> is_used = prefetches_.Use(
+        PrefetchedTable(), keys, inserts, kServersDay, rows.data(), nullptr);
+    EXPECT_TRUE(is_used.ok()) << is_used.status();
+    if (!*is_used) {
+      Finish();
+      rows = PullRows(*client_, keys, inserts);
+    }
+    EXPECT_EQ(rows, PullRows(*plain_, keys, inserts));
+    return *is_used;
+  }
+
+  void Push(const std::vector<Key>& keys, std::vector<float> gradients,
+            bool is_queued) {
+    ASSERT_TRUE(plain_->Push(PushOf(keys, gradients)).ok());
+    if (!is_queued) ASSERT_TRUE(queue_.Finish().ok());
+    const auto number = prefetches_.PushBegins(PushOf(keys, gradients));
+    ASSERT_TRUE(number.ok());
+    const auto send = [this, keys, gradients, number](const LentThreads*) {
+      const absl::Status status =
+          client_->Push(PushOf(keys, gradients)).status();
+      if (prefetches_.PushEnded("t", *number, status.ok())) {
+        prefetches_.ReadAgain();
+      }
+      return status;
+    };
+    if (is_queued) {
+      ASSERT_TRUE(queue_.Add(3, "a push", send).ok());
+    } else {
+      ASSERT_TRUE(send(nullptr).ok());
+    }
+  }
+
+  void Finish() {
+    ASSERT_TRUE(queue_.Finish().ok());
+    ASSERT_TRUE(prefetches_.InsertUsed(kServersDay).ok());
+  }
+
+  void ExpectEqual() {
+    Finish();
+    EXPECT_EQ(NumRows(*client_), NumRows(*plain_));
+  }
+
+  void JoinReads() {
+    for (std::thread& read : reads_) read.join();
+    reads_.clear();
+  }
+
+  Prefetches& prefetches() { return prefetches_; }
+
+  ~Twins() { JoinReads(); }
+
+ private:
+  const std::shared_ptr<ParameterClient> client_ = NewClient();
+  const std::shared_ptr<ParameterClient> plain_ = NewClient();
+  Prefetches prefetches_{client_.get()};
+  PushQueue queue_{0};
+  std::vector<std::thread> reads_;
+};
+
+class PrefetchesTest : public testing::TestWithParam<std::tuple<int, bool>> {};
+
+TEST_P(PrefetchesTest, AreEqualToLookupsWhateverTheProgramDoes) {
+  const auto [depth, is_queued] = GetParam();
+  std::mt19937 random(17 * depth + (is_queued ? 1 : 0));
+  const auto below = [&](int n) { return static_cast<int>(random() % n); };
+  Twins twins;
+  std::vector<std::vector<Key>> batches(300);
+  for (std::vector<Key>& batch : batches) {
+    batch.resize(1 + below(12));
+    // Frequent ids, and new ones.
+    for (Key& key : batch) {
+      key = below(3) == 0 ? static_cast<Key>(random()) : below(10);
+    }
+  }
+  size_t num_begun = 0;
+  int num_used = 0;
+  for (size_t step = 0; step < batches.size(); ++step) {
+    while (num_begun < batches.size() && num_begun <= step + depth) {
+      twins.Begin(batches[num_begun++], depth + 2);
+    }
+    const std::vector<Key>& batch = batches[step];
+    const bool trains = below(8) != 0;
+    num_used += twins.Use(batch, trains) ? 1 : 0;
+    if (below(20) == 0) twins.prefetches().Drop(/*source=*/0);
+    if (below(30) == 0) twins.ExpectEqual();
+    if (!trains || below(6) == 0) continue;
+    std::vector<Key> keys = batch;
+    if (below(6) == 0) keys.push_back(below(10));
+    std::sort(keys.begin(), keys.end());
+    keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+    if (below(6) == 0) keys.resize((keys.size() + 1) / 2);
+    std::vector<float> gradients(keys.size() * kDim);
+    for (float& value : gradients) value = static_cast<float>(below(100));
+    twins.Push(keys, gradients, is_queued);
+  }
+  twins.ExpectEqual();
+  EXPECT_GT(num_used, 100);
+}
+
+INSTANTIATE_TEST_SUITE_P(Depths, PrefetchesTest,
+                         testing::Combine(testing::Values(1, 3),
+                                          testing::Bool()));
+
+TEST(PrefetchesTest, MakeNoRowBeforeTrainingUsesIt) {
+  Twins twins;
+  twins.Begin({1, 2}, 3);
+  twins.Begin({3, 4}, 3);
+  twins.JoinReads();
+  twins.ExpectEqual();
+  EXPECT_TRUE(twins.Use({1, 2}, /*inserts=*/false));
+  EXPECT_TRUE(twins.Use({3, 4}, /*inserts=*/true));
+  twins.ExpectEqual();
+}
+
+TEST(PrefetchesTest, ForwardPassesHoldNoMoreThanAFewBatches) {
+  Twins twins;
+  for (Key i = 0; i < 1000; ++i) {
+    twins.Begin({i}, 2);
+    twins.JoinReads();
+    if (i % 2 == 0) EXPECT_TRUE(twins.Use({i}, /*inserts=*/true));
+    EXPECT_LE(twins.prefetches().stats().at("t").num_held, 2);
+  }
+  twins.ExpectEqual();
+  const Prefetches::Stats stats = twins.prefetches().stats().at("t");
+  EXPECT_EQ(stats.num_hits, 500);
+  EXPECT_EQ(stats.num_unused + stats.num_held, 500);
+}
+
+TEST(PrefetchesTest, LaterRowsOfAnInexactTicketMayLackPushes) {
+  const std::shared_ptr<ParameterClient> client = NewClient();
+  Prefetches prefetches(client.get());
+  const std::vector<float> before = PullRows(*client, {5}, /*inserts=*/true);
+  const auto ticket =
+      prefetches.Begin(PrefetchedTable(), {5}, {/*is_exact=*/false, 1, 1});
+  prefetches.Run({ticket});
+  const std::vector<float> gradients = {1, 1};
+  const auto number = prefetches.PushBegins(PushOf({5}, gradients));
+  ASSERT_TRUE(client->Push(PushOf({5}, gradients)).ok());
+  EXPECT_FALSE(prefetches.PushEnded("t", *number, true));
+  std::vector<float> rows(kDim);
+  EXPECT_TRUE(*prefetches.Use(PrefetchedTable(), {5}, true, kServersDay,
+                              rows.data(), nullptr));
+  EXPECT_EQ(rows, before);
+}
+
+// A client whose reads fail, or whose servers are of an earlier version.
+class OtherClient final : public ForwardingClient {
+ public:
+  using ForwardingClient::ForwardingClient;
+
+  std::unique_ptr<PendingCall> StartPull(
+      absl::Span<const PullPart> parts) override {
+    class Failed final : public PendingCall {
+      absl::Status Wait() override { return absl::UnavailableError("gone"); }
+    };
+    if (fails) return std::make_unique<Failed>();
+    return ForwardingClient::StartPull(parts);
+  }
+  absl::StatusOr<std::vector<v1::HandshakeResponse>> AskServers() override {
+    return std::vector<v1::HandshakeResponse>(is_old ? 1 : 0);
+  }
+
+  bool fails = false;
+  bool is_old = false;
+};
+
+TEST(PrefetchesTest, AFailedReadLeavesTheLookupToItself) {
+  const auto client = std::make_shared<OtherClient>(NewClient());
+  Prefetches prefetches(client.get());
+  const auto ticket = prefetches.Begin(PrefetchedTable(), {5}, {true, 1, 1});
+  client->fails = true;
+  prefetches.Run({ticket});
+  std::vector<float> rows(kDim);
+  EXPECT_FALSE(*prefetches.Use(PrefetchedTable(), {5}, true, kServersDay,
+                               rows.data(), nullptr));
+}
+
+TEST(PrefetchesTest, AFailedPushDropsTheRowsThatItMayHaveChanged) {
+  const std::shared_ptr<ParameterClient> client = NewClient();
+  Prefetches prefetches(client.get());
+  prefetches.Run({prefetches.Begin(PrefetchedTable(), {5}, {true, 1, 2})});
+  prefetches.Run({prefetches.Begin(PrefetchedTable(), {6}, {true, 1, 2})});
+  const std::vector<float> gradients = {1, 1};
+  const auto number = prefetches.PushBegins(PushOf({5}, gradients));
+  EXPECT_FALSE(prefetches.PushEnded("t", *number, /*is_applied=*/false));
+  std::vector<float> rows(kDim);
+  for (const Key key : {5, 6}) {
+    EXPECT_EQ(*prefetches.Use(PrefetchedTable(), {key}, true, kServersDay,
+                              rows.data(), nullptr),
+              key == 6);
+  }
+}
+
+TEST(PrefetchesTest, TablesWhoseRowsChangeOtherwiseHaveNoTickets) {
+  const auto client = std::make_shared<OtherClient>(NewClient());
+  Prefetches prefetches(client.get());
+  TableConfig dense = PrefetchedTable();
+  dense.optimizer.is_dense = true;
+  TableConfig bsp = PrefetchedTable();
+  bsp.consistency.kind = ConsistencyKind::kBsp;
+  EXPECT_EQ(prefetches.Begin(dense, {5}, {true, 1, 1}), nullptr);
+  EXPECT_EQ(prefetches.Begin(bsp, {5}, {true, 1, 1}), nullptr);
+  client->is_old = true;
+  EXPECT_EQ(prefetches.Begin(PrefetchedTable(), {5}, {true, 1, 1}), nullptr);
+}
+
+}  // namespace
+}  // namespace tfswitch
