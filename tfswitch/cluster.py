@@ -232,7 +232,7 @@ class Cluster:
         {'user': 3 rows, 104.0 KiB}
         """
         return ClusterStats(
-            {info["config"]["name"]: TableStats(info) for info in self._list()},
+            self._stats(),
             servers=self._servers(),
         )
 
@@ -575,6 +575,13 @@ class Cluster:
     def _group_stats(self, group: str) -> dict[str, Any]:
         """Returns a GetGroupStatsResponse; KeyError if there is no group."""
         return call(self._native, "GetGroupStats", group=group)
+
+    def _stats(self, name: str = "") -> dict[str, TableStats]:
+        exchange = call(self._native, "Prefetches")  # Before the others wait.
+        return {
+            info["config"]["name"]: TableStats(info, exchange)
+            for info in self._list(name)
+        }
 
     def _list(self, name: str = "") -> list[dict[str, Any]]:
         return call(self._native, "ListTables", table=name)["tables"]

@@ -762,13 +762,7 @@ class EmbeddingTable(TrackedTable):
         >>> table.stats(usage=True)["usage"]["show"]
         10.0
         """
-        exchange = call(self._cluster._native, "Prefetches")
-        stats = TableStats(self._cluster._list(self._name)[0])
-        stats["pushes_in_flight"] = int(exchange["pushes_in_flight"])
-        by_name = {table["name"]: table for table in exchange["tables"]}
-        counts = by_name.get(self._name, {})
-        for name in ("hits", "late", "misses", "unused"):
-            stats[f"prefetch_{name}"] = int(counts.get(name, 0))
+        (stats,) = self._cluster._stats(self._name).values()
         if usage:
             stats["usage"] = self._usage_of_all()
         return stats
@@ -1124,8 +1118,6 @@ def push_many(
     for each in pushes:
         each.table._choose_optimizer()
     push_depth = min(each.table.push_depth for each in pushes)
-    if push_depth:
-        _finish_later(each.table for each in pushes)
     result = embedding_ops.push_many(
         [
             each._replace(
@@ -1148,28 +1140,17 @@ def push_many(
     return list(result.updated_rows)
 
 
-# Tables that have had pushes in flight.
-_pushed_later: "weakref.WeakSet[EmbeddingTable]" = weakref.WeakSet()
-
-
-def _finish_later(tables: Iterable[EmbeddingTable]) -> None:
-    """Makes `finish_pushes` wait for pushes of these tables."""
-    if not _pushed_later:
-        atexit.unregister(finish_pushes)
-        atexit.register(finish_pushes)
-    _pushed_later.update(tables)
-
-
 def finish_pushes() -> None:
-    """Waits until no push of this process is in flight.
+    """Waits until no push of this process is in flight, to any cluster.
 
     Raises:
         ConnectionError, OSError, ValueError: If one has failed. The message
             names its step.
     """
-    for table in list(_pushed_later):
-        # Each call that is more than a question waits for pushes in flight.
-        call(table._native, "Configure")
+    call(_native, "FinishPushes")
+
+
+atexit.register(finish_pushes)
 
 
 def look_up_many(

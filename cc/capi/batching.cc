@@ -5,7 +5,7 @@
 #include "cc/capi/batching.h"
 
 #include <algorithm>
-#include <limits>
+#include <exception>
 #include <map>
 #include <utility>
 #include <vector>
@@ -297,13 +297,12 @@ absl::Status SendNow(const LentThreads* threads,
   for (const auto& pushes : groups) {
     if (!pushes->End(status.ok())) continue;
     Prefetches& prefetches = pushes->cluster().prefetches();
-    const absl::Status added = pushes->cluster().pushes().Add(
-        /*depth=*/std::numeric_limits<int>::max(), "rows of the next step",
-        [&prefetches](const LentThreads*) {
-          prefetches.ReadAgain();
-          return absl::OkStatus();
-        });
-    if (!added.ok()) prefetches.ReadAgain();
+    try {
+      pushes->cluster().pushes().AddRead(
+          [&prefetches] { prefetches.ReadAgain(); });
+    } catch (const std::exception&) {  // No memory, or no thread.
+      prefetches.ReadAgain();
+    }
   }
   return status;
 }
@@ -375,12 +374,22 @@ absl::Status PullNow(absl::Span<const Tfswitch_PullPart> parts,
 }  // namespace
 }  // namespace tfswitch
 
+Tfswitch_Prefetch::~Tfswitch_Prefetch() {
+  if (is_run) return;
+  for (const auto& [cluster, group] : tickets) {
+    cluster->prefetches().Abandon(group);
+  }
+}
+
 Tfswitch_Table::~Tfswitch_Table() {
   if (cluster == nullptr) return;
-  const absl::Status status = cluster->FinishPushes();
+  // Another call will return an error of a push.
+  cluster->pushes().Wait();
+  const absl::Status status = cluster->prefetches().InsertUsed(cluster->day());
   if (status.ok()) return;
-  tfswitch::LogMessageInOrder(tfswitch::LogLevel::kError, {"push"},
-                              status.message());
+  tfswitch::LogWriter::Get().WriteInOrder(
+      {"push"}, absl::StrCat("tfswitch: error: table '", config.name,
+                             "': ", status.message()));
 }
 
 namespace tfswitch {
@@ -421,7 +430,15 @@ absl::Status PushBatch(absl::Span<Tfswitch_PushPart> parts, int depth,
                        const LentThreads* threads) {
   for (Tfswitch_PushPart& part : parts) part.result = {};
   TFSWITCH_RETURN_IF_ERROR(CheckBatches(parts));
-  if (depth == 0) TFSWITCH_RETURN_IF_ERROR(FinishPushes(parts));
+  if (depth < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("push_depth must be at least 0, got ", depth));
+  }
+  // Errors of earlier pushes come before this call changes anything.
+  for (const Tfswitch_PushPart& part : parts) {
+    TFSWITCH_RETURN_IF_ERROR(
+        part.table->cluster->pushes().WaitForRoom(std::max(depth, 1)));
+  }
   struct Data {
     explicit Data(size_t size) : prepared(size), results(size) {}
     Batches<PreparedPush> prepared;
@@ -465,12 +482,11 @@ absl::Status PushBatch(absl::Span<Tfswitch_PushPart> parts, int depth,
   for (const size_t i : places) parts[i].result.updated_rows = -1;
   const int64_t step = parts.empty() ? 0 : parts[0].options.global_step;
   for (const auto& group : groups) {
-    TFSWITCH_RETURN_IF_ERROR(group->cluster().pushes().Add(
-        depth,
+    group->cluster().pushes().Add(
         step == 0 ? "an earlier push" : absl::StrCat("the push of step ", step),
         [group, data](const LentThreads* threads) {
           return SendFromQueue(threads, group.get());
-        }));
+        });
   }
   return absl::OkStatus();
 }

@@ -20,7 +20,7 @@
 // An open table of the C API. Thread-safe.
 struct Tfswitch_Table {
   Tfswitch_Table() = default;
-  // Waits for pushes in flight, and logs their error.
+  // Waits for pushes in flight.
   ~Tfswitch_Table();
   Tfswitch_Table(const Tfswitch_Table&) = delete;
   Tfswitch_Table& operator=(const Tfswitch_Table&) = delete;
@@ -37,9 +37,15 @@ struct Tfswitch_Table {
 
 // Tickets whose rows have not been read. Not thread-safe.
 struct Tfswitch_Prefetch {
+  Tfswitch_Prefetch() = default;
+  ~Tfswitch_Prefetch();
+  Tfswitch_Prefetch(const Tfswitch_Prefetch&) = delete;
+  Tfswitch_Prefetch& operator=(const Tfswitch_Prefetch&) = delete;
+
   std::map<std::shared_ptr<tfswitch::Cluster>,
            std::vector<std::shared_ptr<tfswitch::Prefetches::Ticket>>>
       tickets;
+  bool is_run = false;
 };
 
 namespace tfswitch {

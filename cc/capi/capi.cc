@@ -84,17 +84,15 @@ int Report(const absl::Status& status, char* error) {
   return static_cast<int>(status.code());
 }
 
-// If the first argument of a function is a cluster or one of its tables, waits
-// for the pushes in flight. Drops rows that were read ahead, which the function
-// may change.
+// The cluster that the first argument of a function is, or whose table it is;
+// or null.
 template <typename First, typename... Rest>
-absl::Status FinishPushes(bool may_change_rows, First first, Rest...) {
+Cluster* ClusterOf(First first, Rest...) {
   if constexpr (std::is_same_v<First, Tfswitch_Cluster*> ||
                 std::is_same_v<First, Tfswitch_Table*>) {
-    TFSWITCH_RETURN_IF_ERROR(first->cluster->FinishPushes());
-    if (may_change_rows) first->cluster->prefetches().Drop(/*source=*/0);
+    return first->cluster.get();
   }
-  return absl::OkStatus();
+  return nullptr;
 }
 
 // Says how a function of the C API uses rows, apart from pulls and pushes.
@@ -111,10 +109,16 @@ struct Guarded<kFunction, kRows> {
   static int Run(Args... args, char* error) {
     try {
       absl::Status status = ForkGuard::Check();
-      if (status.ok() && kRows != Rows::kLeaves) {
-        status = FinishPushes(kRows == Rows::kMayChange, args...);
+      Cluster* const cluster =
+          kRows == Rows::kLeaves ? nullptr : ClusterOf(args...);
+      if (status.ok() && cluster != nullptr) {
+        status = FinishAllPushes(*cluster);
       }
-      if (status.ok()) status = kFunction(args...);
+      if (!status.ok()) return Report(status, error);
+      status = kFunction(args...);
+      if (cluster != nullptr && kRows == Rows::kMayChange) {
+        DropAllPrefetches(*cluster);
+      }
       return Report(status, error);
     } catch (const std::bad_alloc&) {
       return Report(absl::ResourceExhaustedError("out of memory"), error);
@@ -552,8 +556,13 @@ absl::Status BeginPrefetchC(const Tfswitch_PullPart* parts, size_t num_parts,
 void RunPrefetch(Tfswitch_Prefetch* prefetch) {
   if (ForkGuard::IsTripped()) return;  // The threads belong to the parent.
   const std::unique_ptr<Tfswitch_Prefetch> owned(prefetch);
-  for (const auto& [cluster, tickets] : owned->tickets) {
-    cluster->prefetches().Run(tickets);
+  try {
+    for (auto& [cluster, tickets] : owned->tickets) {
+      cluster->prefetches().Run(tickets);
+      tickets.clear();
+    }
+  } catch (const std::exception&) {
+    // Out of memory. The destructor drops the tickets, and lookups read rows.
   }
 }
 
@@ -594,8 +603,8 @@ const Tfswitch_Api& Api() {
     api.replicas_next_round = Guarded<ReplicasNextRound>::Run;
     api.free_round = FreeRound;
     api.replicas_confirm_round = Guarded<ReplicasConfirmRound>::Run;
-    api.advance_work_item = Guarded<AdvanceWorkItem>::Run;
-    api.work_item_state = Guarded<WorkItemState>::Run;
+    api.advance_work_item = Guarded<AdvanceWorkItem, Rows::kLeaves>::Run;
+    api.work_item_state = Guarded<WorkItemState, Rows::kLeaves>::Run;
     api.read_usage = Guarded<ReadUsage>::Run;
     api.open_served_model = Guarded<OpenServedModelC>::Run;
     api.close_served_model = Free;

@@ -202,6 +202,30 @@ absl::StatusOr<std::unique_ptr<ParameterClient>> ConnectToServers(
   return NewShardedClient(std::move(shards), on_lost_tables);
 }
 
+// The address of an open cluster, with which its key in the registry begins.
+std::string AddressOf(const Cluster& cluster) {
+  Registry& registry = TheRegistry();
+  MutexLock lock(&registry.mutex);
+  for (const auto& [key, opened] : registry.open) {
+    if (opened.id == cluster.id()) return key.substr(0, key.find('\n') + 1);
+  }
+  return "";
+}
+
+// The open clusters whose keys in the registry begin with `address`.
+std::vector<std::shared_ptr<Cluster>> ClustersAt(absl::string_view address) {
+  std::vector<std::shared_ptr<Cluster>> clusters;
+  Registry& registry = TheRegistry();
+  MutexLock lock(&registry.mutex);
+  for (const auto& [key, opened] : registry.open) {
+    if (!absl::StartsWith(key, address)) continue;
+    if (auto cluster = opened.cluster.lock()) {
+      clusters.push_back(std::move(cluster));
+    }
+  }
+  return clusters;
+}
+
 }  // namespace
 
 absl::StatusOr<ClusterAddress> ParseClusterAddress(absl::string_view address) {
@@ -363,15 +387,21 @@ absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(const std::string& address,
 }
 
 std::vector<std::shared_ptr<Cluster>> OpenClusters() {
-  std::vector<std::shared_ptr<Cluster>> clusters;
-  Registry& registry = TheRegistry();
-  MutexLock lock(&registry.mutex);
-  for (const auto& [key, opened] : registry.open) {
-    if (auto cluster = opened.cluster.lock()) {
-      clusters.push_back(std::move(cluster));
-    }
+  return ClustersAt(/*address=*/"");
+}
+
+absl::Status FinishAllPushes(const Cluster& cluster) {
+  absl::Status first;
+  for (const auto& each : ClustersAt(AddressOf(cluster))) {
+    first.Update(each->FinishPushes());
   }
-  return clusters;
+  return first;
+}
+
+void DropAllPrefetches(const Cluster& cluster) {
+  for (const auto& each : ClustersAt(AddressOf(cluster))) {
+    each->prefetches().Drop(/*source=*/0);
+  }
 }
 
 absl::StatusOr<std::unique_ptr<ParameterClient>> OpenReadingClient(

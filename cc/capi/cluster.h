@@ -86,6 +86,13 @@ absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(const std::string& address,
 // All open clusters of this process. Thread-safe.
 std::vector<std::shared_ptr<Cluster>> OpenClusters();
 
+// These apply to all open clusters with the address of `cluster`, which may
+// have other timeouts or credentials: Cluster::FinishPushes, which all of them
+// do before the first error is returned, and Prefetches::Drop of all tickets.
+// Thread-safe.
+absl::Status FinishAllPushes(const Cluster& cluster);
+void DropAllPrefetches(const Cluster& cluster);
+
 }  // namespace tfswitch
 
 #endif  // TFSWITCH_CC_CAPI_CLUSTER_H_

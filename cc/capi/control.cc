@@ -83,6 +83,15 @@ absl::Status GetServers(Cluster& cluster, const v1::GetServersRequest&,
   return absl::OkStatus();
 }
 
+absl::Status FinishPushesOfProcess(const v1::FinishPushesRequest&,
+                                   v1::FinishPushesResponse*) {
+  absl::Status first;
+  for (const std::shared_ptr<Cluster>& cluster : OpenClusters()) {
+    first.Update(cluster->FinishPushes());
+  }
+  return first;
+}
+
 absl::Status SteerPrefetches(Cluster& cluster,
                              const v1::PrefetchesRequest& request,
                              v1::PrefetchesResponse* response) {
@@ -410,6 +419,7 @@ const std::map<absl::string_view, JsonMethod>& Methods() {
           Of("GetProcessMetrics", GetProcessMetrics),
           Of("SetTracing", SetTracing),
           Of("TakeTraces", TakeTraces),
+          Of("FinishPushes", FinishPushesOfProcess),
           Of("Prefetches", SteerPrefetches),
           Of("ResetLostTables", ResetLostTables),
           Of("Shrink", Shrink),
@@ -457,10 +467,13 @@ absl::StatusOr<std::string> CallControl(Cluster* cluster,
   const auto found = Methods().find(method);
   if (found != Methods().end()) {
     if (cluster != nullptr && !OnlyWatches(method)) {
-      TFSWITCH_RETURN_IF_ERROR(cluster->FinishPushes());
-      if (MayChangeRows(method)) cluster->prefetches().Drop(/*source=*/0);
+      TFSWITCH_RETURN_IF_ERROR(FinishAllPushes(*cluster));
     }
-    return found->second(cluster, request_json);
+    auto response = found->second(cluster, request_json);
+    if (cluster != nullptr && MayChangeRows(method)) {
+      DropAllPrefetches(*cluster);
+    }
+    return response;
   }
   return absl::InvalidArgumentError(absl::StrCat(
       "unknown method '", method, "'; there are: ",

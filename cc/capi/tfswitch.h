@@ -199,7 +199,8 @@ typedef struct Tfswitch_Api {
   int32_t (*cluster_is_remote)(const Tfswitch_Cluster* cluster);
   // Makes a call that is not time-critical: a method of
   // protos/tfswitch/v1/control.proto, whose request and response are JSON.
-  // `cluster` may be NULL for PlaceServers, ServedModel and Replicas.
+  // `cluster` may be NULL for FinishPushes, PlaceServers, ServedModel,
+  // Replicas.
   int (*call)(Tfswitch_Cluster* cluster, const char* method,
               const char* request_json, char** response_json, char* error);
 

@@ -11,7 +11,6 @@
 #include "cc/base/interrupt.h"
 #include "cc/base/mutex.h"
 #include "cc/base/progress.h"
-#include "cc/base/status_macros.h"
 #include "cc/base/steady_clock.h"
 
 namespace tfswitch {
@@ -27,7 +26,8 @@ absl::Status WaitAloud(Mutex* mutex, CondVar* changed, const IsDone& is_done,
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
   const absl::Time begin = SteadyNow();
   std::optional<Progress> progress;
-  while (!is_done()) {
+  absl::Status interrupted;
+  while (!is_done() && interrupted.ok()) {
     changed->WaitFor(mutex, kInterruptInterval);
     if (is_done()) break;
     if (!progress.has_value() && SteadyNow() - begin >= absl::Seconds(1)) {
@@ -36,11 +36,15 @@ absl::Status WaitAloud(Mutex* mutex, CondVar* changed, const IsDone& is_done,
       progress.emplace("waiting for " + what_for(), /*total_rows=*/0, options);
     }
     mutex->Unlock();
-    const absl::Status interrupted = CheckInterrupt();
+    interrupted = CheckInterrupt();
     mutex->Lock();
-    TFSWITCH_RETURN_IF_ERROR(interrupted);
   }
-  return absl::OkStatus();
+  if (progress.has_value()) {
+    mutex->Unlock();
+    progress.reset();  // May wait for its thread.
+    mutex->Lock();
+  }
+  return interrupted;
 }
 
 }  // namespace tfswitch

@@ -17,6 +17,19 @@
 #include "cc/table/row_codec.h"
 
 namespace tfswitch {
+namespace {
+
+bool AreAmong(absl::Span<const Key> some, absl::Span<const Key> keys) {
+  std::unordered_set<Key> left(some.begin(), some.end());
+  for (const Key key : keys) {
+    if (left.empty()) break;
+    left.erase(key);
+  }
+  return left.empty();
+}
+
+}  // namespace
+
 KeyBits::KeyBits(absl::Span<const Key> keys) {
   uint64_t size = 64;
   while (size < 32 * keys.size()) size *= 2;
@@ -38,7 +51,8 @@ struct Prefetches::Ticket {
         unique(std::move(unique_keys)),
         filter(unique),
         rows(new float[unique.size() * dim]),
-        pushes(unique.size()),
+        changes(unique.size()),
+        open(unique.size()),
         has(unique.size()) {}
 
   // Constant after Begin().
@@ -54,14 +68,23 @@ struct Prefetches::Ticket {
   // The members below are guarded by Prefetches::mutex_ until the ticket is
   // used and all its reads have ended.
 
-  // For each of `unique` its row, the last push since Begin() that has changed
-  // the row (0: none), and whether the row was read after that push.
+  // For each of `unique` its row; the number of the last event since Begin()
+  // that has changed the row, a begin or an end of a push (0: none); how many
+  // pushes in flight change it; and whether it was read after that event.
   const std::unique_ptr<float[]> rows;
-  std::vector<uint64_t> pushes;
+  std::vector<uint64_t> changes;
+  std::vector<uint32_t> open;
   std::vector<bool> has;
   int num_reads = 1;  // Reads that have begun, or will begin by themselves.
   int num_open_pushes = 0;  // Pushes in flight that change its rows.
   bool is_lost = false;
+};
+
+struct Prefetches::OpenPush {
+  std::unique_ptr<const KeyBits> keys;  // Null if no ticket is marked.
+  std::vector<std::shared_ptr<Ticket>> marked;
+  // Lists of TableState::used whose rows the push makes.
+  std::vector<std::vector<Key>> used;
 };
 
 struct Prefetches::TableState {
@@ -69,9 +92,8 @@ struct Prefetches::TableState {
   // Whether the optimizer, once it is chosen, is sparse. Not set: not known.
   std::optional<bool> is_sparse;
   std::deque<std::shared_ptr<Ticket>> tickets;  // In the order of Begin().
-  std::set<uint64_t> open_pushes;
-  // Tickets with rows that a push in flight changes.
-  std::map<uint64_t, std::vector<std::shared_ptr<Ticket>>> marked;
+  // The pushes in flight, by number.
+  std::map<uint64_t, OpenPush> open_pushes;
   // The tickets that were used since the last push. A push with their keys will
   // probably come, unless this is no training.
   std::deque<std::shared_ptr<Ticket>> unpushed;
@@ -97,11 +119,12 @@ bool Prefetches::ServersMarkMissing() {
   for (const v1::HandshakeResponse& server : *servers) {
     if (server.marks_missing()) continue;
     if (servers_mark_missing_.exchange(-1) == 0) {
-      LogMessage(LogLevel::kWarning, {"prefetch"},
-                 absl::StrCat("shard ", server.shard_index(), " runs tfswitch ",
-                              server.version(),
-                              ", which cannot prefetch rows; lookups read them "
-                              "when they need them. Update the server"));
+      LogWriter::Get().WriteInOrder(
+          {"prefetch"},
+          absl::StrCat("tfswitch: warning: shard ", server.shard_index(),
+                       " runs tfswitch ", server.version(),
+                       ", which cannot read rows ahead; lookups read them when "
+                       "they need them. Update the server"));
     }
     return false;
   }
@@ -114,13 +137,13 @@ bool Prefetches::ChangesOnlyItsKeys(const TableConfig& config) {
       config.consistency.kind == ConsistencyKind::kBsp) {
     return false;
   }
-  if (!config.optimizer.is_open) return !config.optimizer.is_dense;
   {
     MutexLock lock(&mutex_);
     const std::optional<bool> is_sparse = StateOf(config.name).is_sparse;
     if (is_sparse.has_value()) return *is_sparse;
   }
-  // The optimizer may have been chosen after this table was opened.
+  // The optimizer may have been chosen, or the table made again, after this
+  // handle was opened.
   const auto infos = client_->ListTables(config.name);
   if (!infos.ok() || infos->size() != 1) return false;
   const OptimizerConfig& chosen = (*infos)[0].config.optimizer;
@@ -148,7 +171,7 @@ std::shared_ptr<Prefetches::Ticket> Prefetches::Begin(
   has_tickets_ = true;
   TableState& state = StateOf(ticket->table);
   state.dim = config.dim;
-  ticket->begun_after = last_push_;
+  ticket->begun_after = last_change_;
   size_t num_own = 1;
   for (const auto& other : state.tickets) {
     num_own += other->options.source == options.source ? 1 : 0;
@@ -168,7 +191,7 @@ std::shared_ptr<Prefetches::Ticket> Prefetches::Begin(
 }
 
 std::vector<size_t> Prefetches::PlacesToRead(const Ticket& ticket,
-                                             uint64_t push) {
+                                             uint64_t change) {
   const TableState& state = StateOf(ticket.table);
   // The keys of the tickets that will be used and pushed before this one. A
   // lookup may already wait for the ticket; then it waits for no other push.
@@ -185,7 +208,7 @@ std::vector<size_t> Prefetches::PlacesToRead(const Ticket& ticket,
   }
   std::vector<size_t> places;
   for (size_t i = 0; i < ticket.unique.size(); ++i) {
-    if (ticket.pushes[i] != push) continue;
+    if (ticket.changes[i] != change || ticket.open[i] != 0) continue;
     const Key key = ticket.unique[i];
     const bool is_expected = std::any_of(
         earlier.begin(), earlier.end(),
@@ -227,7 +250,7 @@ void Prefetches::Run(const std::vector<std::shared_ptr<Ticket>>& tickets) {
       // Pushes that were in flight at Begin() have marked nothing.
       while (!ticket->is_lost && ticket->options.is_exact &&
              !state.open_pushes.empty() &&
-             *state.open_pushes.begin() <= ticket->begun_after) {
+             state.open_pushes.begin()->first <= ticket->begun_after) {
         changed_.Wait(&mutex_);
       }
       fetches.push_back({ticket, 0, {}, {}, {}});
@@ -248,7 +271,7 @@ void Prefetches::Store(const absl::Status& status,
     if (ticket.is_lost) continue;
     for (size_t k = 0; k < fetch.places.size(); ++k) {
       const size_t i = fetch.places[k];
-      if (ticket.pushes[i] != fetch.push) continue;  // Changed again.
+      if (ticket.changes[i] != fetch.change) continue;  // Changed again.
       std::copy_n(fetch.rows.begin() + k * ticket.dim, ticket.dim,
                   ticket.rows.get() + i * ticket.dim);
       ticket.has[i] = true;
@@ -258,13 +281,16 @@ void Prefetches::Store(const absl::Status& status,
 }
 
 std::shared_ptr<Prefetches::Ticket> Prefetches::Take(
-    const std::string& table, absl::Span<const Key> keys) {
+    const TableConfig& config, absl::Span<const Key> keys) {
   MutexLock lock(&mutex_);
-  const auto found = tables_.find(table);
+  const auto found = tables_.find(config.name);
   if (found == tables_.end() || found->second->dim == 0) return nullptr;
   TableState& state = *found->second;
   for (auto it = state.tickets.begin(); it != state.tickets.end(); ++it) {
-    if (absl::MakeConstSpan((*it)->keys) != keys) continue;
+    if (absl::MakeConstSpan((*it)->keys) != keys ||
+        (*it)->dim != static_cast<size_t>(config.dim)) {
+      continue;
+    }
     std::shared_ptr<Ticket> ticket = std::move(*it);
     state.tickets.erase(it);
     if (ticket->is_lost) break;
@@ -327,19 +353,14 @@ absl::Status Prefetches::FillMissing(const TableConfig& config, bool inserts,
   std::vector<float> values(places.size() * dim);
   const bool is_float32 =
       RowCodec(config).embedding_type() == FloatType::kFloat32;
-  if (!inserts && has_used_) {
-    // Training has used some of these keys, and their rows are not made yet.
+  if (!inserts) {
+    // Other lookups may have made some of these rows since they were read.
     TFSWITCH_RETURN_IF_ERROR(InsertUsed(day));
     PullArgs args;
     args.table = config.name;
     args.dim = config.dim;
     args.keys = keys;
     TFSWITCH_RETURN_IF_ERROR(client_->Pull(args, absl::MakeSpan(values)));
-  } else if (!inserts) {
-    const std::vector<float> row = MissingRow(config);
-    for (size_t i = 0; i < places.size(); ++i) {
-      std::copy(row.begin(), row.end(), values.begin() + i * dim);
-    }
   } else if (is_float32) {
     Initializer(config.initializer, config.seed, config.dim)
         .Fill(keys.data(), keys.size(), values.data());
@@ -374,7 +395,7 @@ absl::StatusOr<bool> Prefetches::Use(const TableConfig& config,
                                      float day, float* embeddings,
                                      const LentThreads* threads) {
   if (!has_tickets_) return false;
-  const std::shared_ptr<Ticket> ticket = Take(config.name, keys);
+  const std::shared_ptr<Ticket> ticket = Take(config, keys);
   if (ticket == nullptr) return false;
   TFSWITCH_ASSIGN_OR_RETURN(const bool is_here, WaitFor(*ticket));
   if (!is_here) return false;
@@ -386,65 +407,74 @@ absl::StatusOr<bool> Prefetches::Use(const TableConfig& config,
 }
 
 absl::StatusOr<uint64_t> Prefetches::PushBegins(const PushArgs& push) {
-  const absl::Span<const Key> keys = push.keys;
   std::vector<std::vector<Key>> used;
   uint64_t number = 0;
-  int dim = 0;
   {
     MutexLock lock(&mutex_);
     TableState& state = StateOf(push.table);
-    dim = state.dim;
-    number = ++last_push_;
-    state.open_pushes.insert(number);
+    number = ++last_change_;
+    OpenPush& open = state.open_pushes[number];
     state.unpushed.clear();
     state.expects_pushes = true;
     used.swap(state.used);
-    std::optional<KeyBits> filter;
     for (const auto& ticket : state.tickets) {
       if (!ticket->options.is_exact) continue;
-      if (!filter.has_value()) filter.emplace(keys);
+      if (open.keys == nullptr) {
+        open.keys = std::make_unique<const KeyBits>(push.keys);
+      }
       bool is_marked = false;
       for (size_t i = 0; i < ticket->unique.size(); ++i) {
-        if (!filter->MayContain(ticket->unique[i])) continue;
-        ticket->pushes[i] = number;
+        if (!open.keys->MayContain(ticket->unique[i])) continue;
+        ticket->changes[i] = number;
+        ++ticket->open[i];
         ticket->has[i] = false;
         is_marked = true;
       }
       if (!is_marked) continue;
       ++ticket->num_open_pushes;
-      state.marked[number].push_back(ticket);
+      open.marked.push_back(ticket);
     }
   }
-  for (const std::vector<Key>& missing : used) {
-    std::unordered_set<Key> left(missing.begin(), missing.end());
-    for (size_t i = 0; push.insert_missing && i < keys.size(); ++i) {
-      if (left.empty()) break;
-      left.erase(keys[i]);
+  absl::Status status;
+  for (std::vector<Key>& missing : used) {
+    const bool makes_rows = push.insert_missing && AreAmong(missing, push.keys);
+    if (!makes_rows && status.ok()) {
+      status = Insert(push.table, push.dim, missing, push.day);
+      if (status.ok()) continue;
     }
-    if (left.empty()) continue;  // The push makes their rows.
-    const absl::Status status = Insert(push.table, dim, missing, push.day);
-    if (status.ok()) continue;
-    PushEnded(push.table, number, /*is_applied=*/false);
-    return status;
+    MutexLock lock(&mutex_);
+    StateOf(push.table).open_pushes[number].used.push_back(std::move(missing));
   }
-  return number;
+  if (status.ok()) return number;
+  PushEnded(push.table, number, /*is_applied=*/false);
+  return status;
 }
 
 bool Prefetches::PushEnded(const std::string& table, uint64_t push,
                            bool is_applied) {
   MutexLock lock(&mutex_);
   TableState& state = StateOf(table);
-  state.open_pushes.erase(push);
-  auto marked = state.marked.extract(push);
-  if (!marked.empty()) {
-    for (const auto& ticket : marked.mapped()) {
-      --ticket->num_open_pushes;
-      if (!is_applied) ticket->is_lost = true;
-      if (ticket->is_lost) continue;
-      std::vector<size_t> places = PlacesToRead(*ticket, push);
-      if (places.empty()) continue;
-      ++ticket->num_reads;
-      fetches_.push_back({ticket, push, std::move(places), {}, {}});
+  const auto open = state.open_pushes.extract(push);
+  const KeyBits* const keys = open.mapped().keys.get();
+  const uint64_t number = ++last_change_;
+  for (const auto& ticket : open.mapped().marked) {
+    --ticket->num_open_pushes;
+    if (!is_applied) ticket->is_lost = true;
+    if (ticket->is_lost) continue;
+    for (size_t i = 0; i < ticket->unique.size(); ++i) {
+      if (!keys->MayContain(ticket->unique[i])) continue;
+      ticket->changes[i] = number;
+      --ticket->open[i];
+    }
+    std::vector<size_t> places = PlacesToRead(*ticket, number);
+    if (places.empty()) continue;
+    ++ticket->num_reads;
+    fetches_.push_back({ticket, number, std::move(places), {}, {}});
+  }
+  if (!is_applied) {
+    for (std::vector<Key>& missing : open.mapped().used) {
+      state.used.push_back(std::move(missing));
+      has_used_ = true;
     }
   }
   changed_.NotifyAll();
@@ -481,6 +511,8 @@ absl::Status Prefetches::Insert(const std::string& table, int dim,
 
 absl::Status Prefetches::InsertUsed(float day) {
   if (!has_used_) return absl::OkStatus();
+  // A second thread waits until the first has made the rows.
+  MutexLock insert_lock(&insert_mutex_);
   struct Used {
     std::string table;
     int dim;
@@ -489,7 +521,6 @@ absl::Status Prefetches::InsertUsed(float day) {
   std::vector<Used> all;
   {
     MutexLock lock(&mutex_);
-    has_used_ = false;
     for (const auto& [table, state] : tables_) {
       for (std::vector<Key>& keys : state->used) {
         all.push_back({table, state->dim, std::move(keys)});
@@ -498,21 +529,43 @@ absl::Status Prefetches::InsertUsed(float day) {
     }
   }
   absl::Status first;
+  std::vector<Used> left;
   for (Used& each : all) {
     const absl::Status status = Insert(each.table, each.dim, each.keys, day);
-    if (status.ok()) continue;
+    // A lost or dropped table loses these rows, too; its next use is an error.
+    if (status.ok() || absl::IsDataLoss(status) || absl::IsNotFound(status)) {
+      continue;
+    }
     first.Update(status);
-    MutexLock lock(&mutex_);
-    has_used_ = true;  // The next call tries again.
+    left.push_back(std::move(each));  // A later call tries again.
+  }
+  MutexLock lock(&mutex_);
+  for (Used& each : left) {
     StateOf(each.table).used.push_back(std::move(each.keys));
   }
+  has_used_ = false;
+  for (const auto& [table, state] : tables_) {
+    if (!state->used.empty()) has_used_ = true;
+  }
   return first;
+}
+
+void Prefetches::Abandon(const std::vector<std::shared_ptr<Ticket>>& tickets) {
+  MutexLock lock(&mutex_);
+  for (const auto& ticket : tickets) {
+    --ticket->num_reads;
+    ticket->is_lost = true;
+  }
+  changed_.NotifyAll();
 }
 
 void Prefetches::Drop(uint64_t source) {
   MutexLock lock(&mutex_);
   for (const auto& [table, state] : tables_) {
-    if (source == 0) state->is_sparse.reset();
+    if (source == 0) {
+      state->is_sparse.reset();
+      state->unpushed.clear();
+    }
     auto& tickets = state->tickets;
     for (const auto& ticket : tickets) {
       if (source == 0 || ticket->options.source == source) {

@@ -9,7 +9,6 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -96,6 +95,9 @@ class Prefetches {
   // dropped, so that its lookup reports the error.
   void Run(const std::vector<std::shared_ptr<Ticket>>& tickets);
 
+  // Drops tickets that will not be run.
+  void Abandon(const std::vector<std::shared_ptr<Ticket>>& tickets);
+
   // Writes the rows of `keys`, if there is a ticket with exactly these keys,
   // and returns true. May wait for the ticket. `inserts` is true for training.
   absl::StatusOr<bool> Use(const TableConfig& config,
@@ -111,7 +113,9 @@ class Prefetches {
   // Reads rows again that pushes have changed. Blocks.
   void ReadAgain();
 
-  // Makes the rows of keys that training has used and no push has made.
+  // Makes the rows of keys that training has used and no push has made. After
+  // an error, a later call tries again. Ignores tables that were lost or
+  // dropped.
   absl::Status InsertUsed(float day);
   // Drops the tickets of a source, or, if it is 0, all of them. Rows that other
   // calls than pushes may have changed must be read again.
@@ -121,10 +125,11 @@ class Prefetches {
 
  private:
   struct TableState;
-  // Rows of a ticket to read after the push with this number.
+  struct OpenPush;
+  // Rows of a ticket to read after the change with this number.
   struct Fetch {
     std::shared_ptr<Ticket> ticket;
-    uint64_t push = 0;
+    uint64_t change = 0;
     std::vector<size_t> places;
     std::vector<Key> keys;
     std::vector<float> rows;
@@ -140,12 +145,12 @@ class Prefetches {
   // Copies the rows to their tickets, or drops these if there was an error.
   void Store(const absl::Status& status, const std::vector<Fetch>& fetches)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The places of a ticket whose rows are now to be read: those that were last
-  // changed by `push` (0: by none), except for rows that a push that has not
-  // begun yet will probably change.
-  std::vector<size_t> PlacesToRead(const Ticket& ticket, uint64_t push)
+  // The places of a ticket whose rows are now to be read: those of the last
+  // change `change` (0: none), except for rows that a push in flight changes,
+  // and those that a push that has not begun yet will probably change.
+  std::vector<size_t> PlacesToRead(const Ticket& ticket, uint64_t change)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::shared_ptr<Ticket> Take(const std::string& table,
+  std::shared_ptr<Ticket> Take(const TableConfig& config,
                                absl::Span<const Key> keys);
   // Waits until the ticket has its rows. False if it was dropped meanwhile.
   absl::StatusOr<bool> WaitFor(const Ticket& ticket);
@@ -160,11 +165,12 @@ class Prefetches {
 
   ParameterClient* const client_;
 
+  Mutex insert_mutex_;  // Held by InsertUsed(), before mutex_.
   mutable Mutex mutex_;
   CondVar changed_;
   std::map<std::string, std::unique_ptr<TableState>> tables_
       ABSL_GUARDED_BY(mutex_);
-  uint64_t last_push_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t last_change_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<Fetch> fetches_ ABSL_GUARDED_BY(mutex_);
   // 0: not known yet; 1: yes; -1: no.
   std::atomic<int> servers_mark_missing_{0};

@@ -32,49 +32,63 @@ PushQueue::~PushQueue() {
   if (thread.joinable()) thread.join();
   MutexLock lock(&mutex_);
   if (error_.ok()) return;
-  LogMessageInOrder(LogLevel::kError, {"push"}, error_.message());
+  LogWriter::Get().WriteInOrder(
+      {"push"}, absl::StrCat("tfswitch: error: ", error_.message()));
 }
 
-absl::Status PushQueue::Add(int depth, std::string name, Send send) {
+absl::Status PushQueue::WaitForRoom(int depth) {
+  if (num_in_flight_ < depth && !has_error_) return absl::OkStatus();
   MutexLock lock(&mutex_);
   TFSWITCH_RETURN_IF_ERROR(WaitUntilBelow(depth));
-  TFSWITCH_RETURN_IF_ERROR(TakeError());
+  has_error_ = false;
+  return std::exchange(error_, absl::OkStatus());
+}
+
+void PushQueue::Wait() {
+  if (num_in_flight_ == 0) return;
+  MutexLock lock(&mutex_);
+  WaitUntilBelow(1).IgnoreError();  // An interrupt ends the program, or waits.
+}
+
+void PushQueue::Add(std::string name, Send send) {
+  AddTask({std::move(name), std::move(send), /*is_push=*/true});
+}
+
+void PushQueue::AddRead(std::function<void()> read) {
+  AddTask({"rows of the next step",
+           [read = std::move(read)](const LentThreads*) {
+             read();
+             return absl::OkStatus();
+           },
+           /*is_push=*/false});
+}
+
+void PushQueue::AddTask(Task task) {
+  MutexLock lock(&mutex_);
   if (!thread_.joinable()) {
     helpers_ = std::make_unique<ThreadPool>(num_helpers_);
     thread_ = std::thread([this] { Run(); });
   }
-  pushes_.push_back({std::move(name), std::move(send)});
-  ++num_in_flight_;
+  const bool is_push = task.is_push;
+  tasks_.push_back(std::move(task));
+  if (is_push) ++num_in_flight_;
   added_.NotifyOne();
-  return absl::OkStatus();
-}
-
-absl::Status PushQueue::Finish() {
-  if (num_in_flight_ == 0 && !has_error_) return absl::OkStatus();
-  MutexLock lock(&mutex_);
-  TFSWITCH_RETURN_IF_ERROR(WaitUntilBelow(1));
-  return TakeError();
 }
 
 absl::Status PushQueue::WaitUntilBelow(int limit) {
   return WaitAloud(
       &mutex_, &finished_, [&] { return num_in_flight_ < limit; },
-      [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return pushes_.front().name; });
-}
-
-absl::Status PushQueue::TakeError() {
-  has_error_ = false;
-  return std::exchange(error_, absl::OkStatus());
+      [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return tasks_.front().name; });
 }
 
 void PushQueue::Run() {
   MutexLock lock(&mutex_);
   for (;;) {
-    while (pushes_.empty()) {
+    while (tasks_.empty()) {
       if (is_ending_) return;
       added_.Wait(&mutex_);
     }
-    Send send = std::move(pushes_.front().send);
+    Send send = std::move(tasks_.front().send);
     const ThreadPool* const helpers = helpers_.get();
     mutex_.Unlock();
     const absl::Status status = Call(send, helpers);
@@ -83,11 +97,11 @@ void PushQueue::Run() {
     if (!status.ok() && error_.ok()) {
       error_ = absl::Status(
           status.code(),
-          absl::StrCat(pushes_.front().name, ": ", status.message()));
+          absl::StrCat(tasks_.front().name, ": ", status.message()));
       has_error_ = true;
     }
-    pushes_.pop_front();
-    --num_in_flight_;
+    if (tasks_.front().is_push) --num_in_flight_;
+    tasks_.pop_front();
     finished_.NotifyAll();
   }
 }

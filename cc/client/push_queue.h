@@ -24,8 +24,8 @@ namespace tfswitch {
 // if two steps change places.
 //
 // Each push ends within the timeout of its client, and so do the waits here:
-// Add() and Finish() wait for no more pushes than are in flight. After a second
-// they say on stderr what they wait for. An interrupt ends them with Cancelled.
+// they wait for no more pushes than are in flight. After a second they say on
+// stderr what they wait for. An interrupt ends them with Cancelled.
 //
 // Thread-safe.
 class PushQueue {
@@ -40,41 +40,46 @@ class PushQueue {
   PushQueue(const PushQueue&) = delete;
   PushQueue& operator=(const PushQueue&) = delete;
 
-  // Waits until fewer than `depth` pushes are in flight, and adds one. `name`
-  // is for messages, for example "the push of step 7". If an earlier push has
-  // failed, returns its error, and does not add the push.
-  absl::Status Add(int depth, std::string name, Send send);
+  // Waits until fewer than `depth` pushes are in flight. If a push has failed
+  // since an error was last returned, returns the first such error.
+  absl::Status WaitForRoom(int depth);
+  // The same, until no push is in flight.
+  absl::Status Finish() { return WaitForRoom(1); }
+  // Waits until no push is in flight, and leaves errors to others.
+  void Wait();
 
-  // Waits until no push is in flight. If a push has failed since an error was
-  // last returned, returns the first such error.
-  absl::Status Finish();
+  // Adds a push. `name` is for messages, for example "the push of step 7".
+  void Add(std::string name, Send send);
+  // Adds work that other calls do not wait for, after the pushes so far.
+  void AddRead(std::function<void()> read);
 
   int num_in_flight() const { return num_in_flight_.load(); }
 
  private:
-  struct Push {
+  struct Task {
     std::string name;
     Send send;
+    bool is_push;
   };
 
   absl::Status WaitUntilBelow(int limit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status TakeError() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AddTask(Task task);
   void Run();
 
   const int num_helpers_;
 
-  // Changed with the mutex held. Finish() reads them without it.
+  // Changed with the mutex held. Waits that need not wait read them without it.
   std::atomic<int> num_in_flight_{0};
   std::atomic<bool> has_error_{false};
 
   Mutex mutex_;
   CondVar added_;
   CondVar finished_;
-  std::deque<Push> pushes_ ABSL_GUARDED_BY(mutex_);  // The first is being sent.
+  std::deque<Task> tasks_ ABSL_GUARDED_BY(mutex_);  // The first is being done.
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
   bool is_ending_ ABSL_GUARDED_BY(mutex_) = false;
   std::unique_ptr<ThreadPool> helpers_ ABSL_GUARDED_BY(mutex_);
-  std::thread thread_ ABSL_GUARDED_BY(mutex_);  // Begins with the first push.
+  std::thread thread_ ABSL_GUARDED_BY(mutex_);  // Begins with the first task.
 };
 
 }  // namespace tfswitch

@@ -42,9 +42,20 @@ def format_bytes(num_bytes: int) -> str:
 class TableStats(dict[str, Any]):
     """Row counts and memory; prints as "1,000,000 rows, 122.1 MiB"."""
 
-    def __init__(self, info: Mapping[str, Any]) -> None:
-        """Reads the fields of a message TableInfo."""
+    def __init__(
+        self,
+        info: Mapping[str, Any],
+        exchange: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Reads the fields of TableInfo and PrefetchesResponse messages."""
         super().__init__(lost=info["lost"], **integers(info, _COUNTS))
+        if exchange is None:
+            return
+        self["pushes_in_flight"] = int(exchange["pushes_in_flight"])
+        tables = {table["name"]: table for table in exchange["tables"]}
+        counts = tables.get(info["config"]["name"], {})
+        for name in ("hits", "late", "misses", "unused"):
+            self[f"prefetch_{name}"] = int(counts.get(name, 0))
 
     @property
     def memory_bytes(self) -> int:

@@ -100,10 +100,13 @@ def prefetch_embeddings(
         return dataset
     sources: dict[tuple[int, int], int] = {}
 
-    def read_ahead(*batch: Any) -> Any:
+    def read_ahead(*components: Any) -> Any:
+        # A dataset passes the components of a tuple one by one.
+        batch = components if type(spec) is tuple else components[0]
+        inputs = batch[0] if isinstance(spec, tuple) else batch
         lookups: list[tuple[int, EmbeddingTable, tf.Tensor]] = []
         for number, each in enumerate(calls):
-            given = each.inputs_of(batch[0])
+            given = each.inputs_of(inputs)
             for part, (table, ids) in enumerate(_lookups(each.layer, given)):
                 source = sources.setdefault((number, part), next(_sources))
                 lookups.append((source, table, ids))
@@ -117,7 +120,7 @@ def prefetch_embeddings(
                 # One batch is in use, and one waits for its place.
                 limit=depth + 2,
             )
-        return batch if isinstance(spec, tuple) else batch[0]
+        return batch
 
     result = dataset.map(read_ahead).prefetch(depth)
     weakref.finalize(result, drop_prefetches, sources.values()).atexit = False

@@ -27,7 +27,7 @@ def step_shares(
 
     Args:
         model: A compiled Keras model.
-        dataset: What `model.fit` gets, with at least `steps` + 1 batches or
+        dataset: The data for `model.fit`, with at least `steps` + 1 batches or
             with `repeat`.
         steps: How many steps to measure, after one that is not measured.
 

@@ -60,8 +60,11 @@ def stats_by_name(table: EmbeddingTable) -> dict[str, TableStats]:
 
     Works after the cluster is closed, too, as steps of the table do.
     """
+    exchange = call(table._native, "Prefetches")
     tables = call(table._native, "ListTables")["tables"]
-    return {info["config"]["name"]: TableStats(info) for info in tables}
+    return {
+        info["config"]["name"]: TableStats(info, exchange) for info in tables
+    }
 
 
 def measured(

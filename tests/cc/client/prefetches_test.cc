@@ -91,6 +91,13 @@ class Twins {
     return *is_used;
   }
 
+  // A lookup that nobody has foreseen.
+  void LookUp(const std::vector<Key>& keys, bool inserts) {
+    Finish();
+    EXPECT_EQ(PullRows(*client_, keys, inserts),
+              PullRows(*plain_, keys, inserts));
+  }
+
   void Push(const std::vector<Key>& keys, std::vector<float> gradients,
             bool is_queued) {
     ASSERT_TRUE(plain_->Push(PushOf(keys, gradients)).ok());
@@ -106,7 +113,8 @@ class Twins {
       return status;
     };
     if (is_queued) {
-      ASSERT_TRUE(queue_.Add(3, "a push", send).ok());
+      ASSERT_TRUE(queue_.WaitForRoom(3).ok());
+      queue_.Add("a push", send);
     } else {
       ASSERT_TRUE(send(nullptr).ok());
     }
@@ -165,6 +173,9 @@ TEST_P(PrefetchesTest, AreEqualToLookupsWhateverTheProgramDoes) {
     num_used += twins.Use(batch, trains) ? 1 : 0;
     if (below(20) == 0) twins.prefetches().Drop(/*source=*/0);
     if (below(30) == 0) twins.ExpectEqual();
+    if (below(10) == 0 && num_begun < batches.size()) {
+      twins.LookUp(batches[num_begun - 1], /*inserts=*/below(2) == 0);
+    }
     if (!trains || below(6) == 0) continue;
     std::vector<Key> keys = batch;
     if (below(6) == 0) keys.push_back(below(10));
@@ -225,6 +236,43 @@ TEST(PrefetchesTest, LaterRowsOfAnInexactTicketMayLackPushes) {
   EXPECT_EQ(rows, before);
 }
 
+// Several threads may push at the same time, and end in any order.
+TEST(PrefetchesTest, RowsAreReadAfterTheLastOfTwoPushes) {
+  const std::shared_ptr<ParameterClient> client = NewClient();
+  Prefetches prefetches(client.get());
+  const auto ticket = prefetches.Begin(PrefetchedTable(), {5}, {true, 1, 1});
+  prefetches.Run({ticket});
+  const std::vector<float> gradients = {1, 1};
+  const auto first = prefetches.PushBegins(PushOf({5}, gradients));
+  const auto second = prefetches.PushBegins(PushOf({5}, gradients));
+  ASSERT_TRUE(client->Push(PushOf({5}, gradients)).ok());
+  EXPECT_FALSE(prefetches.PushEnded("t", *second, true));
+  ASSERT_TRUE(client->Push(PushOf({5}, gradients)).ok());
+  EXPECT_TRUE(prefetches.PushEnded("t", *first, true));
+  prefetches.ReadAgain();
+  std::vector<float> rows(kDim);
+  EXPECT_TRUE(*prefetches.Use(PrefetchedTable(), {5}, true, kServersDay,
+                              rows.data(), nullptr));
+  EXPECT_EQ(rows, PullRows(*client, {5}, false));
+}
+
+// A failed push must not lose the rows that training has used before it.
+TEST(PrefetchesTest, RowsOfAFailedPushAreMadeLater) {
+  const std::shared_ptr<ParameterClient> client = NewClient();
+  Prefetches prefetches(client.get());
+  prefetches.Run({prefetches.Begin(PrefetchedTable(), {5}, {true, 1, 1})});
+  std::vector<float> rows(kDim);
+  EXPECT_TRUE(*prefetches.Use(PrefetchedTable(), {5}, true, kServersDay,
+                              rows.data(), nullptr));
+  const std::vector<float> gradients = {1, 1};
+  const auto number = prefetches.PushBegins(PushOf({5}, gradients));
+  prefetches.PushEnded("t", *number, /*is_applied=*/false);
+  EXPECT_EQ(NumRows(*client), 0);
+  EXPECT_TRUE(prefetches.InsertUsed(kServersDay).ok());
+  EXPECT_EQ(NumRows(*client), 1);
+  EXPECT_EQ(rows, PullRows(*client, {5}, false));
+}
+
 // A client whose reads fail, or whose servers are of an earlier version.
 class OtherClient final : public ForwardingClient {
  public:
@@ -277,7 +325,9 @@ TEST(PrefetchesTest, TablesWhoseRowsChangeOtherwiseHaveNoTickets) {
   const auto client = std::make_shared<OtherClient>(NewClient());
   Prefetches prefetches(client.get());
   TableConfig dense = PrefetchedTable();
+  dense.name = "dense";
   dense.optimizer.is_dense = true;
+  ASSERT_TRUE(client->CreateTable(dense).ok());
   TableConfig bsp = PrefetchedTable();
   bsp.consistency.kind = ConsistencyKind::kBsp;
   EXPECT_EQ(prefetches.Begin(dense, {5}, {true, 1, 1}), nullptr);

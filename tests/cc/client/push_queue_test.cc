@@ -1,10 +1,11 @@
 #include "cc/client/push_queue.h"
 
+#include <algorithm>
 #include <atomic>
 #include <thread>
+#include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 
 namespace tfswitch {
@@ -32,19 +33,23 @@ class Gate {
   bool is_open_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
+absl::Status Add(PushQueue* queue, int depth, const char* name,
+                 PushQueue::Send send) {
+  const absl::Status status = queue->WaitForRoom(depth);
+  if (status.ok()) queue->Add(name, std::move(send));
+  return status;
+}
+
 TEST(PushQueueTest, SendsInOrderAndNeverMoreThanDepth) {
   PushQueue queue(/*num_helpers=*/1);
   std::vector<int> sent;
-  std::atomic<int> most{0};
+  int most = 0;
   for (int i = 0; i < 1000; ++i) {
-    ASSERT_TRUE(queue
-                    .Add(3, "a push",
-                         [&, i](const LentThreads*) {
-                           sent.push_back(i);
-                           return absl::OkStatus();
-                         })
-                    .ok());
-    most = std::max(most.load(), queue.num_in_flight());
+    ASSERT_TRUE(Add(&queue, 3, "a push", [&, i](const LentThreads*) {
+                  sent.push_back(i);
+                  return absl::OkStatus();
+                }).ok());
+    most = std::max(most, queue.num_in_flight());
   }
   ASSERT_TRUE(queue.Finish().ok());
   EXPECT_LE(most, 3);
@@ -55,39 +60,39 @@ TEST(PushQueueTest, SendsInOrderAndNeverMoreThanDepth) {
 TEST(PushQueueTest, ReturnsTheFirstErrorOnceAndSendsLaterPushes) {
   PushQueue queue(0);
   Gate gate;
-  ASSERT_TRUE(
-      queue.Add(3, "push 1", gate.Push(absl::DataLossError("one"))).ok());
-  ASSERT_TRUE(
-      queue.Add(3, "push 2", gate.Push(absl::AbortedError("two"))).ok());
+  queue.Add("push 1", gate.Push(absl::DataLossError("one")));
+  queue.Add("push 2", gate.Push(absl::AbortedError("two")));
   bool is_sent = false;
-  ASSERT_TRUE(queue
-                  .Add(3, "push 3",
-                       [&](const LentThreads*) {
-                         is_sent = true;
-                         return absl::OkStatus();
-                       })
-                  .ok());
+  queue.Add("push 3", [&](const LentThreads*) {
+    is_sent = true;
+    return absl::OkStatus();
+  });
   gate.Open();
-  EXPECT_EQ(queue.Finish(), absl::DataLossError("push 1: one"));
+  queue.Wait();
+  EXPECT_EQ(queue.WaitForRoom(5), absl::DataLossError("push 1: one"));
   EXPECT_TRUE(is_sent);
   EXPECT_TRUE(queue.Finish().ok());
 }
 
-TEST(PushQueueTest, DoesNotAddAPushAfterAnError) {
+TEST(PushQueueTest, NobodyWaitsForReadsAndTheirOrderIsKept) {
   PushQueue queue(0);
-  Gate gate;
-  gate.Open();
-  ASSERT_TRUE(
-      queue.Add(1, "push 1", gate.Push(absl::DataLossError("one"))).ok());
-  bool is_sent = false;
-  EXPECT_EQ(queue.Add(1, "push 2",
-                      [&](const LentThreads*) {
-                        is_sent = true;
-                        return absl::OkStatus();
-                      }),
-            absl::DataLossError("push 1: one"));
+  Gate first;
+  Gate second;
+  std::atomic<bool> is_read{false};
+  queue.Add("push 1", first.Push());
+  queue.AddRead([&] {
+    EXPECT_TRUE(second.Push()(nullptr).ok());
+    is_read = true;
+  });
+  first.Open();
   EXPECT_TRUE(queue.Finish().ok());
-  EXPECT_FALSE(is_sent);
+  EXPECT_FALSE(is_read);
+  queue.Add("push 2", [&](const LentThreads*) {
+    EXPECT_TRUE(is_read);
+    return absl::OkStatus();
+  });
+  second.Open();
+  EXPECT_TRUE(queue.Finish().ok());
 }
 
 TEST(PushQueueTest, SendsAllBeforeItIsDestroyed) {
@@ -95,13 +100,10 @@ TEST(PushQueueTest, SendsAllBeforeItIsDestroyed) {
   {
     PushQueue queue(0);
     for (int i = 0; i < 10; ++i) {
-      ASSERT_TRUE(queue
-                      .Add(10, "a push",
-                           [&](const LentThreads*) {
-                             ++sent;
-                             return absl::OkStatus();
-                           })
-                      .ok());
+      queue.Add("a push", [&](const LentThreads*) {
+        ++sent;
+        return absl::OkStatus();
+      });
     }
   }
   EXPECT_EQ(sent, 10);
@@ -114,13 +116,10 @@ TEST(PushQueueTest, SeveralThreadsMayAddAndFinish) {
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&] {
       for (int i = 0; i < 200; ++i) {
-        EXPECT_TRUE(queue
-                        .Add(2, "a push",
-                             [&](const LentThreads*) {
-                               ++sent;
-                               return absl::OkStatus();
-                             })
-                        .ok());
+        EXPECT_TRUE(Add(&queue, 2, "a push", [&](const LentThreads*) {
+                      ++sent;
+                      return absl::OkStatus();
+                    }).ok());
         if (i % 10 == 0) EXPECT_TRUE(queue.Finish().ok());
       }
     });

@@ -271,10 +271,9 @@ class DynamicEmbeddings(_backend.Layer):
         if training is False:
             for layer in self.features.values():
                 layer._check_reader()
+            return self._read(batches)
         read = self._read({n: batches[n] for n in batches if n not in trained})
         to_train = {name: batches[name] for name in trained}
-        if training is False:
-            return self._read(to_train) | read
         return train_or_read(self, training, to_train) | read
 
     def _read(self, batches: dict[str, IdBatch]) -> dict[str, tf.Tensor]:
