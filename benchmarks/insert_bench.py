@@ -21,12 +21,10 @@ a virtual machine provides memory only when it is first touched.
 
 import json
 import os
-import pathlib
 import statistics
 import subprocess
 import sys
 import time
-import venv
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +33,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 from absl import app, flags
 from figures import report
+from tfra_env import python_of
 
 _ROWS = flags.DEFINE_integer("rows", 4_000_000, "Rows of a table.")
 _BATCH = flags.DEFINE_integer("batch", 65_536, "New ids of a batch.")
@@ -50,11 +49,6 @@ _TFRA = flags.DEFINE_string(
 _VARIANT = flags.DEFINE_string("variant", None, "Internal: be this variant.")
 
 _DIM = 16
-_PACKAGES = (
-    "tensorflow-recommenders-addons==0.8.1",
-    "tensorflow-cpu==2.16.2",
-    "tf-keras==2.16.0",
-)
 # The variant with which each of ours is compared.
 _RIVALS = {"growing": "tfra_growing", "reserved": "tfra_reserved"}
 
@@ -153,13 +147,7 @@ def _serve(name: str) -> None:
 def _start(name: str) -> subprocess.Popen[str]:
     python = sys.executable
     if name.startswith("tfra"):
-        folder = pathlib.Path(_TFRA.value)
-        python = str(folder / "bin" / "python")
-        if not pathlib.Path(python).exists():
-            venv.create(folder, with_pip=True)
-            subprocess.run(
-                [python, "-m", "pip", "install", "-q", *_PACKAGES], check=True
-            )
+        python = python_of(_TFRA.value)
     command = [
         python,
         __file__,

@@ -44,6 +44,7 @@ SUITES = {
         f"{_BUILT}/table_bench --keys=4000000 --batch=65536 --inserts",
         "python benchmarks/insert_bench.py",
     ],
+    "step": ["python benchmarks/step_bench.py"],
     "optimizers": [f"{_BUILT}/optimizers_bench"],
     "row_life": [f"{_BUILT}/row_life_bench --reps=9"],
     "storage_dtype": [

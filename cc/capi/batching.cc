@@ -278,7 +278,7 @@ class OpenPushes {
 // Makes the pushes, and reads prefetched rows again. On the queue's thread.
 absl::Status SendFromQueue(const LentThreads* threads, OpenPushes* pushes) {
   MeasuredCall measured(ClientCall::kPush);
-  const absl::Status status = pushes->Start(threads, &measured)->Wait();
+  absl::Status status = pushes->Start(threads, &measured)->Wait();
   if (status.ok()) measured.Succeed();
   if (pushes->End(status.ok())) pushes->cluster().prefetches().ReadAgain();
   return status;
@@ -292,7 +292,7 @@ absl::Status SendNow(const LentThreads* threads,
   for (const auto& pushes : groups) {
     calls.push_back(pushes->Start(threads, &measured));
   }
-  const absl::Status status = JoinedCalls(std::move(calls)).Wait();
+  absl::Status status = JoinedCalls(std::move(calls)).Wait();
   if (status.ok()) measured.Succeed();
   for (const auto& pushes : groups) {
     if (!pushes->End(status.ok())) continue;

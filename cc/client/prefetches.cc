@@ -164,7 +164,7 @@ std::shared_ptr<Prefetches::Ticket> Prefetches::Begin(
   std::vector<int32_t> inverse(keys.size());
   unique.resize(ThreadUniqueKeys().Run(keys, absl::MakeSpan(unique),
                                        absl::MakeSpan(inverse)));
-  const auto ticket =
+  auto ticket =
       std::make_shared<Ticket>(config, keys, options, std::move(unique));
   ticket->inverse = std::move(inverse);
   MutexLock lock(&mutex_);

@@ -1,4 +1,4 @@
-"""Pushes in flight: rows learn the same, and no call reads too early."""
+"""Pushes in flight: no call reads too early; prefetch_test.py trains."""
 
 import signal
 import subprocess
@@ -13,52 +13,12 @@ import tensorflow as tf
 
 import tfswitch as tsw
 from tests.programs import PythonProgram
-from tests.support import ServerProcess, make_table, running_servers
+from tests.support import ServerProcess, make_table
 from tfswitch.ops import TablePush
 from tfswitch.table import push_many
 
 IDS = np.arange(5)
 ONES = np.ones((5, 2))
-
-
-def train(cluster: tsw.Cluster, optimizer: str, update: str) -> list[Any]:
-    """Returns the losses of a model's steps, its rows and predictions."""
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential(
-        [
-            tsw.keras.DynamicEmbedding(
-                4, name="rows", seed=2, update=update, cluster=cluster
-            ),
-            keras.layers.Flatten(),
-            keras.layers.Dense(1),
-        ]
-    )
-    model.compile(optimizer, "mse")
-    random = np.random.default_rng(3)
-    losses = [
-        model.train_on_batch(
-            random.zipf(1.3, (32, 3)) % 50, random.normal(size=(32, 1))
-        )
-        for _ in range(12)
-    ]
-    predictions = model.predict(np.ones((2, 3)), verbose=0)
-    rows = model.layers[0].table.lookup(np.arange(50)).numpy()
-    return [losses, predictions.tolist(), rows.tolist()]
-
-
-@pytest.mark.parametrize(
-    ("num_servers", "update"), [(0, "dense"), (2, "sparse")]
-)
-def test_training_is_equal_to_the_bit(num_servers: int, update: str) -> None:
-    results = []
-    for depth in (0, 3):
-        with (
-            running_servers(num_servers) as address,
-            tsw.connect(address, push_depth=depth) as cluster,
-        ):
-            results.append(train(cluster, "adam", update))
-
-    assert results[1] == results[0]
 
 
 # Calls, and what they must give after three steps of -1 from zero.
