@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfswitch as tsw
 from tests.support import ServerProcess, make_table
@@ -79,7 +80,17 @@ def test_counters_of_a_server_equal_what_was_done(tmp_path: Path) -> None:
         # A pull of many keys, so that some are sampled.
         for _ in range(10):
             table.lookup(np.arange(5000))
+        ids = tf.data.Dataset.from_tensor_slices([[1], [2]])
+        layer = tsw.keras.DynamicEmbedding(table.dim, table=table)
+        for batch in tsw.data.prefetch_embeddings(ids, layer):
+            layer(batch)
         values = tsw.metrics.read(cluster)
+        read_ahead = (
+            'tfswitch_worker_prefetches_total{{result="{}",table="movie"}}'
+        )
+        assert values[read_ahead.format("miss")] == 0
+        hits = values[read_ahead.format("hit")]
+        assert hits + values[read_ahead.format("late")] == 2
         assert 1 <= of(f"{prefix}hottest_over_mean")
 
         server = tsw.metrics.serve(0, cluster=cluster)
