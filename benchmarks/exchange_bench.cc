@@ -183,7 +183,8 @@ void ServeRaw(int listener, Shard* shard) {
     const auto some_keys = absl::MakeConstSpan(keys.data(), header.num_keys);
     const auto some = absl::MakeSpan(values.data(), header.num_keys * dim);
     if (header.is_push == 0) {
-      if (table) Check(shard->Pull(*table, some_keys, IfMissing::kInsert, some));
+      if (table)
+        Check(shard->Pull(*table, some_keys, IfMissing::kInsert, some));
       SendAll(fd, values.data(), bytes);
       continue;
     }
