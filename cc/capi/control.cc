@@ -85,9 +85,11 @@ absl::Status GetServers(Cluster& cluster, const v1::GetServersRequest&,
 
 absl::Status FinishPushesOfProcess(const v1::FinishPushesRequest&,
                                    v1::FinishPushesResponse*) {
+  // Not Cluster::FinishPushes(): a cluster without servers must not make the
+  // ends of epochs fail that other clusters train, again and again.
   absl::Status first;
   for (const std::shared_ptr<Cluster>& cluster : OpenClusters()) {
-    first.Update(cluster->FinishPushes());
+    first.Update(cluster->pushes().Finish());
   }
   return first;
 }
