@@ -1190,7 +1190,7 @@ def look_up_many(
     )
 
 
-# The clusters of tables that have had prefetches, by the number of a source.
+# The clusters of tables that have had prefetches.
 _prefetching: "weakref.WeakSet[Cluster]" = weakref.WeakSet()
 
 

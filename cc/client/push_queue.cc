@@ -45,9 +45,8 @@ absl::Status PushQueue::WaitForRoom(int depth) {
 }
 
 void PushQueue::Wait() {
-  if (num_in_flight_ == 0) return;
   MutexLock lock(&mutex_);
-  WaitUntilBelow(1).IgnoreError();  // An interrupt ends the program, or waits.
+  while (num_in_flight_ > 0) finished_.Wait(&mutex_);
 }
 
 void PushQueue::Add(std::string name, Send send) {

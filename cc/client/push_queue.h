@@ -45,7 +45,8 @@ class PushQueue {
   absl::Status WaitForRoom(int depth);
   // The same, until no push is in flight.
   absl::Status Finish() { return WaitForRoom(1); }
-  // Waits until no push is in flight, and leaves errors to others.
+  // Waits until no push is in flight, and leaves errors to others. An interrupt
+  // ends the calls of the push, and so this wait.
   void Wait();
 
   // Adds a push. `name` is for messages, for example "the push of step 7".

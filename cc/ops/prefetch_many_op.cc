@@ -72,17 +72,17 @@ class PrefetchManyOp : public OpKernel {
       parts[i].num_keys = static_cast<size_t>(ids.NumElements());
     }
     Tfswitch_Prefetch* prefetch = nullptr;
-    OP_REQUIRES_OK(context,
-                   CallCore(&Tfswitch_Api::begin_prefetch, parts.data(),
-                            parts.size(), exact_ ? 1 : 0, sources.data(),
-                            static_cast<size_t>(limit_), &prefetch));
-    BlockingThreads::Get().Schedule([prefetch, tables] {
-      // The core is loaded, so there is no error.
-      CallCore([prefetch](const Tfswitch_Api& api, char*) {
-        api.run_prefetch(prefetch);
-        return 0;
-      }).IgnoreError();
-    });
+    const Tfswitch_Api* core = nullptr;
+    OP_REQUIRES_OK(context, CallCore([&](const Tfswitch_Api& api, char* error) {
+                     core = &api;
+                     return api.begin_prefetch(parts.data(), parts.size(),
+                                               exact_ ? 1 : 0, sources.data(),
+                                               static_cast<size_t>(limit_),
+                                               &prefetch, error);
+                   }));
+    // The tables stay open until their rows are read.
+    BlockingThreads::Get().Schedule(
+        [core, prefetch, tables] { core->run_prefetch(prefetch); });
   }
 
  private:

@@ -130,8 +130,8 @@ def prefetch_embeddings(
 def _lookups(layer: Any, given: Any) -> list[tuple[EmbeddingTable, tf.Tensor]]:
     """Returns the lookups that a training call of a layer makes."""
     if isinstance(layer, DynamicEmbedding):
-        batches = {"": id_inputs.to_batch(layer, given, None, None, None)}
-        groups = [[(layer, batches[""])]]
+        batch = id_inputs.to_batch(layer, given, None, None, None)
+        groups = [[(layer, batch)]]
     else:
         groups = layer._lookups(given)
     return [
