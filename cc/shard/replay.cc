@@ -92,8 +92,7 @@ absl::Status Shard::ReplayPull(absl::string_view payload) {
   if (!table.ok()) return absl::NotFoundError("its table is gone");
   TFSWITCH_RETURN_IF_ERROR(NoteDay(**table, pull.day));
   std::vector<float> rows(pull.keys.size() * (*table)->dim());
-  return Pull(**table, pull.keys, IfMissing::kInsert,
-              absl::MakeSpan(rows));
+  return Pull(**table, pull.keys, IfMissing::kInsert, absl::MakeSpan(rows));
 }
 
 absl::Status Shard::ReplayAssign(absl::string_view payload) {

@@ -49,7 +49,7 @@ struct PullRequest {
   absl::Span<const Key> keys;
   bool insert_missing = false;
   bool mark_missing = false;  // Without effect on a pull that inserts.
-  float day = kServersDay;  // For rows that are made.
+  float day = kServersDay;    // For rows that are made.
 };
 
 // The memory for the rows of an answer. If `places` is empty, rows are stored
