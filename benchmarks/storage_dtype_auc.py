@@ -1,9 +1,9 @@
-"""Measures the effect of 16-bit rows: AUC of DeepFM with each storage dtype.
+"""Measures the effect of 16-bit rows: AUC of DeepFM with each type of row.
 
 Trains the DeepFM of examples/deepfm_movielens.py on MovieLens latest-small with
 each type of row, and prints the validation AUC and the bytes of a row. With one
 seed all types start from the same values, except for rounding, and see the
-ratings in the same order. Storage dtypes take turns. Figures are medians over
+ratings in the same order. Types take turns. Figures are medians over
 the seeds, and the median of the difference to float32 with the same seed.
 
     python benchmarks/storage_dtype_auc.py --optimizer=adam --seeds=5
@@ -16,6 +16,7 @@ import os
 import pathlib
 import statistics
 import sys
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -53,12 +54,26 @@ ROW_TYPES = {
     "float16 + bfloat16": tsw.StorageDtype("float16", slots="bfloat16"),
     "float16 + float16": tsw.StorageDtype("float16", slots="float16"),
 }
+# Float32 rows on a server, and the type in which they travel.
+WIRE_TYPES = {
+    "float32, bfloat16 on the wire": "bfloat16",
+    "float32, float16 on the wire": "float16",
+}
 
 
-def train(
-    data: tuple, storage_dtype: tsw.StorageDtype, seed: int
-) -> tuple[float, int]:
+def train(data: tuple, name: str, seed: int) -> tuple[float, int]:
     """Returns the AUC of the last epoch, and the bytes of a row."""
+    if name not in WIRE_TYPES:
+        return train_with(data, seed, storage_dtype=ROW_TYPES[name])
+    with tsw.Server() as server:
+        cluster = tsw.Cluster(f"grpc://{server.address}")
+        return train_with(
+            data, seed, wire_dtype=WIRE_TYPES[name], cluster=cluster
+        )
+
+
+def train_with(data: tuple, seed: int, **settings: Any) -> tuple[float, int]:
+    """Trains layers with these settings; see `train`."""
     train_x, train_y, valid_x, valid_y = data
     keras.utils.set_random_seed(seed)
     layers = []
@@ -72,7 +87,7 @@ def train(
                 combiner="mean",
                 mask_zero=True,
                 seed=seed,
-                storage_dtype=storage_dtype,
+                **settings,
             )
         )
         return layers[-1](ids)
@@ -94,11 +109,12 @@ def main(argv: list[str]) -> None:
     """Trains all and prints the table."""
     del argv
     data = example.read_movielens(flags.FLAGS.data, flags.FLAGS.max_ratings)
-    aucs: dict[str, list[float]] = {name: [] for name in ROW_TYPES}
+    names = [*ROW_TYPES, *WIRE_TYPES]
+    aucs: dict[str, list[float]] = {name: [] for name in names}
     stride = {}
     for seed in range(1, 1 + _SEEDS.value):
-        for name, storage_dtype in ROW_TYPES.items():
-            auc, stride[name] = train(data, storage_dtype, seed)
+        for name in names:
+            auc, stride[name] = train(data, name, seed)
             aucs[name].append(auc)
             print(f"seed {seed}, {name}: AUC {auc:.4f}", flush=True)
     print(f"\n{_OPTIMIZER.value}, embeddings + slots: bytes of a row, AUC")
@@ -108,7 +124,7 @@ def main(argv: list[str]) -> None:
         report(cell, "AUC", values)
         report(f"{cell} - float32", "AUC", difference)
         print(
-            f"  {name:28} {stride[name]:4} {statistics.median(values):.4f} "
+            f"  {name:30} {stride[name]:4} {statistics.median(values):.4f} "
             f"({statistics.median(difference):+.4f}, "
             f"{difference.min():+.4f} to {difference.max():+.4f})"
         )

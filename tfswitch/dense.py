@@ -132,6 +132,8 @@ class DenseTable:
             as a Keras optimizer does with dense variables. The optimizer must
             be elementwise: `tfswitch.optimizers.Optimizer.is_elementwise`.
         consistency: As for `tfswitch.EmbeddingTable`.
+        wire_dtype: As for `tfswitch.EmbeddingTable`. `pull` returns values that
+            were rounded to it.
         cluster: The cluster to use; by default that of `tfswitch.connect`.
 
     Raises:
@@ -157,6 +159,7 @@ class DenseTable:
         *,
         optimizer: optimizers_lib.OptimizerLike | None = None,
         consistency: ConsistencyLike | None = None,
+        wire_dtype: str = "float32",
         cluster: Cluster | None = None,
     ) -> None:
         if not isinstance(shapes, Mapping) or not shapes:
@@ -186,6 +189,7 @@ class DenseTable:
             optimizer=optimizer,
             seed=0,  # The values begin as zeros.
             consistency=consistency,
+            wire_dtype=wire_dtype,
             layout=layout,
         )
         self._table = EmbeddingTable._of(name, self._block, spec, cluster)

@@ -110,6 +110,12 @@ class EmbeddingTable(TrackedTable):
             for the push, so the rows learn the same (docs/faster.md). None
             means the `push_depth` of the cluster. If tables learn in one step,
             the smallest value counts for all of them.
+        wire_dtype: The type in which this process exchanges rows and gradients
+            with servers: "float32", or "float16" or "bfloat16" for about half
+            the bytes. Servers keep and step the rows as before. Rows are
+            rounded to nearest, gradients at random, so that their expected
+            value is exact (docs/faster.md). Without effect on tables of this
+            process.
         consistency: When the gradients of several workers are applied: a
             `tfswitch.train.Consistency`, "asp" or "bsp". None means "asp". With
             any other consistency, pushes need a `tfswitch.train.Worker` in this
@@ -149,6 +155,7 @@ class EmbeddingTable(TrackedTable):
         seed: int | None = None,
         capacity: int | None = None,
         push_depth: int | None = None,
+        wire_dtype: str = "float32",
         consistency: consistency_lib.ConsistencyLike | None = None,
         cluster: Cluster | None = None,
     ) -> None:
@@ -168,6 +175,7 @@ class EmbeddingTable(TrackedTable):
             seed=seed,
             capacity=capacity,
             push_depth=push_depth,
+            wire_dtype=wire_dtype,
             consistency=consistency,
         )
         self._start(name, dim, spec, cluster)
@@ -342,6 +350,11 @@ class EmbeddingTable(TrackedTable):
             return 0  # Saves by this process would not wait for their pushes.
         own = self._spec.push_depth
         return self._cluster.push_depth if own is None else own
+
+    @property
+    def wire_dtype(self) -> str:
+        """The type in which rows and gradients travel to and from servers."""
+        return self._spec.wire_dtype
 
     @property
     def update(self) -> str:

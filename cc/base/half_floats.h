@@ -8,11 +8,14 @@
 #ifndef TFSWITCH_CC_BASE_HALF_FLOATS_H_
 #define TFSWITCH_CC_BASE_HALF_FLOATS_H_
 
+#include <cstddef>
 #include <cstdint>
 
 #include "cc/base/racy_memory.h"
 
 namespace tfswitch {
+
+enum class FloatType : uint8_t { kFloat32, kFloat16, kBfloat16 };
 
 TFSWITCH_ALWAYS_INLINE uint32_t BitsOfFloat(float value) {
   return __builtin_bit_cast(uint32_t, value);
@@ -90,6 +93,52 @@ TFSWITCH_ALWAYS_INLINE uint16_t Float16OfFloat(float value, uint32_t noise) {
   const uint32_t special = IfLess(kFloatInfinity, magnitude, 0x7e00, 0x7c00);
   return static_cast<uint16_t>(
       sign | IfLess(magnitude, kFloatInfinity, finite, special));
+}
+
+// The hash "lowbias32" of Chris Wellons. It works on 32 bits, because vector
+// instructions cannot multiply 64-bit numbers.
+TFSWITCH_ALWAYS_INLINE uint32_t MixBits(uint32_t x) {
+  x ^= x >> 16;
+  x *= 0x7feb352d;
+  x ^= x >> 15;
+  x *= 0x846ca68b;
+  x ^= x >> 16;
+  return x;
+}
+
+inline constexpr uint32_t kHalfSeedStep = 0x9e3779b9;
+
+// Writes floats as `count` numbers of kType. If kIsStochastic, the noise of
+// float i depends on `seed` and i; that of (seed + kHalfSeedStep, i) and of
+// (seed, i + 1) are the same.
+template <FloatType kType, bool kIsStochastic>
+TFSWITCH_ALWAYS_INLINE void EncodeHalves(const float* __restrict floats,
+                                         size_t count, uint32_t seed,
+                                         char* __restrict halves) {
+  static_assert(kType != FloatType::kFloat32);
+  for (size_t i = 0; i < count; ++i) {
+    const uint32_t noise =
+        kIsStochastic ? MixBits(seed + static_cast<uint32_t>(i) * kHalfSeedStep)
+                      : 0;
+    const uint16_t half =
+        kType == FloatType::kFloat16
+            ? Float16OfFloat<kIsStochastic>(floats[i], noise)
+            : Bfloat16OfFloat<kIsStochastic>(floats[i], noise);
+    __builtin_memcpy(halves + 2 * i, &half, 2);
+  }
+}
+
+template <FloatType kType>
+TFSWITCH_ALWAYS_INLINE void DecodeHalves(const char* __restrict halves,
+                                         size_t count,
+                                         float* __restrict floats) {
+  static_assert(kType != FloatType::kFloat32);
+  for (size_t i = 0; i < count; ++i) {
+    uint16_t half;
+    __builtin_memcpy(&half, halves + 2 * i, 2);
+    floats[i] = kType == FloatType::kFloat16 ? FloatOfFloat16(half)
+                                             : FloatOfBfloat16(half);
+  }
 }
 
 }  // namespace tfswitch

@@ -117,6 +117,7 @@ absl::Status Prepare(Tfswitch_PushPart* part, bool copies,
   args.dim = dim;
   args.keys = unique;
   args.keys_are_unique = true;
+  args.wire_dtype = table.config.wire_dtype;
   args.gradients = absl::MakeConstSpan(part->gradients, keys.size() * dim);
   args.learning_rate = options.learning_rate;
   args.global_step = options.global_step;
@@ -347,6 +348,7 @@ absl::Status PullNow(absl::Span<const Tfswitch_PullPart> parts,
     args.dim = part.table->config.dim;
     args.keys =
         is_in_place ? KeysOf(part) : absl::MakeConstSpan(distinct[i].unique);
+    args.wire_dtype = part.table->config.wire_dtype;
     args.insert_missing = insert_missing;
     if (insert_missing) args.day = part.table->cluster->day();
     args.threads = threads;

@@ -214,9 +214,11 @@ absl::Status OpenTable(Tfswitch_Cluster* cluster, const char* config_json,
   opened->cluster = cluster->cluster;
   TFSWITCH_RETURN_IF_ERROR(TableConfigFromJson(config_json, &opened->config));
   ParameterClient& client = opened->cluster->client();
+  TableConfig made = opened->config;
+  made.wire_dtype = {};  // It belongs to this process.
   absl::StatusOr<std::shared_ptr<const void>> hold;
   do {
-    TFSWITCH_RETURN_IF_ERROR(client.CreateTable(opened->config));
+    TFSWITCH_RETURN_IF_ERROR(client.CreateTable(made));
     hold = client.HoldTable(opened->config.name);
     // Another thread may just have dropped the table with its last close_table.
     // If so, tries again.
@@ -230,6 +232,10 @@ absl::Status OpenTable(Tfswitch_Cluster* cluster, const char* config_json,
                      "' was dropped while it was being opened"));
   }
   opened->slot_floats = infos[0].slot_floats;
+  if (opened->config.wire_dtype != FloatType::kFloat32 &&
+      !opened->cluster->KnowsWireDtype()) {
+    opened->config.wire_dtype = {};
+  }
   *table = opened.release();
   return absl::OkStatus();
 }

@@ -23,6 +23,9 @@ Cluster::Cluster(std::unique_ptr<ParameterClient> client, bool is_remote)
     : client_(std::move(client)),
       is_remote_(is_remote),
       client_id_(DrawId()),
+      servers_know_wire_dtype_(
+          client_.get(), &v1::HandshakeResponse::knows_wire_dtype,
+          "does not know wire_dtype; rows and gradients travel as float32"),
       prefetches_(client_.get()),
       pushes_(is_remote ? 0 : NumHelpers()) {}
 

@@ -13,6 +13,7 @@
 #include "cc/client/parameter_client.h"
 #include "cc/client/prefetches.h"
 #include "cc/client/push_queue.h"
+#include "cc/client/server_capability.h"
 #include "cc/client/worker_session.h"
 
 namespace tfswitch {
@@ -47,6 +48,11 @@ class Cluster {
   // Unique among the clusters of all processes.
   uint64_t id() const { return client_id_; }
   int num_shards() const { return client_->num_shards(); }
+  // Whether rows and gradients may travel as 16-bit numbers. False for tables
+  // of this process, which do not travel.
+  bool KnowsWireDtype() {
+    return is_remote_ && servers_know_wire_dtype_.IsKnown();
+  }
   bool is_remote() const { return is_remote_; }
 
   // A new id for one push. Servers apply a push with the same id only once.
@@ -60,7 +66,9 @@ class Cluster {
   const bool is_remote_;
   const uint64_t client_id_;
 
-  // These have their own synchronisation. The queue, which uses the prefetches,
+  // These have their own synchronisation.
+  ServerCapability servers_know_wire_dtype_;
+  // The queue, which uses the prefetches,
   // is destroyed first.
   Prefetches prefetches_;
   PushQueue pushes_;

@@ -9,12 +9,12 @@
 #include "absl/strings/str_cat.h"
 #include "cc/base/half_floats.h"
 #include "cc/base/key_batch.h"
-#include "cc/base/log_writer.h"
 #include "cc/base/status_macros.h"
 #include "cc/client/aloud_wait.h"
 #include "cc/table/embedding_table.h"
 #include "cc/table/initializer.h"
 #include "cc/table/row_codec.h"
+#include "cc/wire/codec.h"
 
 namespace tfswitch {
 namespace {
@@ -46,6 +46,7 @@ struct Prefetches::Ticket {
          const Options& options, std::vector<Key> unique_keys)
       : table(config.name),
         dim(static_cast<size_t>(config.dim)),
+        wire_dtype(config.wire_dtype),
         options(options),
         keys(keys.begin(), keys.end()),
         unique(std::move(unique_keys)),
@@ -58,6 +59,7 @@ struct Prefetches::Ticket {
   // Constant after Begin().
   const std::string table;
   const size_t dim;
+  const FloatType wire_dtype;
   const Options options;
   const std::vector<Key> keys;
   const std::vector<Key> unique;
@@ -103,33 +105,17 @@ struct Prefetches::TableState {
   Stats stats;
 };
 
-Prefetches::Prefetches(ParameterClient* client) : client_(client) {}
+Prefetches::Prefetches(ParameterClient* client)
+    : client_(client),
+      marks_missing_(client, &v1::HandshakeResponse::marks_missing,
+                     "cannot read rows ahead; lookups read them when they need "
+                     "them") {}
 Prefetches::~Prefetches() = default;
 
 Prefetches::TableState& Prefetches::StateOf(const std::string& table) {
   std::unique_ptr<TableState>& state = tables_[table];
   if (state == nullptr) state = std::make_unique<TableState>();
   return *state;
-}
-
-bool Prefetches::ServersMarkMissing() {
-  if (servers_mark_missing_ != 0) return servers_mark_missing_ > 0;
-  const auto servers = client_->AskServers();
-  if (!servers.ok()) return false;
-  for (const v1::HandshakeResponse& server : *servers) {
-    if (server.marks_missing()) continue;
-    if (servers_mark_missing_.exchange(-1) == 0) {
-      LogWriter::Get().WriteInOrder(
-          {"prefetch"},
-          absl::StrCat("tfswitch: warning: shard ", server.shard_index(),
-                       " runs tfswitch ", server.version(),
-                       ", which cannot read rows ahead; lookups read them when "
-                       "they need them. Update the server"));
-    }
-    return false;
-  }
-  servers_mark_missing_ = 1;
-  return true;
 }
 
 bool Prefetches::ChangesOnlyItsKeys(const TableConfig& config) {
@@ -157,7 +143,7 @@ std::shared_ptr<Prefetches::Ticket> Prefetches::Begin(
     const TableConfig& config, absl::Span<const Key> keys,
     const Options& options) {
   if (keys.empty() || options.limit == 0 || !ChangesOnlyItsKeys(config) ||
-      !ServersMarkMissing()) {
+      !marks_missing_.IsKnown()) {
     return nullptr;
   }
   std::vector<Key> unique(keys.size());
@@ -233,6 +219,7 @@ absl::Status Prefetches::Read(std::vector<Fetch>* fetches) {
       args.dim = static_cast<int>(ticket.dim);
       args.keys = fetch.keys;
       args.mark_missing = true;
+      args.wire_dtype = ticket.wire_dtype;
       pulls.push_back({std::move(args), absl::MakeSpan(fetch.rows)});
     }
     return pulls.empty() ? absl::OkStatus() : client_->StartPull(pulls)->Wait();
@@ -288,7 +275,8 @@ std::shared_ptr<Prefetches::Ticket> Prefetches::Take(
   TableState& state = *found->second;
   for (auto it = state.tickets.begin(); it != state.tickets.end(); ++it) {
     if (absl::MakeConstSpan((*it)->keys) != keys ||
-        (*it)->dim != static_cast<size_t>(config.dim)) {
+        (*it)->dim != static_cast<size_t>(config.dim) ||
+        (*it)->wire_dtype != config.wire_dtype) {
       continue;
     }
     std::shared_ptr<Ticket> ticket = std::move(*it);
@@ -369,6 +357,7 @@ absl::Status Prefetches::FillMissing(const TableConfig& config, bool inserts,
     TFSWITCH_RETURN_IF_ERROR(
         Insert(config.name, config.dim, keys, day, absl::MakeSpan(values)));
   }
+  RoundRows(config.wire_dtype, absl::MakeSpan(values));
   for (size_t i = 0; i < places.size(); ++i) {
     std::copy_n(values.begin() + i * dim, dim,
                 ticket->rows.get() + places[i] * dim);

@@ -20,6 +20,7 @@
 #include "cc/base/hash.h"
 #include "cc/base/mutex.h"
 #include "cc/client/parameter_client.h"
+#include "cc/client/server_capability.h"
 #include "cc/table/table_config.h"
 
 namespace tfswitch {
@@ -137,7 +138,6 @@ class Prefetches {
 
   TableState& StateOf(const std::string& table)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool ServersMarkMissing();
   // Whether each push changes only the rows of its keys, and immediately.
   bool ChangesOnlyItsKeys(const TableConfig& config);
   // Reads the rows of all fetches.
@@ -164,6 +164,7 @@ class Prefetches {
                       absl::Span<float> rows = {});
 
   ParameterClient* const client_;
+  ServerCapability marks_missing_;
 
   Mutex insert_mutex_;  // Held by InsertUsed(), before mutex_.
   mutable Mutex mutex_;
@@ -172,8 +173,6 @@ class Prefetches {
       ABSL_GUARDED_BY(mutex_);
   uint64_t last_change_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<Fetch> fetches_ ABSL_GUARDED_BY(mutex_);
-  // 0: not known yet; 1: yes; -1: no.
-  std::atomic<int> servers_mark_missing_{0};
   std::atomic<bool> has_tickets_{false};  // Whether there ever was one.
   std::atomic<bool> has_used_{false};     // Whether InsertUsed() has work.
 };

@@ -102,25 +102,17 @@ class RowCodec {
       // Each part of the row gets its own seed, so that a value's rounding
       // depends on its place in the row.
       const uint32_t seed =
-          rounding.seed + static_cast<uint32_t>(part.begin) * kSeedStep;
+          rounding.seed + static_cast<uint32_t>(part.begin) * kHalfSeedStep;
       switch (part.type) {
         case FloatType::kFloat32:
           CopyFloats(from, part.count, to);
           break;
         case FloatType::kFloat16:
-          if (rounding.is_stochastic) {
-            EncodeHalves<FloatType::kFloat16, true>(from, part.count, seed, to);
-          } else {
-            EncodeHalves<FloatType::kFloat16, false>(from, part.count, 0, to);
-          }
+          EncodePart<FloatType::kFloat16>(from, part.count, rounding, seed, to);
           break;
         case FloatType::kBfloat16:
-          if (rounding.is_stochastic) {
-            EncodeHalves<FloatType::kBfloat16, true>(from, part.count, seed,
-                                                     to);
-          } else {
-            EncodeHalves<FloatType::kBfloat16, false>(from, part.count, 0, to);
-          }
+          EncodePart<FloatType::kBfloat16>(from, part.count, rounding, seed,
+                                           to);
           break;
       }
     }
@@ -132,8 +124,6 @@ class RowCodec {
     int count = 0;
     int word = 0;  // The index of its first word.
   };
-
-  static constexpr uint32_t kSeedStep = 0x9e3779b9;
 
   void Add(FloatType type, int count);
 
@@ -149,16 +139,24 @@ class RowCodec {
   TFSWITCH_ALWAYS_INLINE static void DecodeFloats(const float* __restrict words,
                                                   int count,
                                                   float* __restrict floats) {
-    if (kType == FloatType::kFloat32) {
+    if constexpr (kType == FloatType::kFloat32) {
       CopyFloats(words, count, floats);
-      return;
+    } else {
+      DecodeHalves<kType>(reinterpret_cast<const char*>(words),
+                          static_cast<size_t>(count), floats);
     }
-    const char* const halves = reinterpret_cast<const char*>(words);
-    for (int i = 0; i < count; ++i) {
-      uint16_t half;
-      __builtin_memcpy(&half, halves + 2 * static_cast<size_t>(i), 2);
-      floats[i] = kType == FloatType::kFloat16 ? FloatOfFloat16(half)
-                                               : FloatOfBfloat16(half);
+  }
+
+  template <FloatType kType>
+  TFSWITCH_ALWAYS_INLINE static void EncodePart(const float* floats, int count,
+                                                const RowRounding& rounding,
+                                                uint32_t seed, float* words) {
+    const auto size = static_cast<size_t>(count);
+    char* const halves = reinterpret_cast<char*>(words);
+    if (rounding.is_stochastic) {
+      EncodeHalves<kType, true>(floats, size, seed, halves);
+    } else {
+      EncodeHalves<kType, false>(floats, size, 0, halves);
     }
   }
 
@@ -178,33 +176,6 @@ class RowCodec {
         DecodeFloats<FloatType::kBfloat16>(from, part.count, to);
         break;
     }
-  }
-
-  template <FloatType kType, bool kIsStochastic>
-  TFSWITCH_ALWAYS_INLINE static void EncodeHalves(
-      const float* __restrict floats, int count, uint32_t seed,
-      float* __restrict words) {
-    char* const halves = reinterpret_cast<char*>(words);
-    for (int i = 0; i < count; ++i) {
-      const uint32_t noise =
-          kIsStochastic ? Mix(seed + static_cast<uint32_t>(i) * kSeedStep) : 0;
-      const uint16_t half =
-          kType == FloatType::kFloat16
-              ? Float16OfFloat<kIsStochastic>(floats[i], noise)
-              : Bfloat16OfFloat<kIsStochastic>(floats[i], noise);
-      __builtin_memcpy(halves + 2 * static_cast<size_t>(i), &half, 2);
-    }
-  }
-
-  // The hash "lowbias32" of Chris Wellons. It works on 32 bits, because vector
-  // instructions cannot multiply 64-bit numbers.
-  TFSWITCH_ALWAYS_INLINE static uint32_t Mix(uint32_t x) {
-    x ^= x >> 16;
-    x *= 0x7feb352d;
-    x ^= x >> 15;
-    x *= 0x846ca68b;
-    x ^= x >> 16;
-    return x;
   }
 
   std::vector<Part> storage_;

@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "cc/base/config_fields.h"
+#include "cc/base/half_floats.h"
 #include "cc/optimizer/optimizer_config.h"
 #include "cc/table/row_life_config.h"
 
@@ -80,7 +81,6 @@ struct ConsistencyConfig {
 };
 
 // How a row is stored in memory; see row_codec.h.
-enum class FloatType : uint8_t { kFloat32, kFloat16, kBfloat16 };
 enum class Rounding : uint8_t {
   // Rounds up or down at random, so that the expected value is exact. So even
   // steps that are smaller than half of the last bit have an effect on average.
@@ -143,6 +143,16 @@ struct RowCapacity {
   bool operator==(const RowCapacity&) const { return true; }
 };
 
+// How the process that opened the table exchanges rows and gradients with
+// servers. It is no part of the table, so all types are equal.
+struct WireDtype {
+  FloatType type = FloatType::kFloat32;
+
+  // NOLINTNEXTLINE(google-explicit-constructor)
+  operator FloatType() const { return type; }
+  bool operator==(const WireDtype&) const { return true; }
+};
+
 struct TableConfig {
   std::string name;  // 1 to 256 characters, no control characters.
   int dim = 0;       // Floats per embedding, kMinDim to kMaxDim.
@@ -160,10 +170,11 @@ struct TableConfig {
   EvictionConfig eviction;
   StorageDtypeConfig storage_dtype;
   RowCapacity capacity;
+  WireDtype wire_dtype;
 
   TFSWITCH_FIELDS(name, dim, optimizer, initializer, seed, num_virtual_shards,
                   consistency, layout, statistics, admission, eviction,
-                  storage_dtype, capacity)
+                  storage_dtype, capacity, wire_dtype)
   // Whether a setting depends on how often a key is in a push, or on its shows.
   bool NeedsCounts() const;
 

@@ -19,7 +19,9 @@
 #include "absl/base/config.h"
 #include "absl/strings/str_cat.h"
 #include "cc/base/copy_bytes.h"
+#include "cc/base/cpu_features.h"
 #include "cc/base/racy_memory.h"
+#include "cc/wire/half_kernels.h"
 
 #ifndef ABSL_IS_LITTLE_ENDIAN
 #error "Arrays are used as they lie on the wire, which is little-endian."
@@ -360,6 +362,7 @@ constexpr auto kPullFields = [](auto& request, auto* fields) {
          fields->Number(3, request.insert_missing) ||
          fields->Day(4, request.day) ||
          fields->Number(5, request.mark_missing) ||
+         fields->Type(6, request.wire_dtype) ||
          fields->Fixed64(30, request.table_incarnation);
 };
 
@@ -384,12 +387,11 @@ constexpr auto kPushTail = [](auto& request, auto* fields) {
          fields->Array(15, request.observations.clicks,
                        &DecodeScratch::clicks) ||
          fields->Number(16, request.global_step) ||
-         fields->Day(17, request.day) ||
+         fields->Day(17, request.day) || fields->HalfGradients(request) ||
          fields->Fixed64(30, request.table_incarnation);
 };
 constexpr auto kPushFields = [](auto& request, auto* fields) {
-  return kPushHead(request, fields) ||
-         fields->Array(3, request.gradients, &DecodeScratch::values) ||
+  return kPushHead(request, fields) || fields->Gradients(request) ||
          kPushTail(request, fields);
 };
 
@@ -409,6 +411,58 @@ constexpr auto kWriteResultFields = [](auto& result, auto* fields) {
   return fields->Number(1, result.num_rows) ||
          fields->Number(2, result.duplicate);
 };
+
+// The fields of 16-bit numbers in a PullResponse and a PushRequest: the first
+// one is for float16, the next one for bfloat16.
+constexpr uint32_t kHalfValues = 2;
+constexpr uint32_t kHalfGradients = 18;
+
+uint32_t FieldOfHalves(FloatType type, uint32_t first_field) {
+  return first_field + (type == FloatType::kFloat16 ? 0 : 1);
+}
+
+// The type of a field with this tag; kFloat32 if it is another field.
+FloatType HalfTypeOf(uint32_t tag, uint32_t first_field) {
+  for (const FloatType type : {FloatType::kFloat16, FloatType::kBfloat16}) {
+    if (tag == Tag(FieldOfHalves(type, first_field), kBytes)) return type;
+  }
+  return FloatType::kFloat32;
+}
+
+// Reads how many 16-bit numbers follow.
+Complaint ReadHalvesLength(PieceReader* reader, uint64_t* size) {
+  uint64_t length = 0;
+  if (Complaint bad = ReadLength(reader, &length)) return bad;
+  *size = length / sizeof(uint16_t);
+  return length % sizeof(uint16_t) == 0 ? kFine : kBadArray;
+}
+
+// REQUIRES: the reader has as many bytes left.
+void ReadHalves(PieceReader* reader, FloatType type, uint64_t size,
+                float* floats) {
+  constexpr uint64_t kPart = 1024;
+  char copy[kPart * sizeof(uint16_t)];
+  while (size > 0) {
+    uint64_t part = size;
+    const char* halves = reader->Borrow(part * sizeof(uint16_t));
+    if (halves == nullptr) {  // They end in a later piece.
+      part = std::min(size, kPart);
+      reader->Read(copy, part * sizeof(uint16_t));
+      halves = copy;
+    }
+    ActiveHalfKernels().decode(type, halves, part, kMissingMark, floats);
+    floats += part;
+    size -= part;
+  }
+}
+
+// The seed of the noise of a push. It does not depend on the client's id, which
+// is random, so that a training run can be repeated to the bit.
+uint32_t SeedOf(const PushRequest& push) {
+  const Key number = static_cast<Key>(push.id.sequence);
+  return static_cast<uint32_t>(HashKey(number) >> 32) ^
+         MixBits(push.step.worker);
+}
 
 // Reads the field that has this tag, if the message has such a field.
 struct FieldReader {
@@ -435,6 +489,30 @@ struct FieldReader {
     return Done(ReadFixed(reader, &value));
   }
   bool Day(uint32_t field, float& day) { return Float(field, day); }
+  // Reads types of later versions as kFloat32.
+  bool Type(uint32_t field, FloatType& type) {
+    if (tag != Tag(field, kVarint)) return false;
+    int32_t number = 0;
+    const Complaint bad = ReadNumber(reader, &number);
+    const bool is_known = number == static_cast<int>(FloatType::kFloat16) ||
+                          number == static_cast<int>(FloatType::kBfloat16);
+    type = is_known ? static_cast<FloatType>(number) : FloatType::kFloat32;
+    return Done(bad);
+  }
+  bool Gradients(PushRequest& push) {
+    return Array(3, push.gradients, &DecodeScratch::values);
+  }
+  bool HalfGradients(PushRequest& push) {
+    const FloatType type = HalfTypeOf(tag, kHalfGradients);
+    if (type == FloatType::kFloat32) return false;
+    uint64_t size = 0;
+    if (Complaint bad = ReadHalvesLength(reader, &size)) return Done(bad);
+    AlignedBuffer& floats = scratch->values;
+    if (!floats.Reserve(size * sizeof(float), 0)) return Done(kNoMemory);
+    push.gradients = {reinterpret_cast<const float*>(floats.data()), size};
+    ReadHalves(reader, type, size, reinterpret_cast<float*>(floats.data()));
+    return Done(kFine);
+  }
   // Reads an array, packed or not. Inlined, so that a tag of another field
   // costs no call.
   template <typename T>
@@ -470,22 +548,27 @@ absl::Status ReadFields(const char* name, const Fields& fields,
                      });
 }
 
-// Copies the floats [begin, begin + size) of an answer to their places in
-// memory.
-void ReadRows(PieceReader* reader, const RowTarget& target, uint64_t begin,
-              uint64_t size) {
-  if (target.dim == 0) {
-    if (size > 0) {
-      reader->Read(target.floats.data() + begin, size * sizeof(float));
+// Reads the floats [begin, begin + size) of an answer to their places in
+// memory. `type` is their type in the message.
+void ReadRows(PieceReader* reader, FloatType type, const RowTarget& target,
+              uint64_t begin, uint64_t size) {
+  const auto read = [&](float* to, uint64_t count) {
+    if (type == FloatType::kFloat32) {
+      reader->Read(to, count * sizeof(float));
+    } else {
+      ReadHalves(reader, type, count, to);
     }
+  };
+  if (target.dim == 0) {
+    if (size > 0) read(target.floats.data() + begin, size);
     return;
   }
   while (size > 0) {
     const uint64_t of_row = begin % target.dim;
     const uint64_t part = std::min(size, target.dim - of_row);
-    reader->Read(target.floats.data() +
-                     target.places[begin / target.dim] * target.dim + of_row,
-                 part * sizeof(float));
+    read(target.floats.data() + target.places[begin / target.dim] * target.dim +
+             of_row,
+         part);
     begin += part;
     size -= part;
   }
@@ -497,21 +580,25 @@ absl::Status ReadPullResponse(int max_group_depth, MessagePieces pieces,
   absl::Status status = ReadMessage(
       "PullResponse", pieces, max_group_depth,
       [&](uint32_t tag, PieceReader* reader) -> Complaint {
-        uint64_t length = sizeof(float);
-        if (tag == Tag(1, kBytes)) {
+        const FloatType type = HalfTypeOf(tag, kHalfValues);
+        uint64_t size = 1;
+        if (type != FloatType::kFloat32) {
+          if (Complaint bad = ReadHalvesLength(reader, &size)) return bad;
+        } else if (tag == Tag(1, kBytes)) {
+          uint64_t length = 0;
           if (Complaint bad = ReadLength(reader, &length)) return bad;
           if (length % sizeof(float) != 0) return kBadArray;
+          size = length / sizeof(float);
         } else if (tag != Tag(1, kFixed32)) {
           return kUnknownField;
-        } else if (reader->remaining() < length) {
+        } else if (reader->remaining() < sizeof(float)) {
           return kCutShort;
         }
-        const uint64_t size = length / sizeof(float);
         const uint64_t room =
             count < target.num_floats() ? target.num_floats() - count : 0;
         const uint64_t wanted = std::min(size, room);
-        ReadRows(reader, target, count, wanted);
-        reader->Skip((size - wanted) * sizeof(float));
+        ReadRows(reader, type, target, count, wanted);
+        reader->Skip(WireBytes(size - wanted, type));
         count += size;
         return kFine;
       });
@@ -606,6 +693,23 @@ class FieldWriter {
     if (day >= 0.0f) PresentFloat(field, day);
     return false;
   }
+  bool Type(uint32_t field, FloatType type) { return Number(field, type); }
+  bool Gradients(const PushRequest& push) {
+    if (push.wire_dtype != FloatType::kFloat32) return false;
+    return Array(3, push.gradients);
+  }
+  bool HalfGradients(const PushRequest& push) {
+    if (push.wire_dtype == FloatType::kFloat32) return false;
+    const uint64_t length = WireBytes(push.gradients.size(), push.wire_dtype);
+    BytesHeader(FieldOfHalves(push.wire_dtype, kHalfGradients), length);
+    if (to_ != nullptr) {
+      ActiveHalfKernels().encode_at_random(
+          push.wire_dtype, push.gradients.data(), push.gradients.size(),
+          SeedOf(push), to_ + size_);
+    }
+    size_ += length;
+    return false;
+  }
   template <typename T>
   bool Array(uint32_t field, absl::Span<const T> values,
              AlignedBuffer DecodeScratch::* /*buffer*/ = nullptr) {
@@ -665,6 +769,13 @@ uint64_t WritePushHead(const PushRequest& request, char* to) {
 }
 
 }  // namespace
+
+const HalfKernels& ActiveHalfKernels() {
+  static const HalfKernels kernels = ActiveSimdLevel() == SimdLevel::kAvx2
+                                         ? avx2::FindHalfKernels()
+                                         : scalar::FindHalfKernels();
+  return kernels;
+}
 
 bool AlignedBuffer::Reserve(size_t bytes, size_t used) {
   if (bytes <= capacity_) return true;
@@ -809,9 +920,16 @@ void WriteAssignRequest(const AssignRequest& request, char* to) {
   WriteFields(kAssignFields, request, to);
 }
 
-size_t WritePullResponseHeader(uint64_t num_floats, char* to) {
-  if (num_floats == 0) return 0;
-  return WritePartHeader(num_floats * sizeof(float), to);
+size_t WritePullResponseHeader(uint64_t num_floats, char* to, FloatType type) {
+  FieldWriter writer(to);
+  writer.BytesHeader(
+      type == FloatType::kFloat32 ? 1 : FieldOfHalves(type, kHalfValues),
+      WireBytes(num_floats, type));
+  return writer.size();
+}
+
+void WriteHalfRows(absl::Span<const float> rows, FloatType type, char* to) {
+  ActiveHalfKernels().encode(type, rows.data(), rows.size(), kMissingMark, to);
 }
 
 size_t WritePartHeader(uint64_t part_bytes, char* to) {
@@ -826,10 +944,18 @@ uint64_t PartBytes(uint64_t part_bytes) {
   return WritePartHeader(part_bytes, header) + part_bytes;
 }
 
-uint64_t PullResponseBytes(uint64_t num_floats) {
+void RoundRows(FloatType type, absl::Span<float> rows) {
+  if (type == FloatType::kFloat32) return;
+  std::vector<char> halves(WireBytes(rows.size(), type));
+  WriteHalfRows(rows, type, halves.data());
+  ActiveHalfKernels().decode(type, halves.data(), rows.size(), kMissingMark,
+                             rows.data());
+}
+
+uint64_t PullResponseBytes(uint64_t num_floats, FloatType type) {
   char header[kMaxPullResponseHeader];
-  return WritePullResponseHeader(num_floats, header) +
-         num_floats * sizeof(float);
+  return WritePullResponseHeader(num_floats, header, type) +
+         WireBytes(num_floats, type);
 }
 
 std::string EncodeWriteResponse(const WriteResult& result) {

@@ -9,6 +9,12 @@
 //   | 0x0a len table | 0x12 len keys (8 B each) | 0x1a len floats (4 B each)
 //   |..
 //
+// Rows and gradients of a 16-bit type are bytes in a field of their own. They
+// are rounded where they are written, and become floats where they are read.
+// Gradients are rounded at random, so that steps smaller than the last bit have
+// their effect on average; see half_floats.h. The noise depends on the push's
+// sequence and the gradient's place, so a repeated push has the same bytes.
+//
 // A PullMany or PushMany message contains several of these messages. A byte
 // 0x0a and the length precede each of them.
 //
@@ -32,6 +38,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "cc/base/half_floats.h"
 #include "cc/base/hash.h"
 #include "cc/wire/row_calls.h"
 
@@ -149,7 +156,7 @@ uint64_t PushRequestBytes(const PushRequest& request);
 void WritePushRequest(const PushRequest& request, char* to);
 // These functions write a PushRequest without its gradients: the bytes before
 // the gradients, and the bytes after them. The gradients are sent without a
-// copy.
+// copy. REQUIRES: request.wire_dtype is kFloat32.
 uint64_t PushRequestHeadBytes(const PushRequest& request);
 void WritePushRequestHead(const PushRequest& request, char* to);
 std::string PushRequestTail(const PushRequest& request);
@@ -161,7 +168,15 @@ void WriteAssignRequest(const AssignRequest& request, char* to);
 //
 // REQUIRES: `to` has room for kMaxPullResponseHeader bytes.
 inline constexpr size_t kMaxPullResponseHeader = 11;
-size_t WritePullResponseHeader(uint64_t num_floats, char* to);
+size_t WritePullResponseHeader(uint64_t num_floats, char* to,
+                               FloatType type = FloatType::kFloat32);
+// Writes rows as numbers of a 16-bit type, rounded to nearest. Keeps the marks
+// of missing rows.
+//
+// REQUIRES: `to` has room for WireBytes(rows.size(), type).
+void WriteHalfRows(absl::Span<const float> rows, FloatType type, char* to);
+// Rounds rows as a message with this type does.
+void RoundRows(FloatType type, absl::Span<float> rows);
 
 // Writes the header that precedes each part of a PullMany or PushMany message,
 // or of its response. Returns how many bytes were written.
@@ -173,7 +188,12 @@ size_t WritePartHeader(uint64_t part_bytes, char* to);
 // The length of a part with its header.
 uint64_t PartBytes(uint64_t part_bytes);
 // The length of a PullResponse.
-uint64_t PullResponseBytes(uint64_t num_floats);
+uint64_t PullResponseBytes(uint64_t num_floats,
+                           FloatType type = FloatType::kFloat32);
+// The length of numbers in a message.
+inline uint64_t WireBytes(uint64_t num_floats, FloatType type) {
+  return num_floats * (type == FloatType::kFloat32 ? 4 : 2);
+}
 
 // Writes a PushResponse or an AssignResponse.
 std::string EncodeWriteResponse(const WriteResult& result);

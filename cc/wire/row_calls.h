@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "cc/base/half_floats.h"
 #include "cc/base/hash.h"
 #include "cc/base/key_observations.h"
 #include "cc/sync/worker_group.h"
@@ -50,6 +51,8 @@ struct PullRequest {
   bool insert_missing = false;
   bool mark_missing = false;  // Without effect on a pull that inserts.
   float day = kServersDay;    // For rows that are made.
+  // The type of the rows in a message. The rows in memory are floats.
+  FloatType wire_dtype = FloatType::kFloat32;
 };
 
 // The memory for the rows of an answer. If `places` is empty, rows are stored
@@ -78,6 +81,9 @@ struct PushRequest : GradientBatch {
   PushId id;
   // For a push to a bsp table. For other tables its group is empty.
   StepTag step;
+  // The type of the gradients in a message. The gradients in memory are floats,
+  // also those that were read from a message; these have been rounded.
+  FloatType wire_dtype = FloatType::kFloat32;
 };
 
 // The result of a write. A repeated write gets the result of the first one.

@@ -59,6 +59,8 @@ void WriteField(const Value& value, const FieldDescriptor* field, Message* to) {
     reflection->SetUInt64(to, field, value);
   } else if constexpr (std::is_same_v<Value, RowCapacity>) {
     reflection->SetUInt64(to, field, value.num_rows);
+  } else if constexpr (std::is_same_v<Value, WireDtype>) {
+    WriteField(value.type, field, to);
   } else if constexpr (std::is_same_v<Value, uint32_t>) {
     reflection->SetUInt32(to, field, value);
   } else if constexpr (std::is_same_v<Value, int>) {
@@ -110,6 +112,8 @@ void ReadField(const Message& from, const FieldDescriptor* field,
     *value = reflection->GetUInt64(from, field);
   } else if constexpr (std::is_same_v<Value, RowCapacity>) {
     value->num_rows = reflection->GetUInt64(from, field);
+  } else if constexpr (std::is_same_v<Value, WireDtype>) {
+    ReadField(from, field, &value->type);
   } else if constexpr (std::is_same_v<Value, uint32_t>) {
     *value = reflection->GetUInt32(from, field);
   } else if constexpr (std::is_same_v<Value, int>) {
@@ -350,6 +354,7 @@ std::string DescribeDifference(const TableConfig& existing,
   const auto here = TextsOf(existing);
   TableConfig comparable = asked;
   comparable.capacity = existing.capacity;
+  comparable.wire_dtype = existing.wire_dtype;
   const auto wanted = TextsOf(comparable);
   std::vector<std::string> differences;
   for (size_t i = 0; i < here.size(); ++i) {

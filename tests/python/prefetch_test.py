@@ -99,6 +99,7 @@ MODELS: dict[str, Model] = {
     "two that share": of_two_that_share,
     "many": of_many,
     "sequence": of_a_sequence,
+    "wire_dtype": of_one(wire_dtype="bfloat16"),
 }
 
 

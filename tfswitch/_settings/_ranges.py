@@ -146,6 +146,15 @@ def choices(*names: str) -> Range:
     return Range(f"{', '.join(others)} or {last}", lambda v: v in names, str)
 
 
+_WIRE_DTYPE = choices("float32", "float16", "bfloat16")
+
+
+def check_wire_dtype(value: Any) -> str:
+    """Returns the name of a type in which rows travel to and from servers."""
+    name = getattr(value, "name", value)  # tf.bfloat16
+    return str(_WIRE_DTYPE.check("wire_dtype", name))
+
+
 def check_fields(made: Any, owner: str = "") -> None:
     """Checks and converts the fields of a frozen dataclass.
 

@@ -14,6 +14,7 @@ from tfswitch import storage_dtype as storage_dtype_lib
 from tfswitch._settings._ranges import (
     PUSH_DEPTH,
     check_fields,
+    check_wire_dtype,
     choices,
     integers,
 )
@@ -55,6 +56,8 @@ class TableSpec:
             equal, because it does not change the rows.
         push_depth: How many pushes of this process may be in flight, or None
             for the cluster's. It does not take part in comparisons either.
+        wire_dtype: The type in which this process exchanges rows and gradients
+            with servers. It does not take part in comparisons either.
         layout: The layout of a dense table's rows.
         is_open: Whether `optimizer` and `update` are defaults that may still
             change. A table that exists then keeps its own optimizer, and a new
@@ -79,11 +82,13 @@ class TableSpec:
     push_depth: Annotated[int | None, _PUSH_DEPTH] = dataclasses.field(
         default=None, compare=False
     )
+    wire_dtype: str = dataclasses.field(default="float32", compare=False)
     layout: str = ""
     is_open: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
+        self._set(wire_dtype=check_wire_dtype(self.wire_dtype))
         for name, get in _OBJECTS.items():
             self._set(**{name: get(getattr(self, name))})
         self._set(
@@ -114,6 +119,8 @@ class TableSpec:
         }
         if self.capacity is not None:
             config["capacity"] = self.capacity
+        if self.wire_dtype != "float32":
+            config["wire_dtype"] = self.wire_dtype.upper()
         for setting in _OBJECTS:
             if (value := getattr(self, setting)) is not None:
                 config[setting] = value.to_table_config()
@@ -134,7 +141,13 @@ class TableSpec:
         """Returns the settings that Keras stores, by their names here."""
         config: dict[str, Any] = {
             name: getattr(self, name)
-            for name in ("seed", "update", "capacity", "push_depth")
+            for name in (
+                "seed",
+                "update",
+                "capacity",
+                "push_depth",
+                "wire_dtype",
+            )
         }
         for name in _OBJECTS:
             value = getattr(self, name)

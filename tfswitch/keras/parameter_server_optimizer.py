@@ -10,7 +10,11 @@ import tensorflow as tf
 
 from tfswitch import consistency as consistency_lib
 from tfswitch import optimizers as optimizers_lib
-from tfswitch._settings._ranges import bad_argument, is_number
+from tfswitch._settings._ranges import (
+    bad_argument,
+    check_wire_dtype,
+    is_number,
+)
 from tfswitch._types import Config, Gradient, TensorLike, Variable
 from tfswitch.cluster import Cluster, default_cluster
 from tfswitch.consistency import Consistency
@@ -86,6 +90,10 @@ class ParameterServerOptimizer(_backend.Optimizer):
             sends all of them. By default the optimizer takes these variables
             from the model that is compiled with it, and a step sends only the
             variables that it writes.
+        wire_dtype: The type in which this worker exchanges variables and their
+            gradients with servers, as for `tfswitch.EmbeddingTable`. With
+            "float16" or "bfloat16" the model's variables are rounded copies;
+            the servers' are float32.
         cluster: The cluster to use; by default that of `tfswitch.connect`.
         name: Name of the optimizer.
 
@@ -116,6 +124,7 @@ class ParameterServerOptimizer(_backend.Optimizer):
         batch_weight: float | Callable[[], TensorLike] | None = None,
         non_trainable: str | None = None,
         non_trainable_variables: Iterable[Variable] | None = None,
+        wire_dtype: str = "float32",
         cluster: Cluster | None = None,
         name: str = "parameter_server",
     ) -> None:
@@ -153,6 +162,7 @@ class ParameterServerOptimizer(_backend.Optimizer):
         )
         self._server_optimizer = server_optimizer
         self._consistency = consistency
+        self._wire_dtype = check_wire_dtype(wire_dtype)
         self._table_name = table
         self._batch_weight = batch_weight
         self._non_trainable = non_trainable
@@ -241,6 +251,7 @@ class ParameterServerOptimizer(_backend.Optimizer):
             shapes,
             optimizer=self._server_optimizer,
             consistency=self._consistency,
+            wire_dtype=self._wire_dtype,
             cluster=cluster,
         )
         if servers.worker is None:
@@ -495,6 +506,7 @@ class ParameterServerOptimizer(_backend.Optimizer):
                 self._server_optimizer, lambda: float(self.learning_rate)
             ),
             "consistency": self._consistency.get_config(),
+            "wire_dtype": self._wire_dtype,
             "table": self._table_name,
             "batch_weight": (
                 None if callable(self._batch_weight) else self._batch_weight

@@ -5,9 +5,10 @@
 // sent, so that an error while making one leaves nothing applied.
 //
 // Rows are copied directly from an answer to their final places. A long array
-// of gradients is sent without a copy if its owner is known; short ones and all
-// keys are copied. Control calls are protobuf messages, because they are short
-// or rare. The type of a request determines the method and its service.
+// of float32 gradients is sent without a copy if its owner is known; other
+// gradients and all keys are copied. Control calls are protobuf messages,
+// because they are short or rare. The type of a request determines the method
+// and its service.
 
 #include "cc/rpc/client/grpc_client.h"
 
@@ -198,7 +199,8 @@ struct PieceSize {
 
 PieceSize SizeOfPull(const PullPart& pull, bool is_cut) {
   return {PartBytes(PullRequestBytes(pull.args)),
-          PartBytes(PullResponseBytes(pull.num_floats())), is_cut};
+          PartBytes(PullResponseBytes(pull.num_floats(), pull.args.wire_dtype)),
+          is_cut};
 }
 
 PieceSize SizeOfPush(const PushArgs& push, bool is_cut) {
@@ -288,9 +290,10 @@ void CutPush(const PushArgs& args, uint64_t max_message_bytes,
   const bool fits_whole =
       PartBytes(PushRequestBytes(args)) <= max_message_bytes;
   const size_t keys_per_piece =
-      may_be_cut ? KeysPerPart(args.keys.size(), width * sizeof(float),
-                               fits_whole ? kMinPushPartBytes : kMinPartBytes)
-                 : args.keys.size();
+      may_be_cut
+          ? KeysPerPart(args.keys.size(), WireBytes(width, args.wire_dtype),
+                        fits_whole ? kMinPushPartBytes : kMinPartBytes)
+          : args.keys.size();
   const bool is_split = keys_per_piece < args.keys.size();
   size_t begin = 0;
   size_t num_pieces = 0;
@@ -409,8 +412,8 @@ std::unique_ptr<PendingCall> GrpcClient::StartPull(
       return Done(std::move(status));
     }
     const size_t width = static_cast<size_t>(args.dim);
-    const size_t keys_per_piece =
-        KeysPerPart(args.keys.size(), width * sizeof(float), kMinPartBytes);
+    const size_t keys_per_piece = KeysPerPart(
+        args.keys.size(), WireBytes(width, args.wire_dtype), kMinPartBytes);
     size_t begin = 0;
     do {
       PullPart piece = part;
@@ -553,8 +556,9 @@ absl::StatusOr<grpc::ByteBuffer> GrpcClient::EncodePushes(
   for (size_t i = 0; i < pushes.size(); ++i) {
     const PushArgs& push = pushes[i];
     const size_t gradient_bytes = push.gradients.size() * sizeof(float);
-    const bool is_shared =
-        push.gradients_owner != nullptr && gradient_bytes >= kMinSharedBytes;
+    const bool is_shared = push.wire_dtype == FloatType::kFloat32 &&
+                           push.gradients_owner != nullptr &&
+                           gradient_bytes >= kMinSharedBytes;
     const size_t header_bytes = PartBytes(lengths[i]) - lengths[i];
     const uint64_t copied =
         header_bytes + (is_shared ? PushRequestHeadBytes(push) : lengths[i]);

@@ -6,13 +6,15 @@
 //
 // A pull's answer has a length that is known before its rows. So its header is
 // written first, and then the shard writes the rows directly into the memory
-// that gRPC sends. ReserveAnswer() counts this memory before it is allocated,
-// until the answer has been sent. If there is no memory, only this call fails.
+// that gRPC sends; 16-bit rows are rounded into it. ReserveAnswer() counts this
+// memory before it is allocated, until the answer has been sent. If there is no
+// memory, only this call fails.
 
 #include "cc/rpc/server/data_plane.h"
 
 #include <cstring>
 #include <list>
+#include <memory>
 #include <new>
 #include <optional>
 #include <thread>
@@ -336,12 +338,17 @@ absl::Status DataPlane::AnswerPull(Call* call, Queue* queue) {
   tables.reserve(pulls.size());
   std::vector<Insertion> insertions;
   uint64_t size = 0;
+  uint64_t scratch = 0;  // For the floats of 16-bit rows.
   for (const PullRequest& pull : pulls) {
     TFSWITCH_ASSIGN_OR_RETURN(
         auto table, FindFor(*call, {pull.table, pull.table_incarnation},
                             /*changes=*/pull.insert_missing));
     if (pull.insert_missing) insertions.push_back({table.get(), pull.keys});
-    const uint64_t answer = PullResponseBytes(pull.keys.size() * table->dim());
+    const uint64_t num_floats = pull.keys.size() * table->dim();
+    const uint64_t answer = PullResponseBytes(num_floats, pull.wire_dtype);
+    if (pull.wire_dtype != FloatType::kFloat32) {
+      scratch += num_floats * sizeof(float);
+    }
     size += is_many ? PartBytes(answer) : answer;
     tables.push_back(std::move(table));
   }
@@ -357,7 +364,7 @@ absl::Status DataPlane::AnswerPull(Call* call, Queue* queue) {
         "; pull fewer keys per call or start the server with a larger "
         "--max_message_bytes"));
   }
-  TFSWITCH_RETURN_IF_ERROR(ReserveAnswer(call, queue, size));
+  TFSWITCH_RETURN_IF_ERROR(ReserveAnswer(call, queue, size + scratch));
   TFSWITCH_RETURN_IF_ERROR(CheckRowQuota(call->caller, *shard_, insertions));
   // Each part has a slice of its own, so that the floats of each part are
   // aligned.
@@ -377,23 +384,30 @@ absl::Status DataPlane::AnswerPart(const Call& call, const PullRequest& pull,
     TFSWITCH_RETURN_IF_ERROR(NoteDay(table, pull.day));
   }
   const size_t num_floats = pull.keys.size() * table.dim();
+  const FloatType type = pull.wire_dtype;
+  const uint64_t bytes = WireBytes(num_floats, type);
   char header[kMaxPartHeader + kMaxPullResponseHeader];
   size_t header_bytes =
-      has_header ? WritePartHeader(PullResponseBytes(num_floats), header) : 0;
-  header_bytes += WritePullResponseHeader(num_floats, header + header_bytes);
-  OutgoingMessage message(header_bytes + num_floats * sizeof(float),
-                          header_bytes);
-  if (message.data() == nullptr) {
+      has_header ? WritePartHeader(PullResponseBytes(num_floats, type), header)
+                 : 0;
+  header_bytes +=
+      WritePullResponseHeader(num_floats, header + header_bytes, type);
+  OutgoingMessage message(header_bytes + bytes, header_bytes);
+  const bool is_float32 = type == FloatType::kFloat32;
+  const std::unique_ptr<float[]> rounded(
+      is_float32 ? nullptr : new (std::nothrow) float[num_floats]);
+  if (message.data() == nullptr || (!is_float32 && rounded == nullptr)) {
     return absl::ResourceExhaustedError(
         absl::StrCat("table '", pull.table, "': no memory for an answer of ",
-                     num_floats * sizeof(float), " bytes"));
+                     bytes, " bytes"));
   }
   std::memcpy(message.data(), header, header_bytes);
-  TFSWITCH_RETURN_IF_ERROR(shard_->Pull(
-      table, pull.keys, pull.if_missing(),
-      absl::MakeSpan(reinterpret_cast<float*>(message.data() + header_bytes),
-                     num_floats),
-      helpers_));
+  char* const to = message.data() + header_bytes;
+  const absl::Span<float> rows = absl::MakeSpan(
+      is_float32 ? reinterpret_cast<float*>(to) : rounded.get(), num_floats);
+  TFSWITCH_RETURN_IF_ERROR(
+      shard_->Pull(table, pull.keys, pull.if_missing(), rows, helpers_));
+  if (!is_float32) WriteHalfRows(rows, type, to);
   *answer = std::move(message).ToSlice();
   return absl::OkStatus();
 }

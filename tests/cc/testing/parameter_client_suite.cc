@@ -20,6 +20,7 @@
 #include "cc/base/steady_clock.h"
 #include "cc/client/checkpoints.h"
 #include "cc/client/parameter_client.h"
+#include "cc/wire/codec.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cc/testing/coordination.h"
@@ -64,6 +65,47 @@ TEST_P(ParameterClientSuite, PullMarksMissingRowsAndCreatesNone) {
   EXPECT_EQ(rows[2], present[0]);
   EXPECT_EQ(rows[3], present[1]);
   EXPECT_EQ(Pull("t", 2, {2}), std::vector<float>({0, 0}));
+}
+
+TEST_P(ParameterClientSuite, RowsAndGradientsMayTravelAs16BitNumbers) {
+  ASSERT_TRUE(client().CreateTable(Config("t", 3)).ok());
+  // So many that a call is sent in pieces.
+  std::vector<Key> keys(30000);
+  std::iota(keys.begin(), keys.end(), Key{-500});
+  const std::vector<float> before = Pull("t", 3, keys, /*insert_missing=*/true);
+  for (const FloatType type : {FloatType::kFloat16, FloatType::kBfloat16}) {
+    std::vector<Key> pulled = keys;
+    pulled.push_back(-1000);
+    PullArgs pull;
+    pull.table = "t";
+    pull.dim = 3;
+    pull.keys = pulled;
+    pull.mark_missing = true;
+    pull.wire_dtype = type;
+    std::vector<float> rows(pulled.size() * 3);
+    ASSERT_TRUE(client().Pull(pull, absl::MakeSpan(rows)).ok());
+    std::vector<float> rounded = Pull("t", 3, keys);
+    if (rows[0] != rounded[0]) RoundRows(type, absl::MakeSpan(rounded));
+    EXPECT_EQ(BitsOfFloat(rows.back()), kMissingMark);
+    rows.resize(rounded.size());
+    EXPECT_EQ(rows, rounded);
+
+    PushArgs push;
+    push.table = "t";
+    push.dim = 3;
+    push.keys = keys;
+    const std::vector<float> gradients(
+        before.size(), type == FloatType::kFloat16 ? 0.25f : -0.25f);
+    push.gradients = gradients;
+    push.learning_rate = 1.0f;
+    push.keys_are_unique = true;
+    push.wire_dtype = type;
+    ASSERT_TRUE(client().Push(push).ok());
+  }
+  const std::vector<float> after = Pull("t", 3, keys);
+  for (size_t i = 0; i < before.size(); ++i) {
+    ASSERT_NEAR(after[i], before[i], 1e-6f);
+  }
 }
 
 TEST_P(ParameterClientSuite, PullWithInsertCreatesEachKeyOnce) {

@@ -11,6 +11,8 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "cc/base/cpu_features.h"
+#include "cc/wire/half_kernels.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cc/wire/codec_oracle.h"
@@ -208,6 +210,152 @@ TEST(CodecTest, ResponsesAreByteForByteThoseOfProtobuf) {
                 proto.SerializeAsString());
     }
   }
+}
+
+const std::vector<FloatType> kHalfTypes = {FloatType::kFloat16,
+                                           FloatType::kBfloat16};
+
+TEST(CodecTest, RowsOf16BitsAreThoseOfProtobufAndKeepTheMarks) {
+  // More numbers than are decoded at once. All but the last one are exact.
+  std::vector<float> rows(2500);
+  for (size_t i = 0; i < rows.size(); ++i) rows[i] = 0.25f * (i % 64);
+  rows[7] = FloatOfBits(kMissingMark);
+  rows.back() = 1.0f + 0x1p-14f;
+  for (const FloatType type : kHalfTypes) {
+    SCOPED_TRACE(static_cast<int>(type));
+    std::string bytes(kMaxPullResponseHeader, '\0');
+    bytes.resize(WritePullResponseHeader(rows.size(), bytes.data(), type));
+    std::string halves(WireBytes(rows.size(), type), '\0');
+    WriteHalfRows(rows, type, halves.data());
+    EXPECT_EQ(halves.size(), 2 * rows.size());
+    EXPECT_EQ(halves.substr(14, 2), Bytes({0xff, 0x7f}));
+    bytes += halves;
+    EXPECT_EQ(bytes.size(), PullResponseBytes(rows.size(), type));
+    v1::PullResponse proto;
+    (type == FloatType::kFloat16 ? proto.mutable_float16_values()
+                                 : proto.mutable_bfloat16_values())
+        ->assign(halves);
+    EXPECT_EQ(bytes, proto.SerializeAsString());
+
+    std::vector<float> expected = rows;
+    expected.back() = 1.0f;
+    std::vector<float> rounded = rows;
+    RoundRows(type, absl::MakeSpan(rounded));
+    std::vector<float> read(rows.size() + 3);
+    std::vector<size_t> places(rows.size() / 4);
+    std::iota(places.rbegin(), places.rend(), size_t{0});
+    uint64_t count = 0;
+    for (const uint32_t cut : {0, 7, 11}) {
+      const CutMessage message(bytes, cut);
+      ASSERT_TRUE(ReadPullResponse(message.pieces(),
+                                   absl::MakeSpan(read).first(rows.size()),
+                                   &count)
+                      .ok());
+      EXPECT_EQ(count, rows.size());
+      for (size_t i = 0; i < rows.size(); ++i) {
+        ASSERT_EQ(BitsOfFloat(read[i]), BitsOfFloat(expected[i])) << i;
+        ASSERT_EQ(BitsOfFloat(rounded[i]), BitsOfFloat(expected[i])) << i;
+      }
+      ASSERT_TRUE(ReadPullResponse(message.pieces(),
+                                   RowTarget(absl::MakeSpan(read), places, 4),
+                                   &count)
+                      .ok());
+      EXPECT_EQ(read[0], expected[rows.size() - 4]);
+      EXPECT_EQ(read[3], 1.0f);
+    }
+  }
+}
+
+TEST(CodecTest, GradientsOf16BitsAreRoundedAtRandomByTheIdOfThePush) {
+  std::vector<float> gradients(4000, 1.0f + 0x1p-12f);
+  gradients[0] = 0.5f;  // Is exact.
+  PushRequest push;
+  push.table = "t";
+  push.gradients = gradients;
+  push.day = 3.0f;
+  push.table_incarnation = 9;
+  const auto encode = [&push](uint64_t sequence) {
+    push.id = {5, sequence};
+    std::string bytes(PushRequestBytes(push), '\0');
+    WritePushRequest(push, bytes.data());
+    return bytes;
+  };
+  const auto decode = [](const std::string& bytes) {
+    DecodeScratch scratch;
+    PushRequest read;
+    const CutMessage message(bytes, 5);
+    EXPECT_TRUE(ReadPushRequest(message.pieces(), &scratch, &read).ok());
+    EXPECT_EQ(read.wire_dtype, FloatType::kFloat32);
+    EXPECT_EQ(read.table_incarnation, 9u);
+    return std::vector<float>(read.gradients.begin(), read.gradients.end());
+  };
+  for (const FloatType type : kHalfTypes) {
+    SCOPED_TRACE(static_cast<int>(type));
+    push.wire_dtype = type;
+    push.gradients = gradients;
+    const std::string bytes = encode(6);
+    EXPECT_EQ(encode(6), bytes);
+    v1::PushRequest proto;
+    ASSERT_TRUE(proto.ParseFromString(bytes));
+    EXPECT_EQ(bytes, proto.SerializeAsString());
+    EXPECT_EQ(proto.gradients_size(), 0);
+
+    const std::vector<float> rounded = decode(bytes);
+    ASSERT_EQ(rounded.size(), gradients.size());
+    EXPECT_EQ(rounded[0], 0.5f);
+    const double sum = std::accumulate(rounded.begin() + 1, rounded.end(), 0.0);
+    EXPECT_NEAR(sum / (rounded.size() - 1), 1.0 + 0x1p-12, 1e-4);
+    EXPECT_NE(decode(encode(7)), rounded);
+    push.gradients = rounded;
+    EXPECT_EQ(encode(6), bytes);
+  }
+}
+
+TEST(CodecTest, KernelsAgreeForAllInstructionSets) {
+  if (BestSimdLevel() != SimdLevel::kAvx2) GTEST_SKIP() << "needs AVX2";
+  std::minstd_rand random(1);
+  std::vector<float> floats(4099);
+  for (float& value : floats) {
+    value = FloatOfBits((random() & 0xffff) | random() << 16);
+  }
+  floats[5] = FloatOfBits(kMissingMark);
+  std::vector<char> halves[2];
+  std::vector<float> decoded[2];
+  for (const FloatType type : kHalfTypes) {
+    for (const bool at_random : {false, true}) {
+      for (const int i : {0, 1}) {
+        const HalfKernels kernels =
+            i == 0 ? scalar::FindHalfKernels() : avx2::FindHalfKernels();
+        halves[i].assign(2 * floats.size(), 'x');
+        if (at_random) {
+          kernels.encode_at_random(type, floats.data(), floats.size(), 3,
+                                   halves[i].data());
+        } else {
+          kernels.encode(type, floats.data(), floats.size(), kMissingMark,
+                         halves[i].data());
+        }
+        decoded[i].assign(floats.size(), 0);
+        kernels.decode(type, halves[i].data(), floats.size(), kMissingMark,
+                       decoded[i].data());
+      }
+      EXPECT_EQ(halves[0], halves[1]);
+      EXPECT_EQ(0, std::memcmp(decoded[0].data(), decoded[1].data(),
+                               floats.size() * sizeof(float)));
+      EXPECT_EQ(BitsOfFloat(decoded[0][5]) == kMissingMark, !at_random);
+    }
+  }
+}
+
+TEST(CodecTest, GradientsOf16BitsNeedAnEvenLength) {
+  v1::PushRequest proto;
+  proto.set_bfloat16_gradients("abc");
+  const std::string bytes = proto.SerializeAsString();
+  const absl::string_view piece = bytes;
+  DecodeScratch scratch;
+  PushRequest push;
+  const absl::Status status = ReadPushRequest({&piece, 1}, &scratch, &push);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("multiple"));
 }
 
 TEST(CodecTest, MessagesOfManyAreByteForByteThoseOfProtobuf) {

@@ -226,6 +226,12 @@ class DynamicEmbedding(_backend.Layer):
             for the push, so the rows learn the same (docs/faster.md). None
             means the `push_depth` of the cluster. If
             layers learn in one step, the smallest value counts for all of them.
+        wire_dtype: The type in which this process exchanges rows and gradients
+            with servers: "float32", or "float16" or "bfloat16" for about half
+            the bytes. Servers keep and step the rows as before. Rows are
+            rounded to nearest, gradients at random, so that their expected
+            value is exact (docs/faster.md). Without effect on tables of this
+            process.
         consistency: When the gradients of several workers are applied: a
             `tfswitch.train.Consistency`, "asp" or "bsp". None means `asp`.
         cluster: The cluster in which the layer makes its table. By default that
@@ -305,6 +311,7 @@ class DynamicEmbedding(_backend.Layer):
         seed: int | None = None,
         capacity: int | None = None,
         push_depth: int | None = None,
+        wire_dtype: str = "float32",
         consistency: ConsistencyLike | None = None,
         cluster: Cluster | None = None,
         weights: TensorLike | Sequence[TensorLike] | None = None,
@@ -341,6 +348,7 @@ class DynamicEmbedding(_backend.Layer):
             seed=seed,
             capacity=capacity,
             push_depth=push_depth,
+            wire_dtype=wire_dtype,
             consistency=consistency,
             admission=admission,
             eviction=eviction,
