@@ -55,6 +55,9 @@ SUITES = {
         "python benchmarks/storage_dtype_auc.py --seeds=5",
         "python benchmarks/storage_dtype_auc.py --seeds=5 --optimizer=adam",
     ],
+    "wire_dtype_auc": [
+        "python benchmarks/storage_dtype_auc.py --seeds=5 --wire"
+    ],
     "dense_updates": [f"{_BUILT}/dense_updates_bench"],
     "dense_updates_auc": ["python benchmarks/dense_updates_auc.py"],
     "exchange": [

@@ -7,6 +7,7 @@ ratings in the same order. Types take turns. Figures are medians over
 the seeds, and the median of the difference to float32 with the same seed.
 
     python benchmarks/storage_dtype_auc.py --optimizer=adam --seeds=5
+    python benchmarks/storage_dtype_auc.py --wire
 
 `--epochs`, `--batch_size`, `--data` and `--max_ratings` are those of the
 example.
@@ -34,6 +35,9 @@ from figures import report
 _OPTIMIZER = flags.DEFINE_enum(
     "optimizer", "adagrad", ["adagrad", "adam"], "Of the embeddings."
 )
+_WIRE = flags.DEFINE_bool(
+    "wire", False, "Vary `wire_dtype` of rows on a server, not their type."
+)
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Trainings of each.", lower_bound=1)
 
 OPTIMIZERS = {
@@ -54,22 +58,16 @@ ROW_TYPES = {
     "float16 + bfloat16": tsw.StorageDtype("float16", slots="bfloat16"),
     "float16 + float16": tsw.StorageDtype("float16", slots="float16"),
 }
-# Float32 rows on a server, and the type in which they travel.
-WIRE_TYPES = {
-    "float32, bfloat16 on the wire": "bfloat16",
-    "float32, float16 on the wire": "float16",
-}
+WIRE_TYPES = ("float32", "bfloat16", "float16")
 
 
 def train(data: tuple, name: str, seed: int) -> tuple[float, int]:
     """Returns the AUC of the last epoch, and the bytes of a row."""
-    if name not in WIRE_TYPES:
+    if not _WIRE.value:
         return train_with(data, seed, storage_dtype=ROW_TYPES[name])
     with tsw.Server() as server:
         cluster = tsw.Cluster(f"grpc://{server.address}")
-        return train_with(
-            data, seed, wire_dtype=WIRE_TYPES[name], cluster=cluster
-        )
+        return train_with(data, seed, wire_dtype=name, cluster=cluster)
 
 
 def train_with(data: tuple, seed: int, **settings: Any) -> tuple[float, int]:
@@ -109,7 +107,7 @@ def main(argv: list[str]) -> None:
     """Trains all and prints the table."""
     del argv
     data = example.read_movielens(flags.FLAGS.data, flags.FLAGS.max_ratings)
-    names = [*ROW_TYPES, *WIRE_TYPES]
+    names = WIRE_TYPES if _WIRE.value else tuple(ROW_TYPES)
     aucs: dict[str, list[float]] = {name: [] for name in names}
     stride = {}
     for seed in range(1, 1 + _SEEDS.value):
@@ -124,7 +122,7 @@ def main(argv: list[str]) -> None:
         report(cell, "AUC", values)
         report(f"{cell} - float32", "AUC", difference)
         print(
-            f"  {name:30} {stride[name]:4} {statistics.median(values):.4f} "
+            f"  {name:28} {stride[name]:4} {statistics.median(values):.4f} "
             f"({statistics.median(difference):+.4f}, "
             f"{difference.min():+.4f} to {difference.max():+.4f})"
         )

@@ -99,9 +99,14 @@ class RestartableServers:
 
     Args:
         checkpoint_root: See `tsw.Server`.
+        token_file: See `tsw.Server`.
     """
 
-    def __init__(self, checkpoint_root: str | pathlib.Path = "/") -> None:
+    def __init__(
+        self,
+        checkpoint_root: str | pathlib.Path = "/",
+        token_file: str | pathlib.Path | None = None,
+    ) -> None:
         self.addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
         self.address = "grpc://" + ",".join(self.addresses)
         self._servers = [
@@ -110,6 +115,7 @@ class RestartableServers:
                 shard_index=index,
                 num_shards=2,
                 checkpoint_root=checkpoint_root,
+                token_file=token_file,
             ).start()
             for index, address in enumerate(self.addresses)
         ]

@@ -1,6 +1,7 @@
 """Pushes in flight: no call reads too early; prefetch_test.py trains."""
 
 import contextlib
+import pathlib
 import signal
 import subprocess
 import threading
@@ -14,7 +15,8 @@ import tensorflow as tf
 
 import tfswitch as tsw
 from tests.programs import PythonProgram
-from tests.support import ServerProcess, make_table
+from tests.support import RestartableServers, ServerProcess, make_table
+from tests.tokens import TokenFile
 from tfswitch.ops import TablePush
 from tfswitch.table import push_many
 
@@ -93,6 +95,38 @@ def test_an_error_names_its_step_once_and_leaves_the_call_undone() -> None:
         # No later test may get the error of the other push.
         with contextlib.suppress(OSError):
             cluster.flush()
+
+
+# Answers of a server to a push, and the errors of the call after it.
+REFUSALS: dict[str, tuple[type[Exception], str]] = {
+    "no right": (PermissionError, "needs train"),
+    "lost table": (OSError, "has lost table"),
+    "dropped table": (KeyError, "no table 't'"),
+}
+
+
+@pytest.mark.parametrize("cause", REFUSALS)
+def test_a_refused_push_is_the_error_of_the_next_call(
+    cause: str, tmp_path: pathlib.Path
+) -> None:
+    tokens = TokenFile(tmp_path / "tokens")
+    role = "read" if cause == "no right" else "train"
+    admin, token = tokens.create("admin"), tokens.create(role)
+    with RestartableServers(token_file=tokens.path) as servers:
+        owner = tsw.Cluster(servers.address, token=admin)
+        cluster = tsw.Cluster(servers.address, token=token, push_depth=1)
+        make_table(cluster=owner)
+        table = make_table(cluster=cluster)
+        assert table.lookup(IDS).shape == (5, 2)
+        if cause == "lost table":
+            servers.restart(1)
+        elif cause == "dropped table":
+            owner.drop("t")
+        expected, text = REFUSALS[cause]
+        table.push(IDS, ONES)
+        with pytest.raises(expected, match=rf"the push of step 1: .*{text}"):
+            table.lookup(IDS)
+        cluster.flush()  # The error was raised once.
 
 
 def test_gradients_with_nan_are_an_error_of_their_own_step() -> None:

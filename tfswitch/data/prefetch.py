@@ -11,7 +11,13 @@ import tensorflow as tf
 
 from tfswitch._settings._ranges import PUSH_DEPTH, bad_argument
 from tfswitch.keras import _backend, _row_weights
-from tfswitch.keras.layers import DynamicEmbedding, DynamicEmbeddings, id_inputs
+from tfswitch.keras.layers import (
+    NCE,
+    DynamicEmbedding,
+    DynamicEmbeddings,
+    SampledSoftmax,
+    id_inputs,
+)
 from tfswitch.ops.resources import has_remote_workers
 from tfswitch.table import EmbeddingTable, drop_prefetches, prefetch_many
 
@@ -171,13 +177,16 @@ def _calls_of(
             given,
             "a Keras model, or a DynamicEmbedding or DynamicEmbeddings",
         )
-    if not any(isinstance(each, _LAYERS) for each in _all_layers(given)):
+    calls = []
+    if _has_lookups(given):
+        calls = list(_calls_in_model(given, lambda inputs: inputs))
+    if not calls:
         raise ValueError(
             f"prefetch_embeddings: model '{given.name}' has no "
-            "DynamicEmbedding and no DynamicEmbeddings, so there are no rows "
-            "to read."
+            "DynamicEmbedding and no DynamicEmbeddings whose ids are in the "
+            "dataset, so there are no rows to read."
         )
-    return list(_calls_in_model(given, lambda inputs: inputs))
+    return calls
 
 
 def _calls_of_columns(features: Mapping[str, Any], spec: Any) -> list[_Call]:
@@ -251,6 +260,8 @@ def _calls_of_layer(layer: Any, inputs_of: _InputsOf) -> Iterable[_Call]:
 
 
 def _has_lookups(layer: Any) -> bool:
+    if isinstance(layer, (SampledSoftmax, NCE)):
+        return False  # Their ids are drawn in the step.
     return isinstance(layer, _LAYERS) or any(
         isinstance(each, _LAYERS) for each in _all_layers(layer)
     )
