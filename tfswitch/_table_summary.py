@@ -55,7 +55,9 @@ def describe(table: "EmbeddingTable", sample: int) -> str:
         "row": f"{table.dim} x {table.storage_dtype.embeddings}, "
         f"{stats['slot_floats']} floats of state and statistics, "
         f"{stats['row_stride_bytes']} bytes",
-        "wire": "" if table.wire_dtype == "float32" else table.wire_dtype,
+        "wire": table.wire_dtype
+        if table.cluster.is_remote and table.wire_dtype != "float32"
+        else "",
         "memory": f"{format_bytes(stats.memory_bytes)}: {memory}",
         "lost": stats["lost"],
         "initializer": repr(table.initializer),

@@ -1,5 +1,6 @@
 """A model's dense variables on the parameter servers."""
 
+import copy
 import itertools
 import math
 import time
@@ -132,8 +133,7 @@ class DenseTable:
             as a Keras optimizer does with dense variables. The optimizer must
             be elementwise: `tfswitch.optimizers.Optimizer.is_elementwise`.
         consistency: As for `tfswitch.EmbeddingTable`.
-        wire_dtype: As for `tfswitch.EmbeddingTable`. `pull` returns values that
-            were rounded to it.
+        wire_dtype: As for `tfswitch.EmbeddingTable`.
         cluster: The cluster to use; by default that of `tfswitch.connect`.
 
     Raises:
@@ -373,6 +373,8 @@ class DenseTable:
     def pull(self) -> list[tf.Tensor]:
         """Returns the present values, one float32 tensor per shape.
 
+        With a 16-bit `wire_dtype` they are rounded to it.
+
         Raises:
             RuntimeError: If the table has not been initialised, or a server was
                 started again and has lost its values. A graph raises
@@ -380,6 +382,12 @@ class DenseTable:
             ConnectionError, TimeoutError: If a server does not answer.
         """
         return pull_many([(self, None)])[0]
+
+    def _in_float32(self) -> "DenseTable":
+        """Returns an object of the same table whose `pull` is exact."""
+        exact = copy.copy(self)
+        exact._table = self._table._in_float32()
+        return exact
 
     def _part(self, arrays: Collection[int] | None) -> _Part:
         """Returns the blocks that contain values of these arrays."""

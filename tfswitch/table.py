@@ -114,8 +114,8 @@ class EmbeddingTable(TrackedTable):
             with servers: "float32", or "float16" or "bfloat16" for about half
             the bytes. Servers keep and step the rows as before. Rows are
             rounded to nearest, gradients at random, so that their expected
-            value is exact (docs/faster.md). Without effect on tables of this
-            process.
+            value is exact. In float16 values beyond 65,504 become 65,504
+            (docs/faster.md). Without effect on tables of this process.
         consistency: When the gradients of several workers are applied: a
             `tfswitch.train.Consistency`, "asp" or "bsp". None means "asp". With
             any other consistency, pushes need a `tfswitch.train.Worker` in this
@@ -355,6 +355,13 @@ class EmbeddingTable(TrackedTable):
     def wire_dtype(self) -> str:
         """The type in which rows and gradients travel to and from servers."""
         return self._spec.wire_dtype
+
+    def _in_float32(self) -> "EmbeddingTable":
+        """Returns an object of the same table whose lookups are exact."""
+        if self.wire_dtype == "float32":
+            return self
+        spec = dataclasses.replace(self._spec, wire_dtype="float32")
+        return EmbeddingTable._of(self._name, self._dim, spec, self._cluster)
 
     @property
     def update(self) -> str:

@@ -167,9 +167,11 @@ absl::Status Prepare(Tfswitch_PushPart* part, bool copies,
 absl::Status Complete(const Tfswitch_Table& table, PushArgs* args) {
   args->day = table.cluster->day();
   args->id = table.cluster->NextPushId();
+  const auto worker = table.cluster->worker();
+  if (worker != nullptr) args->worker = worker->options().worker;
   if (table.config.consistency.kind != ConsistencyKind::kAsp) {
     TFSWITCH_ASSIGN_OR_RETURN(args->step, StepOf(table));
-  } else if (const auto worker = table.cluster->worker(); worker != nullptr) {
+  } else if (worker != nullptr) {
     worker->NoteAppliedPush();
   }
   return absl::OkStatus();

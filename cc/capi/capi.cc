@@ -213,6 +213,7 @@ absl::Status OpenTable(Tfswitch_Cluster* cluster, const char* config_json,
   auto opened = std::make_unique<Tfswitch_Table>();
   opened->cluster = cluster->cluster;
   TFSWITCH_RETURN_IF_ERROR(TableConfigFromJson(config_json, &opened->config));
+  TFSWITCH_RETURN_IF_ERROR(opened->config.Validate());
   ParameterClient& client = opened->cluster->client();
   TableConfig made = opened->config;
   made.wire_dtype = {};  // It belongs to this process.
@@ -232,9 +233,10 @@ absl::Status OpenTable(Tfswitch_Cluster* cluster, const char* config_json,
                      "' was dropped while it was being opened"));
   }
   opened->slot_floats = infos[0].slot_floats;
-  if (opened->config.wire_dtype != FloatType::kFloat32 &&
-      !opened->cluster->KnowsWireDtype()) {
-    opened->config.wire_dtype = {};
+  if (opened->config.wire_dtype != FloatType::kFloat32) {
+    TFSWITCH_ASSIGN_OR_RETURN(const bool is_known,
+                              opened->cluster->KnowsWireDtype());
+    if (!is_known) opened->config.wire_dtype = {};
   }
   *table = opened.release();
   return absl::OkStatus();

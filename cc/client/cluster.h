@@ -9,6 +9,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "cc/base/mutex.h"
 #include "cc/client/parameter_client.h"
 #include "cc/client/prefetches.h"
@@ -50,8 +51,9 @@ class Cluster {
   int num_shards() const { return client_->num_shards(); }
   // Whether rows and gradients may travel as 16-bit numbers. False for tables
   // of this process, which do not travel.
-  bool KnowsWireDtype() {
-    return is_remote_ && servers_know_wire_dtype_.IsKnown();
+  absl::StatusOr<bool> KnowsWireDtype() {
+    if (!is_remote_) return false;
+    return servers_know_wire_dtype_.IsKnown();
   }
   bool is_remote() const { return is_remote_; }
 
@@ -66,10 +68,9 @@ class Cluster {
   const bool is_remote_;
   const uint64_t client_id_;
 
-  // These have their own synchronisation.
-  ServerCapability servers_know_wire_dtype_;
-  // The queue, which uses the prefetches,
+  // These have their own synchronisation. The queue, which uses the prefetches,
   // is destroyed first.
+  ServerCapability servers_know_wire_dtype_;
   Prefetches prefetches_;
   PushQueue pushes_;
 

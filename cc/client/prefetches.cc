@@ -143,7 +143,7 @@ std::shared_ptr<Prefetches::Ticket> Prefetches::Begin(
     const TableConfig& config, absl::Span<const Key> keys,
     const Options& options) {
   if (keys.empty() || options.limit == 0 || !ChangesOnlyItsKeys(config) ||
-      !marks_missing_.IsKnown()) {
+      !marks_missing_.IsKnown().value_or(false)) {
     return nullptr;
   }
   std::vector<Key> unique(keys.size());

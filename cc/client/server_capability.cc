@@ -2,14 +2,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "cc/base/log_writer.h"
+#include "cc/base/status_macros.h"
 
 namespace tfswitch {
 
-bool ServerCapability::IsKnown() {
+absl::StatusOr<bool> ServerCapability::IsKnown() {
   if (state_ != State::kUnknown) return state_ == State::kYes;
-  const auto servers = client_->AskServers();
-  if (!servers.ok()) return false;
-  for (const v1::HandshakeResponse& server : *servers) {
+  TFSWITCH_ASSIGN_OR_RETURN(const auto servers, client_->AskServers());
+  for (const v1::HandshakeResponse& server : servers) {
     if ((server.*field_)()) continue;
     if (state_.exchange(State::kNo) == State::kUnknown) {
       LogWriter::Get().WriteInOrder(

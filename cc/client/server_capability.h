@@ -6,6 +6,7 @@
 
 #include <atomic>
 
+#include "absl/status/statusor.h"
 #include "cc/client/parameter_client.h"
 #include "tfswitch/v1/parameter_server.pb.h"
 
@@ -22,8 +23,8 @@ class ServerCapability {
       : client_(client), field_(field), lack_(lack) {}
 
   // Whether all servers have the capability. If one has not, the first call
-  // logs a warning. False, and asked again later, if a server does not answer.
-  bool IsKnown();
+  // logs a warning. An error, if a server does not answer.
+  absl::StatusOr<bool> IsKnown();
 
  private:
   enum class State { kUnknown, kYes, kNo };

@@ -53,7 +53,8 @@ absl::Status Run(const ShardCall& call, const v1::CreateTableRequest& request,
                  v1::CreateTableResponse* response) {
   TFSWITCH_RETURN_IF_ERROR(CheckVersion(call, request.protocol_version()));
   TFSWITCH_RETURN_IF_ERROR(CheckKnown(request.config()));
-  const TableConfig config = FromProto(request.config());
+  TableConfig config = FromProto(request.config());
+  config.wire_dtype = {};  // It belongs to the client.
   if (call.only_reads) {
     TFSWITCH_ASSIGN_OR_RETURN(const TableCatalogue::Handle there,
                               call.shard.tables().Open(config));
@@ -74,6 +75,7 @@ absl::Status Run(const ShardCall& call, const v1::CreateTableRequest& request,
     }
     v1::CreateTableRequest named = request;
     named.set_table_incarnation(incarnation);
+    named.mutable_config()->clear_wire_dtype();
     return call.shard.journal().Log(RecordType::kCreateTable, named);
   };
   const absl::StatusOr<WriteResult> written = call.shard.journal().WriteOnce(

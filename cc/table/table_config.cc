@@ -198,6 +198,10 @@ absl::Status TableConfig::Validate() const {
                         storage_dtype.ToString());
     }
   }
+  if (*NameOf(wire_dtype.type) == '\0') {
+    return FieldError(name, "wire_dtype", "a value that this version has",
+                      "another one");
+  }
   if (!layout.empty()) TFSWITCH_RETURN_IF_ERROR(CheckDenseTable(*this));
   if (optimizer.is_dense) TFSWITCH_RETURN_IF_ERROR(CheckDenseUpdates(*this));
   if (admission.not_admitted.kind == NotAdmittedKind::kWeight &&

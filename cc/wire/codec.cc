@@ -12,6 +12,7 @@
 #include "cc/wire/codec.h"
 
 #include <algorithm>
+#include <cassert>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
@@ -460,8 +461,7 @@ void ReadHalves(PieceReader* reader, FloatType type, uint64_t size,
 // is random, so that a training run can be repeated to the bit.
 uint32_t SeedOf(const PushRequest& push) {
   const Key number = static_cast<Key>(push.id.sequence);
-  return static_cast<uint32_t>(HashKey(number) >> 32) ^
-         MixBits(push.step.worker);
+  return static_cast<uint32_t>(HashKey(number) >> 32) ^ MixBits(push.worker);
 }
 
 // Reads the field that has this tag, if the message has such a field.
@@ -762,6 +762,7 @@ std::string EncodeFields(const Fields& fields, const Message& message) {
 
 // Writes the bytes that precede the gradients, including the gradients' length.
 uint64_t WritePushHead(const PushRequest& request, char* to) {
+  assert(request.wire_dtype == FloatType::kFloat32);
   FieldWriter writer(to);
   kPushHead(request, &writer);
   writer.BytesHeader(3, request.gradients.size() * sizeof(float));

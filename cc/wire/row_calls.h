@@ -84,6 +84,8 @@ struct PushRequest : GradientBatch {
   // The type of the gradients in a message. The gradients in memory are floats,
   // also those that were read from a message; these have been rounded.
   FloatType wire_dtype = FloatType::kFloat32;
+  // The number of the worker, so that workers round differently. Not sent.
+  uint32_t worker = 0;
 };
 
 // The result of a write. A repeated write gets the result of the first one.

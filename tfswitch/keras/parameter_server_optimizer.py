@@ -92,8 +92,8 @@ class ParameterServerOptimizer(_backend.Optimizer):
             variables that it writes.
         wire_dtype: The type in which this worker exchanges variables and their
             gradients with servers, as for `tfswitch.EmbeddingTable`. With
-            "float16" or "bfloat16" the model's variables are rounded copies;
-            the servers' are float32.
+            "float16" or "bfloat16" the model's variables are rounded while an
+            epoch runs, and exact after it; the servers' are always exact.
         cluster: The cluster to use; by default that of `tfswitch.connect`.
         name: Name of the optimizer.
 
@@ -338,7 +338,7 @@ class ParameterServerOptimizer(_backend.Optimizer):
 
     def pull(self) -> None:
         """Sets the model's variables to their present values on the servers."""
-        self._take(self.table.pull())
+        self._take(self.table._in_float32().pull())
         if self._servers.shared is not None:
             self._servers.shared.pull()
 

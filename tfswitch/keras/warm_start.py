@@ -169,7 +169,7 @@ def to_embedding(
         )
     if layer.mask_zero and kwargs["mask_zero"]:
         _check_padding(ids, owner)
-    matrix = layer.table._native.pull(ids, False)
+    matrix = layer.table._in_float32()._native.pull(ids, False)
     if layer.mask_zero:
         matrix[ids == 0] = 0.0
     result = keras.layers.Embedding(len(ids), layer.output_dim, **kwargs)

@@ -308,11 +308,11 @@ absl::StatusOr<std::shared_ptr<EmbeddingTable>> DataPlane::FindFor(
   return shard_->FindTable(table);
 }
 
-absl::Status DataPlane::ReserveAnswer(Call* call, Queue* queue,
-                                      uint64_t bytes) {
+absl::Status DataPlane::ReserveAnswer(Call* call, Queue* queue, uint64_t bytes,
+                                      uint64_t scratch) {
   TFSWITCH_RETURN_IF_ERROR(call->caller.AddAnswer(&*call->context, bytes));
-  call->reserved_bytes = bytes;
-  const uint64_t all = answer_bytes_ += bytes;
+  call->reserved_bytes = bytes + scratch;
+  const uint64_t all = answer_bytes_ += call->reserved_bytes;
   if (all <= max_answer_bytes_) return absl::OkStatus();
   queue->CancelUnread(all - max_answer_bytes_);
   return absl::ResourceExhaustedError(absl::StrCat(
@@ -364,7 +364,7 @@ absl::Status DataPlane::AnswerPull(Call* call, Queue* queue) {
         "; pull fewer keys per call or start the server with a larger "
         "--max_message_bytes"));
   }
-  TFSWITCH_RETURN_IF_ERROR(ReserveAnswer(call, queue, size + scratch));
+  TFSWITCH_RETURN_IF_ERROR(ReserveAnswer(call, queue, size, scratch));
   TFSWITCH_RETURN_IF_ERROR(CheckRowQuota(call->caller, *shard_, insertions));
   // Each part has a slice of its own, so that the floats of each part are
   // aligned.
@@ -373,6 +373,8 @@ absl::Status DataPlane::AnswerPull(Call* call, Queue* queue) {
     return AnswerPart(*call, pulls[i], *tables[i], is_many, &slices[i]);
   }));
   call->response = grpc::ByteBuffer(slices.data(), slices.size());
+  call->reserved_bytes -= scratch;
+  answer_bytes_ -= scratch;
   return absl::OkStatus();
 }
 

@@ -83,7 +83,8 @@ class DataPlane {
   // Counts the memory of a pull's answer until the answer has been sent. If all
   // answers exceed the limit, returns ResourceExhausted, and cancels unread
   // answers to make room for later calls.
-  absl::Status ReserveAnswer(Call* call, Queue* queue, uint64_t bytes);
+  absl::Status ReserveAnswer(Call* call, Queue* queue, uint64_t bytes,
+                             uint64_t scratch);
   // Makes the answer to one pull. If `has_header`, the pull is a part of a
   // PullMany, and the part's header comes first.
   absl::Status AnswerPart(const Call& call, const PullRequest& pull,

@@ -85,7 +85,8 @@ TEST_P(ParameterClientSuite, RowsAndGradientsMayTravelAs16BitNumbers) {
     std::vector<float> rows(pulled.size() * 3);
     ASSERT_TRUE(client().Pull(pull, absl::MakeSpan(rows)).ok());
     std::vector<float> rounded = Pull("t", 3, keys);
-    if (rows[0] != rounded[0]) RoundRows(type, absl::MakeSpan(rounded));
+    const bool is_remote = !client().AskServers()->empty();
+    if (is_remote) RoundRows(type, absl::MakeSpan(rounded));
     EXPECT_EQ(BitsOfFloat(rows.back()), kMissingMark);
     rows.resize(rounded.size());
     EXPECT_EQ(rows, rounded);

@@ -230,8 +230,8 @@ class DynamicEmbedding(_backend.Layer):
             with servers: "float32", or "float16" or "bfloat16" for about half
             the bytes. Servers keep and step the rows as before. Rows are
             rounded to nearest, gradients at random, so that their expected
-            value is exact (docs/faster.md). Without effect on tables of this
-            process.
+            value is exact. In float16 values beyond 65,504 become 65,504
+            (docs/faster.md). Without effect on tables of this process.
         consistency: When the gradients of several workers are applied: a
             `tfswitch.train.Consistency`, "asp" or "bsp". None means `asp`.
         cluster: The cluster in which the layer makes its table. By default that

@@ -196,6 +196,12 @@ class DynamicEmbeddings(_backend.Layer):
                     "rates. Give both the same optimizer, or one "
                     "EmbeddingTable as `table`."
                 )
+            if table.wire_dtype != its_table.wire_dtype:
+                raise ValueError(
+                    f"layer '{self.name}': features {first!r} and {name!r} "
+                    f"share table '{table.name}' and have different "
+                    "`wire_dtype`. Give both the same one."
+                )
         return [
             (layer, shared[layer.table.cluster.address, layer.table.name][1])
             for layer in features.values()
