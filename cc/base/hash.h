@@ -49,11 +49,14 @@ inline uint32_t VirtualShardOf(Key key, uint32_t num_virtual_shards) {
 
 // The server that owns a virtual shard. Each server owns a contiguous range,
 // and all ranges are about equally long.
+//
+// REQUIRES: num_virtual_shards is a power of two.
 inline uint32_t OwnerOfVirtualShard(uint32_t virtual_shard,
                                     uint32_t num_virtual_shards,
                                     uint32_t num_servers) {
   return static_cast<uint32_t>(static_cast<uint64_t>(virtual_shard) *
-                               num_servers / num_virtual_shards);
+                                   num_servers >>
+                               __builtin_ctz(num_virtual_shards));
 }
 
 // The first virtual shard of a server; for `server` = `num_servers` the number

@@ -195,6 +195,18 @@ void ScatterRows(absl::Span<const int32_t> inverse, int dim,
             });
 }
 
+void PlaceRows(absl::Span<const int32_t> places, int dim, const char* from,
+               float* rows) {
+  WithDim(dim, [&](auto fixed_dim) {
+    const size_t width = fixed_dim != 0 ? fixed_dim : dim;
+    for (const int32_t place : places) {
+      std::memcpy(rows + static_cast<size_t>(place) * width, from,
+                  width * sizeof(float));
+      from += width * sizeof(float);
+    }
+  });
+}
+
 void SumByInverse(absl::Span<const int32_t> inverse, int dim,
                   absl::Span<const float> gradients, absl::Span<float> sums) {
   WithDim(dim, [&](auto fixed_dim) {

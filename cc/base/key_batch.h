@@ -57,6 +57,11 @@ void ScatterRows(absl::Span<const int32_t> inverse, int dim,
                  const float* unique_rows, float* rows,
                  const LentThreads* threads = nullptr);
 
+// Copies row i of `from`, which may have any address, to row places[i] of
+// `rows`, for all i.
+void PlaceRows(absl::Span<const int32_t> places, int dim, const char* from,
+               float* rows);
+
 // Sums rows of `gradients` (inverse.size() x dim) into `sums` (num_unique x
 // dim): row i is added to row inverse[i]. Overwrites `sums`.
 //

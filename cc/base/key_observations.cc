@@ -10,11 +10,11 @@ namespace {
 constexpr float kMaxDay = 4194304.0f;  // 2^22
 
 std::vector<float> Gather(absl::Span<const float> values,
-                          absl::Span<const size_t> places) {
+                          absl::Span<const int32_t> places) {
   std::vector<float> gathered;
   if (values.empty()) return gathered;
   gathered.reserve(places.size());
-  for (const size_t place : places) gathered.push_back(values[place]);
+  for (const int32_t place : places) gathered.push_back(values[place]);
   return gathered;
 }
 
@@ -79,7 +79,7 @@ OwnedObservations::OwnedObservations(absl::Span<const int32_t> inverse,
 }
 
 OwnedObservations::OwnedObservations(const KeyObservations& all,
-                                     absl::Span<const size_t> places)
+                                     absl::Span<const int32_t> places)
     : counts_(Gather(all.counts, places)),
       shows_(Gather(all.shows, places)),
       clicks_(Gather(all.clicks, places)) {}

@@ -59,7 +59,7 @@ class OwnedObservations {
 
   // The observations of the keys at `places`.
   OwnedObservations(const KeyObservations& all,
-                    absl::Span<const size_t> places);
+                    absl::Span<const int32_t> places);
 
   // Appends the observations of `num_keys` more keys. If only this object or
   // only `more` has values of a kind (such as shows), the other one gets the

@@ -16,6 +16,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "cc/base/interrupt.h"
+#include "cc/base/key_batch.h"
 #include "cc/base/parallel.h"
 #include "cc/base/status_macros.h"
 #include "cc/client/done_call.h"
@@ -133,14 +134,11 @@ class LocalClient : public ParameterClient {
       return shard_->Pull(*table, args.keys, args.if_missing(), part.embeddings,
                           args.threads);
     }
-    const size_t dim = static_cast<size_t>(args.dim);
     std::vector<float> rows(part.num_floats());
     TFSWITCH_RETURN_IF_ERROR(shard_->Pull(*table, args.keys, args.if_missing(),
                                           absl::MakeSpan(rows), args.threads));
-    for (size_t i = 0; i < part.places.size(); ++i) {
-      std::copy_n(rows.begin() + i * dim, dim,
-                  part.embeddings.begin() + part.places[i] * dim);
-    }
+    PlaceRows(part.places, args.dim, reinterpret_cast<const char*>(rows.data()),
+              part.embeddings.data());
     return absl::OkStatus();
   }
 

@@ -86,7 +86,7 @@ struct PullPart {
   PullArgs args;
   absl::Span<float> embeddings;
   // If set, the row of args.keys[i] is written as row places[i].
-  absl::Span<const size_t> places = {};
+  absl::Span<const int32_t> places = {};
 };
 
 // One of the pushes of a call. *result is set if the call ends with OK.

@@ -23,6 +23,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "cc/base/key_batch.h"
 #include "cc/base/mutex.h"
 #include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
@@ -42,7 +43,7 @@ constexpr absl::Duration kStagingRenewal = absl::Seconds(30);
 // The part of a batch that one shard owns.
 struct Part {
   std::vector<Key> keys;
-  std::vector<size_t> places;       // The indices of `keys` in the batch.
+  std::vector<int32_t> places;      // The indices of `keys` in the batch.
   std::shared_ptr<float[]> values;  // keys.size() x dim floats, to send.
   std::shared_ptr<float[]> slots;
   OwnedObservations observations;
@@ -52,29 +53,34 @@ struct Part {
 std::vector<Part> SplitByOwner(absl::Span<const Key> keys,
                                uint32_t num_virtual_shards, size_t num_shards) {
   std::vector<Part> parts(num_shards);
-  for (Part& part : parts) {
-    part.keys.reserve(keys.size() / num_shards + keys.size() / 8 + 8);
-    part.places.reserve(part.keys.capacity());
+  std::vector<uint32_t> owners(keys.size());
+  std::vector<size_t> sizes(num_shards);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    owners[i] = OwnerOfVirtualShard(VirtualShardOf(keys[i], num_virtual_shards),
+                                    num_virtual_shards,
+                                    static_cast<uint32_t>(num_shards));
+    ++sizes[owners[i]];
+  }
+  for (size_t shard = 0; shard < num_shards; ++shard) {
+    parts[shard].keys.resize(sizes[shard]);
+    parts[shard].places.resize(sizes[shard]);
+    sizes[shard] = 0;
   }
   for (size_t i = 0; i < keys.size(); ++i) {
-    Part& part = parts[OwnerOfVirtualShard(
-        VirtualShardOf(keys[i], num_virtual_shards), num_virtual_shards,
-        static_cast<uint32_t>(num_shards))];
-    part.keys.push_back(keys[i]);
-    part.places.push_back(i);
+    Part& part = parts[owners[i]];
+    const size_t next = sizes[owners[i]]++;
+    part.keys[next] = keys[i];
+    part.places[next] = static_cast<int32_t>(i);
   }
   return parts;
 }
 
 // Copies the rows at `places`. A call shares ownership of the copy, so it can
 // send the rows without copying them again.
-std::shared_ptr<float[]> GatherRows(const std::vector<size_t>& places,
+std::shared_ptr<float[]> GatherRows(const std::vector<int32_t>& places,
                                     int width, const float* values) {
   std::shared_ptr<float[]> rows(new float[places.size() * width]);
-  for (size_t i = 0; i < places.size(); ++i) {
-    std::memcpy(rows.get() + i * width, values + places[i] * width,
-                sizeof(float) * width);
-  }
+  ScatterRows(places, width, values, rows.get());
   return rows;
 }
 

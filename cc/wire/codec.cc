@@ -21,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "cc/base/copy_bytes.h"
 #include "cc/base/cpu_features.h"
+#include "cc/base/key_batch.h"
 #include "cc/base/racy_memory.h"
 #include "cc/wire/half_kernels.h"
 
@@ -106,6 +107,9 @@ class PieceReader {
       Advance(part);
     }
   }
+
+  // How many of the next bytes are in one piece.
+  uint64_t NumBorrowable() const { return static_cast<uint64_t>(end_ - at_); }
 
   // If the next `size` bytes are in one piece, returns a pointer to them and
   // moves behind them. Otherwise returns null.
@@ -563,12 +567,32 @@ void ReadRows(PieceReader* reader, FloatType type, const RowTarget& target,
     if (size > 0) read(target.floats.data() + begin, size);
     return;
   }
+  constexpr uint64_t kMost = 1024;
+  float decoded[kMost];
   while (size > 0) {
     const uint64_t of_row = begin % target.dim;
-    const uint64_t part = std::min(size, target.dim - of_row);
-    read(target.floats.data() + target.places[begin / target.dim] * target.dim +
-             of_row,
-         part);
+    const size_t row = begin / target.dim;
+    // Copies all rows together that are whole in one piece.
+    uint64_t rows =
+        of_row != 0
+            ? 0
+            : std::min(size, reader->NumBorrowable() / WireBytes(1, type)) /
+                  target.dim;
+    if (type != FloatType::kFloat32) rows = std::min(rows, kMost / target.dim);
+    const uint64_t part =
+        rows > 0 ? rows * target.dim : std::min(size, target.dim - of_row);
+    if (rows == 0) {
+      read(target.floats.data() + target.places[row] * target.dim + of_row,
+           part);
+    } else {
+      const char* from = reader->Borrow(WireBytes(part, type));
+      if (type != FloatType::kFloat32) {
+        ActiveHalfKernels().decode(type, from, part, kMissingMark, decoded);
+        from = reinterpret_cast<const char*>(decoded);
+      }
+      PlaceRows(target.places.subspan(row, rows), static_cast<int>(target.dim),
+                from, target.floats.data());
+    }
     begin += part;
     size -= part;
   }

@@ -61,7 +61,7 @@ struct PullRequest {
 struct RowTarget {
   // NOLINTNEXTLINE(google-explicit-constructor): the common case.
   RowTarget(absl::Span<float> floats) : floats(floats) {}
-  RowTarget(absl::Span<float> floats, absl::Span<const size_t> places, int dim)
+  RowTarget(absl::Span<float> floats, absl::Span<const int32_t> places, int dim)
       : floats(floats), places(places), dim(static_cast<size_t>(dim)) {}
 
   size_t num_floats() const {
@@ -69,7 +69,7 @@ struct RowTarget {
   }
 
   absl::Span<float> floats;
-  absl::Span<const size_t> places;
+  absl::Span<const int32_t> places;
   size_t dim = 0;  // 0 if there are no places.
 };
 

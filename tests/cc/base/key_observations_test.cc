@@ -49,7 +49,7 @@ TEST(KeyObservationsTest, PartsAndChoicesKeepTheirKeys) {
   const KeyObservations all = {counts, {}, {}};
   EXPECT_THAT(all.subspan(1, 2).counts, ElementsAre(2.0f, 3.0f));
   EXPECT_THAT(all.subspan(1, 2).shows, IsEmpty());
-  const std::vector<size_t> places = {2, 0};
+  const std::vector<int32_t> places = {2, 0};
   EXPECT_THAT(OwnedObservations(all, places).view().counts,
               ElementsAre(3.0f, 1.0f));
 }

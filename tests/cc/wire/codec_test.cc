@@ -242,8 +242,8 @@ TEST(CodecTest, RowsOf16BitsAreThoseOfProtobufAndKeepTheMarks) {
     std::vector<float> rounded = rows;
     RoundRows(type, absl::MakeSpan(rounded));
     std::vector<float> read(rows.size() + 3);
-    std::vector<size_t> places(rows.size() / 4);
-    std::iota(places.rbegin(), places.rend(), size_t{0});
+    std::vector<int32_t> places(rows.size() / 4);
+    std::iota(places.rbegin(), places.rend(), 0);
     uint64_t count = 0;
     for (const uint32_t cut : {0, 7, 11}) {
       const CutMessage message(bytes, cut);
