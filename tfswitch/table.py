@@ -1170,7 +1170,13 @@ def finish_pushes() -> None:
     call(_native, "FinishPushes")
 
 
-atexit.register(finish_pushes)
+@atexit.register
+def _finish_at_exit() -> None:
+    try:
+        _native.check_process()
+    except RuntimeError:
+        return  # The pushes belong to the parent of this fork.
+    finish_pushes()
 
 
 def look_up_many(

@@ -108,7 +108,7 @@ def test_variables_on_servers_stay_float32(make_cluster: Any) -> None:
     model.compile(optimizer, "mse")
     x = np.random.default_rng(1).normal(size=(64, 3))
     model.fit(x, np.ones((64, 2)), batch_size=8, verbose=0)
-    # What a step reads is rounded, and what is saved after an epoch is not.
+    # A step reads rounded values; after an epoch they are exact.
     exact = cluster.table("dense_variables").pull()
     for ours, variable in zip(exact, model.trainable_variables, strict=True):
         np.testing.assert_array_equal(variable, ours)
