@@ -116,8 +116,11 @@ absl::StatusOr<TableCatalogue::Handle> TableCatalogue::Create(
 }
 
 absl::Status TableCatalogue::CheckCapacity(const TableConfig& config) const {
+  if (config.capacity.num_rows == 0 || Find(config.name).ok()) {
+    return absl::OkStatus();
+  }
+  TFSWITCH_RETURN_IF_ERROR(config.Validate());
   const uint64_t num_rows = options_.ShareOf(config, config.capacity.num_rows);
-  if (num_rows == 0 || Find(config.name).ok()) return absl::OkStatus();
   const double bytes =
       static_cast<double>(num_rows) * static_cast<double>(RowBytes(config));
   const auto limit = static_cast<double>(options_.max_reserved_bytes != 0

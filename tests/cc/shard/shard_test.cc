@@ -192,6 +192,9 @@ TEST(ShardTest, ReservesItsShareOfTheCapacityUnlessThatIsMoreThanItsMemory) {
   EXPECT_THAT(std::string(refused.message()),
               AllOf(HasSubstr("'c'"), HasSubstr("capacity"), HasSubstr(" GB"),
                     HasSubstr("on shard 1")));
+  config.num_virtual_shards = 0;  // It comes from a message.
+  EXPECT_THAT(std::string(half.tables().CheckCapacity(config).message()),
+              HasSubstr("num_virtual_shards"));
   config.name = "b";
   EXPECT_TRUE(half.tables().CheckCapacity(config).ok());  // It exists.
 }
