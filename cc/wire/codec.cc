@@ -572,23 +572,23 @@ void ReadRows(PieceReader* reader, FloatType type, const RowTarget& target,
   while (size > 0) {
     const uint64_t of_row = begin % target.dim;
     const size_t row = begin / target.dim;
-    // Copies all rows together that are whole in one piece.
-    uint64_t rows =
-        of_row != 0
-            ? 0
-            : std::min(size, reader->NumBorrowable() / WireBytes(1, type)) /
-                  target.dim;
-    if (type != FloatType::kFloat32) rows = std::min(rows, kMost / target.dim);
+    // Places all rows together that are whole in one piece, or in `decoded`.
+    const uint64_t at_once = type == FloatType::kFloat32
+                                 ? reader->NumBorrowable() / sizeof(float)
+                                 : kMost;
+    const uint64_t rows =
+        of_row == 0 ? std::min(size, at_once) / target.dim : 0;
     const uint64_t part =
         rows > 0 ? rows * target.dim : std::min(size, target.dim - of_row);
     if (rows == 0) {
       read(target.floats.data() + target.places[row] * target.dim + of_row,
            part);
     } else {
-      const char* from = reader->Borrow(WireBytes(part, type));
-      if (type != FloatType::kFloat32) {
-        ActiveHalfKernels().decode(type, from, part, kMissingMark, decoded);
-        from = reinterpret_cast<const char*>(decoded);
+      const char* from = reinterpret_cast<const char*>(decoded);
+      if (type == FloatType::kFloat32) {
+        from = reader->Borrow(part * sizeof(float));
+      } else {
+        ReadHalves(reader, type, part, decoded);
       }
       PlaceRows(target.places.subspan(row, rows), static_cast<int>(target.dim),
                 from, target.floats.data());

@@ -312,7 +312,7 @@ TEST(CodecTest, GradientsOf16BitsAreRoundedAtRandomByTheIdOfThePush) {
 }
 
 TEST(CodecTest, KernelsAgreeForAllInstructionSets) {
-  if (BestSimdLevel() != SimdLevel::kAvx2) GTEST_SKIP() << "needs AVX2";
+  if (BestSimdLevel() != SimdLevel::kAvx2) GTEST_SKIP() << "no AVX2 here";
   std::minstd_rand random(1);
   std::vector<float> floats(4099);
   for (float& value : floats) {
