@@ -17,6 +17,7 @@
 #include "cc/base/log_writer.h"
 #include "cc/base/status_macros.h"
 #include "cc/capi/client_metrics.h"
+#include "cc/capi/cluster.h"
 #include "cc/client/joined_calls.h"
 
 namespace tfswitch {
@@ -268,6 +269,7 @@ class OpenPushes {
       reads_again = cluster_->prefetches().PushEnded(pushes_[i].part.args.table,
                                                      numbers_[i], are_applied);
     }
+    if (!numbers_.empty()) DropPrefetchesOfTwins(*cluster_);
     numbers_.clear();
     return reads_again;
   }
@@ -412,6 +414,7 @@ absl::Status PullBatch(absl::Span<const Tfswitch_PullPart> parts,
   Batches<Tfswitch_PullPart> rest;
   for (const Tfswitch_PullPart& part : parts) {
     Cluster& cluster = *part.table->cluster;
+    TFSWITCH_RETURN_IF_ERROR(FinishPushesOfTwins(cluster));
     TFSWITCH_ASSIGN_OR_RETURN(
         const bool is_here,
         cluster.prefetches().Use(part.table->config, KeysOf(part),

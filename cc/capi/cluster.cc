@@ -226,6 +226,17 @@ std::vector<std::shared_ptr<Cluster>> ClustersAt(absl::string_view address) {
   return clusters;
 }
 
+std::vector<std::shared_ptr<Cluster>> TwinsOf(const Cluster& cluster) {
+  if (!cluster.has_twins()) return {};
+  std::vector<std::shared_ptr<Cluster>> twins = ClustersAt(AddressOf(cluster));
+  twins.erase(std::remove_if(twins.begin(), twins.end(),
+                             [&](const std::shared_ptr<Cluster>& each) {
+                               return each.get() == &cluster;
+                             }),
+              twins.end());
+  return twins;
+}
+
 }  // namespace
 
 absl::StatusOr<ClusterAddress> ParseClusterAddress(absl::string_view address) {
@@ -382,6 +393,13 @@ absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(const std::string& address,
   registry.Keep(address, given);
   Registry::Opened& open = registry.open[registry_key];
   if (std::shared_ptr<Cluster> first = open.cluster.lock()) return first;
+  for (const auto& [key, other] : registry.open) {
+    if (!absl::StartsWith(key, absl::StrCat(address, "\n"))) continue;
+    if (const std::shared_ptr<Cluster> twin = other.cluster.lock()) {
+      twin->set_has_twins();
+      cluster->set_has_twins();
+    }
+  }
   open = {cluster->id(), cluster};
   return cluster;
 }
@@ -400,6 +418,18 @@ absl::Status FinishAllPushes(const Cluster& cluster) {
 
 void DropAllPrefetches(const Cluster& cluster) {
   for (const auto& each : ClustersAt(AddressOf(cluster))) {
+    each->prefetches().Drop(/*source=*/0);
+  }
+}
+
+absl::Status FinishPushesOfTwins(const Cluster& cluster) {
+  absl::Status first;
+  for (const auto& each : TwinsOf(cluster)) first.Update(each->FinishPushes());
+  return first;
+}
+
+void DropPrefetchesOfTwins(const Cluster& cluster) {
+  for (const auto& each : TwinsOf(cluster)) {
     each->prefetches().Drop(/*source=*/0);
   }
 }

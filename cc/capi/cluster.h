@@ -93,6 +93,11 @@ std::vector<std::shared_ptr<Cluster>> OpenClusters();
 absl::Status FinishAllPushes(const Cluster& cluster);
 void DropAllPrefetches(const Cluster& cluster);
 
+// The same for the twins of `cluster`, without `cluster` itself. Both take no
+// time if it has none. Thread-safe.
+absl::Status FinishPushesOfTwins(const Cluster& cluster);
+void DropPrefetchesOfTwins(const Cluster& cluster);
+
 }  // namespace tfswitch
 
 #endif  // TFSWITCH_CC_CAPI_CLUSTER_H_

@@ -36,6 +36,10 @@ class Cluster {
   Prefetches& prefetches() { return prefetches_; }
   // Makes the tables as they would be without either.
   absl::Status FinishPushes();
+  // Whether this process has opened another connection to these servers, with
+  // another timeout or other credentials. Once true, stays true.
+  bool has_twins() const { return has_twins_; }
+  void set_has_twins() { has_twins_ = true; }
   // Joins a group as a worker. A worker that joined before leaves its group.
   absl::Status Join(const WorkerOptions& options);
   // The worker of this process; null if Join() was not called.
@@ -77,6 +81,7 @@ class Cluster {
   // Atomic, so no mutex guards these fields.
   std::atomic<uint64_t> next_sequence_{1};
   std::atomic<float> day_{kServersDay};
+  std::atomic<bool> has_twins_{false};
 
   mutable Mutex mutex_;
   std::shared_ptr<WorkerSession> worker_ ABSL_GUARDED_BY(mutex_);

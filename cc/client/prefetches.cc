@@ -43,14 +43,15 @@ KeyBits::KeyBits(absl::Span<const Key> keys) {
 
 struct Prefetches::Ticket {
   Ticket(const TableConfig& config, absl::Span<const Key> keys,
-         const Options& options, std::vector<Key> unique_keys)
+         const Options& options, std::vector<Key> unique_keys,
+         bool changes_all_rows)
       : table(config.name),
         dim(static_cast<size_t>(config.dim)),
         wire_dtype(config.wire_dtype),
         options(options),
         keys(keys.begin(), keys.end()),
         unique(std::move(unique_keys)),
-        filter(unique),
+        filter(changes_all_rows ? KeyBits() : KeyBits(unique)),
         rows(new float[unique.size() * dim]),
         changes(unique.size()),
         open(unique.size()),
@@ -64,8 +65,8 @@ struct Prefetches::Ticket {
   const std::vector<Key> keys;
   const std::vector<Key> unique;
   std::vector<int32_t> inverse;  // The index of each key in `unique`.
-  const KeyBits filter;
-  uint64_t begun_after = 0;  // The number of the last push before Begin().
+  const KeyBits filter;          // The rows that its push will change.
+  uint64_t begun_after = 0;      // The number of the last push before Begin().
 
   // The members below are guarded by Prefetches::mutex_ until the ticket is
   // used and all its reads have ended.
@@ -91,8 +92,8 @@ struct Prefetches::OpenPush {
 
 struct Prefetches::TableState {
   int dim = 0;  // 0: the table has had no tickets.
-  // Whether the optimizer, once it is chosen, is sparse. Not set: not known.
-  std::optional<bool> is_sparse;
+  // See ChangesAllRows(). Not set: not known yet.
+  std::optional<bool> changes_all_rows;
   std::deque<std::shared_ptr<Ticket>> tickets;  // In the order of Begin().
   // The pushes in flight, by number.
   std::map<uint64_t, OpenPush> open_pushes;
@@ -118,31 +119,33 @@ Prefetches::TableState& Prefetches::StateOf(const std::string& table) {
   return *state;
 }
 
-bool Prefetches::ChangesOnlyItsKeys(const TableConfig& config) {
+std::optional<bool> Prefetches::ChangesAllRows(const TableConfig& config) {
   if (!config.layout.empty() ||
       config.consistency.kind == ConsistencyKind::kBsp) {
-    return false;
+    return std::nullopt;
   }
   {
     MutexLock lock(&mutex_);
-    const std::optional<bool> is_sparse = StateOf(config.name).is_sparse;
-    if (is_sparse.has_value()) return *is_sparse;
+    const std::optional<bool> known = StateOf(config.name).changes_all_rows;
+    if (known.has_value()) return known;
   }
   // The optimizer may have been chosen, or the table made again, after this
   // handle was opened.
   const auto infos = client_->ListTables(config.name);
-  if (!infos.ok() || infos->size() != 1) return false;
+  if (!infos.ok() || infos->size() != 1) return std::nullopt;
   const OptimizerConfig& chosen = (*infos)[0].config.optimizer;
-  if (chosen.is_open) return false;
+  if (chosen.is_open) return std::nullopt;
   MutexLock lock(&mutex_);
-  StateOf(config.name).is_sparse = !chosen.is_dense;
-  return !chosen.is_dense;
+  StateOf(config.name).changes_all_rows = chosen.is_dense;
+  return chosen.is_dense;
 }
 
 std::shared_ptr<Prefetches::Ticket> Prefetches::Begin(
     const TableConfig& config, absl::Span<const Key> keys,
     const Options& options) {
-  if (keys.empty() || options.limit == 0 || !ChangesOnlyItsKeys(config) ||
+  if (keys.empty() || options.limit == 0) return nullptr;
+  const std::optional<bool> changes_all_rows = ChangesAllRows(config);
+  if (!changes_all_rows.has_value() ||
       !marks_missing_.IsKnown().value_or(false)) {
     return nullptr;
   }
@@ -150,8 +153,8 @@ std::shared_ptr<Prefetches::Ticket> Prefetches::Begin(
   std::vector<int32_t> inverse(keys.size());
   unique.resize(ThreadUniqueKeys().Run(keys, absl::MakeSpan(unique),
                                        absl::MakeSpan(inverse)));
-  auto ticket =
-      std::make_shared<Ticket>(config, keys, options, std::move(unique));
+  auto ticket = std::make_shared<Ticket>(config, keys, options,
+                                         std::move(unique), *changes_all_rows);
   ticket->inverse = std::move(inverse);
   MutexLock lock(&mutex_);
   has_tickets_ = true;
@@ -409,7 +412,9 @@ absl::StatusOr<uint64_t> Prefetches::PushBegins(const PushArgs& push) {
     for (const auto& ticket : state.tickets) {
       if (!ticket->options.is_exact) continue;
       if (open.keys == nullptr) {
-        open.keys = std::make_unique<const KeyBits>(push.keys);
+        open.keys = state.changes_all_rows.value_or(true)
+                        ? std::make_unique<const KeyBits>()
+                        : std::make_unique<const KeyBits>(push.keys);
       }
       bool is_marked = false;
       for (size_t i = 0; i < ticket->unique.size(); ++i) {
@@ -552,7 +557,7 @@ void Prefetches::Drop(uint64_t source) {
   MutexLock lock(&mutex_);
   for (const auto& [table, state] : tables_) {
     if (source == 0) {
-      state->is_sparse.reset();
+      state->changes_all_rows.reset();
       state->unpushed.clear();
     }
     auto& tickets = state->tickets;

@@ -9,6 +9,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,6 +31,8 @@ namespace tfswitch {
 // Thread-safe after construction.
 class KeyBits {
  public:
+  // All keys.
+  KeyBits() : mask_(0), bits_({~uint64_t{0}}) {}
   explicit KeyBits(absl::Span<const Key> keys);
   bool MayContain(Key key) const {
     const uint64_t hash = HashKey(key) & mask_;
@@ -48,7 +51,7 @@ class KeyBits {
 // each push of this process marks the ticket's keys that it changes, and when
 // it has been applied, their rows are read again. A key that an earlier ticket
 // has, too, is read only after that ticket's push, because that push will
-// change it.
+// change it. With dense updates, each push changes the rows of all keys.
 //
 // Prefetches make no rows. If a training lookup uses a key without a row, its
 // first value is computed here. Its row is made by the push of the lookup's
@@ -87,8 +90,8 @@ class Prefetches {
   Prefetches& operator=(const Prefetches&) = delete;
 
   // Begins a ticket. Its rows are read by Run(). Null if the table cannot have
-  // tickets: all its rows change with each push (dense updates), its pushes are
-  // applied later (bsp), or a server is too old.
+  // tickets: its optimizer is not chosen yet, its pushes are applied later
+  // (bsp), or a server is too old.
   std::shared_ptr<Ticket> Begin(const TableConfig& config,
                                 absl::Span<const Key> keys,
                                 const Options& options);
@@ -138,8 +141,9 @@ class Prefetches {
 
   TableState& StateOf(const std::string& table)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Whether each push changes only the rows of its keys, and immediately.
-  bool ChangesOnlyItsKeys(const TableConfig& config);
+  // Whether each push changes all rows of the table, and not only those of its
+  // keys. Nothing if the table cannot have tickets.
+  std::optional<bool> ChangesAllRows(const TableConfig& config);
   // Reads the rows of all fetches.
   absl::Status Read(std::vector<Fetch>* fetches);
   // Copies the rows to their tickets, or drops these if there was an error.

@@ -50,9 +50,10 @@ def prefetch_embeddings(
     does not change: a lookup takes the rows that were read for its ids, and if
     there are none, it reads them, as always.
 
-    Rows are not read ahead for tables with dense updates, for tables with the
-    consistency `bsp`, and for sampled ids. `EmbeddingTable.stats` counts the
-    lookups that found their rows.
+    Rows are not read ahead for tables with the consistency `bsp`, and for
+    sampled ids. With dense updates, which change all rows, they are read when
+    a push has ended. `EmbeddingTable.stats` counts the lookups that found their
+    rows.
 
     Args:
         dataset: Batches as for `fit`: inputs, or a tuple that begins with them.

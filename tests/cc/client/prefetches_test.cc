@@ -20,20 +20,25 @@ namespace {
 
 constexpr int kDim = 2;
 
-TableConfig PrefetchedTable() {
+TableConfig PrefetchedTable(bool is_dense = false) {
   TableConfig config;
   config.name = "t";
   config.dim = kDim;
-  config.optimizer = AdagradConfig{};
+  if (is_dense) {
+    config.optimizer = AdamConfig{};
+    config.optimizer.is_dense = true;
+  } else {
+    config.optimizer = AdagradConfig{};
+  }
   config.initializer = UniformInitializer{-1.0f, 1.0f};
   config.seed = 7;
   return config;
 }
 
-std::shared_ptr<ParameterClient> NewClient() {
+std::shared_ptr<ParameterClient> NewClient(bool is_dense = false) {
   std::shared_ptr<ParameterClient> client =
       NewLocalClient(std::make_shared<Shard>(ShardOptions{}));
-  EXPECT_TRUE(client->CreateTable(PrefetchedTable()).ok());
+  EXPECT_TRUE(client->CreateTable(PrefetchedTable(is_dense)).ok());
   return client;
 }
 
@@ -69,8 +74,10 @@ int64_t NumRows(ParameterClient& client) {
 // A program with prefetches, and one without that does the same.
 class Twins {
  public:
+  explicit Twins(bool is_dense) : is_dense_(is_dense) {}
+
   void Begin(const std::vector<Key>& keys, size_t limit) {
-    auto ticket = prefetches_.Begin(PrefetchedTable(), keys,
+    auto ticket = prefetches_.Begin(PrefetchedTable(is_dense_), keys,
                                     {/*is_exact=*/true, 1, limit});
     ASSERT_NE(ticket, nullptr);
     reads_.emplace_back(
@@ -80,8 +87,9 @@ class Twins {
   // Returns whether there was a ticket.
   bool Use(const std::vector<Key>& keys, bool inserts) {
     std::vector<float> rows(keys.size() * kDim);
-    const absl::StatusOr<bool> is_used = prefetches_.Use(
-        PrefetchedTable(), keys, inserts, kServersDay, rows.data(), nullptr);
+    const absl::StatusOr<bool> is_used =
+        prefetches_.Use(PrefetchedTable(is_dense_), keys, inserts, kServersDay,
+                        rows.data(), nullptr);
     EXPECT_TRUE(is_used.ok()) << is_used.status();
     if (!*is_used) {
       Finish();
@@ -140,20 +148,22 @@ class Twins {
   ~Twins() { JoinReads(); }
 
  private:
-  const std::shared_ptr<ParameterClient> client_ = NewClient();
-  const std::shared_ptr<ParameterClient> plain_ = NewClient();
+  const bool is_dense_;
+  const std::shared_ptr<ParameterClient> client_ = NewClient(is_dense_);
+  const std::shared_ptr<ParameterClient> plain_ = NewClient(is_dense_);
   Prefetches prefetches_{client_.get()};
   PushQueue queue_{0};
   std::vector<std::thread> reads_;
 };
 
-class PrefetchesTest : public testing::TestWithParam<std::tuple<int, bool>> {};
+class PrefetchesTest
+    : public testing::TestWithParam<std::tuple<int, bool, bool>> {};
 
 TEST_P(PrefetchesTest, AreEqualToLookupsWhateverTheProgramDoes) {
-  const auto [depth, is_queued] = GetParam();
+  const auto [depth, is_queued, is_dense] = GetParam();
   std::mt19937 random(17 * depth + (is_queued ? 1 : 0));
   const auto below = [&](int n) { return static_cast<int>(random() % n); };
-  Twins twins;
+  Twins twins(is_dense);
   std::vector<std::vector<Key>> batches(300);
   for (std::vector<Key>& batch : batches) {
     batch.resize(1 + below(12));
@@ -192,10 +202,10 @@ TEST_P(PrefetchesTest, AreEqualToLookupsWhateverTheProgramDoes) {
 
 INSTANTIATE_TEST_SUITE_P(Depths, PrefetchesTest,
                          testing::Combine(testing::Values(1, 3),
-                                          testing::Bool()));
+                                          testing::Bool(), testing::Bool()));
 
 TEST(PrefetchesTest, MakeNoRowBeforeTrainingUsesIt) {
-  Twins twins;
+  Twins twins(/*is_dense=*/false);
   twins.Begin({1, 2}, 3);
   twins.Begin({3, 4}, 3);
   twins.JoinReads();
@@ -206,7 +216,7 @@ TEST(PrefetchesTest, MakeNoRowBeforeTrainingUsesIt) {
 }
 
 TEST(PrefetchesTest, ForwardPassesHoldNoMoreThanAFewBatches) {
-  Twins twins;
+  Twins twins(/*is_dense=*/false);
   for (Key i = 0; i < 1000; ++i) {
     twins.Begin({i}, 2);
     twins.JoinReads();
@@ -295,13 +305,39 @@ class OtherClient final : public ForwardingClient {
 };
 
 TEST(PrefetchesTest, AFailedReadLeavesTheLookupToItself) {
+  const std::vector<float> gradients = {1, 1};
+  for (const bool is_again : {false, true}) {
+    const auto client = std::make_shared<OtherClient>(NewClient());
+    Prefetches prefetches(client.get());
+    const auto ticket = prefetches.Begin(PrefetchedTable(), {5}, {true, 1, 1});
+    client->fails = !is_again;
+    prefetches.Run({ticket});
+    if (is_again) {
+      const auto number = prefetches.PushBegins(PushOf({5}, gradients));
+      EXPECT_TRUE(prefetches.PushEnded("t", *number, true));
+      client->fails = true;
+      prefetches.ReadAgain();
+    }
+    std::vector<float> rows(kDim);
+    EXPECT_FALSE(*prefetches.Use(PrefetchedTable(), {5}, true, kServersDay,
+                                 rows.data(), nullptr));
+  }
+}
+
+// The push that a row waits for never comes, and the server is gone.
+TEST(PrefetchesTest, ALateReadThatFailsIsTheErrorOfTheLookup) {
   const auto client = std::make_shared<OtherClient>(NewClient());
   Prefetches prefetches(client.get());
-  const auto ticket = prefetches.Begin(PrefetchedTable(), {5}, {true, 1, 1});
+  prefetches.Run({prefetches.Begin(PrefetchedTable(), {5}, {true, 1, 2})});
+  prefetches.Run({prefetches.Begin(PrefetchedTable(), {5, 6}, {true, 1, 2})});
   client->fails = true;
-  prefetches.Run({ticket});
-  std::vector<float> rows(kDim);
-  EXPECT_FALSE(*prefetches.Use(PrefetchedTable(), {5}, true, kServersDay,
+  std::vector<float> rows(2 * kDim);
+  EXPECT_EQ(prefetches
+                .Use(PrefetchedTable(), {5, 6}, true, kServersDay, rows.data(),
+                     nullptr)
+                .status(),
+            absl::UnavailableError("gone"));
+  EXPECT_FALSE(*prefetches.Use(PrefetchedTable(), {5, 6}, true, kServersDay,
                                rows.data(), nullptr));
 }
 
@@ -324,13 +360,13 @@ TEST(PrefetchesTest, AFailedPushDropsTheRowsThatItMayHaveChanged) {
 TEST(PrefetchesTest, TablesWhoseRowsChangeOtherwiseHaveNoTickets) {
   const auto client = std::make_shared<OtherClient>(NewClient());
   Prefetches prefetches(client.get());
-  TableConfig dense = PrefetchedTable();
-  dense.name = "dense";
-  dense.optimizer.is_dense = true;
-  ASSERT_TRUE(client->CreateTable(dense).ok());
+  TableConfig open = PrefetchedTable();
+  open.name = "open";
+  open.optimizer.is_open = true;
+  ASSERT_TRUE(client->CreateTable(open).ok());
   TableConfig bsp = PrefetchedTable();
   bsp.consistency.kind = ConsistencyKind::kBsp;
-  EXPECT_EQ(prefetches.Begin(dense, {5}, {true, 1, 1}), nullptr);
+  EXPECT_EQ(prefetches.Begin(open, {5}, {true, 1, 1}), nullptr);
   EXPECT_EQ(prefetches.Begin(bsp, {5}, {true, 1, 1}), nullptr);
   client->is_old = true;
   EXPECT_EQ(prefetches.Begin(PrefetchedTable(), {5}, {true, 1, 1}), nullptr);
