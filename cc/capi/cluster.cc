@@ -53,6 +53,7 @@ struct Registry {
   struct Opened {
     uint64_t id = 0;
     std::weak_ptr<Cluster> cluster;
+    std::weak_ptr<Prefetches> prefetches;
   };
   // The key consists of the address, the timeout and the credentials.
   std::map<std::string, Opened> open ABSL_GUARDED_BY(mutex);
@@ -226,17 +227,6 @@ std::vector<std::shared_ptr<Cluster>> ClustersAt(absl::string_view address) {
   return clusters;
 }
 
-std::vector<std::shared_ptr<Cluster>> TwinsOf(const Cluster& cluster) {
-  if (!cluster.has_twins()) return {};
-  std::vector<std::shared_ptr<Cluster>> twins = ClustersAt(AddressOf(cluster));
-  twins.erase(std::remove_if(twins.begin(), twins.end(),
-                             [&](const std::shared_ptr<Cluster>& each) {
-                               return each.get() == &cluster;
-                             }),
-              twins.end());
-  return twins;
-}
-
 }  // namespace
 
 absl::StatusOr<ClusterAddress> ParseClusterAddress(absl::string_view address) {
@@ -400,7 +390,7 @@ absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(const std::string& address,
       cluster->set_has_twins();
     }
   }
-  open = {cluster->id(), cluster};
+  open = {cluster->id(), cluster, cluster->shared_prefetches()};
   return cluster;
 }
 
@@ -424,14 +414,28 @@ void DropAllPrefetches(const Cluster& cluster) {
 
 absl::Status FinishPushesOfTwins(const Cluster& cluster) {
   absl::Status first;
-  for (const auto& each : TwinsOf(cluster)) first.Update(each->FinishPushes());
+  if (!cluster.has_twins()) return first;
+  for (const auto& each : ClustersAt(AddressOf(cluster))) {
+    if (each.get() != &cluster) first.Update(each->FinishPushes());
+  }
   return first;
 }
 
 void DropPrefetchesOfTwins(const Cluster& cluster) {
-  for (const auto& each : TwinsOf(cluster)) {
-    each->prefetches().Drop(/*source=*/0);
+  if (!cluster.has_twins()) return;
+  const std::string address = AddressOf(cluster);
+  std::vector<std::shared_ptr<Prefetches>> twins;
+  {
+    Registry& registry = TheRegistry();
+    MutexLock lock(&registry.mutex);
+    for (const auto& [key, opened] : registry.open) {
+      if (!absl::StartsWith(key, address) || opened.id == cluster.id())
+        continue;
+      if (auto twin = opened.prefetches.lock())
+        twins.push_back(std::move(twin));
+    }
   }
+  for (const auto& twin : twins) twin->Drop(/*source=*/0);
 }
 
 absl::StatusOr<std::unique_ptr<ParameterClient>> OpenReadingClient(

@@ -26,12 +26,12 @@ Cluster::Cluster(std::unique_ptr<ParameterClient> client, bool is_remote)
       servers_know_wire_dtype_(
           client_.get(), &v1::HandshakeResponse::knows_wire_dtype,
           "does not know wire_dtype; rows and gradients travel as float32"),
-      prefetches_(client_.get()),
+      prefetches_(std::make_shared<Prefetches>(client_.get())),
       pushes_(is_remote ? 0 : NumHelpers()) {}
 
 absl::Status Cluster::FinishPushes() {
   TFSWITCH_RETURN_IF_ERROR(pushes_.Finish());
-  return prefetches_.InsertUsed(day());
+  return prefetches_->InsertUsed(day());
 }
 
 absl::Status Cluster::Join(const WorkerOptions& options) {

@@ -33,7 +33,12 @@ class Cluster {
   // The pushes that are in flight while the program goes on, and rows that were
   // read ahead.
   PushQueue& pushes() { return pushes_; }
-  Prefetches& prefetches() { return prefetches_; }
+  Prefetches& prefetches() { return *prefetches_; }
+  // For calls of Prefetches::Drop on the thread of a queue, which must not
+  // destroy a cluster.
+  const std::shared_ptr<Prefetches>& shared_prefetches() const {
+    return prefetches_;
+  }
   // Makes the tables as they would be without either.
   absl::Status FinishPushes();
   // Whether this process has opened another connection to these servers, with
@@ -75,7 +80,7 @@ class Cluster {
   // These have their own synchronisation. The queue, which uses the prefetches,
   // is destroyed first.
   ServerCapability servers_know_wire_dtype_;
-  Prefetches prefetches_;
+  const std::shared_ptr<Prefetches> prefetches_;
   PushQueue pushes_;
 
   // Atomic, so no mutex guards these fields.
