@@ -269,8 +269,9 @@ class OpenPushes {
       reads_again = cluster_->prefetches().PushEnded(pushes_[i].part.args.table,
                                                      numbers_[i], are_applied);
     }
-    if (!numbers_.empty()) DropPrefetchesOfTwins(*cluster_);
+    const bool had_begun = !numbers_.empty();
     numbers_.clear();
+    if (had_begun) DropPrefetchesOfTwins(*cluster_);
     return reads_again;
   }
 
@@ -443,8 +444,9 @@ absl::Status PushBatch(absl::Span<Tfswitch_PushPart> parts, int depth,
   }
   // Errors of earlier pushes come before this call changes anything.
   for (const Tfswitch_PushPart& part : parts) {
-    TFSWITCH_RETURN_IF_ERROR(
-        part.table->cluster->pushes().WaitForRoom(std::max(depth, 1)));
+    Cluster& cluster = *part.table->cluster;
+    TFSWITCH_RETURN_IF_ERROR(FinishPushesOfTwins(cluster));
+    TFSWITCH_RETURN_IF_ERROR(cluster.pushes().WaitForRoom(std::max(depth, 1)));
   }
   struct Data {
     explicit Data(size_t size) : prepared(size), results(size) {}

@@ -586,7 +586,8 @@ const Tfswitch_Api& Api() {
     api.cluster_is_remote = IsRemote;
     // CallControl() knows what the method does with rows.
     api.call = Guarded<Call, Rows::kLeaves>::Run;
-    api.open_table = Guarded<OpenTable>::Run;
+    // Another table may have had the name before.
+    api.open_table = Guarded<OpenTable, Rows::kMayChange>::Run;
     api.close_table = Free;
     api.table_dim = TableDim;
     api.table_slot_floats = TableSlotFloats;

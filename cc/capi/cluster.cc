@@ -379,16 +379,19 @@ absl::StatusOr<std::shared_ptr<Cluster>> OpenCluster(const std::string& address,
     client = NewLocalClient(std::move(local_shard));
   }
   auto cluster = std::make_shared<Cluster>(std::move(client), parsed.is_remote);
+  // Outlives the lock, so that no cluster is destroyed with the mutex held.
+  std::vector<std::shared_ptr<Cluster>> twins;
   MutexLock lock(&registry.mutex);
   registry.Keep(address, given);
   Registry::Opened& open = registry.open[registry_key];
   if (std::shared_ptr<Cluster> first = open.cluster.lock()) return first;
   for (const auto& [key, other] : registry.open) {
     if (!absl::StartsWith(key, absl::StrCat(address, "\n"))) continue;
-    if (const std::shared_ptr<Cluster> twin = other.cluster.lock()) {
-      twin->set_has_twins();
-      cluster->set_has_twins();
-    }
+    std::shared_ptr<Cluster> twin = other.cluster.lock();
+    if (twin == nullptr) continue;
+    twin->set_has_twins();
+    cluster->set_has_twins();
+    twins.push_back(std::move(twin));
   }
   open = {cluster->id(), cluster, cluster->shared_prefetches()};
   return cluster;
@@ -416,7 +419,9 @@ absl::Status FinishPushesOfTwins(const Cluster& cluster) {
   absl::Status first;
   if (!cluster.has_twins()) return first;
   for (const auto& each : ClustersAt(AddressOf(cluster))) {
-    if (each.get() != &cluster) first.Update(each->FinishPushes());
+    if (each.get() == &cluster) continue;
+    each->pushes().Wait();
+    first.Update(each->prefetches().InsertUsed(each->day()));
   }
   return first;
 }

@@ -94,7 +94,8 @@ absl::Status FinishAllPushes(const Cluster& cluster);
 void DropAllPrefetches(const Cluster& cluster);
 
 // The same for the twins of `cluster`, without `cluster` itself. Both take no
-// time if it has none. DropPrefetchesOfTwins() may be called on the thread of a
+// time if it has none. FinishPushesOfTwins() leaves the errors of pushes to the
+// twins' own calls. DropPrefetchesOfTwins() may be called on the thread of a
 // queue. Thread-safe.
 absl::Status FinishPushesOfTwins(const Cluster& cluster);
 void DropPrefetchesOfTwins(const Cluster& cluster);

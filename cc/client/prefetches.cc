@@ -531,7 +531,8 @@ absl::Status Prefetches::InsertUsed(float day) {
       continue;
     }
     first.Update(status);
-    left.push_back(std::move(each));  // A later call tries again.
+    // A later call tries again, unless this process may make no rows.
+    if (!absl::IsPermissionDenied(status)) left.push_back(std::move(each));
   }
   MutexLock lock(&mutex_);
   for (Used& each : left) {

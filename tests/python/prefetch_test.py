@@ -1,6 +1,7 @@
 """Rows that are read ahead: training does not change, to the bit."""
 
 import contextlib
+import functools
 import gc
 from collections.abc import Callable
 from typing import Any
@@ -275,6 +276,49 @@ def test_pushes_of_another_connection_are_seen(push_depth: int) -> None:
                 rows = layer(batch, training=False)
                 np.testing.assert_array_equal(rows, np.full((1, 2, 2), step))
                 table.push(batch[0], -tf.ones([2, 2]))
+
+
+def test_rows_that_another_connection_used_are_made_before_a_push() -> None:
+    decays = tsw.optimizers.AdamW(weight_decay=0.1)
+    options = {"optimizer": decays, "update": "dense", "initializer": "ones"}
+    rows = []
+    for depth in (0, 1):
+        with ServerProcess() as server:
+            address = f"grpc://{server.address}"
+            with (
+                tsw.connect(address) as one,
+                tsw.connect(address, timeout_secs=50) as other,
+            ):
+                table = make_table(cluster=one, **options)
+                pushes = make_table(cluster=other, **options)
+                push = tf.function(
+                    functools.partial(pushes.push, [6], [[1.0, 1.0]])
+                )
+                push()
+                layer = DynamicEmbedding(2, table=table)
+                ids = tf.data.Dataset.from_tensors([5]).batch(1)
+                for batch in prefetch_embeddings(ids, layer, depth):
+                    layer(batch, training=True)
+                push()
+                rows.append(table.lookup([5, 6]).numpy())
+    np.testing.assert_array_equal(*rows)
+    assert rows[0][0, 0] < 1
+
+
+def test_a_table_made_again_is_not_read_as_the_former_one(
+    embedded: tsw.Cluster,
+) -> None:
+    ids = tf.data.Dataset.from_tensor_slices([1, 2] * 4).batch(1)
+    for optimizer, update in (("adagrad", "sparse"), ("adam", "dense")):
+        table = make_table(optimizer=optimizer, update=update)
+        layer = DynamicEmbedding(2, table=table)
+        table.push([1, 2], tf.ones([2, 2]))
+        for batch in prefetch_embeddings(ids, layer, 1):
+            rows = layer(batch, training=True)
+            np.testing.assert_array_equal(rows, table.lookup(batch))
+            table.push(batch, tf.ones([1, 2]))  # Adam moves both rows.
+        del table, layer, batch, rows
+        gc.collect()
 
 
 def test_evaluation_makes_no_row_and_an_early_end_leaves_nothing(
