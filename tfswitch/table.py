@@ -761,6 +761,9 @@ class EmbeddingTable(TrackedTable):
         `prefetch_hits`, `prefetch_late` (hits that had to wait),
         `prefetch_misses` and `prefetch_unused` count lookups of this process
         since it began; see `tfswitch.data.prefetch_embeddings`.
+        `prefetch_own_pushes` and `prefetch_other_pushes` are the age of rows
+        that were read ahead, summed over hits: the pushes that this process
+        and, as far as it knows, others made between the read and the lookup.
         `pushes_in_flight` counts those of the cluster when `stats` is called.
 
         Args:

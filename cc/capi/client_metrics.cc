@@ -89,6 +89,14 @@ void AddClientMetrics(MetricList* list) {
                     static_cast<double>(count),
                     {{"table", table}, {"result", result}});
     }
+    for (const auto& [by, pushes] : {std::pair{"own", stats.own_pushes},
+                                     std::pair{"others", stats.other_pushes}}) {
+      list->Counter("tfswitch_worker_prefetch_age_pushes_total",
+                    "Pushes between the time when rows were read ahead and "
+                    "their lookup, summed over lookups.",
+                    static_cast<double>(pushes),
+                    {{"table", table}, {"by", by}});
+    }
   }
 }
 

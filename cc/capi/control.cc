@@ -108,6 +108,8 @@ absl::Status SteerPrefetches(Cluster& cluster,
     table->set_misses(stats.num_misses);
     table->set_unused(stats.num_unused);
     table->set_held(stats.num_held);
+    table->set_own_pushes(stats.own_pushes);
+    table->set_other_pushes(stats.other_pushes);
   }
   response->set_pushes_in_flight(cluster.pushes().num_in_flight());
   return absl::OkStatus();

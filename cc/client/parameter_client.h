@@ -107,6 +107,16 @@ struct ExportChangesArgs {
   std::string export_id;
 };
 
+// What the answers to this client's pushes and marking pulls have told about a
+// table. Only differences have a meaning.
+struct RowChanges {
+  // How often rows were evicted, erased, assigned or restored on any server.
+  int64_t generations = 0;
+  // The pushes of other clients, on the server that had the most. A large push
+  // of theirs counts several times, because it has several messages.
+  int64_t pushes_of_others = 0;
+};
+
 // A call that has begun. The thread that started the call must call Wait()
 // once. Wait() may do the work of the call.
 class PendingCall {
@@ -202,6 +212,9 @@ class ParameterClient {
 
   virtual std::unique_ptr<PendingCall> StartAssign(const AssignArgs& args,
                                                    WriteResult* result) = 0;
+
+  // For tables in this process nothing is told.
+  virtual RowChanges ChangesOf(const std::string& table) const { return {}; }
 
   virtual int num_shards() const { return 1; }
   // The handshake of each server; empty if tables are in this process.

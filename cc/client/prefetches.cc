@@ -81,6 +81,10 @@ struct Prefetches::Ticket {
   int num_reads = 1;  // Reads that have begun, or will begin by themselves.
   int num_open_pushes = 0;  // Pushes in flight that change its rows.
   bool is_lost = false;
+  bool is_late = false;  // Whether its lookup had to wait.
+  // ChangesOf() its table, and TableState::num_pushes, when its rows were read.
+  RowChanges seen;
+  int64_t num_pushes = 0;
 };
 
 struct Prefetches::OpenPush {
@@ -101,6 +105,7 @@ struct Prefetches::TableState {
   // probably come, unless this is no training.
   std::deque<std::shared_ptr<Ticket>> unpushed;
   bool expects_pushes = true;
+  int64_t num_pushes = 0;  // That have begun.
   // Keys without a row that training has used.
   std::vector<std::vector<Key>> used;
   Stats stats;
@@ -243,12 +248,18 @@ void Prefetches::Run(const std::vector<std::shared_ptr<Ticket>>& tickets) {
              state.open_pushes.begin()->first <= ticket->begun_after) {
         changed_.Wait(&mutex_);
       }
+      ticket->seen = client_->ChangesOf(ticket->table);
+      ticket->num_pushes = state.num_pushes;
       fetches.push_back({ticket, 0, {}, {}, {}});
       if (!ticket->is_lost) fetches.back().places = PlacesToRead(*ticket, 0);
     }
   }
   const absl::Status status = Read(&fetches);
   MutexLock lock(&mutex_);
+  for (const auto& ticket : tickets) {
+    ticket->seen.pushes_of_others =
+        client_->ChangesOf(ticket->table).pushes_of_others;
+  }
   Store(status, fetches);
 }
 
@@ -285,10 +296,7 @@ std::shared_ptr<Prefetches::Ticket> Prefetches::Take(
     std::shared_ptr<Ticket> ticket = std::move(*it);
     state.tickets.erase(it);
     if (ticket->is_lost) break;
-    ++state.stats.num_hits;
-    if (ticket->num_reads > 0 || ticket->num_open_pushes > 0) {
-      ++state.stats.num_late;
-    }
+    ticket->is_late = ticket->num_reads > 0 || ticket->num_open_pushes > 0;
     // A few steps may come before their push, which has all their gradients.
     constexpr size_t kMostUnpushed = 8;
     state.unpushed.push_back(ticket);
@@ -302,22 +310,42 @@ std::shared_ptr<Prefetches::Ticket> Prefetches::Take(
   return nullptr;
 }
 
-absl::StatusOr<bool> Prefetches::WaitFor(const Ticket& ticket) {
+absl::Status Prefetches::WaitFor(const Ticket& ticket) {
   MutexLock lock(&mutex_);
-  TFSWITCH_RETURN_IF_ERROR(WaitAloud(
+  return WaitAloud(
       &mutex_, &changed_,
       [&] {
         return ticket.is_lost ||
                (ticket.num_reads == 0 && ticket.num_open_pushes == 0);
       },
-      [&] { return absl::StrCat("rows of table '", ticket.table, "'"); }));
-  return !ticket.is_lost;
+      [&] { return absl::StrCat("rows of table '", ticket.table, "'"); });
+}
+
+bool Prefetches::CountUse(const Ticket& ticket) {
+  const RowChanges now = client_->ChangesOf(ticket.table);
+  MutexLock lock(&mutex_);
+  TableState& state = StateOf(ticket.table);
+  Stats& stats = state.stats;
+  if (ticket.is_lost || now.generations != ticket.seen.generations) {
+    ++stats.num_misses;
+    return false;
+  }
+  ++stats.num_hits;
+  if (ticket.is_late) ++stats.num_late;
+  if (!ticket.options.is_exact) {
+    stats.own_pushes += state.num_pushes - ticket.num_pushes;
+  }
+  // An answer may count a push of this process before its own answer is here.
+  stats.other_pushes +=
+      std::max<int64_t>(0, now.pushes_of_others - ticket.seen.pushes_of_others);
+  return true;
 }
 
 absl::Status Prefetches::Complete(const std::shared_ptr<Ticket>& ticket) {
   std::vector<Fetch> late = {{ticket, 0, {}, {}, {}}};
   {
     MutexLock lock(&mutex_);
+    if (ticket->is_lost) return absl::OkStatus();
     for (size_t i = 0; i < ticket->unique.size(); ++i) {
       if (!ticket->has[i]) late[0].places.push_back(i);
     }
@@ -389,9 +417,9 @@ absl::StatusOr<bool> Prefetches::Use(const TableConfig& config,
   if (!has_tickets_) return false;
   const std::shared_ptr<Ticket> ticket = Take(config, keys);
   if (ticket == nullptr) return false;
-  TFSWITCH_ASSIGN_OR_RETURN(const bool is_here, WaitFor(*ticket));
-  if (!is_here) return false;
+  TFSWITCH_RETURN_IF_ERROR(WaitFor(*ticket));
   TFSWITCH_RETURN_IF_ERROR(Complete(ticket));
+  if (!CountUse(*ticket)) return false;
   TFSWITCH_RETURN_IF_ERROR(FillMissing(config, inserts, day, ticket.get()));
   ScatterRows(ticket->inverse, config.dim, ticket->rows.get(), embeddings,
               threads);
@@ -406,6 +434,7 @@ absl::StatusOr<uint64_t> Prefetches::PushBegins(const PushArgs& push) {
     TableState& state = StateOf(push.table);
     number = ++last_change_;
     OpenPush& open = state.open_pushes[number];
+    ++state.num_pushes;
     state.unpushed.clear();
     state.expects_pushes = true;
     used.swap(state.used);

@@ -53,6 +53,10 @@ class KeyBits {
 // has, too, is read only after that ticket's push, because that push will
 // change it. With dense updates, each push changes the rows of all keys.
 //
+// If other processes evict, erase, assign or restore rows of the table, each
+// ticket that was read before is dropped when this process learns of it, which
+// is at its next push or prefetch.
+//
 // Prefetches make no rows. If a training lookup uses a key without a row, its
 // first value is computed here. Its row is made by the push of the lookup's
 // gradient, or by InsertUsed(), before anything can see that it is not there.
@@ -73,6 +77,10 @@ class Prefetches {
     int64_t num_misses = 0;  // Lookups that found no ticket of their ids.
     int64_t num_unused = 0;  // Tickets that were dropped.
     int64_t num_held = 0;    // Tickets that wait for their lookup.
+    // The age of the rows, summed over all hits: pushes of this process, and
+    // known pushes of others, that were made after the rows were read.
+    int64_t own_pushes = 0;
+    int64_t other_pushes = 0;
 
     void Add(const Stats& other) {
       num_hits += other.num_hits;
@@ -80,6 +88,8 @@ class Prefetches {
       num_misses += other.num_misses;
       num_unused += other.num_unused;
       num_held += other.num_held;
+      own_pushes += other.own_pushes;
+      other_pushes += other.other_pushes;
     }
   };
   struct Ticket;
@@ -156,8 +166,11 @@ class Prefetches {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::shared_ptr<Ticket> Take(const TableConfig& config,
                                absl::Span<const Key> keys);
-  // Waits until the ticket has its rows. False if it was dropped meanwhile.
-  absl::StatusOr<bool> WaitFor(const Ticket& ticket);
+  // Waits until the ticket has its rows, or is dropped.
+  absl::Status WaitFor(const Ticket& ticket);
+  // Counts the use of a ticket. False if the ticket must not be used, because
+  // it was dropped, or rows have changed other than by pushes.
+  bool CountUse(const Ticket& ticket);
   // Reads the rows that a ticket still lacks. The caller has waited for it.
   absl::Status Complete(const std::shared_ptr<Ticket>& ticket);
   // Replaces the marks of missing rows by their values.

@@ -236,6 +236,16 @@ class ShardedClient : public ParameterClient {
     return tables_.ShardInstances();
   }
 
+  RowChanges ChangesOf(const std::string& table) const override {
+    RowChanges all;
+    for (const auto& shard : shards_) {
+      const RowChanges own = shard->ChangesOf(table);
+      all.generations += own.generations;
+      all.pushes_of_others =
+          std::max(all.pushes_of_others, own.pushes_of_others);
+    }
+    return all;
+  }
   absl::StatusOr<std::vector<v1::HandshakeResponse>> AskServers() override {
     std::vector<v1::HandshakeResponse> all;
     for (const auto& shard : shards_) {

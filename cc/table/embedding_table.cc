@@ -19,6 +19,7 @@
 #include <utility>
 #include <variant>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "cc/base/cpu_features.h"
 #include "cc/base/half_floats.h"
@@ -512,6 +513,7 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::AssignRows(const RowChunk& rows,
       optimizer_.moves_idle_rows() && size() == 0) {
     GoOnAfterStepOf(slots);
   }
+  const auto end_generation = absl::MakeCleanup([this] { EndGeneration(); });
   const ChangeClock::Change change(&change_clock_);
   const std::shared_ptr<const StepHistory> now = Now();
   const RowBuffer state = InitialState(Today(), now->last_step);
@@ -618,6 +620,7 @@ int64_t EmbeddingTable::Impl::Erase(absl::Span<const Key> keys) {
     return absl::OkStatus();
   };
   ForEachLocked(keys, erase).IgnoreError();  // It cannot fail.
+  EndGeneration();
   return num_erased;
 }
 

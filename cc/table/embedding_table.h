@@ -456,6 +456,10 @@ class EmbeddingTable {
     shard_instances_ = std::move(identity.shard_instances);
   }
 
+  // Changes at the end of each call that changes rows other than by gradients,
+  // or makes rows that do not have their first values.
+  uint64_t generation() const { return generation_; }
+
   // Callers of this class count their work here.
   TableCounters& counters() const { return counters_; }
   KeyHeat& heat() const { return heat_; }
@@ -465,6 +469,9 @@ class EmbeddingTable {
   // Optimizer state and statistics.
   virtual int slot_floats() const = 0;
 
+ protected:
+  void EndGeneration() { ++generation_; }
+
  private:
   // The only implementation. It is a derived class, so that its members need
   // not be in this header.
@@ -473,6 +480,7 @@ class EmbeddingTable {
 
   const TableConfig config_;
   std::atomic<uint64_t> incarnation_{DrawId()};
+  std::atomic<uint64_t> generation_{DrawId()};
   mutable Mutex identity_mutex_;
   std::vector<uint64_t> shard_instances_ ABSL_GUARDED_BY(identity_mutex_);
   mutable TableCounters counters_;

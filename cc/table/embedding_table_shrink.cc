@@ -265,6 +265,7 @@ absl::StatusOr<ShrinkReport> EmbeddingTable::Impl::Shrink(
     return rules.TakesCandidate(record) && !dry_run;
   });
   if (!dry_run) {
+    if (report.evicted_rows > 0) EndGeneration();
     for (Stripe& stripe : stripes_) {
       Compact(&stripe);
       if (!config_.admission.has_candidates()) continue;

@@ -414,7 +414,9 @@ constexpr auto kAssignFields = [](auto& request, auto* fields) {
 
 constexpr auto kWriteResultFields = [](auto& result, auto* fields) {
   return fields->Number(1, result.num_rows) ||
-         fields->Number(2, result.duplicate);
+         fields->Number(2, result.duplicate) ||
+         fields->Fixed64(3, result.version.generation) ||
+         fields->Fixed64(4, result.version.num_pushes);
 };
 
 // The fields of 16-bit numbers in a PullResponse and a PushRequest: the first
@@ -598,8 +600,12 @@ void ReadRows(PieceReader* reader, FloatType type, const RowTarget& target,
   }
 }
 
+constexpr uint32_t kGeneration = 4;
+constexpr uint32_t kNumPushes = 5;
+
 absl::Status ReadPullResponse(int max_group_depth, MessagePieces pieces,
-                              const RowTarget& target, uint64_t* num_floats) {
+                              const RowTarget& target, uint64_t* num_floats,
+                              RowsVersion* version) {
   uint64_t count = 0;
   absl::Status status = ReadMessage(
       "PullResponse", pieces, max_group_depth,
@@ -613,6 +619,15 @@ absl::Status ReadPullResponse(int max_group_depth, MessagePieces pieces,
           if (Complaint bad = ReadLength(reader, &length)) return bad;
           if (length % sizeof(float) != 0) return kBadArray;
           size = length / sizeof(float);
+        } else if (tag == Tag(kGeneration, kFixed64) ||
+                   tag == Tag(kNumPushes, kFixed64)) {
+          uint64_t value = 0;
+          if (reader->remaining() < sizeof(value)) return kCutShort;
+          reader->Read(&value, sizeof(value));
+          if (version == nullptr) return kFine;
+          (tag == Tag(kGeneration, kFixed64) ? version->generation
+                                             : version->num_pushes) = value;
+          return kFine;
         } else if (tag != Tag(1, kFixed32)) {
           return kUnknownField;
         } else if (reader->remaining() < sizeof(float)) {
@@ -701,10 +716,12 @@ class FieldWriter {
     return false;
   }
   bool Fixed64(uint32_t field, uint64_t value) {
-    if (value == 0) return false;
+    if (value != 0) PresentFixed64(field, value);
+    return false;
+  }
+  void PresentFixed64(uint32_t field, uint64_t value) {
     Varint(Tag(field, kFixed64));
     Raw(&value, sizeof(value));
-    return false;
   }
   bool Float(uint32_t field, float value) {
     uint32_t bits;
@@ -871,7 +888,8 @@ absl::Status ReadAssignRequest(MessagePieces pieces, DecodeScratch* scratch,
 
 absl::Status ReadPullResponse(MessagePieces pieces, const RowTarget& target,
                               uint64_t* num_floats) {
-  return ReadPullResponse(kMaxGroupDepth, pieces, target, num_floats);
+  return ReadPullResponse(kMaxGroupDepth, pieces, target, num_floats,
+                          /*version=*/nullptr);
 }
 
 absl::Status ReadWriteResponse(const char* name, MessagePieces pieces,
@@ -894,14 +912,18 @@ absl::Status ReadPushManyRequest(MessagePieces pieces, PartScratch* scratch,
 
 absl::Status ReadPullManyResponse(MessagePieces pieces,
                                   absl::Span<const RowTarget> targets,
-                                  std::vector<uint64_t>* num_floats) {
+                                  std::vector<uint64_t>* num_floats,
+                                  std::vector<RowsVersion>* versions) {
   num_floats->clear();
+  if (versions != nullptr) versions->clear();
   return ReadParts(
       "PullManyResponse", pieces, [&](size_t i, MessagePieces part) {
         num_floats->push_back(0);
-        return ReadPullResponse(kMaxGroupDepth - 1, part,
-                                i < targets.size() ? targets[i] : RowTarget({}),
-                                &num_floats->back());
+        return ReadPullResponse(
+            kMaxGroupDepth - 1, part,
+            i < targets.size() ? targets[i] : RowTarget({}),
+            &num_floats->back(),
+            versions == nullptr ? nullptr : &versions->emplace_back());
       });
 }
 
@@ -951,6 +973,12 @@ size_t WritePullResponseHeader(uint64_t num_floats, char* to, FloatType type) {
       type == FloatType::kFloat32 ? 1 : FieldOfHalves(type, kHalfValues),
       WireBytes(num_floats, type));
   return writer.size();
+}
+
+void WriteRowsVersion(const RowsVersion& version, char* to) {
+  FieldWriter writer(to);
+  writer.PresentFixed64(kGeneration, version.generation);
+  writer.PresentFixed64(kNumPushes, version.num_pushes);
 }
 
 void WriteHalfRows(absl::Span<const float> rows, FloatType type, char* to) {

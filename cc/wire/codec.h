@@ -130,11 +130,12 @@ absl::Status ReadPullManyRequest(MessagePieces pieces, PartScratch* scratch,
 absl::Status ReadPushManyRequest(MessagePieces pieces, PartScratch* scratch,
                                  std::vector<PushRequest>* requests);
 // Reads the i-th response to targets[i], as ReadPullResponse() does. If there
-// are more responses than targets, the others are only counted. *num_floats
-// gets one element for each response.
-absl::Status ReadPullManyResponse(MessagePieces pieces,
-                                  absl::Span<const RowTarget> targets,
-                                  std::vector<uint64_t>* num_floats);
+// are more responses than targets, the others are only counted. *num_floats and
+// *versions get one element for each response.
+absl::Status ReadPullManyResponse(
+    MessagePieces pieces, absl::Span<const RowTarget> targets,
+    std::vector<uint64_t>* num_floats,
+    std::vector<RowsVersion>* versions = nullptr);
 absl::Status ReadPushManyResponse(MessagePieces pieces,
                                   std::vector<WriteResult>* results);
 
@@ -170,6 +171,11 @@ void WriteAssignRequest(const AssignRequest& request, char* to);
 inline constexpr size_t kMaxPullResponseHeader = 11;
 size_t WritePullResponseHeader(uint64_t num_floats, char* to,
                                FloatType type = FloatType::kFloat32);
+// Writes the version that follows the rows of a PullResponse.
+//
+// REQUIRES: `to` has room for kRowsVersionBytes.
+inline constexpr size_t kRowsVersionBytes = 18;
+void WriteRowsVersion(const RowsVersion& version, char* to);
 // Writes rows as numbers of a 16-bit type, rounded to nearest. Keeps the marks
 // of missing rows.
 //

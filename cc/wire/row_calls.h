@@ -88,10 +88,17 @@ struct PushRequest : GradientBatch {
   uint32_t worker = 0;
 };
 
+// See PushResponse. All 0: not known.
+struct RowsVersion {
+  uint64_t generation = 0;
+  uint64_t num_pushes = 0;
+};
+
 // The result of a write. A repeated write gets the result of the first one.
 struct WriteResult {
   int64_t num_rows = 0;    // Rows that were updated or set.
   bool duplicate = false;  // Whether the id had been applied before.
+  RowsVersion version;     // Only of pushes to a server.
 
   // Adds the result of another part of the write.
   void Add(const WriteResult& part) {

@@ -13,6 +13,14 @@ _MEMORY = (
     "change_bytes",
 )
 _RULES = ("ttl", "show_click_score", "l2_norm", "max_rows")
+_PREFETCH = (
+    "hits",
+    "late",
+    "misses",
+    "unused",
+    "own_pushes",
+    "other_pushes",
+)
 _COUNTS = (
     *_MEMORY,
     "slot_floats",
@@ -54,7 +62,7 @@ class TableStats(dict[str, Any]):
         self["pushes_in_flight"] = int(exchange["pushes_in_flight"])
         tables = {table["name"]: table for table in exchange["tables"]}
         counts = tables.get(info["config"]["name"], {})
-        for name in ("hits", "late", "misses", "unused"):
+        for name in _PREFETCH:
             self[f"prefetch_{name}"] = int(counts.get(name, 0))
 
     @property

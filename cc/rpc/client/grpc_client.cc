@@ -35,6 +35,7 @@
 #include "cc/rpc/channel_settings.h"
 #include "cc/rpc/client/call_trace.h"
 #include "cc/rpc/client/connection.h"
+#include "cc/rpc/client/seen_rows.h"
 #include "cc/rpc/deadlines.h"
 #include "cc/rpc/process_settings.h"
 #include "cc/wire/codec.h"
@@ -339,6 +340,9 @@ class GrpcClient final : public ParameterClient {
     TFSWITCH_ASSIGN_OR_RETURN(auto server, connection_->Handshake());
     return std::vector<v1::HandshakeResponse>{std::move(server)};
   }
+  RowChanges ChangesOf(const std::string& table) const override {
+    return seen_->ChangesOf(table);
+  }
   std::unique_ptr<PendingCall> StartPull(
       absl::Span<const PullPart> parts) override;
   std::unique_ptr<PendingCall> StartCheckedPush(
@@ -372,6 +376,7 @@ class GrpcClient final : public ParameterClient {
       absl::Span<const PushArgs> pushes) const;
 
   const std::shared_ptr<Connection> connection_;
+  const std::shared_ptr<SeenRows> seen_ = std::make_shared<SeenRows>();
   // The client id of control writes. It is not that of pushes: the server
   // remembers a limited number of writes per client, and pushes would displace
   // control writes.
@@ -466,17 +471,21 @@ std::unique_ptr<PendingCall> GrpcClient::StartPullMessage(
     WritePullRequest(pulls[i].args, to);
     to += lengths[i];
   }
-  auto read = [connection = connection_.get(), tables,
+  auto read = [connection = connection_.get(), seen = seen_, tables,
                targets](grpc::ByteBuffer* response) -> absl::Status {
     std::vector<uint64_t> received;
-    TFSWITCH_RETURN_IF_ERROR(connection->AsServerFault(
-        ReadPullManyResponse(PiecesOf(response), targets, &received)));
+    std::vector<RowsVersion> versions;
+    TFSWITCH_RETURN_IF_ERROR(connection->AsServerFault(ReadPullManyResponse(
+        PiecesOf(response), targets, &received, &versions)));
     if (received.size() != targets.size()) {
       return connection->AsServerFault(absl::InvalidArgumentError(absl::StrCat(
           "expected ", targets.size(), " answers, got ", received.size())));
     }
     for (size_t i = 0; i < targets.size(); ++i) {
-      if (received[i] == targets[i].num_floats()) continue;
+      if (received[i] == targets[i].num_floats()) {
+        seen->Note(tables[i], versions[i], /*own_pushes=*/0);
+        continue;
+      }
       return absl::InvalidArgumentError(
           absl::StrCat("table '", tables[i], "': expected ",
                        targets[i].num_floats(), " floats, the server sent ",
@@ -511,7 +520,6 @@ std::unique_ptr<PendingCall> GrpcClient::StartCheckedPush(
   }
   auto all = std::make_unique<PushMessages>(std::move(owners), std::move(sums));
   for (size_t i = 0; i < messages.size(); ++i) {
-    const size_t num_pushes = messages[i].size();
     WriteResult* const results =
         all->result(static_cast<size_t>(messages[i].data() - pieces.data()));
     CallKind kind = CallKind::kIdempotent;
@@ -523,16 +531,19 @@ std::unique_ptr<PendingCall> GrpcClient::StartCheckedPush(
     const char* const effect =
         messages.size() == 1 ? "The push to " : "A part of the push to ";
     all->calls.push_back(std::make_unique<ServerCall>(
-        Write{effect, std::move(tables)},
-        [connection = connection_.get(), num_pushes,
+        Write{effect, tables},
+        [connection = connection_.get(), seen = seen_, tables,
          results](grpc::ByteBuffer* response) -> absl::Status {
           std::vector<WriteResult> received;
           TFSWITCH_RETURN_IF_ERROR(connection->AsServerFault(
               ReadPushManyResponse(PiecesOf(response), &received)));
-          if (received.size() != num_pushes) {
+          if (received.size() != tables.size()) {
             return connection->AsServerFault(absl::InvalidArgumentError(
                 absl::StrCat("PushManyResponse: ", received.size(),
-                             " results of ", num_pushes, " pushes")));
+                             " results of ", tables.size(), " pushes")));
+          }
+          for (size_t k = 0; k < tables.size(); ++k) {
+            seen->Note(tables[k], received[k].version, /*own_pushes=*/1);
           }
           std::copy(received.begin(), received.end(), results);
           return absl::OkStatus();

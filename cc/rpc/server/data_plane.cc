@@ -45,6 +45,16 @@ constexpr size_t kMaxUnread = 8192;
 // this long are cancelled.
 constexpr absl::Duration kTimeToRead = absl::Seconds(10);
 
+RowsVersion VersionOf(const EmbeddingTable& table) {
+  return {
+      table.generation(),
+      static_cast<uint64_t>(table.counters().Sum(TableCounter::num_pushes))};
+}
+
+size_t VersionBytes(const PullRequest& pull) {
+  return pull.mark_missing ? kRowsVersionBytes : 0;
+}
+
 }  // namespace
 
 // How calls of a method are received from gRPC, and answered.
@@ -345,7 +355,8 @@ absl::Status DataPlane::AnswerPull(Call* call, Queue* queue) {
                             /*changes=*/pull.insert_missing));
     if (pull.insert_missing) insertions.push_back({table.get(), pull.keys});
     const uint64_t num_floats = pull.keys.size() * table->dim();
-    const uint64_t answer = PullResponseBytes(num_floats, pull.wire_dtype);
+    const uint64_t answer =
+        PullResponseBytes(num_floats, pull.wire_dtype) + VersionBytes(pull);
     if (pull.wire_dtype != FloatType::kFloat32) {
       scratch += num_floats * sizeof(float);
     }
@@ -390,11 +401,15 @@ absl::Status DataPlane::AnswerPart(const Call& call, const PullRequest& pull,
   const uint64_t bytes = WireBytes(num_floats, type);
   char header[kMaxPartHeader + kMaxPullResponseHeader];
   size_t header_bytes =
-      has_header ? WritePartHeader(PullResponseBytes(num_floats, type), header)
+      has_header ? WritePartHeader(
+                       PullResponseBytes(num_floats, type) + VersionBytes(pull),
+                       header)
                  : 0;
   header_bytes +=
       WritePullResponseHeader(num_floats, header + header_bytes, type);
-  OutgoingMessage message(header_bytes + bytes, header_bytes);
+  const RowsVersion version = VersionOf(table);
+  OutgoingMessage message(header_bytes + bytes + VersionBytes(pull),
+                          header_bytes);
   const bool is_float32 = type == FloatType::kFloat32;
   const std::unique_ptr<float[]> rounded(
       is_float32 ? nullptr : new (std::nothrow) float[num_floats]);
@@ -410,6 +425,7 @@ absl::Status DataPlane::AnswerPart(const Call& call, const PullRequest& pull,
   TFSWITCH_RETURN_IF_ERROR(
       shard_->Pull(table, pull.keys, pull.if_missing(), rows, helpers_));
   if (!is_float32) WriteHalfRows(rows, type, to);
+  if (pull.mark_missing) WriteRowsVersion(version, to + bytes);
   *answer = std::move(message).ToSlice();
   return absl::OkStatus();
 }
@@ -443,8 +459,9 @@ absl::Status DataPlane::AnswerPush(Call* call, Queue* queue) {
   TFSWITCH_RETURN_IF_ERROR(
       shard_->PushMany(pushes, absl::MakeSpan(results), helpers_));
   std::string response;
-  for (const WriteResult& pushed : results) {
-    const std::string part = EncodeWriteResponse(pushed);
+  for (size_t i = 0; i < results.size(); ++i) {
+    results[i].version = VersionOf(*pushes[i].table);
+    const std::string part = EncodeWriteResponse(results[i]);
     if (is_many) {
       char header[kMaxPartHeader];
       response.append(header, WritePartHeader(part.size(), header));

@@ -150,7 +150,9 @@ std::string ComparePullManyResponse(absl::string_view bytes,
   const RowTarget rooms[] = {absl::MakeSpan(floats[0]),
                              absl::MakeSpan(floats[1])};
   std::vector<uint64_t> counts;
-  const absl::Status status = ReadPullManyResponse(pieces, rooms, &counts);
+  std::vector<RowsVersion> versions;
+  const absl::Status status =
+      ReadPullManyResponse(pieces, rooms, &counts, &versions);
   if (HasHalves(bytes, kHalfValues, /*is_many=*/true)) return "";
   if (accepted != status.ok()) {
     return Disagree("PullManyResponse", accepted, status);
@@ -158,8 +160,11 @@ std::string ComparePullManyResponse(absl::string_view bytes,
   if (!accepted) return "";
   bool same = counts.size() == static_cast<size_t>(theirs.responses_size());
   for (size_t i = 0; same && i < counts.size(); ++i) {
-    const auto& values = theirs.responses(static_cast<int>(i)).values();
-    same = counts[i] == static_cast<uint64_t>(values.size());
+    const v1::PullResponse& response = theirs.responses(static_cast<int>(i));
+    const auto& values = response.values();
+    same = counts[i] == static_cast<uint64_t>(values.size()) &&
+           versions[i].generation == response.generation() &&
+           versions[i].num_pushes == response.num_pushes();
     const size_t kept = i < 2 ? std::min<size_t>(8, counts[i]) : 0;
     same = same && (kept == 0 || std::memcmp(floats[i].data(), values.data(),
                                              kept * sizeof(float)) == 0);
@@ -181,7 +186,9 @@ std::string ComparePushManyResponse(absl::string_view bytes,
   for (size_t i = 0; same && i < ours.size(); ++i) {
     const v1::PushResponse& response = theirs.responses(static_cast<int>(i));
     same = ours[i].num_rows == response.updated_rows() &&
-           ours[i].duplicate == response.duplicate();
+           ours[i].duplicate == response.duplicate() &&
+           ours[i].version.generation == response.generation() &&
+           ours[i].version.num_pushes == response.num_pushes();
   }
   return same ? "" : "PushManyResponse: values differ";
 }

@@ -231,7 +231,11 @@ TEST(CodecTest, RowsOf16BitsAreThoseOfProtobufAndKeepTheMarks) {
     EXPECT_EQ(halves.substr(14, 2), Bytes({0xff, 0x7f}));
     bytes += halves;
     EXPECT_EQ(bytes.size(), PullResponseBytes(rows.size(), type));
+    bytes.resize(bytes.size() + kRowsVersionBytes);
+    WriteRowsVersion({7, 9}, &bytes[bytes.size() - kRowsVersionBytes]);
     v1::PullResponse proto;
+    proto.set_generation(7);
+    proto.set_num_pushes(9);
     (type == FloatType::kFloat16 ? proto.mutable_float16_values()
                                  : proto.mutable_bfloat16_values())
         ->assign(halves);
