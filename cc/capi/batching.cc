@@ -5,7 +5,6 @@
 #include "cc/capi/batching.h"
 
 #include <algorithm>
-#include <exception>
 #include <map>
 #include <utility>
 #include <vector>
@@ -301,14 +300,7 @@ absl::Status SendNow(const LentThreads* threads,
   absl::Status status = JoinedCalls(std::move(calls)).Wait();
   if (status.ok()) measured.Succeed();
   for (const auto& pushes : groups) {
-    if (!pushes->End(status.ok())) continue;
-    Prefetches& prefetches = pushes->cluster().prefetches();
-    try {
-      pushes->cluster().pushes().AddRead(
-          [&prefetches] { prefetches.ReadAgain(); });
-    } catch (const std::exception&) {  // No memory, or no thread.
-      prefetches.ReadAgain();
-    }
+    if (pushes->End(status.ok())) pushes->cluster().ReadAgainSoon();
   }
   return status;
 }

@@ -308,6 +308,7 @@ template <typename Handle>
 absl::Status EndStep(Handle* handle, double weight, int64_t* round) {
   TFSWITCH_ASSIGN_OR_RETURN(const auto worker, FindWorker(*handle->cluster));
   TFSWITCH_RETURN_IF_ERROR(worker->EndStep(weight));
+  DropPrefetchesOfTwins(*handle->cluster);
   *round = worker->round();
   return absl::OkStatus();
 }

@@ -1,6 +1,7 @@
 #include "cc/client/cluster.h"
 
 #include <algorithm>
+#include <exception>
 #include <thread>
 #include <utility>
 
@@ -29,6 +30,14 @@ Cluster::Cluster(std::unique_ptr<ParameterClient> client, bool is_remote)
       prefetches_(std::make_shared<Prefetches>(client_.get())),
       pushes_(is_remote ? 0 : NumHelpers()) {}
 
+void Cluster::ReadAgainSoon() {
+  try {
+    pushes_.AddRead([this] { prefetches_->ReadAgain(); });
+  } catch (const std::exception&) {  // No memory, or no thread.
+    prefetches_->ReadAgain();
+  }
+}
+
 absl::Status Cluster::FinishPushes() {
   TFSWITCH_RETURN_IF_ERROR(pushes_.Finish());
   return prefetches_->InsertUsed(day());
@@ -45,8 +54,12 @@ absl::Status Cluster::Join(const WorkerOptions& options) {
   if (former != nullptr && !takes_its_place) {
     TFSWITCH_RETURN_IF_ERROR(former->Leave());
   }
+  // This cluster destroys its session before its queue.
+  const auto on_round = [this] {
+    if (prefetches_->RoundEnded()) ReadAgainSoon();
+  };
   TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<WorkerSession> joined,
-                            WorkerSession::Join(client_, options));
+                            WorkerSession::Join(client_, options, on_round));
   MutexLock lock(&mutex_);
   worker_.swap(joined);
   return absl::OkStatus();

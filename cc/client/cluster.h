@@ -39,6 +39,8 @@ class Cluster {
   const std::shared_ptr<Prefetches>& shared_prefetches() const {
     return prefetches_;
   }
+  // Lets the queue's thread read rows again that pushes or rounds have changed.
+  void ReadAgainSoon();
   // Makes the tables as they would be without either.
   absl::Status FinishPushes();
   // Whether this process has opened another connection to these servers, with

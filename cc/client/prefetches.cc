@@ -99,10 +99,11 @@ struct Prefetches::TableState {
   // See ChangesAllRows(). Not set: not known yet.
   std::optional<bool> changes_all_rows;
   std::deque<std::shared_ptr<Ticket>> tickets;  // In the order of Begin().
+  bool is_bsp = false;
   // The pushes in flight, by number.
   std::map<uint64_t, OpenPush> open_pushes;
-  // The tickets that were used since the last push. A push with their keys will
-  // probably come, unless this is no training.
+  // The tickets that were used since the last push or, with bsp, round. A push
+  // with their keys will probably come, unless this is no training.
   std::deque<std::shared_ptr<Ticket>> unpushed;
   bool expects_pushes = true;
   int64_t num_pushes = 0;  // That have begun.
@@ -125,10 +126,7 @@ Prefetches::TableState& Prefetches::StateOf(const std::string& table) {
 }
 
 std::optional<bool> Prefetches::ChangesAllRows(const TableConfig& config) {
-  if (!config.layout.empty() ||
-      config.consistency.kind == ConsistencyKind::kBsp) {
-    return std::nullopt;
-  }
+  if (!config.layout.empty()) return std::nullopt;
   {
     MutexLock lock(&mutex_);
     const std::optional<bool> known = StateOf(config.name).changes_all_rows;
@@ -138,11 +136,13 @@ std::optional<bool> Prefetches::ChangesAllRows(const TableConfig& config) {
   // handle was opened.
   const auto infos = client_->ListTables(config.name);
   if (!infos.ok() || infos->size() != 1) return std::nullopt;
-  const OptimizerConfig& chosen = (*infos)[0].config.optimizer;
-  if (chosen.is_open) return std::nullopt;
+  const TableConfig& present = (*infos)[0].config;
+  if (present.optimizer.is_open) return std::nullopt;
   MutexLock lock(&mutex_);
-  StateOf(config.name).changes_all_rows = chosen.is_dense;
-  return chosen.is_dense;
+  TableState& state = StateOf(config.name);
+  state.is_bsp = present.consistency.kind == ConsistencyKind::kBsp;
+  state.changes_all_rows = state.is_bsp || present.optimizer.is_dense;
+  return state.changes_all_rows;
 }
 
 std::shared_ptr<Prefetches::Ticket> Prefetches::Begin(
@@ -429,17 +429,19 @@ absl::StatusOr<bool> Prefetches::Use(const TableConfig& config,
 absl::StatusOr<uint64_t> Prefetches::PushBegins(const PushArgs& push) {
   std::vector<std::vector<Key>> used;
   uint64_t number = 0;
+  bool makes_rows = false;  // At once.
   {
     MutexLock lock(&mutex_);
     TableState& state = StateOf(push.table);
     number = ++last_change_;
     OpenPush& open = state.open_pushes[number];
     ++state.num_pushes;
-    state.unpushed.clear();
+    if (!state.is_bsp) state.unpushed.clear();
     state.expects_pushes = true;
+    makes_rows = push.insert_missing && !state.is_bsp;
     used.swap(state.used);
     for (const auto& ticket : state.tickets) {
-      if (!ticket->options.is_exact) continue;
+      if (!ticket->options.is_exact || state.is_bsp) continue;
       if (open.keys == nullptr) {
         open.keys = state.changes_all_rows.value_or(true)
                         ? std::make_unique<const KeyBits>()
@@ -460,8 +462,7 @@ absl::StatusOr<uint64_t> Prefetches::PushBegins(const PushArgs& push) {
   }
   absl::Status status;
   for (std::vector<Key>& missing : used) {
-    const bool makes_rows = push.insert_missing && AreAmong(missing, push.keys);
-    if (!makes_rows && status.ok()) {
+    if (status.ok() && !(makes_rows && AreAmong(missing, push.keys))) {
       status = Insert(push.table, push.dim, missing, push.day);
       if (status.ok()) continue;
     }
@@ -489,10 +490,7 @@ bool Prefetches::PushEnded(const std::string& table, uint64_t push,
       ticket->changes[i] = number;
       --ticket->open[i];
     }
-    std::vector<size_t> places = PlacesToRead(*ticket, number);
-    if (places.empty()) continue;
-    ++ticket->num_reads;
-    fetches_.push_back({ticket, number, std::move(places), {}, {}});
+    ReadLater(ticket, number);
   }
   if (!is_applied) {
     for (std::vector<Key>& missing : open.mapped().used) {
@@ -501,6 +499,31 @@ bool Prefetches::PushEnded(const std::string& table, uint64_t push,
     }
   }
   changed_.NotifyAll();
+  return !fetches_.empty();
+}
+
+void Prefetches::ReadLater(const std::shared_ptr<Ticket>& ticket,
+                           uint64_t change) {
+  std::vector<size_t> places = PlacesToRead(*ticket, change);
+  if (places.empty()) return;
+  ++ticket->num_reads;
+  fetches_.push_back({ticket, change, std::move(places), {}, {}});
+}
+
+bool Prefetches::RoundEnded() {
+  MutexLock lock(&mutex_);
+  const uint64_t number = ++last_change_;
+  for (const auto& [table, state] : tables_) {
+    if (!state->is_bsp) continue;
+    state->unpushed.clear();
+    state->expects_pushes = true;
+    for (const auto& ticket : state->tickets) {
+      if (!ticket->options.is_exact) continue;
+      std::fill(ticket->changes.begin(), ticket->changes.end(), number);
+      std::fill(ticket->has.begin(), ticket->has.end(), false);
+      ReadLater(ticket, number);
+    }
+  }
   return !fetches_.empty();
 }
 

@@ -51,7 +51,9 @@ class KeyBits {
 // each push of this process marks the ticket's keys that it changes, and when
 // it has been applied, their rows are read again. A key that an earlier ticket
 // has, too, is read only after that ticket's push, because that push will
-// change it. With dense updates, each push changes the rows of all keys.
+// change it. With dense updates, each push changes the rows of all keys. The
+// rows of a bsp table do not change by pushes, but by rounds, each of which may
+// change the rows of all keys.
 //
 // If other processes evict, erase, assign or restore rows of the table, each
 // ticket that was read before is dropped when this process learns of it, which
@@ -100,8 +102,7 @@ class Prefetches {
   Prefetches& operator=(const Prefetches&) = delete;
 
   // Begins a ticket. Its rows are read by Run(). Null if the table cannot have
-  // tickets: its optimizer is not chosen yet, its pushes are applied later
-  // (bsp), or a server is too old.
+  // tickets: its optimizer is not chosen yet, or a server is too old.
   std::shared_ptr<Ticket> Begin(const TableConfig& config,
                                 absl::Span<const Key> keys,
                                 const Options& options);
@@ -124,7 +125,10 @@ class Prefetches {
   // Must be called when the push has ended. Returns whether ReadAgain() should
   // be called.
   bool PushEnded(const std::string& table, uint64_t push, bool is_applied);
-  // Reads rows again that pushes have changed. Blocks.
+  // Must be called when rounds of bsp tables may have been applied. Returns as
+  // PushEnded() does.
+  bool RoundEnded();
+  // Reads rows again that pushes or rounds have changed. Blocks.
   void ReadAgain();
 
   // Makes the rows of keys that training has used and no push has made. After
@@ -154,6 +158,9 @@ class Prefetches {
   // Whether each push changes all rows of the table, and not only those of its
   // keys. Nothing if the table cannot have tickets.
   std::optional<bool> ChangesAllRows(const TableConfig& config);
+  // Adds the rows of the ticket that may now be read to `fetches_`.
+  void ReadLater(const std::shared_ptr<Ticket>& ticket, uint64_t change)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Reads the rows of all fetches.
   absl::Status Read(std::vector<Fetch>* fetches);
   // Copies the rows to their tickets, or drops these if there was an error.

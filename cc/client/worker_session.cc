@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "cc/base/log_writer.h"
@@ -27,7 +28,8 @@
 namespace tfswitch {
 
 absl::StatusOr<std::unique_ptr<WorkerSession>> WorkerSession::Join(
-    std::shared_ptr<ParameterClient> client, const WorkerOptions& options) {
+    std::shared_ptr<ParameterClient> client, const WorkerOptions& options,
+    std::function<void()> on_round) {
   if (options.wait_timeout <= absl::ZeroDuration()) {
     return absl::InvalidArgumentError(
         absl::StrCat("wait_timeout must be positive. Received: ",
@@ -39,8 +41,8 @@ absl::StatusOr<std::unique_ptr<WorkerSession>> WorkerSession::Join(
       std::unique_ptr<GroupSession> session,
       GroupSession::Join(groups, options.group, options.group_options,
                          options.worker, options.first_step, options.job));
-  std::unique_ptr<WorkerSession> worker(
-      new WorkerSession(std::move(client), options, std::move(session)));
+  std::unique_ptr<WorkerSession> worker(new WorkerSession(
+      std::move(client), options, std::move(session), std::move(on_round)));
   {
     MutexLock lock(&worker->mutex_);
     TFSWITCH_RETURN_IF_ERROR(worker->BeginOnServers());
@@ -51,10 +53,12 @@ absl::StatusOr<std::unique_ptr<WorkerSession>> WorkerSession::Join(
 
 WorkerSession::WorkerSession(std::shared_ptr<ParameterClient> client,
                              WorkerOptions options,
-                             std::unique_ptr<GroupSession> session)
+                             std::unique_ptr<GroupSession> session,
+                             std::function<void()> on_round)
     : client_(std::move(client)),
       options_(std::move(options)),
-      session_(std::move(session)) {}
+      session_(std::move(session)),
+      on_round_(std::move(on_round)) {}
 
 absl::Status WorkerSession::CheckTable(const TableConfig& table) const {
   const ConsistencyConfig& ours = options_.consistency;
@@ -359,6 +363,7 @@ absl::Status WorkerSession::ComeBack(const absl::Status& why,
 }
 
 absl::Status WorkerSession::Commit(const Round& round) {
+  const auto tell = absl::MakeCleanup([this] { on_round_(); });
   const std::string& group = options_.group;
   const int num_shards = client_->num_shards();
   std::vector<TableRef> staged;

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -53,8 +54,11 @@ class WorkerSession {
   using Report = v1::GetWorkerResponse;
 
   // `client` must be the client of the cluster that has the worker's tables.
+  // With bsp, on_round() is called whenever this worker has let the servers
+  // apply rounds, or has failed to.
   static absl::StatusOr<std::unique_ptr<WorkerSession>> Join(
-      std::shared_ptr<ParameterClient> client, const WorkerOptions& options);
+      std::shared_ptr<ParameterClient> client, const WorkerOptions& options,
+      std::function<void()> on_round = [] {});
 
   const WorkerOptions& options() const { return options_; }
   GroupMember member() const { return session_->state().member; }
@@ -148,7 +152,8 @@ class WorkerSession {
 
  private:
   WorkerSession(std::shared_ptr<ParameterClient> client, WorkerOptions options,
-                std::unique_ptr<GroupSession> session);
+                std::unique_ptr<GroupSession> session,
+                std::function<void()> on_round);
 
   bool is_bsp() const {
     return options_.consistency.kind == ConsistencyKind::kBsp;
@@ -218,6 +223,7 @@ class WorkerSession {
   const std::shared_ptr<ParameterClient> client_;
   const WorkerOptions options_;
   const std::unique_ptr<GroupSession> session_;
+  const std::function<void()> on_round_;
 
   mutable Mutex staged_mutex_;
   // The bsp tables to which the present step has pushed. Cleared when the

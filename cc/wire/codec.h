@@ -132,10 +132,10 @@ absl::Status ReadPushManyRequest(MessagePieces pieces, PartScratch* scratch,
 // Reads the i-th response to targets[i], as ReadPullResponse() does. If there
 // are more responses than targets, the others are only counted. *num_floats and
 // *versions get one element for each response.
-absl::Status ReadPullManyResponse(
-    MessagePieces pieces, absl::Span<const RowTarget> targets,
-    std::vector<uint64_t>* num_floats,
-    std::vector<RowsVersion>* versions = nullptr);
+absl::Status ReadPullManyResponse(MessagePieces pieces,
+                                  absl::Span<const RowTarget> targets,
+                                  std::vector<uint64_t>* num_floats,
+                                  std::vector<RowsVersion>* versions = nullptr);
 absl::Status ReadPushManyResponse(MessagePieces pieces,
                                   std::vector<WriteResult>* results);
 

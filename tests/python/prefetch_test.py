@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import gc
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import tfswitch as tsw
+from tests.python.worker_threads import join_workers, wait_until
 from tests.support import ServerProcess, make_table, running_servers
 from tfswitch import _table_summary
 from tfswitch._connection._control_calls import call
@@ -276,6 +278,61 @@ def test_pushes_of_another_connection_are_seen(push_depth: int) -> None:
                 rows = layer(batch, training=False)
                 np.testing.assert_array_equal(rows, np.full((1, 2, 2), step))
                 table.push(batch[0], -tf.ones([2, 2]))
+
+
+def train_with_another_worker(
+    own: tsw.Cluster, other: tsw.Cluster, depth: int
+) -> list[Any]:
+    """Trains by bsp; another worker pushes to the rows of the next batches."""
+    workers = join_workers([own, other].__getitem__, 2, consistency="bsp")
+    tables = [
+        make_table(cluster=each, consistency="bsp", initializer="ones")
+        for each in (own, other)
+    ]
+    layer = DynamicEmbedding(2, table=tables[0])
+
+    @tf.function(reduce_retracing=True)
+    def step(batch: Any) -> Any:
+        rows = layer(batch, training=True)
+        tables[0].push(batch[0], tf.ones([3, 2]))
+        return rows
+
+    def push_others() -> None:
+        for i in range(40):
+            tables[1].push([i % 7], [[i + 1, -i]])
+            workers[1].end_step()
+
+    ids = np.arange(60).reshape(20, 3) // 2 % 7
+    data = tf.data.Dataset.from_tensor_slices(ids).batch(1)
+    thread = threading.Thread(target=push_others)
+    thread.start()
+    rows = []
+    for batch in prefetch_embeddings(data, layer, depth):
+        if depth and not rows:
+            wait_until(lambda: tables[1].stats()["num_pulls"] > 0)
+        # The other worker's push of this round changes rows that were read.
+        workers[0].end_step()
+        rows.append(step(batch).numpy())
+        workers[0].end_step()
+    thread.join()
+    return [*rows, tables[0].lookup(range(8)).numpy()]
+
+
+def test_rounds_of_all_workers_are_seen() -> None:
+    results = []
+    for depth in (0, 2):
+        with ServerProcess() as server:
+            port = server.address.rpartition(":")[2]
+            with (
+                # By two addresses, so that they are not known to be the same.
+                tsw.connect(f"grpc://localhost:{port}") as other,
+                tsw.connect(f"grpc://127.0.0.1:{port}", push_depth=1) as own,
+            ):
+                results.append(train_with_another_worker(own, other, depth))
+                found = counts(own)
+    assert found["hits"] == 20
+    for without, with_prefetch in zip(*results, strict=True):
+        np.testing.assert_array_equal(without, with_prefetch)
 
 
 def test_rows_that_another_connection_used_are_made_before_a_push() -> None:

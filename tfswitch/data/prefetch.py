@@ -50,10 +50,10 @@ def prefetch_embeddings(
     does not change: a lookup takes the rows that were read for its ids, and if
     there are none, it reads them, as always.
 
-    Rows are not read ahead for tables with the consistency `bsp`, and for
-    sampled ids. With dense updates, which change all rows, they are read when
-    a push has ended. `EmbeddingTable.stats` counts the lookups that found their
-    rows.
+    Rows of sampled ids are not read ahead. Dense updates change all rows with
+    each push, and `bsp` with each round, so such rows are read when the push or
+    the round has ended. `EmbeddingTable.stats` counts the lookups that found
+    their rows.
 
     Args:
         dataset: Batches as for `fit`: inputs, or a tuple that begins with them.

@@ -266,6 +266,44 @@ TEST(PrefetchesTest, RowsAreReadAfterTheLastOfTwoPushes) {
   EXPECT_EQ(rows, PullRows(*client, {5}, false));
 }
 
+TEST(PrefetchesTest, RowsOfBspTablesAreReadAfterARoundAndNotAfterAPush) {
+  const std::shared_ptr<ParameterClient> client =
+      NewLocalClient(std::make_shared<Shard>(ShardOptions{}));
+  TableConfig bsp = PrefetchedTable();
+  bsp.consistency.kind = ConsistencyKind::kBsp;
+  ASSERT_TRUE(client->CreateTable(bsp).ok());
+  Prefetches prefetches(client.get());
+  const auto ticket = prefetches.Begin(bsp, {5}, {true, 1, 2});
+  const auto next = prefetches.Begin(bsp, {6}, {true, 1, 2});
+  prefetches.Run({ticket, next});
+  const std::vector<float> values = {3, 4};
+  const auto push = prefetches.PushBegins(PushOf({5}, values));
+  EXPECT_FALSE(prefetches.PushEnded("t", *push, true));
+  // In place of a round.
+  AssignArgs assign;
+  assign.table = "t";
+  assign.dim = kDim;
+  const std::vector<Key> keys = {5, 6};
+  const std::vector<float> assigned = {3, 4, 5, 6};
+  assign.keys = keys;
+  assign.embeddings = assigned;
+  ASSERT_TRUE(client->Assign(assign).ok());
+  EXPECT_TRUE(prefetches.RoundEnded());
+  prefetches.ReadAgain();
+  for (size_t i = 0; i < 2; ++i) {
+    std::vector<float> rows(kDim);
+    EXPECT_TRUE(*prefetches.Use(bsp, {keys[i]}, true, kServersDay, rows.data(),
+                                nullptr));
+    EXPECT_EQ(rows, std::vector<float>(&assigned[kDim * i],
+                                       &assigned[kDim * i] + kDim));
+    // The second one waits for the round of the first.
+    if (i == 0)
+      EXPECT_FALSE(prefetches.PushEnded(
+          "t", *prefetches.PushBegins(PushOf({5}, values)), true));
+  }
+  EXPECT_EQ(prefetches.stats().at("t").num_late, 0);
+}
+
 // A failed push must not lose the rows that training has used before it.
 TEST(PrefetchesTest, RowsOfAFailedPushAreMadeLater) {
   const std::shared_ptr<ParameterClient> client = NewClient();
@@ -357,17 +395,14 @@ TEST(PrefetchesTest, AFailedPushDropsTheRowsThatItMayHaveChanged) {
   }
 }
 
-TEST(PrefetchesTest, TablesWhoseRowsChangeOtherwiseHaveNoTickets) {
+TEST(PrefetchesTest, TablesWithoutAnOptimizerAndOldServersHaveNoTickets) {
   const auto client = std::make_shared<OtherClient>(NewClient());
   Prefetches prefetches(client.get());
   TableConfig open = PrefetchedTable();
   open.name = "open";
   open.optimizer.is_open = true;
   ASSERT_TRUE(client->CreateTable(open).ok());
-  TableConfig bsp = PrefetchedTable();
-  bsp.consistency.kind = ConsistencyKind::kBsp;
   EXPECT_EQ(prefetches.Begin(open, {5}, {true, 1, 1}), nullptr);
-  EXPECT_EQ(prefetches.Begin(bsp, {5}, {true, 1, 1}), nullptr);
   client->is_old = true;
   EXPECT_EQ(prefetches.Begin(PrefetchedTable(), {5}, {true, 1, 1}), nullptr);
 }
