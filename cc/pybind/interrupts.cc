@@ -61,18 +61,22 @@ bool Contains(const py::handle& text, const char* part) {
   return text.cast<std::string>().find(part) != std::string::npos;
 }
 
-// Runs in the main thread, with the GIL.
-int RaiseKeyboardInterrupt(void*) {
+// See KeepException(). Guarded by the GIL.
+PyObject* kept[3] = {};
+
+// Raises the kept exception. Runs in the main thread, with the GIL.
+int RaiseKept(void*) {
+  if (kept[0] == nullptr) return 0;
   if (PyFrameObject* frame = PyEval_GetFrame(); frame != nullptr) {
     const auto code = py::reinterpret_steal<py::object>(
         reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
     // TensorFlow is making an exception.
     if (Contains(code.attr("co_filename"), "/tensorflow/python/") &&
         Contains(code.attr("co_name"), "__init__")) {
-      return Py_AddPendingCall(RaiseKeyboardInterrupt, nullptr);
+      return Py_AddPendingCall(RaiseKept, nullptr);
     }
   }
-  PyErr_SetNone(PyExc_KeyboardInterrupt);
+  RestoreException();
   return -1;
 }
 
@@ -93,7 +97,8 @@ void HandleInterrupt() {
     if (raises && (Contains(code.attr("co_filename"), "/tensorflow/python/") ||
                    Contains(code.attr("co_name"), "tfswitch_"))) {
       num_interrupts.fetch_add(1);
-      Py_AddPendingCall(RaiseKeyboardInterrupt, nullptr);
+      PyErr_SetNone(PyExc_KeyboardInterrupt);
+      KeepException();
       return;
     }
     python_handler.load()(SIGINT);
@@ -136,6 +141,19 @@ void TakeSignal() {
 }
 
 }  // namespace
+
+bool HasKeptException() { return kept[0] != nullptr; }
+
+void KeepException() {
+  if (HasKeptException()) return PyErr_Clear();  // Ctrl-C twice.
+  PyErr_Fetch(&kept[0], &kept[1], &kept[2]);
+  Py_AddPendingCall(RaiseKept, nullptr);
+}
+
+void RestoreException() {
+  PyErr_Restore(kept[0], kept[1], kept[2]);
+  kept[0] = nullptr;
+}
 
 int IsOpInterrupted() {
   // The program has started this thread, and decides whether it ends.

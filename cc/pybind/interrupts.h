@@ -17,6 +17,15 @@ namespace tfswitch {
 // Thread-safe.
 int IsOpInterrupted();
 
+// Between KeepException() and the end of a wait in the main thread there is an
+// exception of a signal handler that ran during the wait. The caller of the
+// wait raises it by RestoreException(). If the wait was in an op, or in a
+// destructor, nothing else does, so Python raises it soon after the wait. These
+// functions need the GIL.
+bool HasKeptException();
+void KeepException();  // The exception that is set in this thread.
+void RestoreException();
+
 }  // namespace tfswitch
 
 #endif  // TFSWITCH_CC_PYBIND_INTERRUPTS_H_

@@ -37,9 +37,6 @@ using FloatArray = py::array_t<float, py::array::c_style>;
 // The core's functions; set once when the module is imported.
 const Tfswitch_Api* api = nullptr;
 
-// The exception of a signal handler that ran while the main thread waited; null
-// if there is none. Run() raises it. Guarded by the GIL.
-PyObject* interruption[3] = {};
 // Python runs signal handlers only in this thread.
 unsigned long main_thread = 0;
 
@@ -48,10 +45,10 @@ int RunSignalHandlers() {
   if (PyThread_get_thread_ident() != main_thread) return IsOpInterrupted();
   const py::gil_scoped_acquire acquire;
   // Another call in the same method has already found an exception.
-  if (interruption[0] != nullptr) return 1;
+  if (HasKeptException()) return 1;
   // Also makes the calls that an interrupted op has left; see interrupts.cc.
   if (PyErr_CheckSignals() == 0 && Py_MakePendingCalls() == 0) return 0;
-  PyErr_Fetch(&interruption[0], &interruption[1], &interruption[2]);
+  KeepException();
   return 1;
 }
 
@@ -85,10 +82,8 @@ void Run(Function function, const Args&... args) {
     const GilRelease release;
     code = function(args..., error);
   }
-  if (interruption[0] != nullptr &&
-      PyThread_get_thread_ident() == main_thread) {
-    PyErr_Restore(interruption[0], interruption[1], interruption[2]);
-    interruption[0] = nullptr;
+  if (HasKeptException() && PyThread_get_thread_ident() == main_thread) {
+    RestoreException();
     throw py::error_already_set();
   }
   if (code != 0) throw StatusError(code, error);

@@ -41,6 +41,10 @@ if path:
     worker = tsw.train.Worker(0, 2, wait_secs=1000)
     step = tf.function(lambda: table.lookup([1]))
     step()
+    layer = tsw.keras.DynamicEmbedding(2, table=table)
+    ids = tf.data.Dataset.from_tensors([1]).repeat().batch(1)
+    batches = iter(tsw.data.prefetch_embeddings(ids, layer))
+    layer(next(batches))
 print("waits", flush=True)
 if path:
     sys.stdin.readline()
@@ -121,6 +125,7 @@ def test_ctrl_c_ends_a_save_in_the_process(tmp_path: Path) -> None:
         "step()",
         "in_a_step(lambda: table.lookup([1])) or threading.Event().wait()",
         "in_a_step(lambda: table.lookup([2])) or table.lookup([1])",
+        "[layer(batch) for batch in batches]",
         "table.size()",
         "[table.push([1], [[1.0, 1.0]]) for _ in range(2)]",
         "cluster.save(path)",
