@@ -107,8 +107,8 @@ struct ExportChangesArgs {
   std::string export_id;
 };
 
-// What the answers to this client's pushes and marking pulls have told about a
-// table. Only differences have a meaning.
+// The changes of a table's rows that the answers to this client's pushes and
+// marking pulls have told. Only differences have a meaning.
 struct RowChanges {
   // How often rows were evicted, erased, assigned or restored on any server.
   int64_t generations = 0;
