@@ -55,6 +55,10 @@ _DAY = Range(
     f"None or a number from 0 to {_MAX_DAY:g}", lambda v: 0.0 <= v <= _MAX_DAY
 )
 
+_MAX_MEMORY = Range(
+    "an integer from 0 to 2**62", lambda v: 0 <= v <= 2**62, int
+)
+
 # How many restores this process has made, by address. After a restore, a new
 # Keras optimizer keeps the state of the rows.
 num_restores: collections.Counter[str] = collections.Counter()
@@ -82,6 +86,7 @@ class Cluster:
         tls: _tls.Tls | None = None,
         token: str | os.PathLike[str] | None = None,
         push_depth: int = 0,
+        max_memory: int | None = None,
     ) -> None:
         _addresses.check_has_no_token("address", address)
         if not isinstance(address, str) or not address.startswith(
@@ -119,11 +124,12 @@ class Cluster:
             _tls.texts(tls),
             *_tokens.texts(token),
         )
-        call(
-            self._native,
-            "Configure",
-            recreate_lost_tables=on_lost_tables == "recreate",
-        )
+        settings: dict[str, Any] = {
+            "recreate_lost_tables": on_lost_tables == "recreate"
+        }
+        if max_memory is not None:
+            settings["max_memory"] = _MAX_MEMORY.check("max_memory", max_memory)
+        call(self._native, "Configure", **settings)
         self._closed = False
         self._previous: Cluster | None = None
         # Called by close(), to make the process's worker leave its group.
@@ -595,6 +601,7 @@ def connect(
     tls: _tls.Tls | None = None,
     token: str | os.PathLike[str] | None = None,
     push_depth: int = 0,
+    max_memory: int | None = None,
 ) -> Cluster:
     """Connects to a cluster and makes it the default for new tables.
 
@@ -642,6 +649,11 @@ def connect(
         push_depth: How many pushes may be in flight while the program does its
             next work, 0 to 64; for tables without a `push_depth` of their own.
             See `EmbeddingTable`.
+        max_memory: The most bytes for the rows and the index of all tables in
+            this process. At this ceiling new ids get no rows: they read as
+            unknown ids, and count in `EmbeddingTable.stats()["refused_keys"]`;
+            known ids go on learning. 0 removes the ceiling, and None leaves it
+            as it is. Servers have the flag `--max_memory` instead.
 
     Returns:
         The cluster. In a `with` statement it is closed at the end, and the
@@ -671,6 +683,7 @@ def connect(
         tls=tls,
         token=token,
         push_depth=push_depth,
+        max_memory=max_memory,
     )
     with _lock:
         cluster._previous = _default

@@ -56,6 +56,10 @@ absl::Status Configure(Cluster& cluster, const v1::ConfigureRequest& request,
                                          ? OnLostTables::kRecreate
                                          : OnLostTables::kFail);
   }
+  if (request.has_max_memory()) {
+    TFSWITCH_RETURN_IF_ERROR(
+        cluster.client().SetMaxMemory(request.max_memory()));
+  }
   response->set_day(static_cast<double>(cluster.day()));
   return absl::OkStatus();
 }

@@ -51,6 +51,11 @@ class LocalClient : public ParameterClient {
     return std::vector<uint64_t>{shard_->instance_id()};
   }
 
+  absl::Status SetMaxMemory(uint64_t bytes) override {
+    shard_->set_max_memory(bytes);
+    return absl::OkStatus();
+  }
+
   absl::StatusOr<std::shared_ptr<const void>> HoldTable(
       const std::string& table) override {
     TFSWITCH_RETURN_IF_ERROR(shard_->tables().Hold(table));

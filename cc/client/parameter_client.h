@@ -180,6 +180,13 @@ class ParameterClient {
   // The id of the present run of each shard's server; see TableIdentity.
   virtual absl::StatusOr<std::vector<uint64_t>> ShardInstances() = 0;
 
+  // Bounds the memory of all tables of this process; 0 is no bound.
+  virtual absl::Status SetMaxMemory(uint64_t bytes) {
+    return absl::InvalidArgumentError(
+        "max_memory bounds tables in this process; start servers with "
+        "--max_memory");
+  }
+
   virtual void SetOnLostTables(OnLostTables on_lost_tables) {}
   // Makes empty parts on the servers that have lost their parts of tables.
   // Returns these tables.

@@ -280,6 +280,7 @@ absl::StatusOr<v1::StageRestoreResponse> Restores::Load(
   static_assert(static_cast<int>(LoadedState::kReset) ==
                 v1::StageRestoreRequest::RESET);
   const auto state = static_cast<LoadedState>(request.state());
+  uint64_t bytes = 0;
   for (const auto& [name, saved] : tables) {
     staged.add_tables(name);
     TFSWITCH_ASSIGN_OR_RETURN(
@@ -302,6 +303,9 @@ absl::StatusOr<v1::StageRestoreResponse> Restores::Load(
       staged.add_reset_tables(name);
     }
     staged.set_num_rows(staged.num_rows() + table->size());
+    bytes += MemoryCeiling::BytesOf(*table);
+    TFSWITCH_RETURN_IF_ERROR(
+        WithCheckpoint(path, core_.ceiling.CheckRestore(bytes)));
     loaded->tables.emplace(name, std::move(table));
   }
   return staged;

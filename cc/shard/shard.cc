@@ -48,7 +48,13 @@ absl::Status Shard::Pull(EmbeddingTable& table, absl::Span<const Key> keys,
   TFSWITCH_RETURN_IF_ERROR(CheckOwnership(core_.options, table, keys));
   const size_t dim = static_cast<size_t>(table.dim());
   std::atomic<int64_t> num_found{0};
-  const bool insert_missing = if_missing == IfMissing::kInsert;
+  bool insert_missing = if_missing == IfMissing::kInsert;
+  if (insert_missing && table.config().admission.is_always() &&
+      !core_.ceiling.HasRoom(table, keys)) {
+    TFSWITCH_RETURN_IF_ERROR(
+        InsertRows(table, core_.ceiling.Admit(table, keys)));
+    insert_missing = false;
+  }
   const auto run = [&](bool inserts) {
     num_found = 0;
     return RunKeyRanges(
@@ -75,13 +81,7 @@ absl::Status Shard::Pull(EmbeddingTable& table, absl::Span<const Key> keys,
     if (num_found < static_cast<int64_t>(keys.size()) &&
         table.config().admission.is_always()) {
       const WriteGate::Pass pass(core_.journal.gate());
-      TFSWITCH_RETURN_IF_ERROR(CheckPresent(table));
-      PullRequest pull;
-      pull.table = table.config().name;
-      pull.table_incarnation = table.incarnation();
-      pull.keys = keys;
-      pull.day = table.last_day();
-      TFSWITCH_RETURN_IF_ERROR(core_.journal.LogPull(pull).status());
+      TFSWITCH_RETURN_IF_ERROR(LogInsertion(table, keys));
       TFSWITCH_RETURN_IF_ERROR(run(true));
     }
   }
@@ -101,6 +101,27 @@ absl::Status Shard::Pull(EmbeddingTable& table, absl::Span<const Key> keys,
       " has no values for ", num_missing, " of ", keys.size(),
       " blocks: it has not been initialised, or the server was started again. "
       "Restore a checkpoint, or initialise it"));
+}
+
+absl::Status Shard::LogInsertion(const EmbeddingTable& table,
+                                 absl::Span<const Key> keys) {
+  TFSWITCH_RETURN_IF_ERROR(CheckPresent(table));
+  if (core_.journal.log() == nullptr) return absl::OkStatus();
+  PullRequest pull;
+  pull.table = table.config().name;
+  pull.table_incarnation = table.incarnation();
+  pull.keys = keys;
+  pull.day = table.last_day();
+  return core_.journal.LogPull(pull).status();
+}
+
+absl::Status Shard::InsertRows(EmbeddingTable& table,
+                               const std::vector<Key>& keys) {
+  if (keys.empty()) return absl::OkStatus();
+  const WriteGate::Pass pass(core_.journal.gate());
+  TFSWITCH_RETURN_IF_ERROR(LogInsertion(table, keys));
+  std::vector<float> unused(keys.size() * static_cast<size_t>(table.dim()));
+  return table.FindOrInsert(keys, absl::MakeSpan(unused)).status();
 }
 
 absl::StatusOr<WriteResult> Shard::Push(EmbeddingTable& table,
@@ -178,9 +199,16 @@ absl::StatusOr<WriteResult> Shard::ApplyPush(EmbeddingTable& table,
   absl::Status applied;
   // Tells the ledger the result, even after an exception.
   try {
+    std::optional<PartOfPush> part;
+    if ((batch.insert_missing || !table.config().admission.is_always()) &&
+        !core_.ceiling.HasRoom(table, batch.keys)) {
+      part.emplace(table, push, batch, core_.ceiling.Admit(table, batch.keys));
+    }
     const absl::Status present = CheckPresent(table);
-    number = present.ok() ? core_.journal.LogPush(push) : present;
-    GradientBatch numbered = batch;
+    number = present.ok()
+                 ? core_.journal.LogPush(part.has_value() ? part->push() : push)
+                 : present;
+    GradientBatch numbered = part.has_value() ? part->push() : batch;
     numbered.number = number.value_or(0);
     if (!number.ok()) {
       applied = number.status();
@@ -243,6 +271,7 @@ absl::StatusOr<WriteResult> Shard::AssignOnce(const AssignRequest& request) {
       request.id,
       [&]() -> absl::StatusOr<uint64_t> {
         TFSWITCH_RETURN_IF_ERROR(CheckPresent(*table));
+        TFSWITCH_RETURN_IF_ERROR(core_.ceiling.CheckRoom(*table, request.keys));
         return core_.journal.LogAssign(request);
       },
       [&]() -> absl::StatusOr<int64_t> {

@@ -206,11 +206,18 @@ class Shard {
   absl::Status Replay(uint64_t number, uint32_t type,
                       absl::string_view payload);
 
+  // See MemoryCeiling; for clients in this process.
+  void set_max_memory(uint64_t bytes) { core_.ceiling.set_max_bytes(bytes); }
+
  private:
   // Whether the table was not replaced while a write waited at the gate. OK if
   // calls find this table under its name, or if there is no log and the table's
   // optimizer is not open.
   absl::Status CheckPresent(const EmbeddingTable& table) const;
+  // Logs that a pull gives these keys rows. REQUIRES: the gate is passed.
+  absl::Status LogInsertion(const EmbeddingTable& table,
+                            absl::Span<const Key> keys);
+  absl::Status InsertRows(EmbeddingTable& table, const std::vector<Key>& keys);
   absl::StatusOr<WriteResult> ApplyPush(EmbeddingTable& table,
                                         const PushRequest& push,
                                         const GradientBatch& batch,

@@ -52,6 +52,9 @@ constexpr TableMetric kCounters[] = {
     {"tfswitch_table_missing_keys_total",
      "Keys of pulls that had no row when the pull came.",
      &TableStats::missing_keys},
+    {"tfswitch_table_refused_keys_total",
+     "New keys that got no row because memory had reached its ceiling.",
+     &TableStats::refused_keys},
     {"tfswitch_table_pushes_total", "Pushes.", &TableStats::num_pushes},
     {"tfswitch_table_pushed_keys_total", "Distinct keys of pushes.",
      &TableStats::pushed_keys},
@@ -138,6 +141,9 @@ std::vector<std::pair<TableStats, std::shared_ptr<EmbeddingTable>>> SortTables(
 void AddTables(const ShardCore& core, MetricList* list) {
   const auto tables = SortTables(core);
   list->Gauge("tfswitch_tables", "Tables.", static_cast<double>(tables.size()));
+  list->Gauge("tfswitch_memory_ceiling_bytes",
+              "Ceiling of the memory of all tables; 0 if there is none.",
+              static_cast<double>(core.ceiling.max_bytes()));
   TableStats others;
   for (size_t i = 0; i < tables.size(); ++i) {
     const auto& [stats, table] = tables[i];

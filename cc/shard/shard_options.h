@@ -44,11 +44,13 @@ struct ShardOptions {
   // about 0.2 MiB.
   // More tables do not fit into the 47 bits of user addresses.
   uint64_t max_tables = 2000;
+  // The most bytes for all tables; see MemoryCeiling. 0 means no ceiling.
+  uint64_t max_memory = 0;
   // The most bytes for the Bloom filters of all tables. 0 means half of the
   // machine's memory.
   uint64_t max_bloom_bytes = 0;
   // The most bytes that the capacity of a table may reserve. 0 means the memory
-  // of the machine or of this process's control group.
+  // of the machine or of this process's control group, or max_memory.
   uint64_t max_reserved_bytes = 0;
   // The most bytes for copies of rows that change during a save. 0 means half
   // of the memory that is available when the save begins.

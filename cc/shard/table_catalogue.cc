@@ -123,9 +123,10 @@ absl::Status TableCatalogue::CheckCapacity(const TableConfig& config) const {
   const uint64_t num_rows = options_.ShareOf(config, config.capacity.num_rows);
   const double bytes =
       static_cast<double>(num_rows) * static_cast<double>(RowBytes(config));
-  const auto limit = static_cast<double>(options_.max_reserved_bytes != 0
-                                             ? options_.max_reserved_bytes
-                                             : MemoryLimitBytes());
+  const auto limit = static_cast<double>(
+      options_.max_reserved_bytes != 0 ? options_.max_reserved_bytes
+      : options_.max_memory != 0       ? options_.max_memory
+                                       : MemoryLimitBytes());
   if (bytes <= limit) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "table '", config.name, "': capacity: ", config.capacity.num_rows,

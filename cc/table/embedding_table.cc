@@ -563,11 +563,8 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::AssignRows(const RowChunk& rows,
 
 void EmbeddingTable::Impl::Reserve(uint64_t num_rows) {
   if (num_rows == 0) return;
-  // A row takes this much, and a share of the index.
-  const size_t bytes_per_row =
-      stride_ + statistics_stride_ + kMaxIndexBytesPerKey;
-  num_rows =
-      std::min<uint64_t>(num_rows, AvailableMemoryBytes() / 2 / bytes_per_row);
+  num_rows = std::min<uint64_t>(num_rows,
+                                AvailableMemoryBytes() / 2 / bytes_per_row());
   // Keys are not distributed quite evenly: few stripes get more than this.
   const auto mean = static_cast<double>(num_rows) / kNumStripes;
   const auto of_stripe =

@@ -468,6 +468,8 @@ class EmbeddingTable {
   int dim() const { return config_.dim; }
   // Optimizer state and statistics.
   virtual int slot_floats() const = 0;
+  // The most memory that one more row takes, with its share of the index.
+  virtual size_t bytes_per_row() const = 0;
 
  protected:
   void EndGeneration() { ++generation_; }

@@ -218,6 +218,9 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   int64_t size() const override;
   TableStats stats() const override;
   int slot_floats() const override { return row_floats() - dim(); }
+  size_t bytes_per_row() const override {
+    return stride_ + statistics_stride_ + kMaxIndexBytesPerKey;
+  }
 
  private:
   // Does the kernels' work for single keys, and waits for locks.

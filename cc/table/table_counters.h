@@ -11,11 +11,13 @@
 // and the field of the message TableInfo with its value.
 //
 // pulled_keys counts the keys of all pulls; missing_keys counts those that had
-// no row when the pull came. An evicted row counts for one rule.
+// no row when the pull came; refused_keys counts new keys of pulls and pushes
+// that got no row because memory had reached its ceiling. An evicted row counts for one rule.
 #define TFSWITCH_TABLE_COUNTERS(V) \
   V(num_pulls)                     \
   V(pulled_keys)                   \
   V(missing_keys)                  \
+  V(refused_keys)                  \
   V(num_pushes)                    \
   V(pushed_keys)                   \
   V(evicted_by_ttl)                \

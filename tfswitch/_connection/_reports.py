@@ -33,6 +33,7 @@ _COUNTS = (
     "num_pulls",
     "pulled_keys",
     "missing_keys",
+    "refused_keys",
     "num_pushes",
     "pushed_keys",
     *(f"evicted_by_{rule}" for rule in _RULES),

@@ -5,6 +5,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 
 namespace tfswitch {
 namespace {
@@ -35,6 +36,10 @@ std::vector<ServerLimit> ListServerLimits(GrpcServerOptions* server,
        "quarters of them may wait for other workers.",
        4, kMaxSystemThreads, &server->max_control_calls},
       {"max_tables", "Tables.", 1, kAny, &shard->max_tables},
+      {"max_memory",
+       "Memory for the rows of all tables. At this ceiling, new ids get no "
+       "rows. 0: no ceiling.",
+       0, kAny, &shard->max_memory},
       {"max_bloom_bytes",
        "Memory for the Bloom filters of all tables. 0: half of the machine's.",
        0, kAny, &shard->max_bloom_bytes},
@@ -55,17 +60,35 @@ std::vector<ServerLimit> ListServerLimits(GrpcServerOptions* server,
   };
 }
 
+namespace {
+
+// Accepts sizes with a unit of 2^10, 2^20, 2^30 or 2^40 bytes, too.
+bool ParseNumber(absl::string_view text, uint64_t* number) {
+  constexpr absl::string_view kUnits[] = {"KiB", "MiB", "GiB", "TiB"};
+  int shift = 0;
+  for (int i = 0; i < 4; ++i) {
+    if (absl::ConsumeSuffix(&text, kUnits[i])) shift = 10 * (i + 1);
+  }
+  if (!absl::SimpleAtoi(text, number) || *number > (UINT64_MAX >> shift)) {
+    return false;
+  }
+  *number <<= shift;
+  return true;
+}
+
+}  // namespace
+
 absl::Status SetServerLimit(absl::string_view name, absl::string_view value,
                             GrpcServerOptions* server, ShardOptions* shard) {
   const std::vector<ServerLimit> limits = ListServerLimits(server, shard);
   for (const ServerLimit& limit : limits) {
     if (name != limit.name) continue;
     uint64_t number = 0;
-    if (!absl::SimpleAtoi(value, &number) || number < limit.least ||
+    if (!ParseNumber(value, &number) || number < limit.least ||
         number > limit.most) {
       return absl::InvalidArgumentError(
           absl::StrCat(name, " must be ", limit.least, " to ", limit.most,
-                       ", got '", value, "'"));
+                       ", or a size such as '16GiB', got '", value, "'"));
     }
     *limit.value = number;
     return absl::OkStatus();
