@@ -307,8 +307,9 @@ void DenseKeysC(const Tfswitch_Table* table, size_t num_blocks, int64_t* keys) {
 template <typename Handle>
 absl::Status EndStep(Handle* handle, double weight, int64_t* round) {
   TFSWITCH_ASSIGN_OR_RETURN(const auto worker, FindWorker(*handle->cluster));
-  TFSWITCH_RETURN_IF_ERROR(worker->EndStep(weight));
+  const absl::Status ended = worker->EndStep(weight);
   DropPrefetchesOfTwins(*handle->cluster);
+  TFSWITCH_RETURN_IF_ERROR(ended);
   *round = worker->round();
   return absl::OkStatus();
 }

@@ -56,7 +56,11 @@ absl::Status Cluster::Join(const WorkerOptions& options) {
   }
   // This cluster destroys its session before its queue.
   const auto on_round = [this] {
-    if (prefetches_->RoundEnded()) ReadAgainSoon();
+    try {
+      if (prefetches_->RoundEnded()) ReadAgainSoon();
+    } catch (const std::exception&) {  // No memory.
+      prefetches_->Drop(/*source=*/0);
+    }
   };
   TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<WorkerSession> joined,
                             WorkerSession::Join(client_, options, on_round));

@@ -51,7 +51,7 @@ class LocalClient : public ParameterClient {
     return std::vector<uint64_t>{shard_->instance_id()};
   }
 
-  absl::Status SetMaxMemory(uint64_t bytes) override {
+  absl::Status SetMaxMemory(int64_t bytes) override {
     shard_->set_max_memory(bytes);
     return absl::OkStatus();
   }

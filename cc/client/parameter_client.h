@@ -181,7 +181,7 @@ class ParameterClient {
   virtual absl::StatusOr<std::vector<uint64_t>> ShardInstances() = 0;
 
   // Bounds the memory of all tables of this process; 0 is no bound.
-  virtual absl::Status SetMaxMemory(uint64_t bytes) {
+  virtual absl::Status SetMaxMemory(int64_t bytes) {
     return absl::InvalidArgumentError(
         "max_memory bounds tables in this process; start servers with "
         "--max_memory");

@@ -219,6 +219,7 @@ absl::Status Prefetches::Read(std::vector<Fetch>* fetches) {
     for (Fetch& fetch : *fetches) {
       const Ticket& ticket = *fetch.ticket;
       if (fetch.places.empty()) continue;
+      fetch.keys.clear();
       for (const size_t i : fetch.places)
         fetch.keys.push_back(ticket.unique[i]);
       fetch.rows.resize(fetch.keys.size() * ticket.dim);
@@ -248,17 +249,32 @@ void Prefetches::Run(const std::vector<std::shared_ptr<Ticket>>& tickets) {
              state.open_pushes.begin()->first <= ticket->begun_after) {
         changed_.Wait(&mutex_);
       }
-      ticket->seen = client_->ChangesOf(ticket->table);
       ticket->num_pushes = state.num_pushes;
       fetches.push_back({ticket, 0, {}, {}, {}});
       if (!ticket->is_lost) fetches.back().places = PlacesToRead(*ticket, 0);
     }
   }
-  const absl::Status status = Read(&fetches);
+  absl::Status status;
+  std::vector<RowChanges> before(tickets.size());
+  // The first read may tell of changes that came before it. Then all rows of
+  // the second one are newer than these.
+  for (bool is_first = true;; is_first = false) {
+    for (size_t i = 0; i < tickets.size(); ++i) {
+      before[i] = client_->ChangesOf(tickets[i]->table);
+    }
+    status = Read(&fetches);
+    bool is_new = false;
+    for (size_t i = 0; i < tickets.size(); ++i) {
+      is_new |= client_->ChangesOf(tickets[i]->table).generations !=
+                before[i].generations;
+    }
+    if (!is_first || !is_new || !status.ok()) break;
+  }
   MutexLock lock(&mutex_);
-  for (const auto& ticket : tickets) {
-    ticket->seen.pushes_of_others =
-        client_->ChangesOf(ticket->table).pushes_of_others;
+  for (size_t i = 0; i < tickets.size(); ++i) {
+    tickets[i]->seen = {
+        before[i].generations,
+        client_->ChangesOf(tickets[i]->table).pushes_of_others};
   }
   Store(status, fetches);
 }
@@ -518,7 +534,7 @@ bool Prefetches::RoundEnded() {
     state->unpushed.clear();
     state->expects_pushes = true;
     for (const auto& ticket : state->tickets) {
-      if (!ticket->options.is_exact) continue;
+      if (!ticket->options.is_exact || ticket->is_lost) continue;
       std::fill(ticket->changes.begin(), ticket->changes.end(), number);
       std::fill(ticket->has.begin(), ticket->has.end(), false);
       ReadLater(ticket, number);

@@ -102,7 +102,7 @@ absl::Status Run(const ShardCall& call, const v1::CreateTableRequest& request,
     return absl::OkStatus();
   }
   TFSWITCH_RETURN_IF_ERROR(written.status());
-  call.shard.tables().ReserveCapacity(config.name);
+  call.shard.ReserveCapacity(config.name);
   if (written->duplicate) {
     const auto table = call.shard.FindTable(config.name);
     if (table.ok()) incarnation = (*table)->incarnation();

@@ -1,7 +1,6 @@
 #include "cc/shard/memory_ceiling.h"
 
 #include <algorithm>
-#include <unordered_set>
 
 #include "absl/strings/str_cat.h"
 #include "cc/base/log_writer.h"
@@ -9,41 +8,36 @@
 namespace tfswitch {
 namespace {
 
-std::vector<KeyState> StatesOf(const EmbeddingTable& table,
-                               absl::Span<const Key> keys) {
+// The distinct keys that have no row, sorted.
+std::vector<Key> MissingOf(const EmbeddingTable& table,
+                           absl::Span<const Key> keys) {
   std::vector<UsageOfRow> usage(keys.size());
   std::vector<KeyState> states(keys.size());
   table.ReadUsage(keys, kServersDay, absl::MakeSpan(usage),
                   absl::MakeSpan(states));
-  return states;
+  std::vector<Key> missing;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (states[i] != KeyState::kRow) missing.push_back(keys[i]);
+  }
+  std::sort(missing.begin(), missing.end());
+  missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
+  return missing;
 }
 
-// The distinct keys that have no row, in the order of `keys`.
-std::vector<Key> MissingOf(const EmbeddingTable& table,
-                           absl::Span<const Key> keys) {
-  const std::vector<KeyState> states = StatesOf(table, keys);
-  std::vector<Key> missing;
-  std::unordered_set<Key> seen;
-  for (size_t i = 0; i < keys.size(); ++i) {
-    if (states[i] != KeyState::kRow && seen.insert(keys[i]).second) {
-      missing.push_back(keys[i]);
-    }
-  }
-  return missing;
+// The memory that the table needs, without what it has touched ahead.
+int64_t NeededBytes(const TableStats& stats) {
+  return stats.index_bytes + stats.row_bytes + stats.admission_bytes +
+         stats.change_bytes;
 }
 
 }  // namespace
 
-uint64_t MemoryCeiling::BytesOf(const EmbeddingTable& table) {
-  const TableStats stats = table.stats();
-  return static_cast<uint64_t>(stats.index_bytes + stats.row_bytes +
-                               stats.reserved_bytes + stats.admission_bytes +
-                               stats.change_bytes);
-}
-
-uint64_t MemoryCeiling::UsedBytes() const {
-  uint64_t bytes = 0;
-  for (const auto& table : tables_.All()) bytes += BytesOf(*table);
+int64_t MemoryCeiling::UsedBytes() const {
+  int64_t bytes = 0;
+  for (const auto& table : tables_.All()) {
+    const TableStats stats = table->stats();
+    bytes += NeededBytes(stats) + stats.reserved_bytes;
+  }
   return bytes;
 }
 
@@ -60,13 +54,14 @@ int64_t MemoryCeiling::Take(const EmbeddingTable& table, int64_t num_rows) {
     if (credit_.compare_exchange_weak(credit, credit - wanted)) return num_rows;
   }
   MutexLock lock(&mutex_);
-  const int64_t left = static_cast<int64_t>(max_bytes_.load()) -
-                       static_cast<int64_t>(UsedBytes());
-  // What this table has touched ahead is not for others.
+  const int64_t left = max_bytes_ - UsedBytes();
+  // Memory that this table has touched ahead is for its own rows only.
   const int64_t own = table.stats().reserved_bytes;
   const int64_t taken =
       std::clamp<int64_t>((left + own) / row_bytes, 0, num_rows);
-  credit_ = std::max<int64_t>(0, left - taken * row_bytes);
+  // Memory may also grow without this function, so it is counted again soon.
+  credit_ = std::clamp<int64_t>(left - taken * row_bytes, 0,
+                                std::max<int64_t>(0, left / 8));
   return taken;
 }
 
@@ -76,62 +71,86 @@ bool MemoryCeiling::HasRoom(const EmbeddingTable& table,
   return !is_on(table) || Take(table, num_keys) == num_keys;
 }
 
-std::vector<Key> MemoryCeiling::Admit(EmbeddingTable& table,
+bool MemoryCeiling::HasRoomForMissing(const EmbeddingTable& table,
                                       absl::Span<const Key> keys) {
-  std::vector<Key> missing = MissingOf(table, keys);
-  const auto num_missing = static_cast<int64_t>(missing.size());
-  const int64_t admitted = missing.empty() ? 0 : Take(table, num_missing);
-  missing.resize(static_cast<size_t>(admitted));
-  if (admitted == num_missing) return missing;
-  table.counters().Add(TableCounter::refused_keys, num_missing - admitted);
+  return HasRoom(table, keys) || HasRoom(table, MissingOf(table, keys));
+}
+
+MemoryCeiling::Decision MemoryCeiling::Decide(EmbeddingTable& table,
+                                              absl::Span<const Key> keys) {
+  Decision decision{MissingOf(table, keys), {}};
+  std::vector<Key>& missing = decision.admitted;
+  if (missing.empty()) return decision;
+  const auto end =
+      missing.begin() + Take(table, static_cast<int64_t>(missing.size()));
+  decision.refused.assign(end, missing.end());
+  missing.erase(end, missing.end());
+  if (decision.refused.empty()) return decision;
+  table.counters().Add(TableCounter::refused_keys,
+                       static_cast<int64_t>(decision.refused.size()));
   if (!has_told_.exchange(true)) {
-    LogWriter::Get().WriteInOrder(
-        {"max_memory"},
-        absl::StrCat("tfswitch: warning: the tables", options_.OnShard(),
+    LogMessageInOrder(
+        LogLevel::kWarning, {"max_memory"},
+        absl::StrCat("the tables", options_.OnShard(),
                      " have reached max_memory=", max_bytes_.load(),
                      " bytes; new ids of table '", table.config().name,
-                     "' and others get no rows, and read as unknown ids. Raise "
-                     "it, add servers, or evict rows"));
-    journal_.Tell("memory_ceiling", {{"table", table.config().name},
-                                     {"bytes", max_bytes_.load()}});
+                     "' and others get no rows, and read as ids without a row. "
+                     "Raise it, add servers, or evict rows"));
   }
-  return missing;
+  return decision;
 }
 
 absl::Status MemoryCeiling::CheckRoom(const EmbeddingTable& table,
                                       absl::Span<const Key> keys) {
-  if (HasRoom(table, keys)) return absl::OkStatus();
-  const auto missing = static_cast<int64_t>(MissingOf(table, keys).size());
-  if (missing == 0 || Take(table, missing) == missing) return absl::OkStatus();
+  if (HasRoomForMissing(table, keys)) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
-      "table '", table.config().name, "'", options_.OnShard(), ": ", missing,
-      " new rows do not fit below max_memory=", max_bytes_.load(),
+      "table '", table.config().name, "'", options_.OnShard(),
+      ": the new rows do not fit below max_memory=", max_bytes_.load(),
       " bytes. Raise it, add servers, or evict rows"));
 }
 
-absl::Status MemoryCeiling::CheckRestore(uint64_t bytes) const {
-  if (max_bytes_ == 0 || bytes <= max_bytes_) return absl::OkStatus();
+absl::Status MemoryCeiling::CheckRestore(
+    const TableCatalogue::TableMap& coming) const {
+  if (max_bytes_ == 0 || journal_.is_recovering()) return absl::OkStatus();
+  int64_t bytes = 0;
+  for (const auto& [name, table] : coming) bytes += NeededBytes(table->stats());
+  for (const auto& table : tables_.All()) {
+    if (coming.count(table->config().name) == 0) {
+      bytes += NeededBytes(table->stats());
+    }
+  }
+  // A table that was full has an index of another size when it is restored.
+  if (bytes <= max_bytes_ + max_bytes_ / 20) return absl::OkStatus();
   return absl::ResourceExhaustedError(
-      absl::StrCat("the saved tables", options_.OnShard(), " need at least ",
-                   bytes, " bytes, and max_memory is ", max_bytes_.load(),
-                   ". Raise it, or add servers"));
+      absl::StrCat("with the saved tables", options_.OnShard(),
+                   " there are at least ", bytes, " bytes, and max_memory is ",
+                   max_bytes_.load(), ". Raise it, or add servers"));
 }
 
-PartOfPush::PartOfPush(const EmbeddingTable& table, const PushRequest& push,
+void MemoryCeiling::ReserveCapacity(EmbeddingTable& table) const {
+  const TableConfig& config = table.config();
+  uint64_t num_rows = options_.ShareOf(config, config.capacity.num_rows);
+  if (num_rows != 0 && max_bytes_ != 0) {
+    const int64_t left = std::max<int64_t>(0, max_bytes_ - UsedBytes());
+    num_rows =
+        std::min(num_rows, static_cast<uint64_t>(left) / table.bytes_per_row());
+  }
+  table.Reserve(num_rows);
+}
+
+PartOfPush::PartOfPush(int dim, const PushRequest& push,
                        const GradientBatch& batch,
-                       absl::Span<const Key> admitted)
+                       absl::Span<const Key> refused)
     : push_(push) {
-  const auto dim = static_cast<size_t>(table.dim());
-  const std::unordered_set<Key> gets_row(admitted.begin(), admitted.end());
-  const std::vector<KeyState> states = StatesOf(table, batch.keys);
+  const auto width = static_cast<size_t>(dim);
   std::vector<int32_t> places;
   for (size_t i = 0; i < batch.keys.size(); ++i) {
-    if (states[i] != KeyState::kRow && gets_row.count(batch.keys[i]) == 0) {
+    if (std::binary_search(refused.begin(), refused.end(), batch.keys[i])) {
       continue;
     }
     places.push_back(static_cast<int32_t>(i));
     keys_.push_back(batch.keys[i]);
-    const auto gradient = batch.gradients.subspan(i * dim, dim);
+    const auto gradient = batch.gradients.subspan(i * width, width);
     gradients_.insert(gradients_.end(), gradient.begin(), gradient.end());
   }
   observations_ = OwnedObservations(batch.observations, places);

@@ -280,7 +280,6 @@ absl::StatusOr<v1::StageRestoreResponse> Restores::Load(
   static_assert(static_cast<int>(LoadedState::kReset) ==
                 v1::StageRestoreRequest::RESET);
   const auto state = static_cast<LoadedState>(request.state());
-  uint64_t bytes = 0;
   for (const auto& [name, saved] : tables) {
     staged.add_tables(name);
     TFSWITCH_ASSIGN_OR_RETURN(
@@ -288,7 +287,7 @@ absl::StatusOr<v1::StageRestoreResponse> Restores::Load(
         ConfigFor(path, name, FromProto(saved->config()), loaded->tables));
     TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
                               EmbeddingTable::Create(config));
-    table->Reserve(core_.options.ShareOf(config, config.capacity.num_rows));
+    core_.ceiling.ReserveCapacity(*table);
     TableIdentity identity = RestoredIdentity(name, *saved, request);
     if (identity.incarnation != 0) table->set_identity(std::move(identity));
     if (const auto present = core_.tables.Find(name); present.ok()) {
@@ -303,10 +302,9 @@ absl::StatusOr<v1::StageRestoreResponse> Restores::Load(
       staged.add_reset_tables(name);
     }
     staged.set_num_rows(staged.num_rows() + table->size());
-    bytes += MemoryCeiling::BytesOf(*table);
-    TFSWITCH_RETURN_IF_ERROR(
-        WithCheckpoint(path, core_.ceiling.CheckRestore(bytes)));
     loaded->tables.emplace(name, std::move(table));
+    TFSWITCH_RETURN_IF_ERROR(
+        WithCheckpoint(path, core_.ceiling.CheckRestore(loaded->tables)));
   }
   return staged;
 }

@@ -48,13 +48,22 @@ absl::Status Shard::Pull(EmbeddingTable& table, absl::Span<const Key> keys,
   TFSWITCH_RETURN_IF_ERROR(CheckOwnership(core_.options, table, keys));
   const size_t dim = static_cast<size_t>(table.dim());
   std::atomic<int64_t> num_found{0};
-  bool insert_missing = if_missing == IfMissing::kInsert;
-  if (insert_missing && table.config().admission.is_always() &&
+  int64_t num_made = 0;
+  if (if_missing == IfMissing::kInsert &&
+      table.config().admission.is_always() &&
       !core_.ceiling.HasRoom(table, keys)) {
-    TFSWITCH_RETURN_IF_ERROR(
-        InsertRows(table, core_.ceiling.Admit(table, keys)));
-    insert_missing = false;
+    const std::vector<Key> admitted =
+        core_.ceiling.Decide(table, keys).admitted;
+    TFSWITCH_RETURN_IF_ERROR(InsertRows(table, admitted));
+    num_made = static_cast<int64_t>(admitted.size());
+    if_missing = IfMissing::kValue;
   }
+  // At the ceiling of memory a prefetch does not count on a row, either.
+  if (if_missing == IfMissing::kMark &&
+      !core_.ceiling.HasRoomForMissing(table, keys)) {
+    if_missing = IfMissing::kValue;
+  }
+  const bool insert_missing = if_missing == IfMissing::kInsert;
   const auto run = [&](bool inserts) {
     num_found = 0;
     return RunKeyRanges(
@@ -85,7 +94,8 @@ absl::Status Shard::Pull(EmbeddingTable& table, absl::Span<const Key> keys,
       TFSWITCH_RETURN_IF_ERROR(run(true));
     }
   }
-  const auto num_missing = static_cast<int64_t>(keys.size()) - num_found;
+  const int64_t num_missing =
+      static_cast<int64_t>(keys.size()) - num_found + num_made;
   TableCounters& counters = table.counters();
   counters.Add(TableCounter::num_pulls, 1);
   counters.Add(TableCounter::pulled_keys, keys.size());
@@ -202,7 +212,8 @@ absl::StatusOr<WriteResult> Shard::ApplyPush(EmbeddingTable& table,
     std::optional<PartOfPush> part;
     if ((batch.insert_missing || !table.config().admission.is_always()) &&
         !core_.ceiling.HasRoom(table, batch.keys)) {
-      part.emplace(table, push, batch, core_.ceiling.Admit(table, batch.keys));
+      const auto refused = core_.ceiling.Decide(table, batch.keys).refused;
+      if (!refused.empty()) part.emplace(table.dim(), push, batch, refused);
     }
     const absl::Status present = CheckPresent(table);
     number = present.ok()

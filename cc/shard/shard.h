@@ -206,8 +206,13 @@ class Shard {
   absl::Status Replay(uint64_t number, uint32_t type,
                       absl::string_view payload);
 
-  // See MemoryCeiling; for clients in this process.
-  void set_max_memory(uint64_t bytes) { core_.ceiling.set_max_bytes(bytes); }
+  // See MemoryCeiling.
+  void ReserveCapacity(const std::string& table) const {
+    const auto found = core_.tables.Find({table});
+    if (found.ok()) core_.ceiling.ReserveCapacity(**found);
+  }
+  // For clients in this process.
+  void set_max_memory(int64_t bytes) { core_.ceiling.set_max_bytes(bytes); }
 
  private:
   // Whether the table was not replaced while a write waited at the gate. OK if

@@ -134,13 +134,6 @@ absl::Status TableCatalogue::CheckCapacity(const TableConfig& config) const {
       " GB of memory", options_.OnShard(), "; lower it, or use more servers"));
 }
 
-void TableCatalogue::ReserveCapacity(const std::string& name) const {
-  const auto table = Find(name);
-  if (!table.ok()) return;
-  const TableConfig& config = (*table)->config();
-  (*table)->Reserve(options_.ShareOf(config, config.capacity.num_rows));
-}
-
 absl::Status TableCatalogue::CloseOptimizer(const TableConfig& config) {
   if (config.optimizer.is_open) return absl::OkStatus();
   std::shared_ptr<EmbeddingTable> open;

@@ -70,9 +70,6 @@ class TableCatalogue {
   // InvalidArgument if the table does not exist and its capacity is more than
   // the memory of this shard can ever hold.
   absl::Status CheckCapacity(const TableConfig& config) const;
-  // Prepares memory for this shard's share of the table's capacity. That takes
-  // up to a second per GB of index, so no lock should be held.
-  void ReserveCapacity(const std::string& name) const;
 
   // Returns the table if it exists, else NotFound. AlreadyExists as in
   // Create().

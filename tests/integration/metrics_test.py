@@ -62,6 +62,7 @@ def test_counters_of_a_server_equal_what_was_done(tmp_path: Path) -> None:
         assert of(f"{prefix}pulls_total") == 2
         assert of(f"{prefix}pulled_keys_total") == 10 + 12
         assert of(f"{prefix}missing_keys_total") == 10 + 2
+        assert of(f"{prefix}refused_keys_total") == 0
         assert of(f"{prefix}pushes_total") == 1
         assert of(f"{prefix}pushed_keys_total") == 2
         calls = 'tfswitch_calls_total{{call="{}",code="{}",shard="0"}}'

@@ -39,7 +39,8 @@ std::vector<ServerLimit> ListServerLimits(GrpcServerOptions* server,
       {"max_memory",
        "Memory for the rows of all tables. At this ceiling, new ids get no "
        "rows. 0: no ceiling.",
-       0, kAny, &shard->max_memory},
+       0, static_cast<uint64_t>(std::numeric_limits<int64_t>::max()),
+       &shard->max_memory},
       {"max_bloom_bytes",
        "Memory for the Bloom filters of all tables. 0: half of the machine's.",
        0, kAny, &shard->max_bloom_bytes},
@@ -67,7 +68,9 @@ bool ParseNumber(absl::string_view text, uint64_t* number) {
   constexpr absl::string_view kUnits[] = {"KiB", "MiB", "GiB", "TiB"};
   int shift = 0;
   for (int i = 0; i < 4; ++i) {
-    if (absl::ConsumeSuffix(&text, kUnits[i])) shift = 10 * (i + 1);
+    if (!absl::ConsumeSuffix(&text, kUnits[i])) continue;
+    shift = 10 * (i + 1);
+    break;
   }
   if (!absl::SimpleAtoi(text, number) || *number > (UINT64_MAX >> shift)) {
     return false;

@@ -395,6 +395,8 @@ TEST(ServerProgramTest, BadFlagsEndItWithCodeTwoAndOneLine) {
       {{"--max_buffer_bytes", "-1"}, "--max_buffer_bytes"},
       {{"--max_connections=0"}, "--max_connections must be 1 to "},
       {{"--max_buffer_bytes=5"}, "max_buffer_bytes"},
+      {{"--max_memory=16GB"}, "such as '16GiB', got '16GB'"},
+      {{"--max_memory=16777216TiB"}, "got '16777216TiB'"},
       {{"--grace_period", "soon"}, "'soon'"},
       {{"--grace_period", "-1s"}, "grace_period"},
       {{"--checkpoint_every=1m"}, "--checkpoint_every needs --data_dir"},

@@ -165,7 +165,7 @@ TEST(ShardTest, ReservesItsShareOfTheCapacityUnlessThatIsMoreThanItsMemory) {
   Shard whole(ShardOptions{0, 1});
   Shard half(ShardOptions{1, 2});
   const auto index_bytes_of = [](Shard& shard, const std::string& name) {
-    shard.tables().ReserveCapacity(name);
+    shard.ReserveCapacity(name);
     return (*shard.tables().Find(name))->stats().index_bytes;
   };
   ASSERT_TRUE(whole.tables().Create(config).ok());
