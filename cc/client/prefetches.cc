@@ -272,9 +272,8 @@ void Prefetches::Run(const std::vector<std::shared_ptr<Ticket>>& tickets) {
   }
   MutexLock lock(&mutex_);
   for (size_t i = 0; i < tickets.size(); ++i) {
-    tickets[i]->seen = {
-        before[i].generations,
-        client_->ChangesOf(tickets[i]->table).pushes_of_others};
+    tickets[i]->seen = {before[i].generations,
+                        client_->ChangesOf(tickets[i]->table).pushes_of_others};
   }
   Store(status, fetches);
 }
