@@ -211,6 +211,7 @@ class Shard {
     const auto found = core_.tables.Find({table});
     if (found.ok()) core_.ceiling.ReserveCapacity(**found);
   }
+  int64_t max_memory() const { return core_.ceiling.max_bytes(); }
   // For clients in this process.
   void set_max_memory(int64_t bytes) { core_.ceiling.set_max_bytes(bytes); }
 

@@ -1,5 +1,6 @@
 """`max_memory`: new ids get no rows at the ceiling, and nothing is lost."""
 
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 import tfswitch as tsw
 from tests.support import ServerProcess, make_table
+from tfswitch.cli import main as cli
 
 MIB = 2**20
 
@@ -77,7 +79,9 @@ def test_a_second_table_gets_what_is_left(local: tsw.Cluster) -> None:
     assert two.size() == 3
 
 
-def test_rows_are_not_promised_to_a_prefetch_at_the_ceiling() -> None:
+def test_rows_are_not_promised_to_a_prefetch_at_the_ceiling(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """A lookup of a refused id reads the same with and without prefetch."""
     with (
         ServerProcess(flags=("--max_memory=12MiB",)) as server,
@@ -90,7 +94,13 @@ def test_rows_are_not_promised_to_a_prefetch_at_the_ceiling() -> None:
         for ids in tsw.data.prefetch_embeddings(data, layer):
             rows = layer(ids, training=True).numpy()
         np.testing.assert_array_equal(rows, 0)
-        assert table.stats()["prefetch_hits"] > 0
+        stats = table.stats()
+        assert stats["prefetch_hits"] > 0
+        capsys.readouterr()
+        assert cli.run(["info", server.address]) == 0
+        shown = capsys.readouterr().out
+        assert " of 12.0 MiB " in shown
+        assert re.search(rf"\b{stats['refused_keys']}\b", shown)
 
 
 def test_a_server_that_was_killed_has_the_same_rows(tmp_path: Path) -> None:

@@ -140,6 +140,7 @@ def _ask(address: str, timeout_secs: float) -> dict[str, Any]:
         "num_shards": said["num_shards"],
         "rows": sum(each["num_rows"] for each in stats),
         "bytes": sum(each.memory_bytes for each in stats),
+        "max_memory": int(said["max_memory"]) or None,
         "last_save": int(said["last_save_ms"]) / 1000.0 or None,
         "workers": int(said["num_workers"]),
         **said["security"],
@@ -168,6 +169,7 @@ def _sums(servers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 "rows": sum(each["num_rows"] for each in stats),
                 "bytes": sum(each.memory_bytes for each in stats),
                 "optimizer": rules[0] if len(rules) == 1 else "segments",
+                "refused": sum(each["refused_keys"] for each in stats),
                 "lost": f"on {', '.join(lost)}" if lost else "",
             }
         )
@@ -195,6 +197,8 @@ def _print(
                 **table,
                 "rows": f"{table['rows']:,}",
                 "bytes": format_bytes(table["bytes"]),
+                # Empty columns are left out.
+                "refused": table["refused"] or "",
             }
             for table in tables
         ]
@@ -212,13 +216,15 @@ def _server_line(server: Mapping[str, Any]) -> dict[str, object]:
     if not server["is_alive"]:
         return {**line, "shard": "dead"}
     saved = server["last_save"]
+    most = server["max_memory"]
     return {
         **line,
         "shard": f"{server['shard']} of {server['num_shards']}",
         "version": server["version"] or "older",
         "up": _duration(server["uptime_secs"]),
         "rows": f"{server['rows']:,}",
-        "bytes": format_bytes(server["bytes"]),
+        "bytes": format_bytes(server["bytes"])
+        + (f" of {format_bytes(most)}" if most else ""),
         "last save": f"{datetime.fromtimestamp(saved):%Y-%m-%d %H:%M:%S}"
         if saved
         else "none known",

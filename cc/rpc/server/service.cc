@@ -91,6 +91,7 @@ absl::Status Service::Handshake(const ShardCall& call,
   response->set_instance_id(shard_->instance_id());
   response->set_max_message_bytes(identity_.max_message_bytes);
   response->set_marks_missing(true);
+  response->set_max_memory(shard_->max_memory());
   response->set_knows_wire_dtype(true);
   *response->mutable_security() = identity_.security;
   response->set_version(TFSWITCH_VERSION);
