@@ -58,9 +58,9 @@ def test_rows_stay_below_the_ceiling_and_known_ids_go_on_learning(
     assert table.stats()["refused_keys"] > 2
     assert table.stats().memory_bytes < 13 * MIB
     # Freed rows may be used again.
-    table.remove(ids[:2000])
-    table.lookup_or_create(new_ids(5000, 1000))
-    assert size - 1000 < table.size() <= size
+    table.remove(ids[:10_000])
+    table.lookup_or_create(new_ids(15_000, 1000))
+    assert size - 5000 < table.size() <= size
     with pytest.raises(RuntimeError, match="new rows do not fit below max_mem"):
         table.assign(new_ids(5000, 2000), np.ones((5000, 16)))
 
