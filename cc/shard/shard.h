@@ -3,6 +3,7 @@
 //
 //   table_catalogue.h  tables by their names
 //   journal.h          records of writes, the gate, and applied writes
+//   memory_ceiling.h   which new keys get rows, so that memory stays bounded
 //   rounds.h           closed rounds of bsp training
 //   saves.h            the checkpoints that clients save
 //   restores.h         the checkpoints that clients restore
@@ -16,7 +17,7 @@
 //   3. the lock of Coordinator, or that of a group in GradientAccumulator while
 //      a round is applied
 //   4. the lock of Saves or Restores, then that of one Save or Restore
-//   5. the lock of TableCatalogue
+//   5. the lock of MemoryCeiling, then that of TableCatalogue
 //   6. the locks of IntervalTimer, RoundHold, WriteLedger and PendingExports,
 //      under which no other lock is taken
 
@@ -116,7 +117,9 @@ class Shard {
   }
 
   // Reads rows. InvalidArgument if a key belongs to another shard, or the size
-  // of `embeddings` is not keys.size() x dim. `threads` may be null.
+  // of `embeddings` is not keys.size() x dim. `threads` may be null. At the
+  // ceiling of memory (see MemoryCeiling), Pull() and Push() give new keys no
+  // rows.
   absl::Status Pull(EmbeddingTable& table, absl::Span<const Key> keys,
                     IfMissing if_missing, absl::Span<float> embeddings,
                     const LentThreads* threads = nullptr);

@@ -40,15 +40,11 @@ Lookup LookUpAfter(const Change& change, bool is_exact) {
   const auto ticket = prefetches.Begin(config, keys, {is_exact, 1, 1});
   prefetches.Run({ticket});
   change(*other, keys);
-  const std::vector<float> gradients(pushed.size() * 2, 1.0f);
   PushArgs push;
   push.table = "t";
-  push.dim = 2;
   push.keys = pushed;
-  push.gradients = gradients;
-  push.insert_missing = true;
   const uint64_t number = prefetches.PushBegins(push).value();
-  EXPECT_TRUE(client->Push(push).ok());
+  EXPECT_TRUE(PushOnes(*client, "t", 2, pushed).ok());
   if (prefetches.PushEnded("t", number, true)) prefetches.ReadAgain();
   Lookup lookup;
   lookup.rows.resize(keys.size() * 2);
