@@ -650,10 +650,9 @@ def connect(
             next work, 0 to 64; for tables without a `push_depth` of their own.
             See `EmbeddingTable`.
         max_memory: The most bytes for the rows and the index of all tables in
-            this process. At this ceiling new ids get no rows: they read as
-            unknown ids, and count in `EmbeddingTable.stats()["refused_keys"]`;
-            known ids go on learning. 0 removes the ceiling, and None leaves it
-            as it is. Servers have the flag `--max_memory` instead.
+            this process. At this ceiling new ids get no rows, or evict others:
+            see `when_full` of `EmbeddingTable`. 0 removes the ceiling, and None
+            leaves it as it is. Servers have the flag `--max_memory` instead.
 
     Returns:
         The cluster. In a `with` statement it is closed at the end, and the

@@ -89,10 +89,13 @@ class L2Norm(_Eviction):
 
 @dataclasses.dataclass(frozen=True)
 class MaxRows(_Eviction):
-    """Evicts rows beyond `max_rows`.
+    """Keeps a table at `max_rows` rows or fewer.
 
-    Each server keeps its share of `max_rows`. Among rows that `order` does not
-    distinguish, those whose ids have the smallest hashes are evicted first.
+    In a table that has `max_rows` rows, a new id evicts the least used ones, or
+    gets no row, by `when_full` of the table (docs/memory.md). A shrink evicts
+    the rows beyond `max_rows`; among rows that `order` does not distinguish,
+    those whose ids have the smallest hashes first. Each server keeps its share
+    of `max_rows`, rounded up.
 
     Args:
         max_rows: At least 0.

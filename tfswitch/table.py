@@ -93,6 +93,12 @@ class EmbeddingTable(TrackedTable):
             ids. "dense" moves all rows, as the optimizer of a dense variable
             does: a row makes up for missed steps when it is next read, pushed
             to or saved.
+        when_full: The treatment of a new id when the table has `max_rows` rows
+            (`tfswitch.eviction.MaxRows`), or the memory of all tables has
+            reached `max_memory`. With "refuse" it gets no row: it reads as an
+            id without a row, and does not learn. With "evict" the least used
+            rows of the table are evicted for it (docs/memory.md). None means
+            "evict" for a table with `max_rows`, else "refuse".
         storage_dtype: How rows are kept in memory: a `tfswitch.StorageDtype`,
             or "float16" or "bfloat16" for embeddings of that dtype with a
             float32 optimizer state. None means float32.
@@ -150,6 +156,7 @@ class EmbeddingTable(TrackedTable):
         admission: admission_lib.Admission | Config | None = None,
         eviction: eviction_lib.Eviction | Config | None = None,
         statistics: statistics_lib.Statistics | Config | None = None,
+        when_full: str | None = None,
         update: str = "sparse",
         storage_dtype: storage_dtype_lib.StorageDtypeLike | None = None,
         seed: int | None = None,
@@ -170,6 +177,7 @@ class EmbeddingTable(TrackedTable):
             admission=admission,
             eviction=eviction,
             statistics=statistics,
+            when_full=when_full,
             update=update,
             storage_dtype=storage_dtype,
             seed=seed,

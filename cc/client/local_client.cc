@@ -51,6 +51,13 @@ class LocalClient : public ParameterClient {
     return std::vector<uint64_t>{shard_->instance_id()};
   }
 
+  // The table itself is asked, and nobody else pushes to it.
+  RowChanges ChangesOf(const std::string& table) const override {
+    const auto found = shard_->FindTable(table);
+    if (!found.ok()) return {};
+    return {static_cast<int64_t>((*found)->generation()), 0};
+  }
+
   absl::Status SetMaxMemory(int64_t bytes) override {
     shard_->set_max_memory(bytes);
     return absl::OkStatus();

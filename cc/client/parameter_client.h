@@ -107,8 +107,8 @@ struct ExportChangesArgs {
   std::string export_id;
 };
 
-// The changes of a table's rows that the answers to this client's pushes and
-// marking pulls have told. Only differences have a meaning.
+// The changes of a table's rows that this client knows. Servers tell of them in
+// the answers to pushes and marking pulls. Only differences have a meaning.
 struct RowChanges {
   // How often rows were evicted, erased, assigned or restored on any server.
   int64_t generations = 0;
@@ -220,7 +220,6 @@ class ParameterClient {
   virtual std::unique_ptr<PendingCall> StartAssign(const AssignArgs& args,
                                                    WriteResult* result) = 0;
 
-  // For tables in this process nothing is told.
   virtual RowChanges ChangesOf(const std::string& table) const { return {}; }
 
   virtual int num_shards() const { return 1; }

@@ -287,7 +287,7 @@ absl::StatusOr<v1::StageRestoreResponse> Restores::Load(
         ConfigFor(path, name, FromProto(saved->config()), loaded->tables));
     TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
                               EmbeddingTable::Create(config));
-    core_.ceiling.ReserveCapacity(*table);
+    core_.limits.ReserveCapacity(*table);
     TableIdentity identity = RestoredIdentity(name, *saved, request);
     if (identity.incarnation != 0) table->set_identity(std::move(identity));
     if (const auto present = core_.tables.Find(name); present.ok()) {
@@ -301,10 +301,11 @@ absl::StatusOr<v1::StageRestoreResponse> Restores::Load(
          !checkpoint::HasStateOf(*saved, *table))) {
       staged.add_reset_tables(name);
     }
+    core_.limits.TrimLoaded(*table);
     staged.set_num_rows(staged.num_rows() + table->size());
     loaded->tables.emplace(name, std::move(table));
     TFSWITCH_RETURN_IF_ERROR(
-        WithCheckpoint(path, core_.ceiling.CheckRestore(loaded->tables)));
+        WithCheckpoint(path, core_.limits.CheckRestore(loaded->tables)));
   }
   return staged;
 }

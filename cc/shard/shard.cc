@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstring>
 #include <map>
 #include <new>
 #include <utility>
@@ -48,19 +49,14 @@ absl::Status Shard::Pull(EmbeddingTable& table, absl::Span<const Key> keys,
   TFSWITCH_RETURN_IF_ERROR(CheckOwnership(core_.options, table, keys));
   const size_t dim = static_cast<size_t>(table.dim());
   std::atomic<int64_t> num_found{0};
-  int64_t num_made = 0;
-  if (if_missing == IfMissing::kInsert &&
-      table.config().admission.is_always() &&
-      !core_.ceiling.HasRoom(table, keys)) {
-    const std::vector<Key> admitted =
-        core_.ceiling.Decide(table, keys).admitted;
-    TFSWITCH_RETURN_IF_ERROR(InsertRows(table, admitted));
-    num_made = static_cast<int64_t>(admitted.size());
-    if_missing = IfMissing::kValue;
-  }
-  // At the ceiling of memory a prefetch does not count on a row, either.
-  if (if_missing == IfMissing::kMark &&
-      !core_.ceiling.HasRoomForMissing(table, keys)) {
+  GrowthLimits::Claim claim(&core_.limits, &table);
+  const bool is_limited = if_missing == IfMissing::kInsert &&
+                          table.config().admission.is_always() &&
+                          !claim.TakeAll(keys.size());
+  if (is_limited) if_missing = IfMissing::kMark;
+  // A prefetch does not count on a row that would be refused.
+  if (if_missing == IfMissing::kMark && !is_limited &&
+      !core_.limits.HasRoomFor(table, keys)) {
     if_missing = IfMissing::kValue;
   }
   const bool insert_missing = if_missing == IfMissing::kInsert;
@@ -94,8 +90,10 @@ absl::Status Shard::Pull(EmbeddingTable& table, absl::Span<const Key> keys,
       TFSWITCH_RETURN_IF_ERROR(run(true));
     }
   }
-  const int64_t num_missing =
-      static_cast<int64_t>(keys.size()) - num_found + num_made;
+  const int64_t num_missing = static_cast<int64_t>(keys.size()) - num_found;
+  if (is_limited && num_missing > 0) {
+    TFSWITCH_RETURN_IF_ERROR(InsertMarked(table, keys, &claim, embeddings));
+  }
   TableCounters& counters = table.counters();
   counters.Add(TableCounter::num_pulls, 1);
   counters.Add(TableCounter::pulled_keys, keys.size());
@@ -125,13 +123,72 @@ absl::Status Shard::LogInsertion(const EmbeddingTable& table,
   return core_.journal.LogPull(pull).status();
 }
 
-absl::Status Shard::InsertRows(EmbeddingTable& table,
-                               const std::vector<Key>& keys) {
-  if (keys.empty()) return absl::OkStatus();
-  const WriteGate::Pass pass(core_.journal.gate());
-  TFSWITCH_RETURN_IF_ERROR(LogInsertion(table, keys));
-  std::vector<float> unused(keys.size() * static_cast<size_t>(table.dim()));
-  return table.FindOrInsert(keys, absl::MakeSpan(unused)).status();
+absl::Status Shard::InsertMarked(EmbeddingTable& table,
+                                 absl::Span<const Key> keys,
+                                 GrowthLimits::Claim* claim,
+                                 absl::Span<float> embeddings) {
+  const auto dim = static_cast<size_t>(table.dim());
+  const auto is_marked = [&](size_t i) {
+    uint32_t bits;
+    std::memcpy(&bits, embeddings.data() + i * dim, sizeof(bits));
+    return bits == kMissingMark;
+  };
+  NewKeys missing;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (is_marked(i)) missing.rows.push_back(keys[i]);
+  }
+  std::vector<Key> made = missing.rows;
+  std::sort(made.begin(), made.end());
+  made.erase(std::unique(made.begin(), made.end()), made.end());
+  missing.rows = made;
+  const std::vector<Key> refused = claim->TakeFor(std::move(missing), keys);
+  core_.limits.NoteRefused(table, refused);
+  // The first keys are made.
+  made.resize(made.size() - refused.size());
+  std::vector<float> rows(made.size() * dim);
+  if (!made.empty()) {
+    const WriteGate::Pass pass(core_.journal.gate());
+    TFSWITCH_RETURN_IF_ERROR(LogInsertion(table, made));
+    TFSWITCH_RETURN_IF_ERROR(
+        table.FindOrInsert(made, absl::MakeSpan(rows)).status());
+  }
+  const std::vector<float> no_row = MissingRow(table.config());
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (!is_marked(i)) continue;
+    const auto at = std::lower_bound(made.begin(), made.end(), keys[i]);
+    const float* const row =
+        at != made.end() && *at == keys[i]
+            ? rows.data() + static_cast<size_t>(at - made.begin()) * dim
+            : no_row.data();
+    std::copy_n(row, dim, embeddings.data() + i * dim);
+  }
+  return absl::OkStatus();
+}
+
+std::vector<Key> Shard::EnterGate(EmbeddingTable& table,
+                                  const GradientBatch& batch,
+                                  std::optional<GrowthLimits::Claim>* claim,
+                                  std::optional<WriteGate::Pass>* pass) {
+  const bool may_insert =
+      batch.insert_missing || !table.config().admission.is_always();
+  constexpr int kMostTries = 8;
+  for (int tries = 1;; ++tries) {
+    const uint64_t generation = table.generation();
+    claim->emplace(&core_.limits, &table);
+    std::vector<Key> refused;
+    const bool has_all = !may_insert || (*claim)->TakeAll(batch.keys.size());
+    if (!has_all) {
+      refused = (*claim)->TakeFor(table.FindNewKeys(batch), batch.keys);
+    }
+    pass->emplace(core_.journal.gate());
+    // Keys that had rows may have lost them. Inside the gate this cannot happen
+    // any more.
+    if (has_all || table.generation() == generation || tries == kMostTries) {
+      core_.limits.NoteRefused(table, refused);
+      return refused;
+    }
+    pass->reset();
+  }
 }
 
 absl::StatusOr<WriteResult> Shard::Push(EmbeddingTable& table,
@@ -204,17 +261,16 @@ absl::StatusOr<WriteResult> Shard::ApplyPush(EmbeddingTable& table,
       return result;
     }
   }
-  const WriteGate::Pass pass(core_.journal.gate());
+  std::optional<GrowthLimits::Claim> claim;
+  // Held until the ledger knows the result, so that a save has both or none.
+  std::optional<WriteGate::Pass> pass;
   absl::StatusOr<uint64_t> number;
   absl::Status applied;
   // Tells the ledger the result, even after an exception.
   try {
+    const std::vector<Key> refused = EnterGate(table, batch, &claim, &pass);
     std::optional<PartOfPush> part;
-    if ((batch.insert_missing || !table.config().admission.is_always()) &&
-        !core_.ceiling.HasRoom(table, batch.keys)) {
-      const auto refused = core_.ceiling.Decide(table, batch.keys).refused;
-      if (!refused.empty()) part.emplace(table.dim(), push, batch, refused);
-    }
+    if (!refused.empty()) part.emplace(table.dim(), push, batch, refused);
     const absl::Status present = CheckPresent(table);
     number = present.ok()
                  ? core_.journal.LogPush(part.has_value() ? part->push() : push)
@@ -278,11 +334,18 @@ absl::StatusOr<WriteResult> Shard::AssignOnce(const AssignRequest& request) {
   TFSWITCH_ASSIGN_OR_RETURN(
       const std::shared_ptr<EmbeddingTable> table,
       core_.tables.Find({request.table, request.table_incarnation}));
+  GrowthLimits::Claim claim(&core_.limits, table.get());
+  const bool is_possible =
+      claim.TakeAll(request.keys.size()) ||
+      claim
+          .TakeFor(GrowthLimits::KeysWithoutRows(*table, request.keys),
+                   request.keys)
+          .empty();
   return core_.journal.WriteOnce(
       request.id,
       [&]() -> absl::StatusOr<uint64_t> {
         TFSWITCH_RETURN_IF_ERROR(CheckPresent(*table));
-        TFSWITCH_RETURN_IF_ERROR(core_.ceiling.CheckRoom(*table, request.keys));
+        if (!is_possible) return core_.limits.Error(*table);
         return core_.journal.LogAssign(request);
       },
       [&]() -> absl::StatusOr<int64_t> {
@@ -337,6 +400,7 @@ absl::StatusOr<ShrinkReport> Shard::Shrink(
   if (dry_run || report.evicted_rows == 0) return report;
   std::vector<std::string> rules_used;
   for (const EvictionRule& rule : kEvictionRules) {
+    if (rule.evicted == nullptr) continue;
     const int64_t rows = report.*rule.evicted;
     table.counters().Add(rule.counter, rows);
     if (rows > 0) rules_used.push_back(absl::StrCat(rule.name, ":", rows));

@@ -3,7 +3,8 @@
 //
 //   table_catalogue.h  tables by their names
 //   journal.h          records of writes, the gate, and applied writes
-//   memory_ceiling.h   which new keys get rows, so that memory stays bounded
+//   growth_limits.h    which new keys get rows, and which rows make room for
+//                      them
 //   rounds.h           closed rounds of bsp training
 //   saves.h            the checkpoints that clients save
 //   restores.h         the checkpoints that clients restore
@@ -13,12 +14,13 @@
 // lock only locks that are below it in the list.
 //
 //   1. the turn of a save (SaveTurn)
-//   2. the gate of writes (WriteGate): closed, or passed by a write
-//   3. the lock of Coordinator, or that of a group in GradientAccumulator while
+//   2. the lock of evictions in GrowthLimits
+//   3. the gate of writes (WriteGate): closed, or passed by a write
+//   4. the lock of Coordinator, or that of a group in GradientAccumulator while
 //      a round is applied
-//   4. the lock of Saves or Restores, then that of one Save or Restore
-//   5. the lock of MemoryCeiling, then that of TableCatalogue
-//   6. the locks of IntervalTimer, RoundHold, WriteLedger and PendingExports,
+//   5. the lock of Saves or Restores, then that of one Save or Restore
+//   6. the lock of counted memory in GrowthLimits, then that of TableCatalogue
+//   7. the locks of IntervalTimer, RoundHold, WriteLedger and PendingExports,
 //      under which no other lock is taken
 
 #ifndef TFSWITCH_CC_SHARD_SHARD_H_
@@ -118,7 +120,7 @@ class Shard {
 
   // Reads rows. InvalidArgument if a key belongs to another shard, or the size
   // of `embeddings` is not keys.size() x dim. `threads` may be null. At the
-  // ceiling of memory (see MemoryCeiling), Pull() and Push() give new keys no
+  // ceiling of memory (see GrowthLimits), Pull() and Push() give new keys no
   // rows.
   absl::Status Pull(EmbeddingTable& table, absl::Span<const Key> keys,
                     IfMissing if_missing, absl::Span<float> embeddings,
@@ -209,14 +211,14 @@ class Shard {
   absl::Status Replay(uint64_t number, uint32_t type,
                       absl::string_view payload);
 
-  // See MemoryCeiling.
+  // See GrowthLimits.
   void ReserveCapacity(const std::string& table) const {
     const auto found = core_.tables.Find({table});
-    if (found.ok()) core_.ceiling.ReserveCapacity(**found);
+    if (found.ok()) core_.limits.ReserveCapacity(**found);
   }
-  int64_t max_memory() const { return core_.ceiling.max_bytes(); }
+  int64_t max_memory() const { return core_.limits.max_bytes(); }
   // For clients in this process.
-  void set_max_memory(int64_t bytes) { core_.ceiling.set_max_bytes(bytes); }
+  void set_max_memory(int64_t bytes) { core_.limits.set_max_bytes(bytes); }
 
  private:
   // Whether the table was not replaced while a write waited at the gate. OK if
@@ -226,7 +228,16 @@ class Shard {
   // Logs that a pull gives these keys rows. REQUIRES: the gate is passed.
   absl::Status LogInsertion(const EmbeddingTable& table,
                             absl::Span<const Key> keys);
-  absl::Status InsertRows(EmbeddingTable& table, const std::vector<Key>& keys);
+  // Makes rows for those of `keys` whose embeddings are marked as missing, as
+  // far as the table's limits allow it, and fills in their embeddings.
+  absl::Status InsertMarked(EmbeddingTable& table, absl::Span<const Key> keys,
+                            GrowthLimits::Claim* claim,
+                            absl::Span<float> embeddings);
+  // Claims the rows that a push may make, and passes the gate. Returns the keys
+  // that get no rows.
+  std::vector<Key> EnterGate(EmbeddingTable& table, const GradientBatch& batch,
+                             std::optional<GrowthLimits::Claim>* claim,
+                             std::optional<WriteGate::Pass>* pass);
   absl::StatusOr<WriteResult> ApplyPush(EmbeddingTable& table,
                                         const PushRequest& push,
                                         const GradientBatch& batch,

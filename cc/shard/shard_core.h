@@ -8,9 +8,9 @@
 #include <memory>
 
 #include "cc/shard/gradient_accumulator.h"
+#include "cc/shard/growth_limits.h"
 #include "cc/shard/interval_timer.h"
 #include "cc/shard/journal.h"
-#include "cc/shard/memory_ceiling.h"
 #include "cc/shard/round_hold.h"
 #include "cc/shard/shard_options.h"
 #include "cc/shard/snapshots.h"
@@ -34,7 +34,7 @@ struct ShardCore {
   RoundHold round_hold;
   SaveTurn turn{&round_hold};
   TableCatalogue tables;
-  MemoryCeiling ceiling{options, tables, journal};
+  GrowthLimits limits{options, tables, journal};
   // When this shard last wrote its part of a save, in milliseconds since 1970;
   // 0 if that is not known.
   std::atomic<int64_t> last_save_ms{0};

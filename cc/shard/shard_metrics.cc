@@ -53,7 +53,7 @@ constexpr TableMetric kCounters[] = {
      "Keys of pulls that had no row when the pull came.",
      &TableStats::missing_keys},
     {"tfswitch_table_refused_keys_total",
-     "New keys that got no row because memory had reached its ceiling.",
+     "New keys that got no row because the table was full.",
      &TableStats::refused_keys},
     {"tfswitch_table_pushes_total", "Pushes.", &TableStats::num_pushes},
     {"tfswitch_table_pushed_keys_total", "Distinct keys of pushes.",
@@ -143,7 +143,7 @@ void AddTables(const ShardCore& core, MetricList* list) {
   list->Gauge("tfswitch_tables", "Tables.", static_cast<double>(tables.size()));
   list->Gauge("tfswitch_memory_ceiling_bytes",
               "Ceiling of the memory of all tables; 0 if there is none.",
-              static_cast<double>(core.ceiling.max_bytes()));
+              static_cast<double>(core.limits.max_bytes()));
   TableStats others;
   for (size_t i = 0; i < tables.size(); ++i) {
     const auto& [stats, table] = tables[i];

@@ -44,7 +44,7 @@ struct ShardOptions {
   // about 0.2 MiB.
   // More tables do not fit into the 47 bits of user addresses.
   uint64_t max_tables = 2000;
-  // The most bytes for all tables; see MemoryCeiling. 0 means no ceiling.
+  // The most bytes for all tables; see GrowthLimits. 0 means no ceiling.
   uint64_t max_memory = 0;
   // The most bytes for the Bloom filters of all tables. 0 means half of the
   // machine's memory.

@@ -61,6 +61,12 @@ class Candidates {
   void Compact(bool with_stamps);
 
   int64_t size() const { return size_; }
+  // The number of records that have memory and are not in use.
+  int64_t num_free() const {
+    return static_cast<int64_t>(records_.resident_bytes() /
+                                RowStride(static_cast<int>(record_floats_))) -
+           size_;
+  }
   size_t resident_bytes() const {
     return index_.resident_bytes() + records_.resident_bytes();
   }

@@ -26,10 +26,17 @@ uint32_t ChangeClock::Enter() {
 uint32_t ChangeClock::EndEpoch() {
   MutexLock lock(&mutex_);
   const uint32_t epoch = epoch_.load();
-  epoch_.store(epoch + 1);
   SpinWait wait;
+  while (at_work_[(epoch + 1) % 2].load() != 0) wait.Pause();
+  epoch_.store(epoch + 1);
   while (at_work_[epoch % 2].load() != 0) wait.Pause();
   return epoch;
+}
+
+void ChangeClock::TryEndEpoch() {
+  MutexLock lock(&mutex_);
+  const uint32_t epoch = epoch_.load();
+  if (at_work_[(epoch + 1) % 2].load() == 0) epoch_.store(epoch + 1);
 }
 
 void ChangeClock::Hold() {

@@ -83,13 +83,17 @@ class ChangeClock {
     const uint32_t epoch_;
   };
 
-  // Ends the epoch, waits for all changes that began in it, and returns its
-  // number. Before the first call, changes get no stamps.
+  // Ends the epoch, waits for all changes that began in it or before, and
+  // returns its number. Before the first call, changes get no stamps.
   uint32_t EndEpoch();
+  // Ends the epoch, unless it would have to wait for changes that began before
+  // it.
+  void TryEndEpoch();
 
-  bool is_running() const {
-    return (epoch_.load(std::memory_order_acquire) & ~kHeld) > kFirstEpoch;
+  uint32_t epoch() const {
+    return epoch_.load(std::memory_order_acquire) & ~kHeld;
   }
+  bool is_running() const { return epoch() > kFirstEpoch; }
 
   // Hold() waits for changes that have begun. From then until Release(), which
   // the same thread must call, no row changes, and new changes wait. So a
@@ -118,8 +122,8 @@ class ChangeClock {
   std::atomic<uint32_t> epoch_{kFirstEpoch};
   std::atomic<uint32_t> keeps_below_{0};
   // The number of changes in progress: one counter for even epochs and one for
-  // odd ones. An epoch ends only after all changes of the epoch before it have
-  // ended.
+  // odd ones. An epoch begins only after all changes of the epoch two before it
+  // have ended.
   std::atomic<int64_t> at_work_[2] = {};
   Mutex mutex_;  // One end at a time.
 };

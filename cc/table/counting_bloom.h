@@ -52,6 +52,8 @@ class CountingBloom {
   // Adds `count` occurrences of a key. Returns the key's new count, which is at
   // most min_count.
   uint32_t Add(Key key, uint32_t count);
+  // The key's count.
+  uint32_t Count(Key key) { return Add(key, 0); }
 
   // Copies the filter. Null if there is no memory. REQUIRES: no calls of Add()
   // meanwhile.

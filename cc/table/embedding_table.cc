@@ -148,6 +148,8 @@ EmbeddingTable::Impl::Create(const TableConfig& config, const KeyedHash& hash) {
                               reserve(memory / kCandidateShare));
     if (!impl->InitCandidates()) return impl->OutOfMemory();
   }
+  // From now on changed rows get stamps, which tell how long ago they changed.
+  if (config.evicts_when_full()) impl->change_clock_.EndEpoch();
   return impl;
 }
 
@@ -439,6 +441,7 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
     scratch.resize(static_cast<size_t>(codec_.num_floats()));
     steps.rounding = RoundingOf(batch, steps.number);
   }
+  NoteUses(batch.keys.size());
   const ChangeClock::Change change(&change_clock_);
   retry.SetSteps(&steps, change.stamp());
   int64_t num_updated = 0;
@@ -849,6 +852,7 @@ TableStats EmbeddingTable::Impl::stats() const {
     row_resident_bytes += static_cast<int64_t>(stripe.rows.resident_bytes());
     if (config_.admission.has_candidates()) {
       stats.num_candidates += stripe.candidates.size();
+      stats.free_candidates += stripe.candidates.num_free();
       stats.admission_bytes +=
           static_cast<int64_t>(stripe.candidates.resident_bytes());
     }

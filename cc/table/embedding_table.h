@@ -64,6 +64,8 @@ struct TableStats {
   // The memory that tracks changes; 0 before the first visit of changes.
   int64_t change_bytes = 0;
   int64_t num_steps = 0;  // With dense updates: the number of applied pushes.
+  // Records for ids that wait for admission, which have memory and no id.
+  int64_t free_candidates = 0;
   // Since creation, counted by the callers; see table_counters.h.
 #define TFSWITCH_FIELD(name) int64_t name = 0;
   TFSWITCH_TABLE_COUNTERS(TFSWITCH_FIELD)
@@ -96,6 +98,12 @@ struct GradientBatch : StepSettings {
   const StepHistory* history = nullptr;
 };
 
+// Keys without a row of which ApplyGradients() may make rows or candidates.
+struct NewKeys {
+  std::vector<Key> rows;
+  std::vector<Key> candidates;  // They have no record yet.
+};
+
 enum class KeyState : uint8_t {
   kUnknown,    // It has no row and no record.
   kCandidate,  // The key has no row yet; it waits for admission.
@@ -124,7 +132,7 @@ struct ShrinkReport {
 // A rule of eviction, and where its evicted rows are counted.
 struct EvictionRule {
   const char* name;
-  int64_t ShrinkReport::*evicted;
+  int64_t ShrinkReport::*evicted;  // Null if a shrink does not use the rule.
   TableCounter counter;
   int64_t TableStats::*total;
   bool (*is_set)(const EvictionConfig& rules);
@@ -146,7 +154,11 @@ inline constexpr EvictionRule kEvictionRules[] = {
      [](const EvictionConfig& rules) { return rules.min_l2_norm.has_value(); }},
     {"max_rows", &ShrinkReport::by_max_rows, TableCounter::evicted_by_max_rows,
      &TableStats::evicted_by_max_rows,
-     [](const EvictionConfig& rules) { return rules.max_rows.has_value(); }}};
+     [](const EvictionConfig& rules) { return rules.max_rows.has_value(); }},
+    // Not a rule of a shrink; see TableConfig::when_full.
+    {"max_memory", nullptr, TableCounter::evicted_by_max_memory,
+     &TableStats::evicted_by_max_memory,
+     [](const EvictionConfig&) { return false; }}};
 
 // Candidates handed out by EmbeddingTable::ForEachCandidate, as RowChunk.
 struct CandidateChunk {
@@ -326,6 +338,11 @@ class EmbeddingTable {
   // The day of the last NoteDay(); kServersDay if there was none.
   virtual float last_day() const = 0;
 
+  // Returns which keys of the batch ApplyGradients() may make rows or
+  // candidates of. Exact while no other thread writes, except that a random
+  // draw counts as won. The batch needs no gradients.
+  virtual NewKeys FindNewKeys(const GradientBatch& batch) const = 0;
+
   // Takes one optimizer step of the row of keys[i] with gradients[i * dim, (i +
   // 1) * dim). A key without a row is skipped or, if `insert_missing` is set,
   // first gets its initial row; if there is an admission policy, the policy
@@ -376,6 +393,22 @@ class EmbeddingTable {
   // needs.
   virtual absl::StatusOr<ShrinkReport> Shrink(const EvictionConfig& rules,
                                               float day, bool dry_run) = 0;
+
+  // Chooses rows to erase for new ones: the least used rows of a random sample
+  // of eight times as many rows, and at least 1,024. Chooses candidates to
+  // forget in the same way. Does not choose the keys in `kept`, which is
+  // sorted. The least used rows are, by the table's eviction rules,
+  //   delete_threshold       those with the lowest scores
+  //   max_rows, order = lfu  those with the fewest occurrences
+  //   otherwise              those that were seen longest ago, in days
+  // and among equal ones those that changed longest ago. With the first two
+  // rules, rows that changed after the last call are chosen only if there are
+  // no others, because a new row has had no time to be used.
+  //
+  // REQUIRES: config().evicts_when_full().
+  virtual std::vector<Key> ChooseLeastUsed(int64_t num_rows,
+                                           int64_t num_candidates,
+                                           absl::Span<const Key> kept) = 0;
 
   // Reads the usage counters of keys[i], as of `day`, for rows and candidates.
   virtual void ReadUsage(absl::Span<const Key> keys, float day,
@@ -463,6 +496,8 @@ class EmbeddingTable {
   // Callers of this class count their work here.
   TableCounters& counters() const { return counters_; }
   KeyHeat& heat() const { return heat_; }
+  // Rows that calls in progress may insert.
+  std::atomic<int64_t>& claimed_rows() { return claimed_rows_; }
 
   const TableConfig& config() const { return config_; }
   int dim() const { return config_.dim; }
@@ -470,6 +505,8 @@ class EmbeddingTable {
   virtual int slot_floats() const = 0;
   // The most memory that one more row takes, with its share of the index.
   virtual size_t bytes_per_row() const = 0;
+  // The same for one more candidate; 0 if there are none.
+  virtual size_t bytes_per_candidate() const = 0;
 
  protected:
   void EndGeneration() { ++generation_; }
@@ -486,6 +523,7 @@ class EmbeddingTable {
   mutable Mutex identity_mutex_;
   std::vector<uint64_t> shard_instances_ ABSL_GUARDED_BY(identity_mutex_);
   mutable TableCounters counters_;
+  std::atomic<int64_t> claimed_rows_{0};
   mutable KeyHeat heat_{config_.num_virtual_shards};
 };
 

@@ -159,6 +159,47 @@ uint32_t EmbeddingTable::Impl::AdmitMissing(absl::Span<const Key> block,
       missing);
 }
 
+NewKeys EmbeddingTable::Impl::FindNewKeys(const GradientBatch& batch) const {
+  NewKeys found;
+  if (config_.admission.is_always() && !batch.insert_missing) return found;
+  StepBatch steps;
+  static_cast<StepSettings&>(steps.input) = batch;
+  steps.observations = batch.observations;
+  const float day = DayOf(batch.day);
+  std::vector<float> record(static_cast<size_t>(candidate_floats_));
+  const auto* by_bloom =
+      std::get_if<BloomMinCountAdmission>(&config_.admission.policy);
+  ForEachLocked(batch.keys, [&](const KeyPlace& place, size_t i) {
+    if (place.has_row()) return absl::OkStatus();
+    const StepInput input = steps.InputOf(static_cast<uint32_t>(i));
+    if (by_bloom != nullptr) {
+      const uint32_t min_count = by_bloom->min_count;
+      const float count = std::min(input.count, static_cast<float>(min_count));
+      if (bloom_->Count(place.key) + static_cast<uint32_t>(count) < min_count) {
+        return absl::OkStatus();
+      }
+    } else if (config_.admission.has_candidates()) {
+      const float* const old =
+          place.stripe->candidates.Find(place.key, place.position);
+      if (old != nullptr) {
+        std::copy_n(old, record.size(), record.begin());
+      } else {
+        candidate_statistics_.Init(day, record.data());
+      }
+      candidate_statistics_.Observe(input.count, input.shows,
+                                    steps.ClicksOf(static_cast<uint32_t>(i)),
+                                    day, record.data());
+      if (!IsAdmitted(record.data(), day)) {
+        if (old == nullptr) found.candidates.push_back(place.key);
+        return absl::OkStatus();
+      }
+    }
+    found.rows.push_back(place.key);
+    return absl::OkStatus();
+  }).IgnoreError();  // It cannot fail.
+  return found;
+}
+
 bool EmbeddingTable::Impl::IsAdmitted(const float* record, float day) const {
   const UsageOfRow usage = candidate_statistics_.Read(record, day);
   if (const auto* rule =

@@ -222,7 +222,7 @@ absl::StatusOr<ChangeCursor> EmbeddingTable::Impl::ForEachChange(
   // CatchUpAll() changes rows. So it comes before the end of the epoch, and the
   // visit includes these changes.
   CatchUpAll();
-  const ChangeCursor cursor{change_log_id_, change_clock_.EndEpoch()};
+  const ChangeCursor cursor = EndEpoch();
   ChangeVisit run(this, filter, max_keys, visit);
   if (filter.since.log_id != 0 && (filter.since.log_id != change_log_id_ ||
                                    filter.since.epoch > cursor.epoch)) {

@@ -19,9 +19,12 @@
 #include <memory>
 #include <optional>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/container/inlined_vector.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -171,6 +174,7 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   float last_day() const override {
     return last_day_.load(std::memory_order_relaxed);
   }
+  NewKeys FindNewKeys(const GradientBatch& batch) const override;
   absl::StatusOr<int64_t> ApplyGradients(const GradientBatch& batch) override;
   absl::Status TakeStep(
       float learning_rate,
@@ -182,6 +186,8 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   int64_t Erase(absl::Span<const Key> keys) override;
   absl::StatusOr<ShrinkReport> Shrink(const EvictionConfig& rules, float day,
                                       bool dry_run) override;
+  std::vector<Key> ChooseLeastUsed(int64_t num_rows, int64_t num_candidates,
+                                   absl::Span<const Key> kept) override;
   void ReadUsage(absl::Span<const Key> keys, float day,
                  absl::Span<UsageOfRow> usage,
                  absl::Span<KeyState> states) const override;
@@ -207,6 +213,7 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
       const ChangeFilter& filter, int64_t max_keys,
       const std::function<absl::Status(const ChangeChunk&)>& visit) override;
   ChangeCursor EndEpoch() override {
+    notes_losses_ = true;
     return {change_log_id_, change_clock_.EndEpoch()};
   }
   void Hold() override;
@@ -219,7 +226,13 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   TableStats stats() const override;
   int slot_floats() const override { return row_floats() - dim(); }
   size_t bytes_per_row() const override {
-    return stride_ + statistics_stride_ + kMaxIndexBytesPerKey;
+    return stride_ + statistics_stride_ + kMaxIndexBytesPerKey +
+           (config_.evicts_when_full() ? sizeof(uint32_t) : 0);
+  }
+  size_t bytes_per_candidate() const override {
+    return candidate_floats_ == 0
+               ? 0
+               : RowStride(candidate_floats_) + kMaxIndexBytesPerKey;
   }
 
  private:
@@ -427,8 +440,10 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   // needed, because nothing else is left that could have a stamp. Call it
   // before the loss, because later there may be no memory for this. REQUIRES:
   // the stripe's mutex is held.
-  static void NoteLossLocked(Stripe* stripe, Key key, ChangeStamp stamp) {
-    if (stamp.epoch != 0) stripe->key_changes.Add(key, stamp.epoch);
+  void NoteLossLocked(Stripe* stripe, Key key, ChangeStamp stamp) const {
+    if (stamp.epoch != 0 && notes_losses_) {
+      stripe->key_changes.Add(key, stamp.epoch);
+    }
   }
   // Stamps a candidate whose value changes. REQUIRES: the stripe's mutex is
   // held.
@@ -474,6 +489,23 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
       const std::function<bool(Key, const float*, const float*)>& visit);
   // The same for the candidates.
   void SiftCandidates(const std::function<bool(const float*)>& visit);
+  // The place at which the next sample begins.
+  struct SampleHand {
+    int stripe = 0;
+    uint64_t position = 0;
+  };
+  // Counts rows that are about to be used, and ends an epoch at times, so that
+  // ChooseLeastUsed() knows which rows were used later than others. The calling
+  // thread must not be inside a Change.
+  void NoteUses(size_t num_rows);
+  // Visits a random sample of at least `num_entries` of the rows, or of the
+  // candidates, or all of them. visit(stripe, begin) visits a part of a stripe
+  // from a position on, and returns the end of the part and how many entries it
+  // had.
+  void VisitSample(int64_t num_entries, SampleHand* hand,
+                   absl::FunctionRef<std::pair<uint64_t, int64_t>(
+                       Stripe* stripe, uint64_t begin)>
+                       visit);
   // Moves a stripe's rows to the lowest row numbers, and gives memory back.
   void Compact(Stripe* stripe);
 
@@ -529,14 +561,25 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   std::atomic<uint64_t> num_pushes_{0};
   // HashKey() of a key selects the mutex that a thread must hold to count it.
   std::array<Mutex, kNumStripes> bloom_mutexes_;
-  // One shrink at a time.
+  // One shrink, or one choice of the least used rows, at a time.
   Mutex shrink_mutex_;
+  SampleHand row_hand_ ABSL_GUARDED_BY(shrink_mutex_);
+  SampleHand candidate_hand_ ABSL_GUARDED_BY(shrink_mutex_);
+  // The epoch of the last call of ChooseLeastUsed().
+  uint32_t last_choice_epoch_ ABSL_GUARDED_BY(shrink_mutex_) = 0;
+  // The number of uses in this epoch.
+  std::atomic<size_t> num_uses_{0};
+  // When NoteUses() last ended an epoch, in seconds.
+  std::atomic<int64_t> last_use_end_{0};
   // Held by a thread that begins a step, or that prevents new steps.
   Mutex step_mutex_;
   // The mutable members change even in reads: these lock stripes and, with
   // dense updates, may bring rows up to date.
   mutable ChangeClock change_clock_;
   const uint64_t change_log_id_;
+  // Whether a reader may ask which keys have lost their rows. Set before the
+  // epoch ends from which on the reader wants to know.
+  std::atomic<bool> notes_losses_{false};
   // The lowest stamp of the rows that a snapshot visits. Changes only when
   // there is no snapshot.
   std::atomic<uint32_t> snapshot_from_{0};

@@ -4,12 +4,15 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "cc/base/steady_clock.h"
 #include "cc/table/embedding_table_impl.h"
 
 namespace tfswitch {
@@ -274,6 +277,139 @@ absl::StatusOr<ShrinkReport> EmbeddingTable::Impl::Shrink(
     }
   }
   return report;
+}
+
+namespace {
+
+// How much a row, or a candidate, is used. Smaller ones are evicted first.
+struct Use {
+  Use(bool is_fresh, float value, uint32_t stamp, Key key) : key(key) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof(bits));
+    // Makes the bits of floats have the order of the floats.
+    bits ^= (bits >> 31) != 0 ? ~uint32_t{0} : uint32_t{1} << 31;
+    order = uint64_t{is_fresh} << 63 | uint64_t{bits} << 31 | stamp;
+  }
+
+  bool operator<(const Use& o) const {
+    if (order != o.order) return order < o.order;
+    return HashKey(key) < HashKey(o.key);
+  }
+
+  uint64_t order;  // First by is_fresh, then value, then stamp of 31 bits.
+  Key key;
+};
+
+}  // namespace
+
+void EmbeddingTable::Impl::NoteUses(size_t num_rows) {
+  if (!config_.evicts_when_full()) return;
+  // Each epoch has the uses of a sixteenth of the rows.
+  const size_t num_uses = num_uses_.fetch_add(num_rows) + num_rows;
+  if (num_uses < static_cast<size_t>(size()) / 16) return;
+  // Epochs are 31-bit numbers. In the second half one lasts a second, so that
+  // they do not run out within 30 years.
+  constexpr uint32_t kManyEpochs = uint32_t{1} << 30;
+  if (change_clock_.epoch() >= kManyEpochs) {
+    const int64_t now = absl::ToUnixSeconds(SteadyNow());
+    if (last_use_end_.exchange(now) == now) return;
+  }
+  num_uses_ = 0;
+  change_clock_.TryEndEpoch();
+}
+
+void EmbeddingTable::Impl::VisitSample(
+    int64_t num_entries, SampleHand* hand,
+    absl::FunctionRef<std::pair<uint64_t, int64_t>(Stripe*, uint64_t)> visit) {
+  // Neighbours in an index have nothing in common but their hashes, so a part
+  // of the index is a random sample. Each sample begins where the last one
+  // ended.
+  uint64_t left = kNumStripes * kEndOfPositions;
+  while (left > 0 && num_entries > 0) {
+    const auto [end, visited] = visit(&stripes_[hand->stripe], hand->position);
+    left -= std::min(left, end - hand->position);
+    num_entries -= visited;
+    hand->position = end;
+    if (end < kEndOfPositions) continue;
+    hand->position = 0;
+    hand->stripe = (hand->stripe + 1) % kNumStripes;
+  }
+}
+
+std::vector<Key> EmbeddingTable::Impl::ChooseLeastUsed(
+    int64_t num_rows, int64_t num_candidates, absl::Span<const Key> kept) {
+  constexpr int64_t kMinSample = 1024;
+  MutexLock lock(&shrink_mutex_);
+  const EvictionConfig& rules = config_.eviction;
+  const bool by_score = rules.delete_threshold.has_value();
+  const bool by_count = !by_score && rules.order == EvictionOrder::kLfu;
+  const uint32_t last_epoch =
+      std::exchange(last_choice_epoch_, change_clock_.epoch());
+  const float day = DayOf(kServersDay);
+  std::vector<Use> sample;
+  const auto add = [&](Key key, const RowStatistics& counted,
+                       const float* counts, uint32_t stamp) {
+    float value = 0.0f;
+    if (counted.num_floats() > 0) {
+      const UsageOfRow usage = counted.Read(counts, day);
+      value = by_score   ? counted.Score(usage.show, usage.click)
+              : by_count ? usage.count
+                         : usage.last_seen_day;
+    }
+    sample.emplace_back((by_score || by_count) && stamp > last_epoch, value,
+                        stamp, key);
+  };
+  std::vector<Key> chosen;
+  const auto choose = [&](int64_t count) {
+    for (auto begin = sample.begin(); count > 0 && begin != sample.end();) {
+      const auto end = begin + std::min(count, sample.end() - begin);
+      if (end != sample.end()) std::nth_element(begin, end, sample.end());
+      for (; begin != end; ++begin) {
+        if (std::binary_search(kept.begin(), kept.end(), begin->key)) continue;
+        chosen.push_back(begin->key);
+        --count;
+      }
+    }
+    sample.clear();
+  };
+  std::vector<float> counts(static_cast<size_t>(statistics_.num_floats()));
+  if (num_rows > 0) {
+    VisitSample(
+        std::max(8 * num_rows, kMinSample) + static_cast<int64_t>(kept.size()),
+        &row_hand_, [&](Stripe* stripe, uint64_t begin) {
+          int64_t visited = 0;
+          MutexLock stripe_lock(&stripe->mutex);
+          const uint64_t end = stripe->index.VisitEntries(
+              begin, kMaxBucketsPerVisit,
+              [&](Key key, StripeIndex::Entry entry) {
+                ++visited;
+                CopyStatisticsLocked(stripe, entry, counts.data());
+                add(key, statistics_, counts.data(),
+                    RacyLoad(stripe->rows.stamps() + entry.row()));
+              });
+          return std::make_pair(end, visited);
+        });
+    choose(num_rows);
+  }
+  if (num_candidates > 0 && config_.admission.has_candidates()) {
+    VisitSample(std::max(8 * num_candidates, kMinSample), &candidate_hand_,
+                [&](Stripe* stripe, uint64_t begin) {
+                  int64_t visited = 0;
+                  MutexLock stripe_lock(&stripe->mutex);
+                  const uint64_t end = stripe->candidates.Visit(
+                      begin, kMaxBucketsPerVisit,
+                      [&](Key key, const float* record) {
+                        ++visited;
+                        add(key, candidate_statistics_, record, 0);
+                      });
+                  return std::make_pair(end, visited);
+                });
+    choose(num_candidates);
+  }
+  // A sample that is the whole table may have visited a row twice.
+  std::sort(chosen.begin(), chosen.end());
+  chosen.erase(std::unique(chosen.begin(), chosen.end()), chosen.end());
+  return chosen;
 }
 
 namespace {

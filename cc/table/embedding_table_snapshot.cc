@@ -96,6 +96,7 @@ EmbeddingTable::Impl::TakeSnapshot(const ChangeCursor& since) {
     stripe.former_candidates.Begin(1 + static_cast<size_t>(candidate_floats_),
                                    kBytesPerNode);
   }
+  notes_losses_ = true;
   snapshot->moment = {change_log_id_, change_clock_.BeginSnapshot()};
   return snapshot;
 }

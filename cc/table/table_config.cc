@@ -77,7 +77,7 @@ absl::Status ValidateInitializer(const std::string& table,
 // Checks a table whose rows are blocks of the variables of a model.
 absl::Status CheckDenseTable(const TableConfig& config) {
   if (!(config.admission == AdmissionConfig() &&
-        config.eviction == EvictionConfig() &&
+        config.eviction == EvictionConfig() && !config.evicts_when_full() &&
         config.statistics == StatisticsConfig())) {
     return FieldError(config.name, "admission, eviction and statistics", "none",
                       "some, for a dense table, whose rows all stay");
@@ -197,6 +197,10 @@ absl::Status TableConfig::Validate() const {
       return FieldError(name, "storage_dtype", "values that this version has",
                         storage_dtype.ToString());
     }
+  }
+  if (when_full > WhenFull::kEvict) {
+    return FieldError(name, "when_full", "a value that this version has",
+                      "another one");
   }
   if (*NameOf(wire_dtype.type) == '\0') {
     return FieldError(name, "wire_dtype", "a value that this version has",

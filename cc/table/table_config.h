@@ -153,6 +153,14 @@ struct WireDtype {
   bool operator==(const WireDtype&) const { return true; }
 };
 
+// The treatment of a new id when the table is full: it has max_rows rows, or
+// the memory of all tables has reached its ceiling.
+enum class WhenFull : uint8_t {
+  kDefault,  // kEvict for a table with max_rows, else kRefuse.
+  kRefuse,   // The id gets no row.
+  kEvict,    // The least used rows of the table are evicted.
+};
+
 struct TableConfig {
   std::string name;  // 1 to 256 characters, no control characters.
   int dim = 0;       // Floats per embedding, kMinDim to kMaxDim.
@@ -168,13 +176,18 @@ struct TableConfig {
   StatisticsConfig statistics;
   AdmissionConfig admission;
   EvictionConfig eviction;
+  WhenFull when_full = WhenFull::kDefault;
   StorageDtypeConfig storage_dtype;
   RowCapacity capacity;
   WireDtype wire_dtype;
 
   TFSWITCH_FIELDS(name, dim, optimizer, initializer, seed, num_virtual_shards,
                   consistency, layout, statistics, admission, eviction,
-                  storage_dtype, capacity, wire_dtype)
+                  when_full, storage_dtype, capacity, wire_dtype)
+  bool evicts_when_full() const {
+    return when_full == WhenFull::kEvict ||
+           (when_full == WhenFull::kDefault && eviction.max_rows.has_value());
+  }
   // Whether a setting depends on how often a key is in a push, or on its shows.
   bool NeedsCounts() const;
 

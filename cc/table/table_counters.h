@@ -12,8 +12,8 @@
 //
 // pulled_keys counts the keys of all pulls; missing_keys counts those that had
 // no row when the pull came; refused_keys counts new keys of pulls and pushes
-// that got no row because memory had reached its ceiling. An evicted row counts
-// for one rule.
+// that got no row because the table was full. An evicted row counts for one
+// rule.
 #define TFSWITCH_TABLE_COUNTERS(V) \
   V(num_pulls)                     \
   V(pulled_keys)                   \
@@ -24,7 +24,8 @@
   V(evicted_by_ttl)                \
   V(evicted_by_show_click_score)   \
   V(evicted_by_l2_norm)            \
-  V(evicted_by_max_rows)
+  V(evicted_by_max_rows)           \
+  V(evicted_by_max_memory)
 
 namespace tfswitch {
 

@@ -40,14 +40,13 @@ def test_counters_of_a_server_equal_what_was_done(tmp_path: Path) -> None:
         table = make_table(
             "movie",
             statistics=tsw.statistics.Usage(),
-            eviction=tsw.eviction.MaxRows(4),
         )
         table.lookup_or_create(np.arange(7000) % 10)
         table.lookup(np.arange(12))
         table.push([1, 2, 2], np.ones((3, 2), np.float32))
         with pytest.raises(KeyError):
             cluster.table("none")
-        table.shrink()
+        table.shrink(policy=tsw.eviction.MaxRows(4))
         values = tsw.metrics.read(cluster)
 
         def of(series: str, labels: str = "") -> float:

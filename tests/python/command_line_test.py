@@ -32,16 +32,17 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture
 def table(cluster):
-    """A table with the rows 1 to 100."""
+    """A table with the rows 1 to 100, of which 90 are small."""
     table = tsw.EmbeddingTable(
         "user",
         2,
         optimizer=tsw.optimizers.Adagrad(0.1),
         statistics=tsw.statistics.Usage(),
-        eviction=tsw.eviction.MaxRows(10),
+        eviction=tsw.eviction.L2Norm(0.5),
         cluster=cluster,
     )
-    table.assign(range(1, 101), np.ones((100, 2), np.float32))
+    table.assign(range(1, 11), np.ones((10, 2), np.float32))
+    table.assign(range(11, 101), np.full((90, 2), 0.1, np.float32))
     yield table
     if "user" in cluster.tables():
         cluster.drop("user")

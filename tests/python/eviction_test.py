@@ -69,12 +69,10 @@ def test_a_dry_run_of_another_day_does_not_change_the_day(cluster):
 
 def test_a_dry_run_counts_and_touches_nothing(cluster):
     table = make_table(
-        eviction=tsw.eviction.AnyOf(
-            [tsw.eviction.Ttl(3), tsw.eviction.MaxRows(15)]
-        ),
         admission=tsw.admission.MinCount(2),
         statistics=tsw.statistics.Usage(),
     )
+    policy = tsw.eviction.AnyOf([tsw.eviction.Ttl(3), tsw.eviction.MaxRows(15)])
     cluster.day = 0
     push(table, np.repeat(np.arange(10), 2))
     push(table, np.arange(50, 55))
@@ -82,7 +80,7 @@ def test_a_dry_run_counts_and_touches_nothing(cluster):
     push(table, np.repeat(np.arange(20, 40), 2))
     before = table.usage(np.arange(60))
 
-    dry = table.shrink(dry_run=True)
+    dry = table.shrink(dry_run=True, policy=policy)
 
     assert ids_of(table) == [*range(10), *range(20, 40)]
     after = table.usage(np.arange(60))
@@ -93,7 +91,7 @@ def test_a_dry_run_counts_and_touches_nothing(cluster):
     assert 2 <= dry["by"]["max_rows"] <= 5 + 4
     assert dry["evicted_candidates"] == 5
     assert str(dry).startswith(f"would evict {dry['evicted_rows']} of 30 rows")
-    report = table.shrink()
+    report = table.shrink(policy=policy)
     assert report == dry
     assert str(report) == str(dry).replace("would evict", "evicted")
     assert table.size() == dry["remaining_rows"]
@@ -132,17 +130,18 @@ def test_rows_of_small_norm_go(cluster):
 
 @pytest.mark.parametrize("order", ["lru", "lfu"])
 def test_the_most_recent_or_frequent_rows_stay(embedded, order):
-    table = make_table(eviction=tsw.eviction.MaxRows(30, order=order))
+    table = make_table(statistics=tsw.statistics.Usage())
+    policy = tsw.eviction.MaxRows(30, order=order)
     for i in range(100):
         embedded.day = i
         # The later, the more seldom.
         push(table, np.repeat([i], 100 - i))
 
-    assert table.shrink()["by"]["max_rows"] == 70
+    assert table.shrink(policy=policy)["by"]["max_rows"] == 70
 
     expected = range(70, 100) if order == "lru" else range(30)
     assert ids_of(table) == list(expected)
-    assert table.shrink()["evicted_rows"] == 0
+    assert table.shrink(policy=policy)["evicted_rows"] == 0
 
 
 @pytest.mark.parametrize(("num_servers", "spare"), [(0, 0), (3, 3)])

@@ -123,6 +123,8 @@ MODELS: dict[str, Model] = {
     "sequence": of_a_sequence,
     "wire_dtype": of_one(wire_dtype="bfloat16"),
     "sampled": of_sampled_classes,
+    "max_rows": of_one(eviction=tsw.eviction.MaxRows(90, order="lfu")),
+    "max_rows on servers": of_one(eviction=tsw.eviction.MaxRows(90)),
 }
 
 
@@ -192,7 +194,11 @@ def test_training_is_equal_to_the_bit(name: str) -> None:
         np.testing.assert_array_equal(without, with_prefetch)
     # The optimizer of the first batches may not be chosen yet.
     # The lookups of samples have no rows that were read ahead.
+    # After an eviction, the rows that were read ahead are read again.
     samples = found["hits"] if name == "sampled" else 0
+    if name.startswith("max_rows"):
+        assert found["hits"] > 5
+        return
     assert found["hits"] > 5 * (found["misses"] - samples)
 
 

@@ -67,10 +67,10 @@ def test_a_server_says_what_happens_to_it(tmp_path: Path, capfd):
     with start() as server:
         with tsw.connect(f"grpc://{server.address}", token=admin) as cluster:
             table = tsw.EmbeddingTable(
-                "user", 4, eviction=tsw.eviction.MaxRows(3), cluster=cluster
+                "user", 4, statistics=tsw.statistics.Usage(), cluster=cluster
             )
             table.lookup_or_create([1, 2, 3, 4, 5])
-            table.shrink()
+            table.shrink(policy=tsw.eviction.MaxRows(3))
             tsw.export.base(tmp_path / "export", cluster=cluster)
             table.push([1], [[1.0] * 4])
             table.push([6], [[1.0] * 4])

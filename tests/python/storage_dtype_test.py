@@ -141,7 +141,7 @@ def test_admitted_and_evicted_rows_may_have_16_bits(cluster):
     table = make_table(
         "bfloat16",
         admission=tsw.admission.MinCount(2),
-        eviction=tsw.eviction.MaxRows(10),
+        statistics=tsw.statistics.Usage(),
     )
     ids = np.arange(20)
     gradients = np.ones((20, 5), np.float32)
@@ -149,7 +149,8 @@ def test_admitted_and_evicted_rows_may_have_16_bits(cluster):
     assert table.size() == 0
     table.push(ids, gradients)
     assert table.size() == 20
-    evicted = table.shrink()["evicted_rows"]
+    policy = tsw.eviction.MaxRows(10)
+    evicted = table.shrink(policy=policy)["evicted_rows"]
     assert evicted >= 8  # Each server has its share of the limit.
     assert table.size() == 20 - evicted
     assert np.count_nonzero(table.lookup(ids).numpy().any(axis=1)) == (

@@ -36,7 +36,7 @@ _COUNTS = (
     "refused_keys",
     "num_pushes",
     "pushed_keys",
-    *(f"evicted_by_{rule}" for rule in _RULES),
+    *(f"evicted_by_{rule}" for rule in (*_RULES, "max_memory")),
 )
 
 

@@ -23,6 +23,7 @@ def spec_of(config: Mapping[str, Any]) -> TableSpec:
         ValueError: If a setting is not known here.
     """
     absent = _values(config["admission"]["not_admitted"])
+    when_full = config.get("when_full", "DEFAULT").lower()
     return TableSpec(
         initializer=_one_of(
             "initializer", config, initializers._CLASSES.values()
@@ -38,6 +39,7 @@ def spec_of(config: Mapping[str, Any]) -> TableSpec:
         ),
         eviction=_eviction_of(_values(config["eviction"])),
         statistics=_statistics_of(**_values(config["statistics"])),
+        when_full=None if when_full == "default" else when_full,
         update="dense" if config["optimizer"]["is_dense"] else "sparse",
         storage_dtype=_values(config["storage_dtype"]),
         seed=int(config["seed"]),

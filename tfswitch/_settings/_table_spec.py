@@ -41,6 +41,7 @@ _SEED = integers(0, 2**64 - 1)._replace(
     text="an integer from 0 to 2**64 - 1", or_none=True
 )
 _PUSH_DEPTH = PUSH_DEPTH._replace(or_none=True)
+_WHEN_FULL = choices("refuse", "evict")._replace(or_none=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +73,7 @@ class TableSpec:
     admission: Any = None
     eviction: Any = None
     statistics: Any = None
+    when_full: Annotated[str | None, _WHEN_FULL] = None
     update: Annotated[str, choices("sparse", "dense")] = "sparse"
     storage_dtype: Any = None
     seed: Annotated[int | None, _SEED] = None
@@ -119,6 +121,8 @@ class TableSpec:
         }
         if self.capacity is not None:
             config["capacity"] = self.capacity
+        if self.when_full is not None:
+            config["when_full"] = self.when_full.upper()
         if self.wire_dtype != "float32":
             config["wire_dtype"] = self.wire_dtype.upper()
         for setting in _OBJECTS:
@@ -144,6 +148,7 @@ class TableSpec:
             for name in (
                 "seed",
                 "update",
+                "when_full",
                 "capacity",
                 "push_depth",
                 "wire_dtype",

@@ -37,8 +37,8 @@ std::vector<ServerLimit> ListServerLimits(GrpcServerOptions* server,
        4, kMaxSystemThreads, &server->max_control_calls},
       {"max_tables", "Tables.", 1, kAny, &shard->max_tables},
       {"max_memory",
-       "Memory for the rows of all tables. At this ceiling, new ids get no "
-       "rows. 0: no ceiling.",
+       "Memory for the rows of all tables. When it is full, new ids get no "
+       "rows, or evict others. 0: no ceiling.",
        0, static_cast<uint64_t>(std::numeric_limits<int64_t>::max()),
        &shard->max_memory},
       {"max_bloom_bytes",

@@ -267,8 +267,8 @@ TEST(PrefetchesTest, RowsAreReadAfterTheLastOfTwoPushes) {
 }
 
 TEST(PrefetchesTest, RowsOfBspTablesAreReadAfterARoundAndNotAfterAPush) {
-  const std::shared_ptr<ParameterClient> client =
-      NewLocalClient(std::make_shared<Shard>(ShardOptions{}));
+  const auto shard = std::make_shared<Shard>(ShardOptions{});
+  const std::shared_ptr<ParameterClient> client = NewLocalClient(shard);
   TableConfig bsp = PrefetchedTable();
   bsp.consistency.kind = ConsistencyKind::kBsp;
   ASSERT_TRUE(client->CreateTable(bsp).ok());
@@ -280,22 +280,20 @@ TEST(PrefetchesTest, RowsOfBspTablesAreReadAfterARoundAndNotAfterAPush) {
   const auto push = prefetches.PushBegins(PushOf({5}, values));
   EXPECT_FALSE(prefetches.PushEnded("t", *push, true));
   // In place of a round.
-  AssignArgs assign;
-  assign.table = "t";
-  assign.dim = kDim;
   const std::vector<Key> keys = {5, 6};
-  const std::vector<float> assigned = {3, 4, 5, 6};
-  assign.keys = keys;
-  assign.embeddings = assigned;
-  ASSERT_TRUE(client->Assign(assign).ok());
+  const std::vector<float> sums = {3, 4, 5, 6};
+  ASSERT_TRUE((*shard->FindTable("t"))
+                  ->ApplyGradients(GradientBatch(keys, sums, 1.0f, true))
+                  .ok());
+  const std::vector<float> stepped = PullRows(*client, keys, false);
   EXPECT_TRUE(prefetches.RoundEnded());
   prefetches.ReadAgain();
   for (size_t i = 0; i < 2; ++i) {
     std::vector<float> rows(kDim);
     EXPECT_TRUE(*prefetches.Use(bsp, {keys[i]}, true, kServersDay, rows.data(),
                                 nullptr));
-    EXPECT_EQ(rows, std::vector<float>(&assigned[kDim * i],
-                                       &assigned[kDim * i] + kDim));
+    EXPECT_EQ(rows, std::vector<float>(&stepped[kDim * i],
+                                       &stepped[kDim * i] + kDim));
     // The second one waits for the round of the first.
     if (i == 0)
       EXPECT_FALSE(prefetches.PushEnded(

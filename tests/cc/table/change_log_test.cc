@@ -436,8 +436,15 @@ TEST(KeyChangesTest, ForgetsTheOldestAndKnowsIt) {
 
 // Whatever threads do meanwhile, the visits together tell the last value of
 // each row.
-TEST(ChangeLogTest, NothingIsMissedWhileRowsChange) {
-  const auto table = MakeTable(Config());
+// Whether the table evicts when it is full: then writers end epochs, too.
+class ChangeLogStressTest : public testing::TestWithParam<bool> {};
+
+INSTANTIATE_TEST_SUITE_P(Tables, ChangeLogStressTest, testing::Bool());
+
+TEST_P(ChangeLogStressTest, NothingIsMissedWhileRowsChange) {
+  TableConfig config = Config();
+  if (GetParam()) config.when_full = WhenFull::kEvict;
+  const auto table = MakeTable(config);
   std::atomic<bool> is_over{false};
   std::vector<std::thread> threads;
   for (int t = 0; t < 2; ++t) {

@@ -204,6 +204,8 @@ class DynamicEmbedding(_backend.Layer):
         statistics: The statistics of each row: an object of
             `tfswitch.statistics`. None means the statistics that the policies
             need.
+        when_full: The treatment of a new id when the table is full: "refuse"
+            or "evict", as for `tfswitch.EmbeddingTable`.
         update: Which rows a step moves. "sparse" moves the rows of the batch,
             "dense" all rows, as with `keras.layers.Embedding`. With
             `optimizer="auto"`, "auto" moves the rows that the Keras optimizer
@@ -306,6 +308,7 @@ class DynamicEmbedding(_backend.Layer):
         admission: Admission | Config | None = None,
         eviction: Eviction | Config | None = None,
         statistics: Statistics | Config | None = None,
+        when_full: str | None = None,
         update: str = "auto",
         storage_dtype: StorageDtypeLike | None = None,
         seed: int | None = None,
@@ -353,6 +356,7 @@ class DynamicEmbedding(_backend.Layer):
             admission=admission,
             eviction=eviction,
             statistics=statistics,
+            when_full=when_full,
             update=update,
             storage_dtype=storage_dtype,
         )

@@ -1,0 +1,295 @@
+#include "cc/shard/growth_limits.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "cc/base/log_writer.h"
+#include "cc/base/write_gate.h"
+#include "tfswitch/v1/parameter_server.pb.h"
+
+namespace tfswitch {
+namespace {
+
+// The memory that the table needs, without what it has touched ahead.
+int64_t NeededBytes(const TableStats& stats) {
+  return stats.index_bytes + stats.row_bytes + stats.admission_bytes +
+         stats.change_bytes;
+}
+
+}  // namespace
+
+int64_t GrowthLimits::UsedBytes() const {
+  int64_t bytes = 0;
+  for (const auto& table : tables_.All()) {
+    const TableStats stats = table->stats();
+    bytes += NeededBytes(stats) + stats.reserved_bytes;
+  }
+  return bytes;
+}
+
+bool GrowthLimits::is_on(const EmbeddingTable& table) const {
+  // A model's variables are always kept.
+  return (max_bytes_ != 0 || table.config().eviction.max_rows.has_value()) &&
+         !journal_.is_recovering() && table.config().layout.empty();
+}
+
+int64_t GrowthLimits::MaxRowsOf(const EmbeddingTable& table) const {
+  const auto& max_rows = table.config().eviction.max_rows;
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 2;
+  if (!max_rows.has_value()) return kMost;
+  const uint64_t share = options_.ShareOf(table.config(), *max_rows);
+  return static_cast<int64_t>(std::min(share, static_cast<uint64_t>(kMost)));
+}
+
+GrowthLimits::Room GrowthLimits::Take(EmbeddingTable& table, Room wanted) {
+  // Reads the claims first: a row that another call has made since then counts
+  // twice, and none is forgotten.
+  const int64_t claimed = table.claimed_rows().fetch_add(wanted.rows);
+  const int64_t free = MaxRowsOf(table) - claimed - table.size();
+  Room taken = wanted;
+  taken.rows = std::clamp<int64_t>(free, 0, wanted.rows);
+  if (max_bytes_ != 0) taken = TakeBytes(table, taken);
+  table.claimed_rows() -= wanted.rows - taken.rows;
+  return taken;
+}
+
+GrowthLimits::Room GrowthLimits::TakeBytes(const EmbeddingTable& table,
+                                           Room wanted) {
+  const auto row_bytes = static_cast<int64_t>(table.bytes_per_row());
+  const auto candidate_bytes =
+      std::max<int64_t>(1, static_cast<int64_t>(table.bytes_per_candidate()));
+  const int64_t bytes =
+      wanted.rows * row_bytes + wanted.candidates * candidate_bytes;
+  for (int64_t credit = credit_; credit >= bytes;) {
+    if (credit_.compare_exchange_weak(credit, credit - bytes)) return wanted;
+  }
+  MutexLock lock(&mutex_);
+  int64_t left = max_bytes_ - UsedBytes();
+  // Memory that this table has touched ahead is for its own rows and records
+  // only.
+  const TableStats stats = table.stats();
+  const auto take = [&left](int64_t count, int64_t each, int64_t own) {
+    const int64_t taken = std::clamp<int64_t>((left + own) / each, 0, count);
+    left -= std::max<int64_t>(0, taken * each - own);
+    return taken;
+  };
+  Room taken;
+  taken.rows = take(wanted.rows, row_bytes, stats.reserved_bytes);
+  taken.candidates =
+      take(wanted.candidates, candidate_bytes,
+           std::max<int64_t>(0, stats.free_candidates) * candidate_bytes);
+  // Memory may also grow without this function, so it is counted again soon.
+  credit_ = std::max<int64_t>(0, left / 8);
+  return taken;
+}
+
+bool GrowthLimits::Evict(EmbeddingTable& table, Room missing,
+                         TableCounter reason, absl::Span<const Key> kept) {
+  // Evicts more than is missing, so that not each call must wait for the gate,
+  // but only for some milliseconds.
+  const auto with_reserve = [](int64_t count, int64_t of) {
+    constexpr int64_t kMost = 32768;
+    return count == 0 ? 0 : count + std::min(of / 32, kMost);
+  };
+  const TableStats stats = table.stats();
+  if (reason == TableCounter::evicted_by_max_memory) {
+    // An evicted row gives its memory to the table's new rows, but its share of
+    // the index stays.
+    missing.rows = missing.rows * static_cast<int64_t>(table.bytes_per_row()) /
+                   stats.row_stride_bytes;
+  }
+  std::vector<Key> sorted(kept.begin(), kept.end());
+  std::sort(sorted.begin(), sorted.end());
+  const std::vector<Key> chosen = table.ChooseLeastUsed(
+      with_reserve(missing.rows, stats.num_rows),
+      with_reserve(missing.candidates, stats.num_candidates), sorted);
+  if (chosen.empty()) return false;
+  const WriteGate::Closed closed(journal_.gate());
+  // No other write may run at the same time, because a replay must find the
+  // same rows.
+  if (journal_.log() != nullptr) {
+    if (!tables_.IsPresent(table)) return false;
+    v1::EraseRequest request;
+    request.set_table(table.config().name);
+    request.set_table_incarnation(table.incarnation());
+    request.mutable_keys()->Add(chosen.begin(), chosen.end());
+    if (!journal_.Log(RecordType::kErase, request).ok()) return false;
+  }
+  table.counters().Add(reason, table.Erase(chosen));
+  return true;
+}
+
+bool GrowthLimits::Claim::TakeAll(size_t num_keys) {
+  if (!limits_.is_on(table_)) return true;
+  const auto wanted = static_cast<int64_t>(num_keys);
+  const int64_t taken = limits_.Take(table_, {wanted, 0}).rows;
+  num_rows_ += taken;
+  if (taken == wanted) return true;
+  table_.claimed_rows() -= num_rows_;
+  num_rows_ = 0;
+  return false;
+}
+
+std::vector<Key> GrowthLimits::Claim::TakeFor(NewKeys keys,
+                                              absl::Span<const Key> kept) {
+  Room missing{static_cast<int64_t>(keys.rows.size()),
+               static_cast<int64_t>(keys.candidates.size())};
+  const auto is_enough = [&] {
+    return missing.rows == 0 && missing.candidates == 0;
+  };
+  const auto take = [&] {
+    const Room taken = limits_.Take(table_, missing);
+    num_rows_ += taken.rows;
+    missing.rows -= taken.rows;
+    missing.candidates -= taken.candidates;
+    return is_enough();
+  };
+  if (!take() && table_.config().evicts_when_full()) {
+    MutexLock lock(&limits_.evict_mutex_);
+    // Another call may take what was evicted for this one.
+    constexpr int kMostTries = 8;
+    for (int tries = 0; !take() && tries < kMostTries; ++tries) {
+      const bool by_rows =
+          limits_.max_bytes_ == 0 ||
+          table_.size() + table_.claimed_rows() + missing.rows >
+              limits_.MaxRowsOf(table_);
+      if (!limits_.Evict(table_, missing,
+                         by_rows ? TableCounter::evicted_by_max_rows
+                                 : TableCounter::evicted_by_max_memory,
+                         kept)) {
+        break;
+      }
+    }
+  }
+  std::vector<Key> refused;
+  const auto refuse = [&refused](std::vector<Key>* all, int64_t count) {
+    std::sort(all->begin(), all->end());
+    refused.insert(refused.end(), all->end() - count, all->end());
+  };
+  refuse(&keys.rows, missing.rows);
+  refuse(&keys.candidates, missing.candidates);
+  std::sort(refused.begin(), refused.end());
+  return refused;
+}
+
+bool GrowthLimits::HasRoomFor(EmbeddingTable& table,
+                              absl::Span<const Key> keys) {
+  if (table.config().evicts_when_full()) {
+    return !is_on(table) ||
+           static_cast<int64_t>(keys.size()) <= MaxRowsOf(table);
+  }
+  Claim claim(this, &table);
+  return claim.TakeAll(keys.size()) ||
+         claim.TakeAll(KeysWithoutRows(table, keys).rows.size());
+}
+
+NewKeys GrowthLimits::KeysWithoutRows(const EmbeddingTable& table,
+                                      absl::Span<const Key> keys) {
+  std::vector<UsageOfRow> usage(keys.size());
+  std::vector<KeyState> states(keys.size());
+  table.ReadUsage(keys, kServersDay, absl::MakeSpan(usage),
+                  absl::MakeSpan(states));
+  NewKeys found;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (states[i] != KeyState::kRow) found.rows.push_back(keys[i]);
+  }
+  std::sort(found.rows.begin(), found.rows.end());
+  found.rows.erase(std::unique(found.rows.begin(), found.rows.end()),
+                   found.rows.end());
+  return found;
+}
+
+absl::Status GrowthLimits::Error(const EmbeddingTable& table) const {
+  const auto& max_rows = table.config().eviction.max_rows;
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "table '", table.config().name, "'", options_.OnShard(),
+      ": the new rows do not fit below ",
+      max_bytes_ != 0 ? absl::StrCat("max_memory=", max_bytes_.load(), " bytes")
+                      : "",
+      max_bytes_ != 0 && max_rows ? " or " : "",
+      max_rows ? absl::StrCat("max_rows=", *max_rows) : "",
+      ". Raise it, add servers, or evict rows"));
+}
+
+void GrowthLimits::NoteRefused(EmbeddingTable& table,
+                               absl::Span<const Key> keys) {
+  if (keys.empty()) return;
+  table.counters().Add(TableCounter::refused_keys,
+                       static_cast<int64_t>(keys.size()));
+  if (has_told_.exchange(true)) return;
+  LogMessageInOrder(
+      LogLevel::kWarning, {"table_full"},
+      absl::StrCat(Error(table).message(),
+                   ". Until then new ids get no rows, and read as ids without "
+                   "a row. This message is not repeated"));
+}
+
+void GrowthLimits::Trim(EmbeddingTable& table) {
+  if (!is_on(table) || !table.config().evicts_when_full()) return;
+  const int64_t surplus = table.size() - MaxRowsOf(table);
+  if (surplus <= 0) return;
+  MutexLock lock(&evict_mutex_);
+  Evict(table, {surplus, 0}, TableCounter::evicted_by_max_rows, {});
+}
+
+void GrowthLimits::TrimLoaded(EmbeddingTable& table) const {
+  if (!is_on(table) || !table.config().evicts_when_full()) return;
+  const int64_t surplus = table.size() - MaxRowsOf(table);
+  if (surplus > 0) table.Erase(table.ChooseLeastUsed(surplus, 0, {}));
+}
+
+absl::Status GrowthLimits::CheckRestore(
+    const TableCatalogue::TableMap& coming) const {
+  if (max_bytes_ == 0 || journal_.is_recovering()) return absl::OkStatus();
+  int64_t bytes = 0;
+  for (const auto& [name, table] : coming) bytes += NeededBytes(table->stats());
+  for (const auto& table : tables_.All()) {
+    if (coming.count(table->config().name) == 0) {
+      bytes += NeededBytes(table->stats());
+    }
+  }
+  // A table that was full has an index of another size when it is restored.
+  if (bytes <= max_bytes_ + max_bytes_ / 20) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("with the saved tables", options_.OnShard(),
+                   " there are at least ", bytes, " bytes, and max_memory is ",
+                   max_bytes_.load(), ". Raise it, or add servers"));
+}
+
+void GrowthLimits::ReserveCapacity(EmbeddingTable& table) const {
+  const TableConfig& config = table.config();
+  uint64_t num_rows = options_.ShareOf(config, config.capacity.num_rows);
+  if (num_rows != 0 && max_bytes_ != 0) {
+    const int64_t left = std::max<int64_t>(0, max_bytes_ - UsedBytes());
+    num_rows =
+        std::min(num_rows, static_cast<uint64_t>(left) / table.bytes_per_row());
+  }
+  num_rows = std::min(num_rows, static_cast<uint64_t>(MaxRowsOf(table)));
+  table.Reserve(num_rows);
+}
+
+PartOfPush::PartOfPush(int dim, const PushRequest& push,
+                       const GradientBatch& batch,
+                       absl::Span<const Key> refused)
+    : push_(push) {
+  const auto width = static_cast<size_t>(dim);
+  std::vector<int32_t> places;
+  for (size_t i = 0; i < batch.keys.size(); ++i) {
+    if (std::binary_search(refused.begin(), refused.end(), batch.keys[i])) {
+      continue;
+    }
+    places.push_back(static_cast<int32_t>(i));
+    keys_.push_back(batch.keys[i]);
+    const auto gradient = batch.gradients.subspan(i * width, width);
+    gradients_.insert(gradients_.end(), gradient.begin(), gradient.end());
+  }
+  observations_ = OwnedObservations(batch.observations, places);
+  push_.keys = keys_;
+  push_.gradients = gradients_;
+  push_.observations = observations_.view();
+  push_.keys_are_unique = true;
+}
+
+}  // namespace tfswitch
