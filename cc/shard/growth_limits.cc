@@ -4,6 +4,7 @@
 #include <limits>
 #include <string>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "cc/base/log_writer.h"
 #include "cc/base/write_gate.h"
@@ -48,11 +49,28 @@ GrowthLimits::Room GrowthLimits::Take(EmbeddingTable& table, Room wanted) {
   // twice, and none is forgotten.
   const int64_t claimed = table.claimed_rows().fetch_add(wanted.rows);
   const int64_t free = MaxRowsOf(table) - claimed - table.size();
-  Room taken = wanted;
-  taken.rows = std::clamp<int64_t>(free, 0, wanted.rows);
-  if (max_bytes_ != 0) taken = TakeBytes(table, taken);
-  table.claimed_rows() -= wanted.rows - taken.rows;
+  const int64_t claims = std::clamp<int64_t>(free, 0, wanted.rows);
+  table.claimed_rows() -= wanted.rows - claims;
+  wanted.rows = claims;
+  if (max_bytes_ == 0) return wanted;
+  Room taken;
+  const absl::Cleanup give_back = [&] {
+    table.claimed_rows() -= claims - taken.rows;
+  };
+  taken = TakeBytes(table, wanted);
   return taken;
+}
+
+int64_t GrowthLimits::BytesForRows(const EmbeddingTable& table,
+                                   const TableStats& stats) const {
+  // A table whose rows make room for others keeps a share of the memory for ids
+  // that wait for admission. Otherwise none could ever wait.
+  const bool needs_share =
+      table.bytes_per_candidate() != 0 && table.config().evicts_when_full();
+  const int64_t share = needs_share ? max_bytes_ / 16 : 0;
+  return max_bytes_ - UsedBytes() -
+         std::max<int64_t>(0, share - stats.admission_bytes) +
+         stats.reserved_bytes;
 }
 
 GrowthLimits::Room GrowthLimits::TakeBytes(const EmbeddingTable& table,
@@ -66,20 +84,18 @@ GrowthLimits::Room GrowthLimits::TakeBytes(const EmbeddingTable& table,
     if (credit_.compare_exchange_weak(credit, credit - bytes)) return wanted;
   }
   MutexLock lock(&mutex_);
-  int64_t left = max_bytes_ - UsedBytes();
   // Memory that this table has touched ahead is for its own rows and records
   // only.
   const TableStats stats = table.stats();
-  const auto take = [&left](int64_t count, int64_t each, int64_t own) {
-    const int64_t taken = std::clamp<int64_t>((left + own) / each, 0, count);
-    left -= std::max<int64_t>(0, taken * each - own);
-    return taken;
-  };
+  const int64_t for_rows = BytesForRows(table, stats);
   Room taken;
-  taken.rows = take(wanted.rows, row_bytes, stats.reserved_bytes);
-  taken.candidates =
-      take(wanted.candidates, candidate_bytes,
-           std::max<int64_t>(0, stats.free_candidates) * candidate_bytes);
+  taken.rows = std::clamp<int64_t>(for_rows / row_bytes, 0, wanted.rows);
+  const int64_t left =
+      max_bytes_ - UsedBytes() -
+      std::max<int64_t>(0, taken.rows * row_bytes - stats.reserved_bytes);
+  const int64_t free_records = std::max<int64_t>(0, stats.free_candidates);
+  taken.candidates = std::clamp<int64_t>(free_records + left / candidate_bytes,
+                                         0, wanted.candidates);
   // Memory may also grow without this function, so it is counted again soon.
   credit_ = std::max<int64_t>(0, left / 8);
   return taken;
@@ -94,36 +110,54 @@ bool GrowthLimits::Evict(EmbeddingTable& table, Room missing,
     return count == 0 ? 0 : count + std::min(of / 32, kMost);
   };
   const TableStats stats = table.stats();
-  if (reason == TableCounter::evicted_by_max_memory) {
+  if (reason == TableCounter::evicted_by_max_memory && missing.rows > 0) {
     // An evicted row gives its memory to the table's new rows, but its share of
     // the index stays.
-    missing.rows = missing.rows * static_cast<int64_t>(table.bytes_per_row()) /
-                   stats.row_stride_bytes;
+    const int64_t missing_bytes =
+        missing.rows * static_cast<int64_t>(table.bytes_per_row()) -
+        BytesForRows(table, stats);
+    missing.rows = std::max<int64_t>(
+        1, missing_bytes / std::max<int64_t>(1, stats.row_stride_bytes) + 1);
+    // Without this, other tables that take its memory would empty the table.
+    if (missing.rows > stats.num_rows) missing.rows = 0;
   }
   std::vector<Key> sorted(kept.begin(), kept.end());
   std::sort(sorted.begin(), sorted.end());
-  const std::vector<Key> chosen = table.ChooseLeastUsed(
+  const KeysByKind chosen = table.ChooseLeastUsed(
       with_reserve(missing.rows, stats.num_rows),
       with_reserve(missing.candidates, stats.num_candidates), sorted);
-  if (chosen.empty()) return false;
+  if (chosen.rows.empty() && chosen.candidates.empty()) return false;
   const WriteGate::Closed closed(journal_.gate());
-  // No other write may run at the same time, because a replay must find the
-  // same rows.
-  if (journal_.log() != nullptr) {
-    if (!tables_.IsPresent(table)) return false;
-    v1::EraseRequest request;
-    request.set_table(table.config().name);
-    request.set_table_incarnation(table.incarnation());
-    request.mutable_keys()->Add(chosen.begin(), chosen.end());
-    if (!journal_.Log(RecordType::kErase, request).ok()) return false;
+  v1::EraseRequest request;
+  request.set_table(table.config().name);
+  request.set_table_incarnation(table.incarnation());
+  request.mutable_keys()->Add(chosen.rows.begin(), chosen.rows.end());
+  // Some may have a row by now.
+  for (const Key key : KeysWithoutRows(table, chosen.candidates).rows) {
+    request.add_keys(key);
   }
-  table.counters().Add(reason, table.Erase(chosen));
+  // No other write runs meanwhile, so a replay has the same rows.
+  if (journal_.log() != nullptr) {
+    if (!tables_.IsPresent(table) ||
+        !journal_.Log(RecordType::kErase, request).ok()) {
+      return false;
+    }
+    journal_.CountWrite();  // As a replay does.
+  }
+  table.counters().Add(reason,
+                       table.Erase(absl::MakeConstSpan(request.keys().data(),
+                                                       request.keys().size())));
   return true;
 }
 
 bool GrowthLimits::Claim::TakeAll(size_t num_keys) {
   if (!limits_.is_on(table_)) return true;
   const auto wanted = static_cast<int64_t>(num_keys);
+  // Many of the keys may have rows. If there is not much more room than for all
+  // of them, other calls need what they do not.
+  const int64_t free =
+      limits_.MaxRowsOf(table_) - table_.claimed_rows() - table_.size();
+  if (free / 16 < wanted) return false;
   const int64_t taken = limits_.Take(table_, {wanted, 0}).rows;
   num_rows_ += taken;
   if (taken == wanted) return true;
@@ -132,7 +166,7 @@ bool GrowthLimits::Claim::TakeAll(size_t num_keys) {
   return false;
 }
 
-std::vector<Key> GrowthLimits::Claim::TakeFor(NewKeys keys,
+std::vector<Key> GrowthLimits::Claim::TakeFor(KeysByKind keys,
                                               absl::Span<const Key> kept) {
   Room missing{static_cast<int64_t>(keys.rows.size()),
                static_cast<int64_t>(keys.candidates.size())};
@@ -176,22 +210,29 @@ std::vector<Key> GrowthLimits::Claim::TakeFor(NewKeys keys,
 
 bool GrowthLimits::HasRoomFor(EmbeddingTable& table,
                               absl::Span<const Key> keys) {
-  if (table.config().evicts_when_full()) {
-    return !is_on(table) ||
-           static_cast<int64_t>(keys.size()) <= MaxRowsOf(table);
-  }
+  if (!is_on(table)) return true;
+  if (table.config().evicts_when_full()) return CanHold(table, keys);
   Claim claim(this, &table);
-  return claim.TakeAll(keys.size()) ||
-         claim.TakeAll(KeysWithoutRows(table, keys).rows.size());
+  if (claim.TakeAll(keys.size())) return true;
+  return claim.TakeFor(KeysWithoutRows(table, keys), keys).empty();
 }
 
-NewKeys GrowthLimits::KeysWithoutRows(const EmbeddingTable& table,
-                                      absl::Span<const Key> keys) {
+bool GrowthLimits::CanHold(const EmbeddingTable& table,
+                           absl::Span<const Key> keys) const {
+  if (!is_on(table)) return true;
+  std::vector<Key> distinct(keys.begin(), keys.end());
+  std::sort(distinct.begin(), distinct.end());
+  const auto end = std::unique(distinct.begin(), distinct.end());
+  return end - distinct.begin() <= MaxRowsOf(table);
+}
+
+KeysByKind GrowthLimits::KeysWithoutRows(const EmbeddingTable& table,
+                                         absl::Span<const Key> keys) {
   std::vector<UsageOfRow> usage(keys.size());
   std::vector<KeyState> states(keys.size());
   table.ReadUsage(keys, kServersDay, absl::MakeSpan(usage),
                   absl::MakeSpan(states));
-  NewKeys found;
+  KeysByKind found;
   for (size_t i = 0; i < keys.size(); ++i) {
     if (states[i] != KeyState::kRow) found.rows.push_back(keys[i]);
   }
@@ -228,16 +269,26 @@ void GrowthLimits::NoteRefused(EmbeddingTable& table,
 
 void GrowthLimits::Trim(EmbeddingTable& table) {
   if (!is_on(table) || !table.config().evicts_when_full()) return;
-  const int64_t surplus = table.size() - MaxRowsOf(table);
-  if (surplus <= 0) return;
+  const auto surplus_of = [this](const EmbeddingTable& full) {
+    return full.size() - MaxRowsOf(full);
+  };
+  if (surplus_of(table) <= 0) return;
   MutexLock lock(&evict_mutex_);
+  // Another worker of the round may have done it.
+  const int64_t surplus = surplus_of(table);
+  if (surplus <= 0) return;
   Evict(table, {surplus, 0}, TableCounter::evicted_by_max_rows, {});
 }
 
-void GrowthLimits::TrimLoaded(EmbeddingTable& table) const {
-  if (!is_on(table) || !table.config().evicts_when_full()) return;
-  const int64_t surplus = table.size() - MaxRowsOf(table);
-  if (surplus > 0) table.Erase(table.ChooseLeastUsed(surplus, 0, {}));
+absl::Status GrowthLimits::TrimLoaded(EmbeddingTable& table) const {
+  if (!is_on(table) || !table.config().evicts_when_full() ||
+      table.size() <= MaxRowsOf(table)) {
+    return absl::OkStatus();
+  }
+  EvictionConfig rules;
+  rules.max_rows = static_cast<uint64_t>(MaxRowsOf(table));
+  rules.order = table.config().eviction.order;
+  return table.Shrink(rules, kServersDay, /*dry_run=*/false).status();
 }
 
 absl::Status GrowthLimits::CheckRestore(

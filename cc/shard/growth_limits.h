@@ -29,8 +29,8 @@ namespace tfswitch {
 // has touched, but not used yet, counts only for the other tables. Memory that
 // grows in other ways than by rows, and calls that run at the same time, may go
 // beyond it by some rows of each call. max_rows, of which each shard has its
-// share, is never exceeded, except by the new rows of a round of bsp until the
-// end of the round, and by keys that share cells of a Bloom filter in one push.
+// share, is never exceeded, except by the new rows of a round of bsp, and by
+// keys that share cells of a Bloom filter in one push.
 //
 // Decisions are made before a write is logged, and evicted keys are logged as
 // erased. So a replay, which decides nothing, makes the same rows.
@@ -61,17 +61,21 @@ class GrowthLimits {
    public:
     Claim(GrowthLimits* limits, EmbeddingTable* table)
         : limits_(*limits), table_(*table) {}
-    ~Claim() { table_.claimed_rows() -= num_rows_; }
+    ~Claim() {
+      if (num_rows_ != 0) table_.claimed_rows() -= num_rows_;
+    }
     Claim(const Claim&) = delete;
     Claim& operator=(const Claim&) = delete;
 
-    // Claims rows for so many keys. False if not all of them may get one.
+    // Claims rows for so many keys, if there is room for many times as many.
     bool TakeAll(size_t num_keys);
     // Claims rows for `keys`. If there are not enough, evicts rows of the
     // table, but none of `kept`, if the table does so. Returns the keys that
     // get none, sorted. It may wait for all writes, so the caller must not be
     // inside the gate.
-    std::vector<Key> TakeFor(NewKeys keys, absl::Span<const Key> kept);
+    std::vector<Key> TakeFor(KeysByKind keys, absl::Span<const Key> kept);
+
+    int64_t num_rows() const { return num_rows_; }
 
    private:
     GrowthLimits& limits_;
@@ -82,17 +86,20 @@ class GrowthLimits {
   // Whether a write may now give rows to all of `keys`.
   bool HasRoomFor(EmbeddingTable& table, absl::Span<const Key> keys);
   // The distinct keys that have no row.
-  static NewKeys KeysWithoutRows(const EmbeddingTable& table,
-                                 absl::Span<const Key> keys);
+  static KeysByKind KeysWithoutRows(const EmbeddingTable& table,
+                                    absl::Span<const Key> keys);
   // Counts and reports new keys that got no rows.
   void NoteRefused(EmbeddingTable& table, absl::Span<const Key> keys);
+  // Whether the table can have rows for all of `keys` at the same time, if it
+  // evicts others.
+  bool CanHold(const EmbeddingTable& table, absl::Span<const Key> keys) const;
   // The error for keys that get no rows.
   absl::Status Error(const EmbeddingTable& table) const;
   // Evicts the rows beyond max_rows, which a round of bsp has made, of a table
   // that evicts when it is full.
   void Trim(EmbeddingTable& table);
   // The same for a table that no client can use yet.
-  void TrimLoaded(EmbeddingTable& table) const;
+  absl::Status TrimLoaded(EmbeddingTable& table) const;
 
   // ResourceExhausted if these tables, which a restore brings, do not fit
   // together with the present tables that they do not replace. During a
@@ -119,6 +126,9 @@ class GrowthLimits {
   // the rows when they are in the table.
   Room Take(EmbeddingTable& table, Room wanted);
   Room TakeBytes(const EmbeddingTable& table, Room wanted);
+  // The memory that new rows of the table may take.
+  int64_t BytesForRows(const EmbeddingTable& table,
+                       const TableStats& stats) const;
   // Makes room. False if nothing was evicted.
   bool Evict(EmbeddingTable& table, Room missing, TableCounter reason,
              absl::Span<const Key> kept)
@@ -157,4 +167,4 @@ class PartOfPush {
 
 }  // namespace tfswitch
 
-#endif  // TFSWITCH_CC_SHARD_MEMORY_CEILING_H_
+#endif  // TFSWITCH_CC_SHARD_GROWTH_LIMITS_H_

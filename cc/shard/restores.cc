@@ -301,7 +301,7 @@ absl::StatusOr<v1::StageRestoreResponse> Restores::Load(
          !checkpoint::HasStateOf(*saved, *table))) {
       staged.add_reset_tables(name);
     }
-    core_.limits.TrimLoaded(*table);
+    TFSWITCH_RETURN_IF_ERROR(core_.limits.TrimLoaded(*table));
     staged.set_num_rows(staged.num_rows() + table->size());
     loaded->tables.emplace(name, std::move(table));
     TFSWITCH_RETURN_IF_ERROR(

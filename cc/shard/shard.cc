@@ -133,7 +133,7 @@ absl::Status Shard::InsertMarked(EmbeddingTable& table,
     std::memcpy(&bits, embeddings.data() + i * dim, sizeof(bits));
     return bits == kMissingMark;
   };
-  NewKeys missing;
+  KeysByKind missing;
   for (size_t i = 0; i < keys.size(); ++i) {
     if (is_marked(i)) missing.rows.push_back(keys[i]);
   }
@@ -181,8 +181,8 @@ std::vector<Key> Shard::EnterGate(EmbeddingTable& table,
       refused = (*claim)->TakeFor(table.FindNewKeys(batch), batch.keys);
     }
     pass->emplace(core_.journal.gate());
-    // Keys that had rows may have lost them. Inside the gate this cannot happen
-    // any more.
+    // Keys that had rows may have lost them. Inside the gate only a client can
+    // still erase them.
     if (has_all || table.generation() == generation || tries == kMostTries) {
       core_.limits.NoteRefused(table, refused);
       return refused;
@@ -308,11 +308,10 @@ absl::StatusOr<WriteResult> Shard::ApplyPush(EmbeddingTable& table,
   return result;
 }
 
-absl::StatusOr<int64_t> Shard::Assign(EmbeddingTable& table,
-                                      absl::Span<const Key> keys,
-                                      absl::Span<const float> embeddings,
-                                      absl::Span<const float> slots,
-                                      bool only_missing) const {
+absl::Status Shard::CheckAssign(const EmbeddingTable& table,
+                                absl::Span<const Key> keys,
+                                absl::Span<const float> embeddings,
+                                absl::Span<const float> slots) const {
   TFSWITCH_RETURN_IF_ERROR(CheckSize(table.config().name, "embedding",
                                      keys.size(), table.dim(),
                                      embeddings.size()));
@@ -323,35 +322,46 @@ absl::StatusOr<int64_t> Shard::Assign(EmbeddingTable& table,
   TFSWITCH_RETURN_IF_ERROR(CheckOwnership(core_.options, table, keys));
   TFSWITCH_RETURN_IF_ERROR(
       CheckFinite(table.config().name, "embedding", keys, embeddings));
-  TFSWITCH_RETURN_IF_ERROR(
-      CheckFinite(table.config().name, "slot", keys, slots));
-  return table.AssignRows(
-      {keys, embeddings, slots},
-      only_missing ? AssignMode::kNowIfMissing : AssignMode::kNow);
+  return CheckFinite(table.config().name, "slot", keys, slots);
 }
 
 absl::StatusOr<WriteResult> Shard::AssignOnce(const AssignRequest& request) {
   TFSWITCH_ASSIGN_OR_RETURN(
       const std::shared_ptr<EmbeddingTable> table,
       core_.tables.Find({request.table, request.table_incarnation}));
+  TFSWITCH_RETURN_IF_ERROR(CheckDay(request.table, request.day));
+  TFSWITCH_RETURN_IF_ERROR(
+      CheckAssign(*table, request.keys, request.embeddings, request.slots));
+  // Evicts nothing for a call that cannot succeed.
+  const uint64_t generation = table->generation();
   GrowthLimits::Claim claim(&core_.limits, table.get());
+  const bool has_all = claim.TakeAll(request.keys.size());
+  const auto missing = [&] {
+    return GrowthLimits::KeysWithoutRows(*table, request.keys);
+  };
   const bool is_possible =
-      claim.TakeAll(request.keys.size()) ||
-      claim
-          .TakeFor(GrowthLimits::KeysWithoutRows(*table, request.keys),
-                   request.keys)
-          .empty();
+      has_all || (core_.limits.CanHold(*table, request.keys) &&
+                  claim.TakeFor(missing(), request.keys).empty());
   return core_.journal.WriteOnce(
       request.id,
       [&]() -> absl::StatusOr<uint64_t> {
         TFSWITCH_RETURN_IF_ERROR(CheckPresent(*table));
         if (!is_possible) return core_.limits.Error(*table);
+        if (!has_all && table->generation() != generation &&
+            static_cast<int64_t>(missing().rows.size()) > claim.num_rows()) {
+          return absl::UnavailableError(
+              absl::StrCat("table '", request.table,
+                           "': rows that the call was to set were evicted "
+                           "meanwhile; nothing was applied. Try again"));
+        }
         return core_.journal.LogAssign(request);
       },
       [&]() -> absl::StatusOr<int64_t> {
-        TFSWITCH_RETURN_IF_ERROR(NoteDay(*table, request.day));
-        return Assign(*table, request.keys, request.embeddings, request.slots,
-                      request.only_missing);
+        table->NoteDay(request.day);
+        return table->AssignRows(
+            {request.keys, request.embeddings, request.slots},
+            request.only_missing ? AssignMode::kNowIfMissing
+                                 : AssignMode::kNow);
       });
 }
 

@@ -153,17 +153,10 @@ class Shard {
                            absl::Span<WriteResult> results,
                            const LentThreads* threads);
 
-  // Sets rows, and returns how many were set. `slots` is empty or has
-  // keys.size() x slot_floats floats. With `only_missing`, rows that exist are
-  // not changed. InvalidArgument if a value is NaN or Inf, naming the key.
-  absl::StatusOr<int64_t> Assign(EmbeddingTable& table,
-                                 absl::Span<const Key> keys,
-                                 absl::Span<const float> embeddings,
-                                 absl::Span<const float> slots,
-                                 bool only_missing = false) const;
-
-  // Like Assign(), for the table that the request names. A repeated request,
-  // with the same id, is applied once.
+  // Sets rows, and returns how many were set. With `only_missing`, rows that
+  // exist are not changed. InvalidArgument if a value is NaN or Inf, naming the
+  // key; ResourceExhausted if new rows do not fit below a limit. A repeated
+  // request, with the same id, is applied once.
   absl::StatusOr<WriteResult> AssignOnce(const AssignRequest& request);
 
   absl::StatusOr<int64_t> Erase(EmbeddingTable& table,
@@ -225,6 +218,12 @@ class Shard {
   // calls find this table under its name, or if there is no log and the table's
   // optimizer is not open.
   absl::Status CheckPresent(const EmbeddingTable& table) const;
+  // Checks an assignment. `slots` is empty or has keys.size() x slot_floats
+  // floats.
+  absl::Status CheckAssign(const EmbeddingTable& table,
+                           absl::Span<const Key> keys,
+                           absl::Span<const float> embeddings,
+                           absl::Span<const float> slots) const;
   // Logs that a pull gives these keys rows. REQUIRES: the gate is passed.
   absl::Status LogInsertion(const EmbeddingTable& table,
                             absl::Span<const Key> keys);

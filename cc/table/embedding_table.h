@@ -98,10 +98,10 @@ struct GradientBatch : StepSettings {
   const StepHistory* history = nullptr;
 };
 
-// Keys without a row of which ApplyGradients() may make rows or candidates.
-struct NewKeys {
+// Keys of rows and of candidates, some that exist or some that may be made.
+struct KeysByKind {
   std::vector<Key> rows;
-  std::vector<Key> candidates;  // They have no record yet.
+  std::vector<Key> candidates;
 };
 
 enum class KeyState : uint8_t {
@@ -341,7 +341,7 @@ class EmbeddingTable {
   // Returns which keys of the batch ApplyGradients() may make rows or
   // candidates of. Exact while no other thread writes, except that a random
   // draw counts as won. The batch needs no gradients.
-  virtual NewKeys FindNewKeys(const GradientBatch& batch) const = 0;
+  virtual KeysByKind FindNewKeys(const GradientBatch& batch) const = 0;
 
   // Takes one optimizer step of the row of keys[i] with gradients[i * dim, (i +
   // 1) * dim). A key without a row is skipped or, if `insert_missing` is set,
@@ -406,9 +406,8 @@ class EmbeddingTable {
   // no others, because a new row has had no time to be used.
   //
   // REQUIRES: config().evicts_when_full().
-  virtual std::vector<Key> ChooseLeastUsed(int64_t num_rows,
-                                           int64_t num_candidates,
-                                           absl::Span<const Key> kept) = 0;
+  virtual KeysByKind ChooseLeastUsed(int64_t num_rows, int64_t num_candidates,
+                                     absl::Span<const Key> kept) = 0;
 
   // Reads the usage counters of keys[i], as of `day`, for rows and candidates.
   virtual void ReadUsage(absl::Span<const Key> keys, float day,

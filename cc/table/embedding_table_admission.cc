@@ -159,8 +159,8 @@ uint32_t EmbeddingTable::Impl::AdmitMissing(absl::Span<const Key> block,
       missing);
 }
 
-NewKeys EmbeddingTable::Impl::FindNewKeys(const GradientBatch& batch) const {
-  NewKeys found;
+KeysByKind EmbeddingTable::Impl::FindNewKeys(const GradientBatch& batch) const {
+  KeysByKind found;
   if (config_.admission.is_always() && !batch.insert_missing) return found;
   StepBatch steps;
   static_cast<StepSettings&>(steps.input) = batch;

@@ -174,7 +174,7 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   float last_day() const override {
     return last_day_.load(std::memory_order_relaxed);
   }
-  NewKeys FindNewKeys(const GradientBatch& batch) const override;
+  KeysByKind FindNewKeys(const GradientBatch& batch) const override;
   absl::StatusOr<int64_t> ApplyGradients(const GradientBatch& batch) override;
   absl::Status TakeStep(
       float learning_rate,
@@ -186,8 +186,8 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   int64_t Erase(absl::Span<const Key> keys) override;
   absl::StatusOr<ShrinkReport> Shrink(const EvictionConfig& rules, float day,
                                       bool dry_run) override;
-  std::vector<Key> ChooseLeastUsed(int64_t num_rows, int64_t num_candidates,
-                                   absl::Span<const Key> kept) override;
+  KeysByKind ChooseLeastUsed(int64_t num_rows, int64_t num_candidates,
+                             absl::Span<const Key> kept) override;
   void ReadUsage(absl::Span<const Key> keys, float day,
                  absl::Span<UsageOfRow> usage,
                  absl::Span<KeyState> states) const override;
@@ -489,15 +489,16 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
       const std::function<bool(Key, const float*, const float*)>& visit);
   // The same for the candidates.
   void SiftCandidates(const std::function<bool(const float*)>& visit);
-  // The place at which the next sample begins.
+  // Where the next sample begins: the first stripe, and a position in each.
   struct SampleHand {
     int stripe = 0;
-    uint64_t position = 0;
+    std::array<uint64_t, kNumStripes> positions = {};
   };
   // Counts rows that are about to be used, and ends an epoch at times, so that
   // ChooseLeastUsed() knows which rows were used later than others. The calling
   // thread must not be inside a Change.
   void NoteUses(size_t num_rows);
+  void EndUseEpoch();
   // Visits a random sample of at least `num_entries` of the rows, or of the
   // candidates, or all of them. visit(stripe, begin) visits a part of a stripe
   // from a position on, and returns the end of the part and how many entries it

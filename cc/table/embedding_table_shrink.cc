@@ -306,7 +306,10 @@ void EmbeddingTable::Impl::NoteUses(size_t num_rows) {
   if (!config_.evicts_when_full()) return;
   // Each epoch has the uses of a sixteenth of the rows.
   const size_t num_uses = num_uses_.fetch_add(num_rows) + num_rows;
-  if (num_uses < static_cast<size_t>(size()) / 16) return;
+  if (num_uses >= static_cast<size_t>(size()) / 16) EndUseEpoch();
+}
+
+void EmbeddingTable::Impl::EndUseEpoch() {
   // Epochs are 31-bit numbers. In the second half one lasts a second, so that
   // they do not run out within 30 years.
   constexpr uint32_t kManyEpochs = uint32_t{1} << 30;
@@ -321,23 +324,27 @@ void EmbeddingTable::Impl::NoteUses(size_t num_rows) {
 void EmbeddingTable::Impl::VisitSample(
     int64_t num_entries, SampleHand* hand,
     absl::FunctionRef<std::pair<uint64_t, int64_t>(Stripe*, uint64_t)> visit) {
-  // Neighbours in an index have nothing in common but their hashes, so a part
-  // of the index is a random sample. Each sample begins where the last one
-  // ended.
-  uint64_t left = kNumStripes * kEndOfPositions;
-  while (left > 0 && num_entries > 0) {
-    const auto [end, visited] = visit(&stripes_[hand->stripe], hand->position);
-    left -= std::min(left, end - hand->position);
+  // Neighbours in an index have nothing in common but their hashes, so parts of
+  // the index are a random sample. Takes the parts from all stripes in turn,
+  // because each stripe has its own free rows.
+  std::array<uint64_t, kNumStripes> left;
+  left.fill(kEndOfPositions);
+  for (int num_done = 0; num_entries > 0 && num_done < kNumStripes;) {
+    const int s = hand->stripe;
+    hand->stripe = (s + 1) % kNumStripes;
+    if (left[s] == 0) continue;
+    uint64_t& position = hand->positions[s];
+    const auto [end, visited] = visit(&stripes_[s], position);
+    left[s] -= std::min(left[s], end - position);
+    if (left[s] == 0) ++num_done;
     num_entries -= visited;
-    hand->position = end;
-    if (end < kEndOfPositions) continue;
-    hand->position = 0;
-    hand->stripe = (hand->stripe + 1) % kNumStripes;
+    position = end < kEndOfPositions ? end : 0;
   }
 }
 
-std::vector<Key> EmbeddingTable::Impl::ChooseLeastUsed(
-    int64_t num_rows, int64_t num_candidates, absl::Span<const Key> kept) {
+KeysByKind EmbeddingTable::Impl::ChooseLeastUsed(int64_t num_rows,
+                                                 int64_t num_candidates,
+                                                 absl::Span<const Key> kept) {
   constexpr int64_t kMinSample = 1024;
   MutexLock lock(&shrink_mutex_);
   const EvictionConfig& rules = config_.eviction;
@@ -345,6 +352,7 @@ std::vector<Key> EmbeddingTable::Impl::ChooseLeastUsed(
   const bool by_count = !by_score && rules.order == EvictionOrder::kLfu;
   const uint32_t last_epoch =
       std::exchange(last_choice_epoch_, change_clock_.epoch());
+  EndUseEpoch();
   const float day = DayOf(kServersDay);
   std::vector<Use> sample;
   const auto add = [&](Key key, const RowStatistics& counted,
@@ -359,8 +367,8 @@ std::vector<Key> EmbeddingTable::Impl::ChooseLeastUsed(
     sample.emplace_back((by_score || by_count) && stamp > last_epoch, value,
                         stamp, key);
   };
-  std::vector<Key> chosen;
   const auto choose = [&](int64_t count) {
+    std::vector<Key> chosen;
     for (auto begin = sample.begin(); count > 0 && begin != sample.end();) {
       const auto end = begin + std::min(count, sample.end() - begin);
       if (end != sample.end()) std::nth_element(begin, end, sample.end());
@@ -371,7 +379,12 @@ std::vector<Key> EmbeddingTable::Impl::ChooseLeastUsed(
       }
     }
     sample.clear();
+    // A sample that is the whole table may have visited a row twice.
+    std::sort(chosen.begin(), chosen.end());
+    chosen.erase(std::unique(chosen.begin(), chosen.end()), chosen.end());
+    return chosen;
   };
+  KeysByKind all;
   std::vector<float> counts(static_cast<size_t>(statistics_.num_floats()));
   if (num_rows > 0) {
     VisitSample(
@@ -389,7 +402,7 @@ std::vector<Key> EmbeddingTable::Impl::ChooseLeastUsed(
               });
           return std::make_pair(end, visited);
         });
-    choose(num_rows);
+    all.rows = choose(num_rows);
   }
   if (num_candidates > 0 && config_.admission.has_candidates()) {
     VisitSample(std::max(8 * num_candidates, kMinSample), &candidate_hand_,
@@ -404,12 +417,9 @@ std::vector<Key> EmbeddingTable::Impl::ChooseLeastUsed(
                       });
                   return std::make_pair(end, visited);
                 });
-    choose(num_candidates);
+    all.candidates = choose(num_candidates);
   }
-  // A sample that is the whole table may have visited a row twice.
-  std::sort(chosen.begin(), chosen.end());
-  chosen.erase(std::unique(chosen.begin(), chosen.end()), chosen.end());
-  return chosen;
+  return all;
 }
 
 namespace {

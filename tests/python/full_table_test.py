@@ -260,6 +260,14 @@ def test_a_batch_larger_than_the_table_gets_as_many_rows_as_fit(
     assert (rows[:5] == 1).all()  # They were there.
     assert rows[:, 0].sum() == 10
     assert table.stats()["refused_keys"] == 90
+    there = ids_of(table)
+    with pytest.raises(RuntimeError, match="or max_rows=10"):
+        table.assign(np.arange(200, 211), np.ones((11, 2)))
+    with pytest.raises(ValueError, match="id 300 is Inf"):
+        table.assign([300], [[np.inf, 0.0]])
+    assert ids_of(table) == there
+    table.assign([*there[5:], 300], np.ones((6, 2)))
+    assert set(ids_of(table)) > {*there[5:], 300}
 
 
 def test_ids_that_wait_for_admission_evict_no_rows(local: tsw.Cluster) -> None:

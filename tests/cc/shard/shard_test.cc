@@ -52,6 +52,22 @@ TableConfig Config(const std::string& name) {
   return config;
 }
 
+absl::StatusOr<int64_t> Assign(Shard& shard, const std::vector<Key>& keys,
+                               const std::vector<float>& floats,
+                               const std::vector<float>& slots = {},
+                               bool only_missing = false,
+                               const std::string& table = "t") {
+  AssignRequest request;
+  request.table = table;
+  request.keys = keys;
+  request.embeddings = floats;
+  request.slots = slots;
+  request.only_missing = only_missing;
+  const absl::StatusOr<WriteResult> written = shard.AssignOnce(request);
+  if (!written.ok()) return written.status();
+  return written->num_rows;
+}
+
 // A write without a record.
 absl::StatusOr<WriteResult> WriteOnce(
     Shard& shard, uint64_t client_id, uint64_t sequence,
@@ -281,7 +297,7 @@ TEST(ShardTest, KeyOfAnotherShardIsRefusedAndItsOwnerNamed) {
   push.learning_rate = 1.0f;
   push.insert_missing = true;
   EXPECT_EQ(shard.Push(*table, push).status(), status);
-  EXPECT_EQ(shard.Assign(*table, keys, floats, {}, false).status(), status);
+  EXPECT_EQ(Assign(shard, keys, floats).status(), status);
   EXPECT_EQ(shard.Erase(*table, keys).status(), status);
   EXPECT_EQ(table->size(), 0);
 }
@@ -337,7 +353,7 @@ TEST(ShardTest, APushThatRanOutOfMemoryCountsAsApplied) {
   absl::Status assigned;
   for (Key first = 0; assigned.ok(); first += kKeys) {
     std::iota(keys.begin(), keys.end(), first);
-    assigned = shard.Assign(table, keys, floats, {}, false).status();
+    assigned = Assign(shard, keys, floats).status();
   }
   ASSERT_EQ(assigned.code(), absl::StatusCode::kResourceExhausted);
 
@@ -951,14 +967,12 @@ TEST(ShardTest, OnlyMissingRowsAreSetIfAskedAndCounted) {
   config.optimizer = AdagradConfig{0.5f, 0.0f};
   ASSERT_TRUE(shard.tables().Create(config).ok());
   const auto table = shard.FindTable("t").value();
-  ASSERT_EQ(shard.Assign(*table, {1, 2}, {1, 1, 2, 2}, {7, 7, 8, 8}).value(),
-            2);
+  ASSERT_EQ(Assign(shard, {1, 2}, {1, 1, 2, 2}, {7, 7, 8, 8}).value(), 2);
 
-  EXPECT_EQ(
-      shard.Assign(*table, {2, 3, 1}, {-1, -1, 3, 3, -1, -1}, {}, true).value(),
-      1);
-  EXPECT_EQ(shard.Assign(*table, {3}, {-1, -1}, {-1, -1}, true).value(), 0);
-  EXPECT_EQ(shard.Assign(*table, {3}, {4, 4}, {}, false).value(), 1);
+  EXPECT_EQ(Assign(shard, {2, 3, 1}, {-1, -1, 3, 3, -1, -1}, {}, true).value(),
+            1);
+  EXPECT_EQ(Assign(shard, {3}, {-1, -1}, {-1, -1}, true).value(), 0);
+  EXPECT_EQ(Assign(shard, {3}, {4, 4}).value(), 1);
 
   std::vector<float> rows(6);
   ASSERT_TRUE(
@@ -986,7 +1000,7 @@ TEST(ShardTest, ADenseTableWithoutValuesDoesNotPassForZeros) {
   config.layout = "kernel:0 (2, 3)";
   ASSERT_TRUE(shard.tables().Create(config).ok());
   const auto table = shard.FindTable("d").value();
-  ASSERT_TRUE(shard.Assign(*table, {1, 2}, {1, 1, 2, 2}, {}).ok());
+  ASSERT_TRUE(Assign(shard, {1, 2}, {1, 1, 2, 2}, {}, false, "d").ok());
   std::vector<float> rows(6);
 
   const absl::Status status =
