@@ -48,7 +48,7 @@ GrowthLimits::Room GrowthLimits::Take(EmbeddingTable& table, Room wanted) {
   // Reads the claims first: a row that another call has made since then counts
   // twice, and none is forgotten.
   const int64_t claimed = table.claimed_rows().fetch_add(wanted.rows);
-  const int64_t free = MaxRowsOf(table) - claimed - table.size();
+  const int64_t free = MaxRowsOf(table) - claimed - table.SizeAtMost();
   const int64_t claims = std::clamp<int64_t>(free, 0, wanted.rows);
   table.claimed_rows() -= wanted.rows - claims;
   wanted.rows = claims;

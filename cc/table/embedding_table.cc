@@ -841,6 +841,16 @@ int64_t EmbeddingTable::Impl::size() const {
   return std::max<int64_t>(size, 0);
 }
 
+int64_t EmbeddingTable::Impl::SizeAtMost() const {
+  int64_t size = 0;
+  for (const Stripe& stripe : stripes_) {
+    // In this order, because a row may be made and erased between the two.
+    size -= stripe.erased_rows.load(std::memory_order_acquire);
+    size += stripe.inserted_rows.load(std::memory_order_acquire);
+  }
+  return size;
+}
+
 TableStats EmbeddingTable::Impl::stats() const {
   TableStats stats;
   int64_t row_resident_bytes = 0;

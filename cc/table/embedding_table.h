@@ -474,6 +474,8 @@ class EmbeddingTable {
 
   // The current number of rows. Exact only while no other thread writes.
   virtual int64_t size() const = 0;
+  // The current number of rows, or more while other threads write.
+  virtual int64_t SizeAtMost() const = 0;
   virtual TableStats stats() const = 0;
 
   // Drawn, unless another one is set.

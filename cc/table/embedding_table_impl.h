@@ -103,7 +103,7 @@ struct Stripe {
   }
   void CountErased() {
     erased_rows.store(erased_rows.load(std::memory_order_relaxed) + 1,
-                      std::memory_order_relaxed);
+                      std::memory_order_release);
   }
 };
 
@@ -223,6 +223,7 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   void SubtractDeltaScores(absl::Span<const Key> keys,
                            absl::Span<const float> scores) override;
   int64_t size() const override;
+  int64_t SizeAtMost() const override;
   TableStats stats() const override;
   int slot_floats() const override { return row_floats() - dim(); }
   size_t bytes_per_row() const override {
