@@ -13,6 +13,7 @@
 #include <optional>
 #include <set>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -129,6 +130,15 @@ absl::Status Ask(const v1::AskServerRequest& request,
   TFSWITCH_ASSIGN_OR_RETURN(const auto infos,
                             client->ListTables(std::string()));
   for (const TableInfo& info : infos) *response->add_tables() = ToProto(info);
+  v1::GetMetricsResponse metrics;
+  const absl::Status status = client->Call(v1::GetMetricsRequest(), &metrics);
+  if (absl::IsPermissionDenied(status) || absl::IsUnimplemented(status)) {
+    return absl::OkStatus();
+  }
+  TFSWITCH_RETURN_IF_ERROR(status);
+  for (v1::ServerView& view : *metrics.mutable_servers()) {
+    *response->mutable_view() = std::move(view);
+  }
   return absl::OkStatus();
 }
 

@@ -189,6 +189,7 @@ class AccessControl {
                const std::string& path, const absl::Status& status);
 
   const CallMetrics& calls() const { return calls_; }
+  CallMetrics& calls() { return calls_; }
 
  private:
   explicit AccessControl(bool is_audited) : is_audited_(is_audited) {}

@@ -31,6 +31,13 @@ void CallMetrics::Record(const char* name, absl::StatusCode code,
   if (duration > absl::ZeroDuration()) method->durations.Record(duration);
 }
 
+void CallMetrics::RecordBytes(const char* name, size_t received, size_t sent) {
+  Method* const method = Find(name);
+  if (method == nullptr) return;
+  method->bytes.Add(0, received);
+  method->bytes.Add(1, sent);
+}
+
 void CallMetrics::AddTo(MetricList* list) const {
   for (const std::atomic<Method*>& slot : methods_) {
     const Method* method = slot.load(std::memory_order_acquire);
@@ -48,6 +55,14 @@ void CallMetrics::AddTo(MetricList* list) const {
                     "From the admission of a call until its answer is ready, "
                     "in seconds.",
                     method->durations, {{"call", method->name}});
+    if (method->bytes.Sum(0) == 0) continue;
+    for (const int direction : {0, 1}) {
+      list->Counter("tfswitch_call_bytes_total",
+                    "Messages of row calls, in bytes.",
+                    static_cast<double>(method->bytes.Sum(direction)),
+                    {{"call", method->name},
+                     {"direction", direction == 0 ? "received" : "sent"}});
+    }
   }
 }
 

@@ -28,6 +28,9 @@ class CallMetrics {
   void Record(const char* method, absl::StatusCode code,
               absl::Duration duration);
 
+  // Adds the sizes of a call's messages.
+  void RecordBytes(const char* method, size_t received, size_t sent);
+
   void AddTo(MetricList* list) const;
 
  private:
@@ -38,6 +41,7 @@ class CallMetrics {
     const char* name;
     StripedCounters<kNumCodes> codes;
     LatencyHistogram durations;
+    StripedCounters<2> bytes;  // Received, sent.
   };
   // Returns null if there are too many methods.
   Method* Find(const char* name) ABSL_LOCKS_EXCLUDED(mutex_);

@@ -102,6 +102,7 @@ def test_rows_are_not_promised_to_a_prefetch_at_the_ceiling(
         assert cli.run(["info", server.address]) == 0
         shown = capsys.readouterr().out
         assert " of 12.0 MiB " in shown
+        assert re.search(r" keys +cpu +traffic ", shown)
         assert re.search(rf"\b{stats['refused_keys']}\b", shown)
 
 

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 import tfswitch as tsw
@@ -42,6 +43,27 @@ def test_json_has_what_programs_need(servers):
     (table,) = found["tables"]
     assert (table["table"], table["rows"]) == ("user", 1234)
     assert table["bytes"] > 1234 * 2 * 4
+
+
+def test_zipf_ids_load_servers_alike_and_the_hottest_is_named():
+    with running_servers(4) as address, tsw.connect(address) as cluster:
+        table = tsw.EmbeddingTable("item", 4, cluster=cluster)
+        random = np.random.default_rng(1)
+        for _ in range(40):
+            ids = random.zipf(1.2, 26 * 512)
+            table.lookup_or_create(ids)
+            table.push(ids, np.ones((len(ids), 4), np.float32))
+        found = json.loads(run_python(*COMMAND, address, "--json").stdout)
+        printed = run_python(*COMMAND, address).stdout.splitlines()
+
+    keys = [server["keys"] for server in found["servers"]]
+    assert max(keys) < 1.1 * sum(keys) / 4
+    for name in ("received_bytes", "sent_bytes"):
+        sizes = [server[name] for server in found["servers"]]
+        assert max(sizes) < 1.1 * sum(sizes) / 4
+    assert found["hot_ids"][0]["table"] == "item"
+    assert printed[1].split()[6:8] == ["keys", "traffic"]
+    assert printed[-4].split() == ["table", "hot", "id", "lookups"]
 
 
 def test_nobody_there_is_one_line_and_an_exit_code():

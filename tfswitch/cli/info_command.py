@@ -1,5 +1,6 @@
 """`tfswitch info` asks each server by itself, and prints what it holds."""
 
+import collections
 import queue
 import sys
 import threading
@@ -14,11 +15,15 @@ from absl import app
 from tfswitch import _native
 from tfswitch._connection import _tf_config
 from tfswitch._connection._control_calls import call
+from tfswitch._connection._metric_samples import samples_of
 from tfswitch._connection._reports import TableStats, format_bytes
 from tfswitch._connection._tokens import without_secrets
 from tfswitch.cli import _requests
 from tfswitch.cli._arguments import Parser, at_least
+from tfswitch.cli.stats_command import hot_ids
 from tfswitch.optimizers._conversion import rules_of
+
+_MAX_HOT_IDS = 3
 
 
 def run(words: Sequence[str]) -> int:
@@ -52,16 +57,33 @@ def _run(options: Namespace) -> int:
     while True:
         servers = _ask_all(address, options.timeout)
         tables = _sums(servers)
+        # Each server tells of its own ids.
+        hottest = hot_ids(
+            [heat for server in servers for heat in server.get("heats", ())]
+        )
         if options.json:
             report = {
-                "servers": [_without_tables(server) for server in servers],
+                "servers": [_without_parts(server) for server in servers],
                 "tables": tables,
+                "hot_ids": hottest,
             }
             _requests.print_json(report, None if options.watch else 2)
         else:
             if options.watch:
                 print("\x1b[H\x1b[2J", end="")
             _print(address, servers, tables)
+            if hottest:
+                print()
+            _requests.print_lines(
+                [
+                    {
+                        "table": hot["table"],
+                        "hot id": hot["id"],
+                        "lookups": f"{hot['share']:.1%}",
+                    }
+                    for hot in hottest[:_MAX_HOT_IDS]
+                ]
+            )
         if options.watch is None:
             is_well = not any(server["problem"] for server in servers)
             return 0 if is_well and not any(t["lost"] for t in tables) else 1
@@ -131,6 +153,10 @@ def _ask(address: str, timeout_secs: float) -> dict[str, Any]:
     said = answer["server"]
     tables = {info["config"]["name"]: info for info in answer["tables"]}
     stats = [TableStats(info) for info in tables.values()]
+    view = answer["view"]
+    totals: collections.Counter[str] = collections.Counter()
+    for sample in samples_of([view["metrics"]] if view else []):
+        totals[sample.labels.get("direction", sample.name)] += sample.value
     return {
         "is_alive": True,
         "problem": "",
@@ -141,6 +167,12 @@ def _ask(address: str, timeout_secs: float) -> dict[str, Any]:
         "rows": sum(each["num_rows"] for each in stats),
         "bytes": sum(each.memory_bytes for each in stats),
         "max_memory": int(said["max_memory"]) or None,
+        # Since the start of the server.
+        "keys": sum(s["pulled_keys"] + s["pushed_keys"] for s in stats),
+        "cpu_secs": totals["process_cpu_seconds_total"],
+        "received_bytes": int(totals["received"]),
+        "sent_bytes": int(totals["sent"]),
+        "heats": view["heats"] if view else [],
         "last_save": int(said["last_save_ms"]) / 1000.0 or None,
         "workers": int(said["num_workers"]),
         **said["security"],
@@ -148,8 +180,9 @@ def _ask(address: str, timeout_secs: float) -> dict[str, Any]:
     }
 
 
-def _without_tables(server: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: of for name, of in server.items() if name != "tables"}
+def _without_parts(server: Mapping[str, Any]) -> dict[str, Any]:
+    parts = ("tables", "heats")
+    return {name: of for name, of in server.items() if name not in parts}
 
 
 def _sums(servers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -188,7 +221,8 @@ def _print(
         + (f", {insecure} of them with --insecure" if insecure else "")
         + (f", {dead} of them dead" if dead else "")
     )
-    _requests.print_lines([_server_line(server) for server in servers])
+    keys = sum(server.get("keys", 0) for server in servers)
+    _requests.print_lines([_server_line(server, keys) for server in servers])
     if tables:
         print()
     _requests.print_lines(
@@ -211,7 +245,7 @@ def _print(
             )
 
 
-def _server_line(server: Mapping[str, Any]) -> dict[str, object]:
+def _server_line(server: Mapping[str, Any], all_keys: int) -> dict[str, object]:
     line: dict[str, object] = {"server": server["address"]}
     if not server["is_alive"]:
         return {**line, "shard": "dead"}
@@ -225,6 +259,12 @@ def _server_line(server: Mapping[str, Any]) -> dict[str, object]:
         "rows": f"{server['rows']:,}",
         "bytes": format_bytes(server["bytes"])
         + (f" of {format_bytes(most)}" if most else ""),
+        # Empty columns are left out.
+        "keys": f"{server['keys'] / all_keys:.0%}" if all_keys else "",
+        "cpu": _duration(server["cpu_secs"]) if server["cpu_secs"] else "",
+        "traffic": format_bytes(server["received_bytes"] + server["sent_bytes"])
+        if all_keys
+        else "",
         "last save": f"{datetime.fromtimestamp(saved):%Y-%m-%d %H:%M:%S}"
         if saved
         else "none known",

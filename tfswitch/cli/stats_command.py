@@ -234,7 +234,7 @@ def _report(first: _Look, second: _Look) -> dict[str, Any]:
         "calls": _calls(before, now, secs),
         "tables": tables,
         "workers": _workers(before, now, secs),
-        "hot_ids": _hot_ids(second.heats),
+        "hot_ids": hot_ids(second.heats),
     }
 
 
@@ -257,7 +257,7 @@ def _workers(
     ]
 
 
-def _hot_ids(heats: Sequence[Mapping[str, Any]]) -> list[dict[str, object]]:
+def hot_ids(heats: Sequence[Mapping[str, Any]]) -> list[dict[str, object]]:
     """Returns the ids with the largest shares of the lookups of their table."""
     totals: collections.Counter[str] = collections.Counter()
     for heat in heats:

@@ -280,6 +280,9 @@ void DataPlane::Run(Queue* queue) {
     call_context_.access->NoteEnd(*call->context, call->caller,
                                   call->method->rule, {},
                                   /*path=*/"", status);
+    call_context_.access->calls().RecordBytes(call->method->rule.method,
+                                              call->request.Length(),
+                                              call->response.Length());
     call->answered = true;
     call->answered_at = SteadyNow();
     times.Tell(&*call->context);
