@@ -207,7 +207,7 @@ def render() -> dict[pathlib.Path, str]:
 
     pages = {
         path: filled(path.read_text("utf-8"), r"figures: (\w+) (.+?)", tables)
-        for path in sorted(FOLDER.glob("*.md"))
+        for path in (*sorted(FOLDER.glob("*.md")), DOCS / "scaling.md")
     }
     headlines = json.loads((FOLDER / "headlines.json").read_text("utf-8"))
     first = DOCS / "benchmarks.md"

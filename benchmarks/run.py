@@ -83,6 +83,13 @@ SUITES = {
     "durability": ["python benchmarks/durability_bench.py"],
     "security": [f"python benchmarks/security_bench.py --bench={_BUILT}"],
     "soak": ["python benchmarks/soak.py"],
+    "scale": [
+        "python benchmarks/scale_bench.py",
+        "python benchmarks/scale_bench.py --full --secs=3600",
+    ],
+    "scaling": [
+        "python benchmarks/scaling_bench.py --plot=docs/images/scaling.png"
+    ],
     "cowclip": ["python benchmarks/cowclip_bench.py"],
     "examples_auc": ["python benchmarks/examples_auc.py"],
 }

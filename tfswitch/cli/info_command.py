@@ -154,7 +154,7 @@ def _ask(address: str, timeout_secs: float) -> dict[str, Any]:
     tables = {info["config"]["name"]: info for info in answer["tables"]}
     stats = [TableStats(info) for info in tables.values()]
     view = answer["view"]
-    totals: collections.Counter[str] = collections.Counter()
+    totals: dict[str, float] = collections.defaultdict(float)
     for sample in samples_of([view["metrics"]] if view else []):
         totals[sample.labels.get("direction", sample.name)] += sample.value
     return {
