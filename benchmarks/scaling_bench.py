@@ -38,7 +38,7 @@ from absl import app, flags
 from figures import report
 
 _KEYS = flags.DEFINE_multi_integer("keys", [1024, 8192], "Ids of a step.")
-_STEPS = flags.DEFINE_integer("steps", 300, "Of each worker.")
+_STEPS = flags.DEFINE_integer("steps", 300, "Steps of each worker.")
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "How often a case is measured.")
 _PLOT = flags.DEFINE_string("plot", None, "A file for the plot.")
 _COMPUTE_MS = flags.DEFINE_float("compute_ms", 20.0, "The model, of a step.")
@@ -62,7 +62,7 @@ class Case(NamedTuple):
     servers: int
     keys: int
     worker_cpu: float
-    server_cpu: float  # Of all servers.
+    server_cpu: float  # All servers together.
 
 
 class Costs(NamedTuple):
@@ -255,10 +255,10 @@ class Cluster(NamedTuple):
 class Result(NamedTuple):
     """The result of a simulation."""
 
-    steps_per_second: float  # Of a worker.
-    worker_cpu: float  # Of a step.
+    steps_per_second: float  # One worker.
+    worker_cpu: float  # One step.
     server_cpu: float
-    utilisation: float  # Of the busiest server.
+    utilisation: float  # The busiest server.
 
 
 def simulate(cluster: Cluster, costs: Costs, steps: int) -> Result:
