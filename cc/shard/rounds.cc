@@ -95,7 +95,7 @@ absl::StatusOr<int64_t> Rounds::Commit(const std::string& group,
       !core_.stage.HasCommitted(group, round)) {
     TFSWITCH_RETURN_IF_ERROR(core_.round_hold.Wait(interrupt));
   }
-  const absl::StatusOr<int64_t> committed = CommitHeld(group, round, threads);
+  absl::StatusOr<int64_t> committed = CommitHeld(group, round, threads);
   for (const auto& table : core_.tables.All()) core_.limits.Trim(*table);
   return committed;
 }
