@@ -267,24 +267,22 @@ void GrowthLimits::NoteRefused(EmbeddingTable& table,
                    "a row. This message is not repeated"));
 }
 
+int64_t GrowthLimits::Surplus(const EmbeddingTable& table) const {
+  if (!is_on(table) || !table.config().evicts_when_full()) return 0;
+  return std::max<int64_t>(0, table.size() - MaxRowsOf(table));
+}
+
 void GrowthLimits::Trim(EmbeddingTable& table) {
-  if (!is_on(table) || !table.config().evicts_when_full()) return;
-  const auto surplus_of = [this](const EmbeddingTable& full) {
-    return full.size() - MaxRowsOf(full);
-  };
-  if (surplus_of(table) <= 0) return;
+  if (Surplus(table) == 0) return;
   MutexLock lock(&evict_mutex_);
   // Another worker of the round may have done it.
-  const int64_t surplus = surplus_of(table);
-  if (surplus <= 0) return;
+  const int64_t surplus = Surplus(table);
+  if (surplus == 0) return;
   Evict(table, {surplus, 0}, TableCounter::evicted_by_max_rows, {});
 }
 
 absl::Status GrowthLimits::TrimLoaded(EmbeddingTable& table) const {
-  if (!is_on(table) || !table.config().evicts_when_full() ||
-      table.size() <= MaxRowsOf(table)) {
-    return absl::OkStatus();
-  }
+  if (Surplus(table) == 0) return absl::OkStatus();
   EvictionConfig rules;
   rules.max_rows = static_cast<uint64_t>(MaxRowsOf(table));
   rules.order = table.config().eviction.order;

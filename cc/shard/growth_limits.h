@@ -120,6 +120,8 @@ class GrowthLimits {
   bool is_on(const EmbeddingTable& table) const;
   // This shard's share of max_rows.
   int64_t MaxRowsOf(const EmbeddingTable& table) const;
+  // The rows beyond max_rows, if the table evicts when it is full.
+  int64_t Surplus(const EmbeddingTable& table) const;
   // The memory of all tables.
   int64_t UsedBytes() const;
   // Takes what is wanted, or as much as there is. The caller must give back

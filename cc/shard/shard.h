@@ -119,9 +119,9 @@ class Shard {
   }
 
   // Reads rows. InvalidArgument if a key belongs to another shard, or the size
-  // of `embeddings` is not keys.size() x dim. `threads` may be null. At the
-  // ceiling of memory (see GrowthLimits), Pull() and Push() give new keys no
-  // rows.
+  // of `embeddings` is not keys.size() x dim. `threads` may be null. If the
+  // table is full, Pull() and Push() give new keys no rows, or evict others for
+  // them; see GrowthLimits.
   absl::Status Pull(EmbeddingTable& table, absl::Span<const Key> keys,
                     IfMissing if_missing, absl::Span<float> embeddings,
                     const LentThreads* threads = nullptr);

@@ -148,7 +148,8 @@ EmbeddingTable::Impl::Create(const TableConfig& config, const KeyedHash& hash) {
                               reserve(memory / kCandidateShare));
     if (!impl->InitCandidates()) return impl->OutOfMemory();
   }
-  // From now on changed rows get stamps, which tell how long ago they changed.
+  // Starts the clock, so that each changed row gets a stamp. ChooseLeastUsed()
+  // reads from the stamps how long ago rows changed.
   if (config.evicts_when_full()) impl->change_clock_.EndEpoch();
   return impl;
 }

@@ -310,13 +310,15 @@ def test_threads_together_never_exceed_max_rows(
 ) -> None:
     table = make_table(eviction=tsw.eviction.MaxRows(300), admission=admission)
     sizes: list[int] = []
+    # A size is exact only while nobody writes.
+    barrier = threading.Barrier(4, lambda: sizes.append(table.size()))
 
     def train(seed: int) -> None:
         for step in range(60):
             ids = new_ids(120, 100 * seed + step)
             table.lookup_or_create(ids)
             table.push(np.repeat(ids, 2), np.ones((240, 2)))
-            sizes.append(table.size())
+            barrier.wait(timeout=60)
 
     run_together(*(lambda s=s: train(s) for s in range(4)))  # type: ignore[misc]
     assert 200 < max(sizes) <= 300
