@@ -39,6 +39,7 @@ if sys.argv[:1] != ["-m"] or _behind_m != ["tfswitch"]:
     from tfswitch.cluster import Cluster, connect
     from tfswitch.dense import DenseTable
     from tfswitch.server import Server
+    from tfswitch.storage import TieredStorage
     from tfswitch.storage_dtype import StorageDtype
     from tfswitch.table import EmbeddingTable
 
@@ -58,6 +59,7 @@ __all__ = [
     "EmbeddingTable",
     "Server",
     "StorageDtype",
+    "TieredStorage",
     "Tls",
     "__version__",
     "admission",

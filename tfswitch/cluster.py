@@ -87,6 +87,7 @@ class Cluster:
         token: str | os.PathLike[str] | None = None,
         push_depth: int = 0,
         max_memory: int | None = None,
+        cold_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         _addresses.check_has_no_token("address", address)
         if not isinstance(address, str) or not address.startswith(
@@ -124,16 +125,28 @@ class Cluster:
             _tls.texts(tls),
             *_tokens.texts(token),
         )
-        settings: dict[str, Any] = {
-            "recreate_lost_tables": on_lost_tables == "recreate"
-        }
-        if max_memory is not None:
-            settings["max_memory"] = _MAX_MEMORY.check("max_memory", max_memory)
-        call(self._native, "Configure", **settings)
+        call(
+            self._native,
+            "Configure",
+            recreate_lost_tables=on_lost_tables == "recreate",
+        )
+        self._bound(max_memory, cold_dir)
         self._closed = False
         self._previous: Cluster | None = None
         # Called by close(), to make the process's worker leave its group.
         self._before_close: weakref.WeakMethod[Callable[[], None]] | None = None
+
+    def _bound(
+        self, max_memory: int | None, cold_dir: str | os.PathLike[str] | None
+    ) -> None:
+        """Bounds the memory of tables in this process, as `connect` does."""
+        settings: dict[str, Any] = {}
+        if max_memory is not None:
+            settings["max_memory"] = _MAX_MEMORY.check("max_memory", max_memory)
+        if cold_dir is not None:
+            settings["cold_dir"] = os.fspath(cold_dir)
+        if settings:
+            call(self._native, "Configure", **settings)
 
     @property
     def num_shards(self) -> int:
@@ -602,6 +615,7 @@ def connect(
     token: str | os.PathLike[str] | None = None,
     push_depth: int = 0,
     max_memory: int | None = None,
+    cold_dir: str | os.PathLike[str] | None = None,
 ) -> Cluster:
     """Connects to a cluster and makes it the default for new tables.
 
@@ -653,6 +667,10 @@ def connect(
             this process. At this ceiling new ids get no rows, or evict others:
             see `when_full` of `EmbeddingTable`. 0 removes the ceiling, and None
             leaves it as it is. Servers have the flag `--max_memory` instead.
+        cold_dir: The folder for rows that tables in this process with
+            `when_full="disk"` move to disk at `max_memory`. It is for this
+            process only, and its files end with the process. Servers have the
+            flag `--cold_dir` instead.
 
     Returns:
         The cluster. In a `with` statement it is closed at the end, and the
@@ -683,6 +701,7 @@ def connect(
         token=token,
         push_depth=push_depth,
         max_memory=max_memory,
+        cold_dir=cold_dir,
     )
     with _lock:
         cluster._previous = _default

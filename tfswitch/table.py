@@ -48,6 +48,7 @@ from tfswitch.ops.resources import (
     in_plain_graph,
 )
 from tfswitch.optimizers._conversion import have_equal_state
+from tfswitch.storage import TieredStorage
 
 MAX_DIM = 4096
 
@@ -97,8 +98,12 @@ class EmbeddingTable(TrackedTable):
             (`tfswitch.eviction.MaxRows`), or the memory of all tables has
             reached `max_memory`. With "refuse" it gets no row: it reads as an
             id without a row, and does not learn. With "evict" the least used
-            rows of the table are evicted for it (docs/memory.md). None means
-            "evict" for a table with `max_rows`, else "refuse".
+            rows of the table are evicted for it (docs/memory.md). With "disk"
+            they move to the folder `cold_dir` of the process or of the servers
+            (docs/cold_rows.md); not with `max_rows`. None means "evict" for a
+            table with `max_rows`, else "refuse".
+        storage: A `tfswitch.TieredStorage`, which bounds the memory of this
+            process and means `when_full="disk"`. None changes nothing.
         storage_dtype: How rows are kept in memory: a `tfswitch.StorageDtype`,
             or "float16" or "bfloat16" for embeddings of that dtype with a
             float32 optimizer state. None means float32.
@@ -157,6 +162,7 @@ class EmbeddingTable(TrackedTable):
         eviction: eviction_lib.Eviction | Config | None = None,
         statistics: statistics_lib.Statistics | Config | None = None,
         when_full: str | None = None,
+        storage: TieredStorage | None = None,
         update: str = "sparse",
         storage_dtype: storage_dtype_lib.StorageDtypeLike | None = None,
         seed: int | None = None,
@@ -178,6 +184,7 @@ class EmbeddingTable(TrackedTable):
             eviction=eviction,
             statistics=statistics,
             when_full=when_full,
+            storage=storage,
             update=update,
             storage_dtype=storage_dtype,
             seed=seed,
@@ -212,6 +219,8 @@ class EmbeddingTable(TrackedTable):
         self._name = name
         self._dim = int(dim)
         self._cluster = cluster if cluster is not None else default_cluster()
+        if spec.storage is not None:
+            spec.storage._use_in(self._cluster)
         storage_dtype_lib.warn_of_slots(
             self._owner, spec.storage_dtype, spec.optimizer, self._cluster
         )

@@ -61,6 +61,9 @@ absl::Status Configure(Cluster& cluster, const v1::ConfigureRequest& request,
     TFSWITCH_RETURN_IF_ERROR(
         cluster.client().SetMaxMemory(request.max_memory()));
   }
+  if (request.has_cold_dir()) {
+    TFSWITCH_RETURN_IF_ERROR(cluster.client().SetColdDir(request.cold_dir()));
+  }
   response->set_day(static_cast<double>(cluster.day()));
   return absl::OkStatus();
 }

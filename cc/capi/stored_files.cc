@@ -374,7 +374,7 @@ absl::Status AddRows(const RowFile& file, uint32_t part, uint32_t num_parts,
     TFSWITCH_RETURN_IF_ERROR(CheckInterrupt());
     TFSWITCH_RETURN_IF_ERROR(
         table->AssignRows({keys, rows, {}}, AssignMode::kNow).status());
-    table->Erase(removed);
+    TFSWITCH_RETURN_IF_ERROR(table->Erase(removed).status());
     keys.clear();
     rows.clear();
     removed.clear();

@@ -240,9 +240,10 @@ class TableLoader {
       case v1::CheckpointFile::REMOVED: {
         TFSWITCH_ASSIGN_OR_RETURN(const auto keys,
                                   file.Get("keys", "I64", {rows}));
-        table_.Erase({reinterpret_cast<const Key*>(keys.data()),
-                      static_cast<size_t>(rows)});
-        return absl::OkStatus();
+        return table_
+            .Erase({reinterpret_cast<const Key*>(keys.data()),
+                    static_cast<size_t>(rows)})
+            .status();
       }
       default:
         return LoadRows(described, file);

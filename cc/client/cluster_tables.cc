@@ -217,16 +217,8 @@ absl::StatusOr<TableInfo> ClusterTables::Join(const std::string& name,
       sum.slot_floats = part->slot_floats;
       sum.stats.row_stride_bytes = part->stats.row_stride_bytes;
     }
-    sum.stats.num_rows += part->stats.num_rows;
-    sum.stats.index_bytes += part->stats.index_bytes;
-    sum.stats.row_bytes += part->stats.row_bytes;
-    sum.stats.reserved_bytes += part->stats.reserved_bytes;
-    sum.stats.inserted_rows += part->stats.inserted_rows;
-    sum.stats.erased_rows += part->stats.erased_rows;
-    sum.stats.num_candidates += part->stats.num_candidates;
-    sum.stats.admission_bytes += part->stats.admission_bytes;
-    sum.stats.change_bytes += part->stats.change_bytes;
 #define TFSWITCH_ADD(name) sum.stats.name += part->stats.name;
+    TFSWITCH_TABLE_SIZES(TFSWITCH_ADD)
     TFSWITCH_TABLE_COUNTERS(TFSWITCH_ADD)
 #undef TFSWITCH_ADD
     // Each server counts all steps of the table, so the counts are not added.

@@ -63,6 +63,10 @@ class LocalClient : public ParameterClient {
     return absl::OkStatus();
   }
 
+  absl::Status SetColdDir(const std::string& path) override {
+    return shard_->tables().OpenColdFolder(path);
+  }
+
   absl::StatusOr<std::shared_ptr<const void>> HoldTable(
       const std::string& table) override {
     TFSWITCH_RETURN_IF_ERROR(shard_->tables().Hold(table));

@@ -186,6 +186,12 @@ class ParameterClient {
         "max_memory bounds tables in this process; start servers with "
         "--max_memory");
   }
+  // Sets the folder for rows of tables of this process that move to disk.
+  virtual absl::Status SetColdDir(const std::string& path) {
+    return absl::InvalidArgumentError(
+        "cold_dir is for tables in this process; start servers with "
+        "--cold_dir");
+  }
 
   virtual void SetOnLostTables(OnLostTables on_lost_tables) {}
   // Makes empty parts on the servers that have lost their parts of tables.

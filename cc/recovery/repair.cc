@@ -128,6 +128,8 @@ absl::Status Repair(const std::string& path, RepairKind kind,
   shard_options.num_writes = &num_writes;
   const uint64_t applied = num_writes;
   Shard shard(shard_options);
+  TFSWITCH_RETURN_IF_ERROR(
+      shard.tables().OpenColdFolder(shard_options.cold_folder));
   const std::string state = DataFolder::StateOf(path);
   absl::StatusOr<RecoveredState> recovered = shard.own_state().Recover(state);
   if (absl::IsNotFound(recovered.status())) {

@@ -145,6 +145,9 @@ int Serve(ServerFlags flags) {
   // Declared before the shard, which writes to it, and so destroyed after it.
   std::optional<StateKeeper> keeper;
   auto shard = std::make_shared<Shard>(flags.shard);
+  const absl::Status opened =
+      shard->tables().OpenColdFolder(flags.shard.cold_folder);
+  if (!opened.ok()) return Stopped(kCannotServe, opened.message(), started);
   if (folder != nullptr)
     keeper.emplace(flags.keeper, folder.get(), shard.get());
   const auto add_metrics = [&](MetricList* list) {

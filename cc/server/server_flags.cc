@@ -41,6 +41,9 @@ ABSL_FLAG(std::string, data_dir, "",
           "The folder of this server alone, from which it comes back with its "
           "rows after it was stopped or killed. Empty: rows are in memory "
           "only.");
+ABSL_FLAG(std::string, cold_dir, "",
+          "The folder for rows that tables with when_full='disk' move to disk "
+          "at --max_memory. Servers may share it: each has a folder in it.");
 ABSL_FLAG(absl::Duration, checkpoint_every, absl::Minutes(10),
           "How often the state is saved to --data_dir. inf: only when the "
           "server is stopped.");
@@ -84,7 +87,7 @@ constexpr const char* kFlagNames[] = {
     "repair",        "tls_cert",           "tls_key",
     "tls_ca",        "token_file",         "insecure",
     "reflection",    "grace_period",       "http_address",
-    "log_format",    "http_servers"};
+    "log_format",    "http_servers",       "cold_dir"};
 
 absl::CommandLineFlag* FindFlag(absl::string_view name) {
   for (absl::string_view known : kFlagNames) {
@@ -182,6 +185,11 @@ absl::Status ReadDataFlags(ServerFlags* flags) {
     flags->shard.data_folder = flags->data_dir;
     flags->shard.own_folder = DataFolder::StateOf(flags->data_dir);
     flags->shard.log_folder = DataFolder::LogOf(flags->data_dir);
+  }
+  const std::string cold_dir = absl::GetFlag(FLAGS_cold_dir);
+  if (!cold_dir.empty()) {
+    flags->shard.cold_folder = absl::StrCat(AbsolutePath(cold_dir), "/",
+                                            absl::GetFlag(FLAGS_shard_index));
   }
   flags->cluster_name = absl::GetFlag(FLAGS_cluster_name);
   const std::string repair = absl::GetFlag(FLAGS_repair);

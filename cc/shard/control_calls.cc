@@ -264,8 +264,7 @@ absl::Status Run(const ShardCall& call, const v1::CommitExportRequest& request,
                  v1::CommitExportResponse* response) {
   TFSWITCH_ASSIGN_OR_RETURN(const auto table,
                             call.shard.FindTable(TableOf(request)));
-  call.shard.CommitExport(*table, request.export_id(), request.commit());
-  return absl::OkStatus();
+  return call.shard.CommitExport(*table, request.export_id(), request.commit());
 }
 
 absl::Status Run(const ShardCall& call, const v1::PauseRoundsRequest& request,

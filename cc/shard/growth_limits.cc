@@ -7,6 +7,8 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "cc/base/log_writer.h"
+#include "cc/base/status_macros.h"
+#include "cc/base/steady_clock.h"
 #include "cc/base/write_gate.h"
 #include "tfswitch/v1/parameter_server.pb.h"
 
@@ -16,14 +18,15 @@ namespace {
 // The memory that the table needs, without what it has touched ahead.
 int64_t NeededBytes(const TableStats& stats) {
   return stats.index_bytes + stats.row_bytes + stats.admission_bytes +
-         stats.change_bytes;
+         stats.change_bytes + stats.cold_memory_bytes;
 }
 
 }  // namespace
 
-int64_t GrowthLimits::UsedBytes() const {
+int64_t GrowthLimits::UsedBytes(bool with_loading) const {
   int64_t bytes = 0;
-  for (const auto& table : tables_.All()) {
+  for (const auto& table :
+       with_loading ? tables_.WithLoading() : tables_.All()) {
     const TableStats stats = table->stats();
     bytes += NeededBytes(stats) + stats.reserved_bytes;
   }
@@ -61,15 +64,22 @@ GrowthLimits::Room GrowthLimits::Take(EmbeddingTable& table, Room wanted) {
   return taken;
 }
 
-int64_t GrowthLimits::BytesForRows(const EmbeddingTable& table,
-                                   const TableStats& stats) const {
+int64_t GrowthLimits::BytesForCandidates(const EmbeddingTable& table,
+                                         const TableStats& stats) const {
+  const TableConfig& config = table.config();
   // A table whose rows make room for others keeps a share of the memory for ids
   // that wait for admission. Otherwise none could ever wait.
   const bool needs_share =
-      table.bytes_per_candidate() != 0 && table.config().evicts_when_full();
-  const int64_t share = needs_share ? max_bytes_ / 16 : 0;
-  return max_bytes_ - UsedBytes() -
-         std::max<int64_t>(0, share - stats.admission_bytes) +
+      table.bytes_per_candidate() != 0 &&
+      (config.evicts_when_full() || config.demotes_when_full());
+  return needs_share
+             ? std::max<int64_t>(0, max_bytes_ / 16 - stats.admission_bytes)
+             : 0;
+}
+
+int64_t GrowthLimits::BytesForRows(const EmbeddingTable& table,
+                                   const TableStats& stats) const {
+  return max_bytes_ - UsedBytes() - BytesForCandidates(table, stats) +
          stats.reserved_bytes;
 }
 
@@ -94,11 +104,102 @@ GrowthLimits::Room GrowthLimits::TakeBytes(const EmbeddingTable& table,
       max_bytes_ - UsedBytes() -
       std::max<int64_t>(0, taken.rows * row_bytes - stats.reserved_bytes);
   const int64_t free_records = std::max<int64_t>(0, stats.free_candidates);
-  taken.candidates = std::clamp<int64_t>(free_records + left / candidate_bytes,
-                                         0, wanted.candidates);
+  // Rows on disk need more and more memory for their filters, which rows in
+  // memory give back later.
+  const int64_t for_candidates =
+      table.config().demotes_when_full()
+          ? std::max(left, BytesForCandidates(table, stats))
+          : left;
+  taken.candidates = std::clamp<int64_t>(
+      free_records + for_candidates / candidate_bytes, 0, wanted.candidates);
   // Memory may also grow without this function, so it is counted again soon.
   credit_ = std::max<int64_t>(0, left / 8);
   return taken;
+}
+
+int64_t GrowthLimits::SurplusRows(const EmbeddingTable& table,
+                                  int64_t missing) const {
+  const TableStats stats = table.stats();
+  // A row that leaves memory gives it to the table's new rows, but its share of
+  // the index stays.
+  const int64_t missing_bytes =
+      missing * static_cast<int64_t>(table.bytes_per_row()) -
+      BytesForRows(table, stats);
+  const int64_t rows = std::max<int64_t>(
+      1, missing_bytes / std::max<int64_t>(1, stats.row_stride_bytes) + 1);
+  // Without this, other tables that take its memory would empty the table.
+  return rows > stats.num_rows - stats.cold_rows ? 0 : rows;
+}
+
+bool GrowthLimits::Demote(EmbeddingTable& table, int64_t missing,
+                          absl::Span<const Key> kept) {
+  if (!MayDemote()) return false;
+  // Moves more than is missing: a large file at a time, but only for some tens
+  // of milliseconds.
+  constexpr int64_t kMost = 131072;
+  const int64_t rows = SurplusRows(table, missing);
+  if (rows == 0) return false;
+  const TableStats stats = table.stats();
+  const int64_t in_memory = stats.num_rows - stats.cold_rows;
+  int64_t reserve = std::min(in_memory / 32, kMost);
+  // The memory that finds rows on disk grows. Rows in memory make room for it.
+  const bool is_above = UsedBytes() > max_bytes_ + max_bytes_ / 64;
+  if (is_above) reserve = std::max(reserve, in_memory / 16);
+  const absl::StatusOr<int64_t> moved =
+      NoteDemotion(table, table.Demote(rows + reserve, kept));
+  if (is_above) table.ReleaseFreeRows();
+  return moved.value_or(0) > 0;
+}
+
+absl::StatusOr<std::vector<Key>> GrowthLimits::Promote(
+    EmbeddingTable& table, absl::Span<const Key> keys,
+    absl::Span<const Key> kept) {
+  std::vector<Key> refused;
+  if (!table.config().demotes_when_full() || !is_on(table)) return refused;
+  std::vector<Key> cold = table.FindColdKeys(keys);
+  if (cold.empty()) return refused;
+  Claim claim(this, &table);
+  refused = claim.TakeFor({cold, {}}, kept);
+  cold.resize(cold.size() - refused.size());  // These are its last ones.
+  TFSWITCH_RETURN_IF_ERROR(table.Promote(cold));
+  return refused;
+}
+
+absl::Status GrowthLimits::Relieve(EmbeddingTable& table) {
+  if (max_bytes_ == 0 || !table.config().demotes_when_full()) {
+    return absl::OkStatus();
+  }
+  // Does not lock evict_mutex_, because the caller may be inside the gate.
+  MutexLock lock(&relieve_mutex_);
+  const bool is_present = tables_.IsPresent(table);
+  const TableStats stats = table.stats();
+  // Memory that the table has touched is there for its own rows.
+  const int64_t surplus = UsedBytes(/*with_loading=*/!is_present) -
+                          stats.reserved_bytes - max_bytes_;
+  const int64_t in_memory = stats.num_rows - stats.cold_rows;
+  if (surplus <= 0 || in_memory == 0) return absl::OkStatus();
+  if (is_present && !MayDemote()) return absl::OkStatus();
+  const int64_t rows =
+      surplus / std::max<int64_t>(1, stats.row_stride_bytes) + in_memory / 32;
+  return NoteDemotion(table, table.Demote(std::min(rows + 1, in_memory), {}))
+      .status();
+}
+
+bool GrowthLimits::MayDemote() const {
+  return absl::ToUnixMillis(SteadyNow()) >= next_demotion_ms_;
+}
+
+absl::StatusOr<int64_t> GrowthLimits::NoteDemotion(
+    const EmbeddingTable& table, absl::StatusOr<int64_t> moved) {
+  if (moved.ok()) return moved;
+  next_demotion_ms_ = absl::ToUnixMillis(SteadyNow() + absl::Seconds(10));
+  LogMessageInOrder(
+      LogLevel::kError, {"not_demoted"},
+      absl::StrCat(moved.status().message(), ". No rows of table '",
+                   table.config().name, "'", options_.OnShard(),
+                   " can move to disk. Until they can, new ids get no rows, "
+                   "and ids on disk do not learn"));
+  return moved;
 }
 
 bool GrowthLimits::Evict(EmbeddingTable& table, Room missing,
@@ -111,15 +212,7 @@ bool GrowthLimits::Evict(EmbeddingTable& table, Room missing,
   };
   const TableStats stats = table.stats();
   if (reason == TableCounter::evicted_by_max_memory && missing.rows > 0) {
-    // An evicted row gives its memory to the table's new rows, but its share of
-    // the index stays.
-    const int64_t missing_bytes =
-        missing.rows * static_cast<int64_t>(table.bytes_per_row()) -
-        BytesForRows(table, stats);
-    missing.rows = std::max<int64_t>(
-        1, missing_bytes / std::max<int64_t>(1, stats.row_stride_bytes) + 1);
-    // Without this, other tables that take its memory would empty the table.
-    if (missing.rows > stats.num_rows) missing.rows = 0;
+    missing.rows = SurplusRows(table, missing.rows);
   }
   std::vector<Key> sorted(kept.begin(), kept.end());
   std::sort(sorted.begin(), sorted.end());
@@ -133,9 +226,9 @@ bool GrowthLimits::Evict(EmbeddingTable& table, Room missing,
   request.set_table_incarnation(table.incarnation());
   request.mutable_keys()->Add(chosen.rows.begin(), chosen.rows.end());
   // Some may have a row by now.
-  for (const Key key : KeysWithoutRows(table, chosen.candidates).rows) {
-    request.add_keys(key);
-  }
+  const auto candidates = KeysWithoutRows(table, chosen.candidates);
+  if (!candidates.ok()) return false;
+  request.mutable_keys()->Add(candidates->rows.begin(), candidates->rows.end());
   // No other write runs meanwhile, so a replay has the same rows.
   if (journal_.log() != nullptr) {
     if (!tables_.IsPresent(table) ||
@@ -144,10 +237,10 @@ bool GrowthLimits::Evict(EmbeddingTable& table, Room missing,
     }
     journal_.CountWrite();  // As a replay does.
   }
-  table.counters().Add(reason,
-                       table.Erase(absl::MakeConstSpan(request.keys().data(),
-                                                       request.keys().size())));
-  return true;
+  const absl::StatusOr<int64_t> num_erased = table.Erase(
+      absl::MakeConstSpan(request.keys().data(), request.keys().size()));
+  table.counters().Add(reason, num_erased.value_or(0));
+  return num_erased.ok();
 }
 
 bool GrowthLimits::Claim::TakeAll(size_t num_keys) {
@@ -180,11 +273,16 @@ std::vector<Key> GrowthLimits::Claim::TakeFor(KeysByKind keys,
     missing.candidates -= taken.candidates;
     return is_enough();
   };
-  if (!take() && table_.config().evicts_when_full()) {
+  const bool demotes = table_.config().demotes_when_full();
+  if (!take() && (demotes || table_.config().evicts_when_full())) {
     MutexLock lock(&limits_.evict_mutex_);
     // Another call may take what was evicted for this one.
     constexpr int kMostTries = 8;
     for (int tries = 0; !take() && tries < kMostTries; ++tries) {
+      if (demotes && missing.rows > 0) {
+        if (!limits_.Demote(table_, missing.rows, kept)) break;
+        continue;
+      }
       const bool by_rows =
           limits_.max_bytes_ == 0 ||
           table_.size() + table_.claimed_rows() + missing.rows >
@@ -208,13 +306,16 @@ std::vector<Key> GrowthLimits::Claim::TakeFor(KeysByKind keys,
   return refused;
 }
 
-bool GrowthLimits::HasRoomFor(EmbeddingTable& table,
-                              absl::Span<const Key> keys) {
+absl::StatusOr<bool> GrowthLimits::HasRoomFor(EmbeddingTable& table,
+                                              absl::Span<const Key> keys) {
   if (!is_on(table)) return true;
-  if (table.config().evicts_when_full()) return CanHold(table, keys);
+  if (table.config().evicts_when_full() || table.config().demotes_when_full()) {
+    return CanHold(table, keys);
+  }
   Claim claim(this, &table);
   if (claim.TakeAll(keys.size())) return true;
-  return claim.TakeFor(KeysWithoutRows(table, keys), keys).empty();
+  TFSWITCH_ASSIGN_OR_RETURN(KeysByKind missing, KeysWithoutRows(table, keys));
+  return claim.TakeFor(std::move(missing), keys).empty();
 }
 
 bool GrowthLimits::CanHold(const EmbeddingTable& table,
@@ -226,12 +327,12 @@ bool GrowthLimits::CanHold(const EmbeddingTable& table,
   return end - distinct.begin() <= MaxRowsOf(table);
 }
 
-KeysByKind GrowthLimits::KeysWithoutRows(const EmbeddingTable& table,
-                                         absl::Span<const Key> keys) {
+absl::StatusOr<KeysByKind> GrowthLimits::KeysWithoutRows(
+    const EmbeddingTable& table, absl::Span<const Key> keys) {
   std::vector<UsageOfRow> usage(keys.size());
   std::vector<KeyState> states(keys.size());
-  table.ReadUsage(keys, kServersDay, absl::MakeSpan(usage),
-                  absl::MakeSpan(states));
+  TFSWITCH_RETURN_IF_ERROR(table.ReadUsage(
+      keys, kServersDay, absl::MakeSpan(usage), absl::MakeSpan(states)));
   KeysByKind found;
   for (size_t i = 0; i < keys.size(); ++i) {
     if (states[i] != KeyState::kRow) found.rows.push_back(keys[i]);
@@ -251,7 +352,8 @@ absl::Status GrowthLimits::Error(const EmbeddingTable& table) const {
                       : "",
       max_bytes_ != 0 && max_rows ? " or " : "",
       max_rows ? absl::StrCat("max_rows=", *max_rows) : "",
-      ". Raise it, add servers, or evict rows"));
+      ". Raise it, add servers, or evict rows",
+      MayDemote() ? "" : ". No rows can move to disk at present"));
 }
 
 void GrowthLimits::NoteRefused(EmbeddingTable& table,
@@ -273,6 +375,10 @@ int64_t GrowthLimits::Surplus(const EmbeddingTable& table) const {
 }
 
 void GrowthLimits::Trim(EmbeddingTable& table) {
+  if (table.config().demotes_when_full()) {
+    Relieve(table).IgnoreError();  // It is logged.
+    return;
+  }
   if (Surplus(table) == 0) return;
   MutexLock lock(&evict_mutex_);
   // Another worker of the round may have done it.

@@ -6,10 +6,12 @@
 
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "cc/base/hash.h"
 #include "cc/base/key_observations.h"
@@ -22,8 +24,8 @@
 
 namespace tfswitch {
 
-// Decides which new keys get rows, and evicts rows of tables that do so when
-// they are full (TableConfig::when_full).
+// Decides which keys get rows in memory, and evicts rows, or moves them to
+// disk, of tables that do so when they are full (TableConfig::when_full).
 //
 // max_memory counts what EmbeddingTable::stats() counts; memory that a table
 // has touched, but not used yet, counts only for the other tables. Memory that
@@ -70,9 +72,9 @@ class GrowthLimits {
     // Claims rows for so many keys, if there is room for many times as many.
     bool TakeAll(size_t num_keys);
     // Claims rows for `keys`. If there are not enough, evicts rows of the
-    // table, but none of `kept`, if the table does so. Returns the keys that
-    // get none, sorted. It may wait for all writes, so the caller must not be
-    // inside the gate.
+    // table or moves them to disk, but none of `kept`, if the table does so.
+    // Returns the keys that get none, sorted. It may wait for all writes, so
+    // the caller must not be inside the gate.
     std::vector<Key> TakeFor(KeysByKind keys, absl::Span<const Key> kept);
 
     int64_t num_rows() const { return num_rows_; }
@@ -83,11 +85,21 @@ class GrowthLimits {
     int64_t num_rows_ = 0;
   };
 
+  // Moves the rows of `keys` that are on disk to memory. If there is no room,
+  // first moves others to disk, but none of `kept`. Returns the keys for which
+  // there is none, sorted. The caller must not be inside the gate.
+  absl::StatusOr<std::vector<Key>> Promote(EmbeddingTable& table,
+                                           absl::Span<const Key> keys,
+                                           absl::Span<const Key> kept);
+  // Moves rows to disk if the memory of all tables is above max_memory, and the
+  // table does so. Counts tables that are being loaded if this is one of them.
+  absl::Status Relieve(EmbeddingTable& table);
   // Whether a write may now give rows to all of `keys`.
-  bool HasRoomFor(EmbeddingTable& table, absl::Span<const Key> keys);
+  absl::StatusOr<bool> HasRoomFor(EmbeddingTable& table,
+                                  absl::Span<const Key> keys);
   // The distinct keys that have no row.
-  static KeysByKind KeysWithoutRows(const EmbeddingTable& table,
-                                    absl::Span<const Key> keys);
+  static absl::StatusOr<KeysByKind> KeysWithoutRows(const EmbeddingTable& table,
+                                                    absl::Span<const Key> keys);
   // Counts and reports new keys that got no rows.
   void NoteRefused(EmbeddingTable& table, absl::Span<const Key> keys);
   // Whether the table can have rows for all of `keys` at the same time, if it
@@ -95,8 +107,8 @@ class GrowthLimits {
   bool CanHold(const EmbeddingTable& table, absl::Span<const Key> keys) const;
   // The error for keys that get no rows.
   absl::Status Error(const EmbeddingTable& table) const;
-  // Evicts the rows beyond max_rows, which a round of bsp has made, of a table
-  // that evicts when it is full.
+  // After a round of bsp: evicts its rows beyond max_rows, or moves its rows
+  // beyond max_memory to disk, if the table does so.
   void Trim(EmbeddingTable& table);
   // The same for a table that no client can use yet.
   absl::Status TrimLoaded(EmbeddingTable& table) const;
@@ -122,15 +134,30 @@ class GrowthLimits {
   int64_t MaxRowsOf(const EmbeddingTable& table) const;
   // The rows beyond max_rows, if the table evicts when it is full.
   int64_t Surplus(const EmbeddingTable& table) const;
-  // The memory of all tables.
-  int64_t UsedBytes() const;
+  // The memory of all tables. With `with_loading`, of those that will be there
+  // when all loads have ended.
+  int64_t UsedBytes(bool with_loading = false) const;
   // Takes what is wanted, or as much as there is. The caller must give back
   // the rows when they are in the table.
   Room Take(EmbeddingTable& table, Room wanted);
   Room TakeBytes(const EmbeddingTable& table, Room wanted);
+  // The memory that new records of candidates may take in any case.
+  int64_t BytesForCandidates(const EmbeddingTable& table,
+                             const TableStats& stats) const;
   // The memory that new rows of the table may take.
   int64_t BytesForRows(const EmbeddingTable& table,
                        const TableStats& stats) const;
+  // The rows that must leave memory to make room for `missing` rows.
+  int64_t SurplusRows(const EmbeddingTable& table, int64_t missing) const;
+  // False for some seconds after an error of the disk.
+  bool MayDemote() const;
+  // Logs an error of Demote().
+  absl::StatusOr<int64_t> NoteDemotion(const EmbeddingTable& table,
+                                       absl::StatusOr<int64_t> moved);
+  // Makes room on behalf of a call. False if no row was moved.
+  bool Demote(EmbeddingTable& table, int64_t missing,
+              absl::Span<const Key> kept)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(evict_mutex_);
   // Makes room. False if nothing was evicted.
   bool Evict(EmbeddingTable& table, Room missing, TableCounter reason,
              absl::Span<const Key> kept)
@@ -143,8 +170,11 @@ class GrowthLimits {
   // Bytes that may be taken without counting the memory again.
   std::atomic<int64_t> credit_{0};
   std::atomic<bool> has_told_{false};
-  // One eviction at a time. Locked before the gate is closed.
+  // One eviction or demotion at a time. Locked before the gate is closed.
   Mutex evict_mutex_;
+  // After an error of the disk, in milliseconds of SteadyNow().
+  std::atomic<int64_t> next_demotion_ms_{std::numeric_limits<int64_t>::min()};
+  Mutex relieve_mutex_;
   Mutex mutex_;  // Held while the memory is counted.
 };
 

@@ -39,8 +39,8 @@ void PendingExports::Keep(Export exported) {
   }
 }
 
-void PendingExports::End(const EmbeddingTable& table, const std::string& id,
-                         bool commit) {
+absl::Status PendingExports::End(const EmbeddingTable& table,
+                                 const std::string& id, bool commit) {
   Export ended;
   {
     MutexLock lock(&mutex_);
@@ -58,9 +58,21 @@ void PendingExports::End(const EmbeddingTable& table, const std::string& id,
   }
   // If the export was not found, it has no table, and nothing is subtracted.
   const std::shared_ptr<EmbeddingTable> exported = ended.table.lock();
-  if (commit && exported != nullptr) {
-    exported->SubtractDeltaScores(ended.keys, ended.scores);
+  if (!commit || exported == nullptr) return absl::OkStatus();
+  constexpr size_t kAtOnce = 8192;
+  for (size_t begin = 0; begin < ended.keys.size(); begin += kAtOnce) {
+    absl::Status subtracted = exported->SubtractDeltaScores(
+        absl::MakeConstSpan(ended.keys).subspan(begin, kAtOnce),
+        absl::MakeConstSpan(ended.scores).subspan(begin, kAtOnce));
+    if (subtracted.ok()) continue;
+    // A repeated call goes on here.
+    const auto done = static_cast<std::ptrdiff_t>(begin);
+    ended.keys.erase(ended.keys.begin(), ended.keys.begin() + done);
+    ended.scores.erase(ended.scores.begin(), ended.scores.begin() + done);
+    Keep(std::move(ended));
+    return subtracted;
   }
+  return absl::OkStatus();
 }
 
 }  // namespace tfswitch

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "cc/base/hash.h"
 #include "cc/base/mutex.h"
 #include "cc/table/embedding_table.h"
@@ -33,7 +34,8 @@ class PendingExports {
   void Keep(Export exported);
   // Subtracts the scores if `commit`, and drops the export. If there is no such
   // export, a former call has ended it, and this call does nothing.
-  void End(const EmbeddingTable& table, const std::string& id, bool commit);
+  absl::Status End(const EmbeddingTable& table, const std::string& id,
+                   bool commit);
 
  private:
   static constexpr size_t kMaxIds = 16;

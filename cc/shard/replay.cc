@@ -71,6 +71,7 @@ absl::Status Shard::ReplayPush(absl::string_view payload) {
   // different table. For the replay the push's table is gone.
   if (!table.ok()) return absl::NotFoundError("its table is gone");
   const absl::Status status = Push(**table, push).status();
+  core_.limits.Trim(**table);  // A replay has no limits.
   // ResourceExhausted for a staged push means too many groups, or too many
   // pushes in the step. The logged push was refused for the same reason. For
   // any other push it means that memory for its rows is missing, which is an
@@ -92,7 +93,10 @@ absl::Status Shard::ReplayPull(absl::string_view payload) {
   if (!table.ok()) return absl::NotFoundError("its table is gone");
   TFSWITCH_RETURN_IF_ERROR(NoteDay(**table, pull.day));
   std::vector<float> rows(pull.keys.size() * (*table)->dim());
-  return Pull(**table, pull.keys, IfMissing::kInsert, absl::MakeSpan(rows));
+  TFSWITCH_RETURN_IF_ERROR(
+      Pull(**table, pull.keys, IfMissing::kInsert, absl::MakeSpan(rows)));
+  core_.limits.Trim(**table);
+  return absl::OkStatus();
 }
 
 absl::Status Shard::ReplayAssign(absl::string_view payload) {
@@ -101,10 +105,12 @@ absl::Status Shard::ReplayAssign(absl::string_view payload) {
   if (!ReadAssignRequest({payload}, &scratch, &assign).ok()) {
     return Malformed("assignment");
   }
-  if (!core_.tables.Find({assign.table, assign.table_incarnation}).ok()) {
-    return absl::NotFoundError("its table is gone");
-  }
-  return AssignOnce(assign).status();
+  const auto table =
+      core_.tables.Find({assign.table, assign.table_incarnation});
+  if (!table.ok()) return absl::NotFoundError("its table is gone");
+  const absl::Status status = AssignOnce(assign).status();
+  core_.limits.Trim(**table);
+  return status;
 }
 
 absl::Status Shard::ReplayCall(RecordType type, absl::string_view payload) {

@@ -286,7 +286,7 @@ absl::StatusOr<v1::StageRestoreResponse> Restores::Load(
         const TableConfig config,
         ConfigFor(path, name, FromProto(saved->config()), loaded->tables));
     TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
-                              EmbeddingTable::Create(config));
+                              core_.tables.Make(config));
     core_.limits.ReserveCapacity(*table);
     TableIdentity identity = RestoredIdentity(name, *saved, request);
     if (identity.incarnation != 0) table->set_identity(std::move(identity));
@@ -304,6 +304,10 @@ absl::StatusOr<v1::StageRestoreResponse> Restores::Load(
     TFSWITCH_RETURN_IF_ERROR(core_.limits.TrimLoaded(*table));
     staged.set_num_rows(staged.num_rows() + table->size());
     loaded->tables.emplace(name, std::move(table));
+    // This table may have taken memory that the earlier ones filled.
+    for (const auto& [other, each] : loaded->tables) {
+      TFSWITCH_RETURN_IF_ERROR(core_.limits.Relieve(*each));
+    }
     TFSWITCH_RETURN_IF_ERROR(
         WithCheckpoint(path, core_.limits.CheckRestore(loaded->tables)));
   }

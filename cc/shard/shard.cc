@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <initializer_list>
 #include <map>
 #include <new>
 #include <utility>
@@ -53,29 +54,37 @@ absl::Status Shard::Pull(EmbeddingTable& table, absl::Span<const Key> keys,
   const bool is_limited = if_missing == IfMissing::kInsert &&
                           table.config().admission.is_always() &&
                           !claim.TakeAll(keys.size());
-  if (is_limited) if_missing = IfMissing::kMark;
+  // Whether rows on disk move to memory, as far as there is room. If there is
+  // much room, FindOrInsert() does that.
+  const bool promotes = table.config().demotes_when_full() &&
+                        if_missing != IfMissing::kValue &&
+                        (is_limited || if_missing == IfMissing::kMark ||
+                         !table.config().admission.is_always());
+  if (is_limited || promotes) if_missing = IfMissing::kMark;
   // A prefetch does not count on a row that would be refused.
-  if (if_missing == IfMissing::kMark && !is_limited &&
-      !core_.limits.HasRoomFor(table, keys)) {
-    if_missing = IfMissing::kValue;
+  if (if_missing == IfMissing::kMark && !is_limited) {
+    TFSWITCH_ASSIGN_OR_RETURN(const bool has_room,
+                              core_.limits.HasRoomFor(table, keys));
+    if (!has_room) if_missing = IfMissing::kValue;
   }
   const bool insert_missing = if_missing == IfMissing::kInsert;
   const auto run = [&](bool inserts) {
     num_found = 0;
-    return RunKeyRanges(
-        threads, keys.size(), dim,
-        [&](size_t begin, size_t size) -> absl::Status {
-          const absl::Span<const Key> range = keys.subspan(begin, size);
-          float* const to = embeddings.data() + begin * dim;
-          const absl::Span<float> rows(to, size * dim);
-          TFSWITCH_ASSIGN_OR_RETURN(const int64_t found,
-                                    inserts ? table.FindOrInsert(range, rows)
-                                    : if_missing == IfMissing::kMark
-                                        ? table.FindAndMark(range, rows)
-                                        : table.Find(range, rows));
-          num_found += found;
-          return absl::OkStatus();
-        });
+    return RunKeyRanges(threads, keys.size(), dim,
+                        [&](size_t begin, size_t size) -> absl::Status {
+                          const absl::Span<const Key> range =
+                              keys.subspan(begin, size);
+                          float* const to = embeddings.data() + begin * dim;
+                          const absl::Span<float> rows(to, size * dim);
+                          TFSWITCH_ASSIGN_OR_RETURN(
+                              const int64_t found,
+                              inserts ? table.FindOrInsert(range, rows)
+                              : if_missing == IfMissing::kMark
+                                  ? table.FindAndMark(range, rows, promotes)
+                                  : table.Find(range, rows));
+                          num_found += found;
+                          return absl::OkStatus();
+                        });
   };
   if (core_.journal.log() == nullptr || !insert_missing) {
     TFSWITCH_RETURN_IF_ERROR(run(insert_missing));
@@ -90,10 +99,15 @@ absl::Status Shard::Pull(EmbeddingTable& table, absl::Span<const Key> keys,
       TFSWITCH_RETURN_IF_ERROR(run(true));
     }
   }
-  const int64_t num_missing = static_cast<int64_t>(keys.size()) - num_found;
-  if (is_limited && num_missing > 0) {
-    TFSWITCH_RETURN_IF_ERROR(InsertMarked(table, keys, &claim, embeddings));
+  if ((is_limited || promotes) &&
+      num_found < static_cast<int64_t>(keys.size())) {
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const int64_t found, is_limited
+                                 ? InsertMarked(table, keys, &claim, embeddings)
+                                 : PromoteMarked(table, keys, embeddings));
+    num_found += found;
   }
+  const int64_t num_missing = static_cast<int64_t>(keys.size()) - num_found;
   TableCounters& counters = table.counters();
   counters.Add(TableCounter::num_pulls, 1);
   counters.Add(TableCounter::pulled_keys, keys.size());
@@ -123,62 +137,111 @@ absl::Status Shard::LogInsertion(const EmbeddingTable& table,
   return core_.journal.LogPull(pull).status();
 }
 
-absl::Status Shard::InsertMarked(EmbeddingTable& table,
-                                 absl::Span<const Key> keys,
-                                 GrowthLimits::Claim* claim,
-                                 absl::Span<float> embeddings) {
-  const auto dim = static_cast<size_t>(table.dim());
-  const auto is_marked = [&](size_t i) {
-    uint32_t bits;
-    std::memcpy(&bits, embeddings.data() + i * dim, sizeof(bits));
-    return bits == kMissingMark;
-  };
-  KeysByKind missing;
-  for (size_t i = 0; i < keys.size(); ++i) {
-    if (is_marked(i)) missing.rows.push_back(keys[i]);
+namespace {
+
+// The indices of embeddings of `dim` floats that are marked with one of `bits`.
+std::vector<size_t> FindMarked(absl::Span<const float> embeddings, size_t dim,
+                               std::initializer_list<uint32_t> bits) {
+  std::vector<size_t> marked;
+  for (size_t i = 0; i < embeddings.size() / dim; ++i) {
+    uint32_t first;
+    std::memcpy(&first, embeddings.data() + i * dim, sizeof(first));
+    if (std::find(bits.begin(), bits.end(), first) != bits.end()) {
+      marked.push_back(i);
+    }
   }
-  std::vector<Key> made = missing.rows;
+  return marked;
+}
+
+}  // namespace
+
+absl::StatusOr<int64_t> Shard::PromoteMarked(EmbeddingTable& table,
+                                             absl::Span<const Key> keys,
+                                             absl::Span<float> embeddings) {
+  const auto dim = static_cast<size_t>(table.dim());
+  const std::vector<size_t> marked = FindMarked(embeddings, dim, {kColdMark});
+  std::vector<Key> cold;
+  cold.reserve(marked.size());
+  for (const size_t i : marked) cold.push_back(keys[i]);
+  TFSWITCH_RETURN_IF_ERROR(core_.limits.Promote(table, cold, keys).status());
+  // Reads a row for which there is no room from the disk.
+  std::vector<float> rows(cold.size() * dim);
+  TFSWITCH_ASSIGN_OR_RETURN(const int64_t num_found,
+                            table.FindAndMark(cold, absl::MakeSpan(rows),
+                                              /*marks_cold=*/false));
+  for (size_t n = 0; n < marked.size(); ++n) {
+    std::copy_n(rows.data() + n * dim, dim,
+                embeddings.data() + marked[n] * dim);
+  }
+  return num_found;
+}
+
+absl::StatusOr<int64_t> Shard::InsertMarked(EmbeddingTable& table,
+                                            absl::Span<const Key> keys,
+                                            GrowthLimits::Claim* claim,
+                                            absl::Span<float> embeddings) {
+  const auto dim = static_cast<size_t>(table.dim());
+  const std::vector<size_t> marked =
+      FindMarked(embeddings, dim, {kMissingMark, kColdMark});
+  std::vector<Key> made;
+  for (const size_t i : marked) made.push_back(keys[i]);
   std::sort(made.begin(), made.end());
   made.erase(std::unique(made.begin(), made.end()), made.end());
+  KeysByKind missing;
   missing.rows = made;
   const std::vector<Key> refused = claim->TakeFor(std::move(missing), keys);
   core_.limits.NoteRefused(table, refused);
   // The first keys are made.
   made.resize(made.size() - refused.size());
-  std::vector<float> rows(made.size() * dim);
-  if (!made.empty()) {
-    const WriteGate::Pass pass(core_.journal.gate());
-    TFSWITCH_RETURN_IF_ERROR(LogInsertion(table, made));
-    TFSWITCH_RETURN_IF_ERROR(
-        table.FindOrInsert(made, absl::MakeSpan(rows)).status());
-  }
-  const std::vector<float> no_row = MissingRow(table.config());
-  for (size_t i = 0; i < keys.size(); ++i) {
-    if (!is_marked(i)) continue;
-    const auto at = std::lower_bound(made.begin(), made.end(), keys[i]);
-    const float* const row =
-        at != made.end() && *at == keys[i]
-            ? rows.data() + static_cast<size_t>(at - made.begin()) * dim
-            : no_row.data();
-    std::copy_n(row, dim, embeddings.data() + i * dim);
-  }
-  return absl::OkStatus();
+  int64_t num_found = 0;
+  const auto fill = [&](const std::vector<Key>& filled,
+                        const auto& read) -> absl::Status {
+    if (filled.empty()) return absl::OkStatus();
+    std::vector<float> rows(filled.size() * dim);
+    TFSWITCH_ASSIGN_OR_RETURN(const int64_t found, read(absl::MakeSpan(rows)));
+    num_found += found;
+    for (const size_t i : marked) {
+      const auto at = std::lower_bound(filled.begin(), filled.end(), keys[i]);
+      if (at == filled.end() || *at != keys[i]) continue;
+      std::copy_n(rows.data() + static_cast<size_t>(at - filled.begin()) * dim,
+                  dim, embeddings.data() + i * dim);
+    }
+    return absl::OkStatus();
+  };
+  TFSWITCH_RETURN_IF_ERROR(
+      fill(made, [&](absl::Span<float> rows) -> absl::StatusOr<int64_t> {
+        const WriteGate::Pass pass(core_.journal.gate());
+        TFSWITCH_RETURN_IF_ERROR(LogInsertion(table, made));
+        return table.FindOrInsert(made, rows);
+      }));
+  // Some may have rows on disk.
+  TFSWITCH_RETURN_IF_ERROR(fill(refused, [&](absl::Span<float> rows) {
+    return table.Find(refused, rows);
+  }));
+  return num_found;
 }
 
-std::vector<Key> Shard::EnterGate(EmbeddingTable& table,
-                                  const GradientBatch& batch,
-                                  std::optional<GrowthLimits::Claim>* claim,
-                                  std::optional<WriteGate::Pass>* pass) {
+absl::StatusOr<std::vector<Key>> Shard::EnterGate(
+    EmbeddingTable& table, const GradientBatch& batch,
+    std::optional<GrowthLimits::Claim>* claim,
+    std::optional<WriteGate::Pass>* pass) {
+  TFSWITCH_ASSIGN_OR_RETURN(
+      const std::vector<Key> on_disk,
+      core_.limits.Promote(table, batch.keys, batch.keys));
   const bool may_insert =
       batch.insert_missing || !table.config().admission.is_always();
   constexpr int kMostTries = 8;
   for (int tries = 1;; ++tries) {
     const uint64_t generation = table.generation();
     claim->emplace(&core_.limits, &table);
-    std::vector<Key> refused;
+    std::vector<Key> refused = on_disk;
     const bool has_all = !may_insert || (*claim)->TakeAll(batch.keys.size());
     if (!has_all) {
-      refused = (*claim)->TakeFor(table.FindNewKeys(batch), batch.keys);
+      const std::vector<Key> more =
+          (*claim)->TakeFor(table.FindNewKeys(batch), batch.keys);
+      refused.insert(refused.end(), more.begin(), more.end());
+      std::sort(refused.begin(), refused.end());
+      refused.erase(std::unique(refused.begin(), refused.end()), refused.end());
     }
     pass->emplace(core_.journal.gate());
     // Keys that had rows may have lost them. Inside the gate only a client can
@@ -268,10 +331,14 @@ absl::StatusOr<WriteResult> Shard::ApplyPush(EmbeddingTable& table,
   absl::Status applied;
   // Tells the ledger the result, even after an exception.
   try {
-    const std::vector<Key> refused = EnterGate(table, batch, &claim, &pass);
+    const absl::StatusOr<std::vector<Key>> refused =
+        EnterGate(table, batch, &claim, &pass);
     std::optional<PartOfPush> part;
-    if (!refused.empty()) part.emplace(table.dim(), push, batch, refused);
-    const absl::Status present = CheckPresent(table);
+    if (refused.ok() && !refused->empty()) {
+      part.emplace(table.dim(), push, batch, *refused);
+    }
+    const absl::Status present =
+        refused.ok() ? CheckPresent(table) : refused.status();
     number = present.ok()
                  ? core_.journal.LogPush(part.has_value() ? part->push() : push)
                  : present;
@@ -339,20 +406,30 @@ absl::StatusOr<WriteResult> Shard::AssignOnce(const AssignRequest& request) {
   const auto missing = [&] {
     return GrowthLimits::KeysWithoutRows(*table, request.keys);
   };
-  const bool is_possible =
-      has_all || (core_.limits.CanHold(*table, request.keys) &&
-                  claim.TakeFor(missing(), request.keys).empty());
+  // Rows on disk that the call does not change stay there.
+  const absl::Span<const Key> set =
+      request.only_missing ? absl::Span<const Key>() : request.keys;
+  TFSWITCH_ASSIGN_OR_RETURN(const std::vector<Key> on_disk,
+                            core_.limits.Promote(*table, set, request.keys));
+  bool is_possible = on_disk.empty();
+  if (!has_all && is_possible) {
+    TFSWITCH_ASSIGN_OR_RETURN(KeysByKind new_keys, missing());
+    is_possible = core_.limits.CanHold(*table, request.keys) &&
+                  claim.TakeFor(std::move(new_keys), request.keys).empty();
+  }
   return core_.journal.WriteOnce(
       request.id,
       [&]() -> absl::StatusOr<uint64_t> {
         TFSWITCH_RETURN_IF_ERROR(CheckPresent(*table));
         if (!is_possible) return core_.limits.Error(*table);
-        if (!has_all && table->generation() != generation &&
-            static_cast<int64_t>(missing().rows.size()) > claim.num_rows()) {
-          return absl::UnavailableError(
-              absl::StrCat("table '", request.table,
-                           "': rows that the call was to set were evicted "
-                           "meanwhile; nothing was applied. Try again"));
+        if (!has_all && table->generation() != generation) {
+          TFSWITCH_ASSIGN_OR_RETURN(const KeysByKind new_keys, missing());
+          if (static_cast<int64_t>(new_keys.rows.size()) > claim.num_rows()) {
+            return absl::UnavailableError(
+                absl::StrCat("table '", request.table,
+                             "': rows that the call was to set were evicted "
+                             "meanwhile; nothing was applied. Try again"));
+          }
         }
         return core_.journal.LogAssign(request);
       },
@@ -496,8 +573,7 @@ absl::Status Shard::ReadUsage(const EmbeddingTable& table,
                               absl::Span<KeyState> states) const {
   TFSWITCH_RETURN_IF_ERROR(CheckDay(table.config().name, day));
   TFSWITCH_RETURN_IF_ERROR(CheckOwnership(core_.options, table, keys));
-  table.ReadUsage(keys, day, usage, states);
-  return absl::OkStatus();
+  return table.ReadUsage(keys, day, usage, states);
 }
 
 absl::Status Shard::CheckPresent(const EmbeddingTable& table) const {

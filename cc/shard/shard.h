@@ -19,7 +19,8 @@
 //   4. the lock of Coordinator, or that of a group in GradientAccumulator while
 //      a round is applied
 //   5. the lock of Saves or Restores, then that of one Save or Restore
-//   6. the lock of counted memory in GrowthLimits, then that of TableCatalogue
+//   6. the lock of GrowthLimits::Relieve() or that of counted memory, then that
+//      of TableCatalogue
 //   7. the locks of IntervalTimer, RoundHold, WriteLedger and PendingExports,
 //      under which no other lock is taken
 
@@ -185,9 +186,9 @@ class Shard {
       const std::string& export_id, int64_t max_keys,
       const std::function<absl::Status(const ChangeChunk&)>& visit);
   // Commits or aborts an export. May be repeated.
-  void CommitExport(const EmbeddingTable& table, const std::string& export_id,
-                    bool commit) {
-    pending_exports_.End(table, export_id, commit);
+  absl::Status CommitExport(const EmbeddingTable& table,
+                            const std::string& export_id, bool commit) {
+    return pending_exports_.End(table, export_id, commit);
   }
 
   // Replaces tables by the staged ones. Staged pushes to these tables are
@@ -227,16 +228,26 @@ class Shard {
   // Logs that a pull gives these keys rows. REQUIRES: the gate is passed.
   absl::Status LogInsertion(const EmbeddingTable& table,
                             absl::Span<const Key> keys);
-  // Makes rows for those of `keys` whose embeddings are marked as missing, as
-  // far as the table's limits allow it, and fills in their embeddings.
-  absl::Status InsertMarked(EmbeddingTable& table, absl::Span<const Key> keys,
-                            GrowthLimits::Claim* claim,
-                            absl::Span<float> embeddings);
+  // Moves the rows of those of `keys` whose embeddings are marked as cold to
+  // memory, as far as there is room, and fills in their embeddings. Marks those
+  // that have no row, as FindAndMark() does. Returns how many have one.
+  absl::StatusOr<int64_t> PromoteMarked(EmbeddingTable& table,
+                                        absl::Span<const Key> keys,
+                                        absl::Span<float> embeddings);
+  // Makes rows for those of `keys` whose embeddings are marked as missing, and
+  // moves those that are marked as cold to memory, as far as the table's limits
+  // allow it. Fills in the embeddings. Returns how many distinct keys had a
+  // row.
+  absl::StatusOr<int64_t> InsertMarked(EmbeddingTable& table,
+                                       absl::Span<const Key> keys,
+                                       GrowthLimits::Claim* claim,
+                                       absl::Span<float> embeddings);
   // Claims the rows that a push may make, and passes the gate. Returns the keys
   // that get no rows.
-  std::vector<Key> EnterGate(EmbeddingTable& table, const GradientBatch& batch,
-                             std::optional<GrowthLimits::Claim>* claim,
-                             std::optional<WriteGate::Pass>* pass);
+  absl::StatusOr<std::vector<Key>> EnterGate(
+      EmbeddingTable& table, const GradientBatch& batch,
+      std::optional<GrowthLimits::Claim>* claim,
+      std::optional<WriteGate::Pass>* pass);
   absl::StatusOr<WriteResult> ApplyPush(EmbeddingTable& table,
                                         const PushRequest& push,
                                         const GradientBatch& batch,

@@ -24,7 +24,9 @@ namespace tfswitch {
 struct ShardCore {
   ShardCore(const ShardOptions& shard_options, IntervalTimer* shrink_timer)
       : options(shard_options),
-        tables(options, journal, &stage, shrink_timer) {}
+        tables(
+            options, journal, &stage, shrink_timer,
+            [this](EmbeddingTable& table) { return limits.Relieve(table); }) {}
 
   const ShardOptions options;
   const std::shared_ptr<Coordinator> coordinator =

@@ -40,6 +40,10 @@ constexpr TableMetric kGauges[] = {
     {"tfswitch_table_bytes", "", &TableStats::reserved_bytes, "reserved"},
     {"tfswitch_table_bytes", "", &TableStats::admission_bytes, "admission"},
     {"tfswitch_table_bytes", "", &TableStats::change_bytes, "changes"},
+    {"tfswitch_table_bytes", "", &TableStats::cold_memory_bytes, "cold"},
+    {"tfswitch_table_cold_rows", "Rows on disk.", &TableStats::cold_rows},
+    {"tfswitch_table_cold_file_bytes", "Bytes of the files of rows on disk.",
+     &TableStats::cold_file_bytes},
 };
 constexpr TableMetric kCounters[] = {
     {"tfswitch_table_created_rows_total", "Created rows.",
@@ -58,6 +62,15 @@ constexpr TableMetric kCounters[] = {
     {"tfswitch_table_pushes_total", "Pushes.", &TableStats::num_pushes},
     {"tfswitch_table_pushed_keys_total", "Distinct keys of pushes.",
      &TableStats::pushed_keys},
+    {"tfswitch_table_promoted_rows_total", "Rows moved from disk to memory.",
+     &TableStats::promoted_rows},
+    {"tfswitch_table_demoted_rows_total", "Rows moved from memory to disk.",
+     &TableStats::demoted_rows},
+    {"tfswitch_table_cold_block_reads_total",
+     "Blocks read to find rows on disk.", &TableStats::cold_block_reads},
+    {"tfswitch_table_cold_written_bytes_total",
+     "Bytes written to files of rows on disk.",
+     &TableStats::cold_written_bytes},
     {"tfswitch_table_dense_steps_total", "Steps of tables with dense updates.",
      &TableStats::num_steps},
 };

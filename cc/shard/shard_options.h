@@ -34,6 +34,8 @@ struct ShardOptions {
   std::string data_folder = {};
   std::string own_folder = {};
   std::string log_folder = {};
+  // For rows that move to disk; see GrowthLimits. Empty: none may.
+  std::string cold_folder = {};
   // If not null, is incremented for each applied write. Must outlive the shard.
   std::atomic<uint64_t>* num_writes = nullptr;
   absl::Duration staged_restore_expiry = absl::Minutes(5);

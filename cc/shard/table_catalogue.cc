@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/types/span.h"
+#include "cc/base/files.h"
 #include "cc/base/log_writer.h"
 #include "cc/base/memory_region.h"
 #include "cc/base/status_macros.h"
@@ -15,6 +16,14 @@
 
 namespace tfswitch {
 namespace {
+
+std::vector<std::shared_ptr<EmbeddingTable>> Values(
+    const TableCatalogue::TableMap& tables) {
+  std::vector<std::shared_ptr<EmbeddingTable>> values;
+  values.reserve(tables.size());
+  for (const auto& [name, table] : tables) values.push_back(table);
+  return values;
+}
 
 // How many incarnations of dropped tables are remembered.
 constexpr size_t kMaxDropped = 4096;
@@ -110,9 +119,66 @@ absl::StatusOr<TableCatalogue::Handle> TableCatalogue::Create(
     }
     // Makes the table before it locks the mutex, which all calls need.
     // Reserving addresses takes a millisecond, and longer with many threads.
-    TFSWITCH_ASSIGN_OR_RETURN(table, EmbeddingTable::Create(config));
+    TFSWITCH_ASSIGN_OR_RETURN(table, Make(config));
     if (identity.incarnation != 0) table->set_identity(identity);
   }
+}
+
+absl::StatusOr<std::shared_ptr<EmbeddingTable>> TableCatalogue::Make(
+    const TableConfig& config) const {
+  std::shared_ptr<ColdFolder> folder;
+  if (config.demotes_when_full()) {
+    MutexLock lock(&mutex_);
+    folder = cold_folder_;
+    if (folder == nullptr) {
+      const std::string message = absl::StrCat(
+          "table '", config.name,
+          "' has when_full='disk', and there is no "
+          "folder for its rows",
+          options_.OnShard(),
+          ". Start servers with --cold_dir, or connect(\"local://\", "
+          "cold_dir=...)");
+      // A replay must not skip the call that made the table.
+      return journal_.is_recovering() ? absl::UnavailableError(message)
+                                      : absl::FailedPreconditionError(message);
+    }
+  }
+  TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
+                            EmbeddingTable::Create(config));
+  if (folder != nullptr) table->SetColdFolder(std::move(folder), make_room_);
+  MutexLock lock(&mutex_);
+  made_.erase(std::remove_if(made_.begin(), made_.end(),
+                             [](const auto& each) { return each.expired(); }),
+              made_.end());
+  made_.push_back(table);
+  return table;
+}
+
+absl::Status TableCatalogue::OpenColdFolder(const std::string& path) {
+  if (path.empty()) return absl::OkStatus();
+  MutexLock lock(&mutex_);
+  if (cold_folder_ == nullptr) {
+    TFSWITCH_ASSIGN_OR_RETURN(cold_folder_, ColdFolder::Open(path));
+    return absl::OkStatus();
+  }
+  if (cold_folder_->path() == AbsolutePath(path)) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("cold_dir: '", path, "' was given, and rows are in '",
+                   cold_folder_->path(), "' already"));
+}
+
+std::vector<std::shared_ptr<EmbeddingTable>> TableCatalogue::WithLoading()
+    const {
+  MutexLock lock(&mutex_);
+  TableMap tables = tables_;
+  for (const auto& each : made_) {
+    auto table = each.lock();
+    if (table == nullptr) continue;
+    const auto present = tables_.find(table->config().name);
+    if (present != tables_.end() && present->second == table) continue;
+    tables[table->config().name] = std::move(table);
+  }
+  return Values(tables);
 }
 
 absl::Status TableCatalogue::CheckCapacity(const TableConfig& config) const {
@@ -151,14 +217,15 @@ absl::Status TableCatalogue::CloseOptimizer(const TableConfig& config) {
   TableConfig closed = config;
   closed.capacity = open->config().capacity;
   TFSWITCH_ASSIGN_OR_RETURN(std::shared_ptr<EmbeddingTable> table,
-                            EmbeddingTable::Create(closed));
+                            Make(closed));
   table->set_identity(open->identity());
   table->NoteDay(open->last_day());
   const bool keeps_state =
       HaveEqualState(former.optimizer, config.optimizer, config.dim);
   constexpr int64_t kMaxRows = 4096;
   TFSWITCH_RETURN_IF_ERROR(
-      open->ForEachRow(kMaxRows, [&](const RowChunk& rows) {
+      open->ForEachRow(kMaxRows, [&](const RowChunk& rows) -> absl::Status {
+        TFSWITCH_RETURN_IF_ERROR(make_room_(*table));
         return table
             ->AssignRows({rows.keys, rows.embeddings,
                           keeps_state ? rows.slots : absl::Span<const float>()},
@@ -311,10 +378,7 @@ absl::StatusOr<std::shared_ptr<EmbeddingTable>> TableCatalogue::Find(
 
 std::vector<std::shared_ptr<EmbeddingTable>> TableCatalogue::All() const {
   MutexLock lock(&mutex_);
-  std::vector<std::shared_ptr<EmbeddingTable>> tables;
-  tables.reserve(tables_.size());
-  for (const auto& [name, table] : tables_) tables.push_back(table);
-  return tables;
+  return Values(tables_);
 }
 
 bool TableCatalogue::IsPresent(const EmbeddingTable& table) const {

@@ -6,9 +6,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -22,6 +24,7 @@
 #include "cc/shard/interval_timer.h"
 #include "cc/shard/journal.h"
 #include "cc/shard/shard_options.h"
+#include "cc/table/cold_tier.h"
 #include "cc/table/embedding_table.h"
 #include "cc/table/table_config.h"
 #include "cc/wire/row_calls.h"
@@ -48,12 +51,28 @@ class TableCatalogue {
   };
 
   // `shrink_timer` is told the names of tables that are shrunk at intervals.
+  // make_room(table) moves rows of a table to disk if it has too many.
   TableCatalogue(const ShardOptions& options, const Journal& journal,
-                 GradientAccumulator* stage, IntervalTimer* shrink_timer)
+                 GradientAccumulator* stage, IntervalTimer* shrink_timer,
+                 std::function<absl::Status(EmbeddingTable&)> make_room)
       : options_(options),
         journal_(journal),
         stage_(*stage),
-        shrink_timer_(*shrink_timer) {}
+        shrink_timer_(*shrink_timer),
+        make_room_(std::move(make_room)) {}
+
+  // Makes a table that no client can use yet. FailedPrecondition if its rows
+  // may go to disk and this shard has no folder for them.
+  absl::StatusOr<std::shared_ptr<EmbeddingTable>> Make(
+      const TableConfig& config) const;
+
+  // Sets the folder for rows on disk, if there is none and `path` is not empty.
+  // FailedPrecondition if there is another one, or the error of
+  // ColdFolder::Open().
+  absl::Status OpenColdFolder(const std::string& path);
+  // All tables as they will be when the tables that are being loaded have
+  // replaced those of the same names.
+  std::vector<std::shared_ptr<EmbeddingTable>> WithLoading() const;
 
   // Makes the table with `identity`; draws an incarnation if that is 0. A table
   // that exists keeps its rows. It also keeps its identity, unless its
@@ -134,9 +153,14 @@ class TableCatalogue {
   const Journal& journal_;
   GradientAccumulator& stage_;
   IntervalTimer& shrink_timer_;
+  const std::function<absl::Status(EmbeddingTable&)> make_room_;
   const absl::Time started_ = absl::Now();
 
   mutable Mutex mutex_;
+  std::shared_ptr<ColdFolder> cold_folder_ ABSL_GUARDED_BY(mutex_);
+  // All tables of Make() that still exist.
+  mutable std::vector<std::weak_ptr<EmbeddingTable>> made_
+      ABSL_GUARDED_BY(mutex_);
   TableMap tables_ ABSL_GUARDED_BY(mutex_);
   // The number of holds on each table.
   std::map<std::string, int64_t> holds_ ABSL_GUARDED_BY(mutex_);

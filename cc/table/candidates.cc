@@ -58,7 +58,7 @@ void Candidates::Erase(Key key, uint32_t position) {
 }
 
 void Candidates::Compact(bool with_stamps) {
-  if (!records_.IsWorthCompacting()) return;
+  if (!records_.IsWorthCompacting(/*min_share=*/4)) return;
   const uint64_t limit = records_.SortFreeRows();
   std::vector<uint32_t> left;
   index_.VisitEntries(0, kMaxBuckets, [&](Key, StripeIndex::Entry entry) {

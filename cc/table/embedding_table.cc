@@ -150,7 +150,7 @@ EmbeddingTable::Impl::Create(const TableConfig& config, const KeyedHash& hash) {
   }
   // Starts the clock, so that each changed row gets a stamp. ChooseLeastUsed()
   // reads from the stamps how long ago rows changed.
-  if (config.evicts_when_full()) impl->change_clock_.EndEpoch();
+  if (impl->ranks_uses()) impl->change_clock_.EndEpoch();
   return impl;
 }
 
@@ -315,7 +315,7 @@ bool EmbeddingTable::Impl::CopyRowLocked(Stripe* stripe,
 }
 
 absl::StatusOr<int64_t> EmbeddingTable::Impl::Read(
-    absl::Span<const Key> keys, bool marks,
+    absl::Span<const Key> keys, bool marks, bool marks_cold,
     absl::Span<float> embeddings) const {
   TFSWITCH_RETURN_IF_ERROR(
       CheckFloats("embeddings", keys.size(), "dim", dim(), embeddings.size()));
@@ -330,16 +330,41 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::Read(
     float* const to = embeddings.data() + begin * dim;
     const InsertedRows before =
         has_weights() ? ReadInsertedRows() : InsertedRows();
-    const uint32_t num_missing =
-        ReadBlock(block, *now, views, &retry, missing, to);
-    if (marks) {
-      for (uint32_t i = 0; i < num_missing; ++i) {
-        std::fill_n(to + missing[i] * dim, dim, FloatOfBits(kMissingMark));
+    const Moves moves = cold_ != nullptr ? ReadMoves() : Moves();
+    uint32_t num_missing = ReadBlock(block, *now, views, &retry, missing, to);
+    const auto mark = [&](uint16_t i, uint32_t bits) {
+      std::fill_n(to + i * dim, dim, FloatOfBits(bits));
+    };
+    num_found += static_cast<int64_t>(block.size() - num_missing);
+    if (num_missing > 0 && has_cold_rows()) {
+      if (marks_cold) {
+        num_missing = static_cast<uint32_t>(
+            std::remove_if(missing, missing + num_missing,
+                           [&](uint16_t i) {
+                             const uint32_t stripe =
+                                 StripeOfHash(hash_(block[i]));
+                             // A row that has moved may have been in a file
+                             // that is gone.
+                             if (!cold_->tier.MayContain(block[i]) &&
+                                 stripes_[stripe].num_moves == moves[stripe]) {
+                               return false;
+                             }
+                             mark(i, kColdMark);
+                             return true;
+                           }) -
+            missing);
+      } else {
+        const uint32_t num_absent = num_missing;
+        TFSWITCH_RETURN_IF_ERROR(
+            ReadColdEmbeddings(block, *now, moves, missing, &num_missing, to));
+        num_found += num_absent - num_missing;
       }
+    }
+    if (marks) {
+      for (uint32_t i = 0; i < num_missing; ++i) mark(missing[i], kMissingMark);
     } else {
       FillMissing(block, *now, missing, num_missing, before, to);
     }
-    num_found += static_cast<int64_t>(block.size() - num_missing);
   }
   return num_found;
 }
@@ -376,6 +401,12 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::FindOrInsert(
     num_found -= num_missing;
     if (!state.has_value()) state = InitialState(Today(), now->last_step);
     const ChangeClock::Change change(&change_clock_);
+    if (has_cold_rows()) {
+      std::vector<uint16_t> present;
+      TFSWITCH_RETURN_IF_ERROR(
+          Revive(block, {missing, num_missing}, change, &present));
+      num_found += static_cast<int64_t>(present.size());
+    }
     TFSWITCH_RETURN_IF_ERROR(ModifyOrInsert(
         block.data(), StripeGroups(hash_, block.data(), num_missing, missing),
         *state, change,
@@ -459,16 +490,41 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::ApplyGradients(
                                ? kernels_.step_and_observe(kernel_batch, steps)
                                : kernels_.step(kernel_batch, steps);
     num_updated += static_cast<int64_t>(block.size() - num_missing);
-    if (num_missing == 0 || !(batch.insert_missing || admits)) continue;
-    if (admits) num_missing = AdmitMissing(block, steps, missing, num_missing);
-    if (!state.has_value()) state = InitialState(steps.day, steps.step());
-    const StripeGroups groups(hash_, block.data(), num_missing, missing);
     const auto modify = [&](const KeyPlace& place, uint32_t i) {
       ModifyLocked(place, steps.RoundingOf(place.key), change.stamp(),
                    [&](const RowFloats& row) {
                      steps.StepAndObserve(config_.dim, row, i);
                    });
     };
+    if (num_missing > 0 && has_cold_rows()) {
+      std::vector<uint16_t> present;
+      TFSWITCH_RETURN_IF_ERROR(
+          Revive(block, {missing, num_missing}, change, &present));
+      if (!present.empty()) {
+        const StripeGroups groups(hash_, block.data(),
+                                  static_cast<uint32_t>(present.size()),
+                                  present.data());
+        TFSWITCH_RETURN_IF_ERROR(ForEachLocked(
+            block.data(), groups, [&](const KeyPlace& place, uint32_t i) {
+              if (!place.has_row()) return absl::OkStatus();
+              modify(place, i);
+              ++num_updated;
+              return absl::OkStatus();
+            }));
+        std::sort(present.begin(), present.end());
+        num_missing = static_cast<uint32_t>(
+            std::remove_if(missing, missing + num_missing,
+                           [&](uint16_t i) {
+                             return std::binary_search(present.begin(),
+                                                       present.end(), i);
+                           }) -
+            missing);
+      }
+    }
+    if (num_missing == 0 || !(batch.insert_missing || admits)) continue;
+    if (admits) num_missing = AdmitMissing(block, steps, missing, num_missing);
+    if (!state.has_value()) state = InitialState(steps.day, steps.step());
+    const StripeGroups groups(hash_, block.data(), num_missing, missing);
     num_updated += num_missing;
     if (!config_.admission.has_candidates()) {
       TFSWITCH_RETURN_IF_ERROR(ModifyOrInsert(
@@ -518,12 +574,16 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::AssignRows(const RowChunk& rows,
     GoOnAfterStepOf(slots);
   }
   const auto end_generation = absl::MakeCleanup([this] { EndGeneration(); });
-  const ChangeClock::Change change(&change_clock_);
   const std::shared_ptr<const StepHistory> now = Now();
   const RowBuffer state = InitialState(Today(), now->last_step);
   auto num_assigned = static_cast<int64_t>(keys.size());
   for (size_t begin = 0; begin < keys.size(); begin += kInsertingBlock) {
     const absl::Span<const Key> block = keys.subspan(begin, kInsertingBlock);
+    if (cold_ != nullptr && mode == AssignMode::kSaved) {
+      TFSWITCH_RETURN_IF_ERROR(cold_->make_room(*this));
+    }
+    const ChangeClock::Change change(&change_clock_);
+    TFSWITCH_RETURN_IF_ERROR(ReviveAbsent(block, change));
     // Sets row i of the block.
     const auto set = [&](const RowFloats& row, size_t i) {
       i += begin;
@@ -610,33 +670,41 @@ void EmbeddingTable::Impl::EraseLocked(const KeyPlace& place,
   stripe->CountErased();
 }
 
-int64_t EmbeddingTable::Impl::Erase(absl::Span<const Key> keys) {
+absl::StatusOr<int64_t> EmbeddingTable::Impl::Erase(
+    absl::Span<const Key> keys) {
   int64_t num_erased = 0;
-  const ChangeClock::Change change(&change_clock_);
-  const auto erase = [&](const KeyPlace& place, size_t) {
-    ForgetLocked(place, change.stamp());
-    if (!place.has_row()) return absl::OkStatus();
-    EraseLocked(place, change.stamp());
-    ++num_erased;
-    return absl::OkStatus();
-  };
-  ForEachLocked(keys, erase).IgnoreError();  // It cannot fail.
-  EndGeneration();
+  const auto end_generation = absl::MakeCleanup([this] { EndGeneration(); });
+  for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
+    const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
+    const ChangeClock::Change change(&change_clock_);
+    TFSWITCH_RETURN_IF_ERROR(ReviveAbsent(block, change));
+    TFSWITCH_RETURN_IF_ERROR(
+        ForEachLocked(block, [&](const KeyPlace& place, size_t) {
+          ForgetLocked(place, change.stamp());
+          if (!place.has_row()) return absl::OkStatus();
+          EraseLocked(place, change.stamp());
+          ++num_erased;
+          return absl::OkStatus();
+        }));
+  }
   return num_erased;
 }
 
-void EmbeddingTable::Impl::ReadUsage(absl::Span<const Key> keys, float day,
-                                     absl::Span<UsageOfRow> usage,
-                                     absl::Span<KeyState> states) const {
+absl::Status EmbeddingTable::Impl::ReadUsage(
+    absl::Span<const Key> keys, float day, absl::Span<UsageOfRow> usage,
+    absl::Span<KeyState> states) const {
   day = DayOf(day);
   std::vector<float> counts(static_cast<size_t>(statistics_.num_floats()));
+  const auto set_row = [&](size_t i, const float* row_statistics) {
+    usage[i] = statistics_.Read(row_statistics, day);
+    states[i] = KeyState::kRow;
+  };
   const auto read = [&](const KeyPlace& place, size_t i) {
     usage[i] = UsageOfRow();
     states[i] = KeyState::kUnknown;
     if (place.has_row()) {
       CopyStatisticsLocked(place.stripe, place.entry, counts.data());
-      usage[i] = statistics_.Read(counts.data(), day);
-      states[i] = KeyState::kRow;
+      set_row(i, counts.data());
     } else if (config_.admission.has_candidates()) {
       const float* const record =
           place.stripe->candidates.Find(place.key, place.position);
@@ -647,7 +715,28 @@ void EmbeddingTable::Impl::ReadUsage(absl::Span<const Key> keys, float day,
     }
     return absl::OkStatus();
   };
+  const Moves moves = ReadMoves();
   ForEachLocked(keys, read).IgnoreError();  // It cannot fail.
+  for (size_t begin = 0; begin < keys.size() && has_cold_rows();
+       begin += kMaxKernelKeys) {
+    const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
+    std::vector<uint16_t> absent;
+    for (size_t i = 0; i < block.size(); ++i) {
+      if (states[begin + i] != KeyState::kUnknown) continue;
+      absent.push_back(static_cast<uint16_t>(i));
+    }
+    TFSWITCH_RETURN_IF_ERROR(ReadCold(
+        block, moves,
+        [&](size_t i, const char* record) {
+          set_row(begin + i, cold_->tier.format().StatisticsOf(record));
+        },
+        [&](size_t i, const KeyPlace& place) {
+          CopyStatisticsLocked(place.stripe, place.entry, counts.data());
+          set_row(begin + i, counts.data());
+        },
+        &absent));
+  }
+  return absl::OkStatus();
 }
 
 // Gathers rows for the visitor of ForEachRow.
@@ -692,6 +781,13 @@ class EmbeddingTable::Impl::RowGatherer {
     ++num_rows_;
   }
 
+  // Adds the row in row(), for which there need not be room.
+  absl::Status AddAndEmit(Key key) {
+    Reserve(1);
+    Add(key);
+    return num_rows_ < max_rows_ ? absl::OkStatus() : Emit();
+  }
+
   // Adds a former state of a row, as RowUndoLog has kept it.
   absl::Status AddFormer(Key key, const float* floats) {
     const auto num_words = static_cast<size_t>(table_.codec_.num_words());
@@ -702,9 +798,7 @@ class EmbeddingTable::Impl::RowGatherer {
     }
     std::copy_n(floats + num_words, table_.statistics_.num_floats(),
                 row_.begin() + table_.codec_.num_floats());
-    Reserve(1);
-    Add(key);
-    return num_rows_ < max_rows_ ? absl::OkStatus() : Emit();
+    return AddAndEmit(key);
   }
 
   absl::Status Emit() {
@@ -752,7 +846,9 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
   RowGatherer gatherer(*this, full, snapshot != nullptr ? snapshot->now : Now(),
                        visit);
   std::vector<std::pair<Key, StripeIndex::Entry>> entries;
-  for (Stripe& stripe : stripes_) {
+  const uint32_t min_stamp = snapshot != nullptr ? snapshot_from_.load() : 0;
+  for (int s = 0; s < kNumStripes; ++s) {
+    Stripe& stripe = stripes_[s];
     // Makes a bitmap by row number before the visit: stamps are in the order of
     // rows, but the visit is in the order of the index.
     std::vector<bool> changed;
@@ -765,17 +861,20 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
     // The position of a key never changes, but its bucket does when the index
     // grows. So this visits ranges of positions, each under the mutex, and sees
     // each key once.
-    for (uint64_t begin = is_unchanged ? kEndOfPositions : 0;
-         begin < kEndOfPositions;) {
+    for (uint64_t begin = 0; begin < kEndOfPositions;) {
       entries.clear();
+      ColdRange cold;
       {
         MutexLock lock(&stripe.mutex);
-        begin = stripe.index.VisitEntries(
-            begin, buckets_per_visit,
-            [&](Key key, StripeIndex::Entry entry) {
-              entries.emplace_back(key, entry);
-            },
-            changed.empty() ? nullptr : &changed);
+        const uint64_t from = begin;
+        begin = is_unchanged ? kEndOfPositions
+                             : stripe.index.VisitEntries(
+                                   begin, buckets_per_visit,
+                                   [&](Key key, StripeIndex::Entry entry) {
+                                     entries.emplace_back(key, entry);
+                                   },
+                                   changed.empty() ? nullptr : &changed);
+        cold = CollectCold(s, from, begin, min_stamp);
         gatherer.Reserve(entries.size());
         for (size_t i = 0; i < entries.size(); ++i) {
           // Prefetches the rows: in memory they are in the order of their
@@ -793,6 +892,13 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
           }
         }
       }
+      TFSWITCH_RETURN_IF_ERROR(
+          VisitCold(cold, [&](const ColdHit& hit) -> absl::Status {
+            const uint32_t stamp = ColdFormat::StampOf(hit.record);
+            if (stamp < min_stamp || stamp >= limit) return absl::OkStatus();
+            DecodeRecord(hit.record, gatherer.row());
+            return gatherer.AddAndEmit(ColdFormat::KeyOf(hit.record));
+          }));
       if (snapshot != nullptr) stripe.undo_log.SetVisited(begin);
       // The next range may have this many.
       if (gatherer.num_rows() + buckets_per_visit * kKeysPerBucket > full) {
@@ -814,14 +920,32 @@ absl::Status EmbeddingTable::Impl::ReadRows(
     const std::function<absl::Status(const RowChunk&)>& visit) const {
   RowGatherer gatherer(*this, keys.size(), Now(), visit);
   gatherer.Reserve(keys.size());
-  const auto read = [&](const KeyPlace& place, size_t) {
-    if (place.has_row() &&
-        CopyRowLocked(place.stripe, place.entry, kAnyStamp, gatherer.row())) {
-      gatherer.Add(place.key);
-    }
-    return absl::OkStatus();
+  const auto add = [&](const KeyPlace& place) {
+    CopyRowLocked(place.stripe, place.entry, kAnyStamp, gatherer.row());
+    gatherer.Add(place.key);
   };
-  TFSWITCH_RETURN_IF_ERROR(ForEachLocked(keys, read));
+  for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
+    const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
+    std::vector<uint16_t> absent;
+    const Moves moves = ReadMoves();
+    TFSWITCH_RETURN_IF_ERROR(
+        ForEachLocked(block, [&](const KeyPlace& place, size_t i) {
+          if (place.has_row()) {
+            add(place);
+          } else {
+            absent.push_back(static_cast<uint16_t>(i));
+          }
+          return absl::OkStatus();
+        }));
+    if (!has_cold_rows()) continue;
+    TFSWITCH_RETURN_IF_ERROR(ReadCold(
+        block, moves,
+        [&](size_t i, const char* record) {
+          DecodeRecord(record, gatherer.row());
+          gatherer.Add(block[i]);
+        },
+        [&](size_t, const KeyPlace& place) { add(place); }, &absent));
+  }
   return gatherer.Emit();
 }
 
@@ -832,7 +956,7 @@ absl::Status EmbeddingTable::Impl::RestoreSteps(const SavedSteps& saved) {
 }
 
 int64_t EmbeddingTable::Impl::size() const {
-  int64_t size = 0;
+  int64_t size = cold_ != nullptr ? cold_->num_rows.load() : 0;
   for (const Stripe& stripe : stripes_) {
     size += stripe.inserted_rows.load(std::memory_order_relaxed) -
             stripe.erased_rows.load(std::memory_order_relaxed);
@@ -843,7 +967,7 @@ int64_t EmbeddingTable::Impl::size() const {
 }
 
 int64_t EmbeddingTable::Impl::SizeAtMost() const {
-  int64_t size = 0;
+  int64_t size = cold_ != nullptr ? cold_->num_rows.load() : 0;
   for (const Stripe& stripe : stripes_) {
     // In this order, because a row may be made and erased between the two.
     size -= stripe.erased_rows.load(std::memory_order_acquire);
@@ -875,10 +999,22 @@ TableStats EmbeddingTable::Impl::stats() const {
   if (bloom_ != nullptr) {
     stats.admission_bytes += static_cast<int64_t>(bloom_->resident_bytes());
   }
-  stats.num_rows = stats.inserted_rows - stats.erased_rows;
+  const int64_t memory_rows = stats.inserted_rows - stats.erased_rows;
+  if (cold_ != nullptr) {
+    const ColdTier& tier = cold_->tier;
+    stats.cold_rows = cold_->num_rows;
+    stats.cold_file_bytes = tier.file_bytes();
+    stats.cold_memory_bytes = tier.memory_bytes();
+    stats.cold_written_bytes = tier.written_bytes();
+    stats.cold_block_reads = tier.num_reads();
+    // Moves do not count.
+    stats.inserted_rows -= counters().Sum(TableCounter::promoted_rows);
+    stats.erased_rows -= counters().Sum(TableCounter::demoted_rows);
+  }
+  stats.num_rows = memory_rows + stats.cold_rows;
   stats.num_steps = step_log_.Now()->last_step;
   stats.row_stride_bytes = static_cast<int64_t>(stride_ + statistics_stride_);
-  stats.row_bytes = stats.num_rows * stats.row_stride_bytes;
+  stats.row_bytes = memory_rows * stats.row_stride_bytes;
   stats.reserved_bytes = row_resident_bytes - stats.row_bytes;
 #define TFSWITCH_READ(name) stats.name = counters().Sum(TableCounter::name);
   TFSWITCH_TABLE_COUNTERS(TFSWITCH_READ)

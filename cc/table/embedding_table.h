@@ -50,7 +50,7 @@ namespace tfswitch {
 struct TableStats {
   int64_t num_rows = 0;
   int64_t index_bytes = 0;     // The touched part of the hash index.
-  int64_t row_bytes = 0;       // Rows in use: num_rows x row stride.
+  int64_t row_bytes = 0;       // Rows in memory x row stride.
   int64_t reserved_bytes = 0;  // Touched ahead of use, and freed rows.
   int64_t row_stride_bytes = 0;
   // Since creation.
@@ -66,6 +66,13 @@ struct TableStats {
   int64_t num_steps = 0;  // With dense updates: the number of applied pushes.
   // Records for ids that wait for admission, which have memory and no id.
   int64_t free_candidates = 0;
+  // Rows on disk, which num_rows includes, with their files, and the memory
+  // that finds them.
+  int64_t cold_rows = 0;
+  int64_t cold_file_bytes = 0;
+  int64_t cold_memory_bytes = 0;
+  int64_t cold_written_bytes = 0;  // Since creation.
+  int64_t cold_block_reads = 0;    // Since creation.
   // Since creation, counted by the callers; see table_counters.h.
 #define TFSWITCH_FIELD(name) int64_t name = 0;
   TFSWITCH_TABLE_COUNTERS(TFSWITCH_FIELD)
@@ -221,6 +228,7 @@ enum class AssignMode {
   kNowIfMissing,
 };
 
+class ColdFolder;
 class EmbeddingTable;
 
 // The state of a table at one moment. The table itself continues to change:
@@ -279,6 +287,8 @@ int CandidateFloats(const TableConfig& config);
 
 // A NaN that no row has: arithmetic gives other NaNs, and calls refuse NaN.
 inline constexpr uint32_t kMissingMark = 0x7fc7f50d;
+// Another one, for keys that may have rows on disk.
+inline constexpr uint32_t kColdMark = 0x7fc7f50e;
 
 // Maps keys to rows. A row is an embedding followed by its slots: the state of
 // the optimizer and, if the config asks for them, statistics of the row's use
@@ -322,10 +332,14 @@ class EmbeddingTable {
                                        absl::Span<float> embeddings) const = 0;
 
   // Like Find(), but marks keys without a row: all their values have the bits
-  // kMissingMark. With an admission policy this is Find(), because then it does
-  // not matter for the values whether a lookup may insert rows.
-  virtual absl::StatusOr<int64_t> FindAndMark(
-      absl::Span<const Key> keys, absl::Span<float> embeddings) const = 0;
+  // kMissingMark. With an admission policy does not mark them, because then it
+  // does not matter for the values whether a lookup may insert rows.
+  //
+  // With `marks_cold` does not read the disk: all values of a key that may have
+  // a row there have the bits kColdMark, and it does not count as found.
+  virtual absl::StatusOr<int64_t> FindAndMark(absl::Span<const Key> keys,
+                                              absl::Span<float> embeddings,
+                                              bool marks_cold) const = 0;
 
   // Like Find(), but first inserts a row from the initializer for a missing
   // key, unless there is an admission policy. This is the read of training.
@@ -384,7 +398,7 @@ class EmbeddingTable {
   // Removes rows, and the records of waiting keys. Ignores keys that are absent
   // or repeated. Returns how many rows were removed. Later inserts reuse their
   // memory.
-  virtual int64_t Erase(absl::Span<const Key> keys) = 0;
+  virtual absl::StatusOr<int64_t> Erase(absl::Span<const Key> keys) = 0;
 
   // Removes the rows and candidates to which any of `rules` applies on `day`,
   // and gives their memory back; with `dry_run` only counts them. Other calls
@@ -405,14 +419,44 @@ class EmbeddingTable {
   // rules, rows that changed after the last call are chosen only if there are
   // no others, because a new row has had no time to be used.
   //
-  // REQUIRES: config().evicts_when_full().
+  // A table with demotes_when_full() chooses by the time of the last use only.
+  //
+  // REQUIRES: config().evicts_when_full() or config().demotes_when_full().
   virtual KeysByKind ChooseLeastUsed(int64_t num_rows, int64_t num_candidates,
                                      absl::Span<const Key> kept) = 0;
 
+  // Where Demote() puts rows. AssignRows() of saved rows, and
+  // SubtractDeltaScores(), call make_room(this table) before each block of
+  // rows, because they may bring more rows to memory than fit.
+  //
+  // REQUIRES: config().demotes_when_full(), and the table is not used yet.
+  virtual void SetColdFolder(
+      std::shared_ptr<ColdFolder> folder,
+      std::function<absl::Status(EmbeddingTable&)> make_room) = 0;
+  // Moves the `num_rows` least used rows from memory to disk, as
+  // ChooseLeastUsed() chooses them. Returns how many it has moved: less if
+  // there are not so many, or if rows change meanwhile. All other calls work as
+  // before: they read a row on disk where it is, and a call that changes it
+  // moves it to memory first. They may return ResourceExhausted if the disk is
+  // full, and Internal if it fails, or does not have what was written.
+  // FailedPrecondition without SetColdFolder().
+  //
+  // The calling thread must not be inside another call of the table.
+  virtual absl::StatusOr<int64_t> Demote(int64_t num_rows,
+                                         absl::Span<const Key> kept) = 0;
+  // Gives the memory of free rows back in the background, if a sixteenth of the
+  // rows is free.
+  virtual void ReleaseFreeRows() = 0;
+  // The distinct keys that may have rows on disk, sorted: all that have one,
+  // and a few of those that have no row.
+  virtual std::vector<Key> FindColdKeys(absl::Span<const Key> keys) const = 0;
+  // Moves the rows of `keys` that are on disk to memory.
+  virtual absl::Status Promote(absl::Span<const Key> keys) = 0;
+
   // Reads the usage counters of keys[i], as of `day`, for rows and candidates.
-  virtual void ReadUsage(absl::Span<const Key> keys, float day,
-                         absl::Span<UsageOfRow> usage,
-                         absl::Span<KeyState> states) const = 0;
+  virtual absl::Status ReadUsage(absl::Span<const Key> keys, float day,
+                                 absl::Span<UsageOfRow> usage,
+                                 absl::Span<KeyState> states) const = 0;
 
   // Visits the rows of `keys` at once. Leaves out keys without a row.
   virtual absl::Status ReadRows(
@@ -456,8 +500,8 @@ class EmbeddingTable {
   virtual ChangeCursor EndEpoch() = 0;
 
   // Subtracts published delta scores from rows.
-  virtual void SubtractDeltaScores(absl::Span<const Key> keys,
-                                   absl::Span<const float> scores) = 0;
+  virtual absl::Status SubtractDeltaScores(absl::Span<const Key> keys,
+                                           absl::Span<const float> scores) = 0;
 
   // From the end of Hold() until Release(), which the same thread must call, no
   // row changes. Hold() waits for changes in progress; new changes wait.

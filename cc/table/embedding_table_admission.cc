@@ -310,21 +310,27 @@ absl::Status EmbeddingTable::Impl::AssignCandidates(
                                        "candidate_floats", candidate_floats_,
                                        records.size()));
   const size_t width = static_cast<size_t>(candidate_floats_);
-  const ChangeClock::Change change(&change_clock_);
-  return ForEachLocked(keys, [&](const KeyPlace& place, size_t i) {
-    if (place.has_row()) return absl::OkStatus();
-    KeepCandidateLocked(place.stripe, place.key, place.position,
-                        change.stamp());
-    Candidates& candidates = place.stripe->candidates;
-    float* record = candidates.Find(place.key, place.position);
-    if (record == nullptr) {
-      record = candidates.Insert(place.key, place.position);
-    }
-    if (record == nullptr) return OutOfMemory();
-    std::copy_n(records.data() + i * width, width, record);
-    StampCandidateLocked(place.stripe, record, change.stamp());
-    return absl::OkStatus();
-  });
+  for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
+    const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
+    const ChangeClock::Change change(&change_clock_);
+    TFSWITCH_RETURN_IF_ERROR(ReviveAbsent(block, change));
+    TFSWITCH_RETURN_IF_ERROR(
+        ForEachLocked(block, [&](const KeyPlace& place, size_t i) {
+          if (place.has_row()) return absl::OkStatus();
+          KeepCandidateLocked(place.stripe, place.key, place.position,
+                              change.stamp());
+          Candidates& candidates = place.stripe->candidates;
+          float* record = candidates.Find(place.key, place.position);
+          if (record == nullptr) {
+            record = candidates.Insert(place.key, place.position);
+          }
+          if (record == nullptr) return OutOfMemory();
+          std::copy_n(records.data() + (begin + i) * width, width, record);
+          StampCandidateLocked(place.stripe, record, change.stamp());
+          return absl::OkStatus();
+        }));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace tfswitch

@@ -152,34 +152,68 @@ class EmbeddingTable::Impl::ChangeVisit {
   absl::Status VisitRows(int s) {
     Stripe& stripe = table_.stripes_[s];
     std::vector<float> embedding(static_cast<size_t>(table_.config_.dim));
+    counts_.resize(static_cast<size_t>(table_.statistics_.num_floats()));
+    // A row may have missed steps on disk, and be in memory by now.
+    const uint32_t min_stamp = table_.has_cold_rows() ? MinColdStamp()
+                               : is_all_              ? 0
+                                                      : since_ + 1;
     for (uint64_t begin = 0; begin < kEndOfPositions;) {
+      ColdRange cold;
       {
         MutexLock lock(&stripe.mutex);
+        const uint64_t from = begin;
         begin = stripe.index.VisitEntries(
             begin, buckets_per_visit_, [&](Key key, StripeIndex::Entry entry) {
               if (rule_.has_value()) {
-                if (!ChooseLocked(&stripe, lost_[s], key, entry)) return;
-              } else if (!is_all_ && RacyLoad(stripe.rows.stamps() +
-                                              entry.row()) <= since_) {
+                table_.CopyStatisticsLocked(&stripe, entry, counts_.data());
+                if (!Choose(lost_[s], key, counts_.data())) return;
+              } else if (RacyLoad(stripe.rows.stamps() + entry.row()) <
+                         min_stamp) {
                 return;
               }
-              table_.CopyEmbeddingLocked(&stripe, entry, StepHistory(),
+              table_.CopyEmbeddingLocked(&stripe, entry, *table_.Now(),
                                          embedding.data());
               chunk_.Add(key, embedding.data(), embedding.size());
             });
+        cold = table_.CollectCold(s, from, begin, MinColdStamp());
       }
+      TFSWITCH_RETURN_IF_ERROR(table_.VisitCold(cold, [&](const ColdHit& hit) {
+        return AddCold(lost_[s], hit.record);
+      }));
       TFSWITCH_RETURN_IF_ERROR(chunk_.Emit(min_keys_, visit_));
     }
     return absl::OkStatus();
   }
 
+  // Rows on disk with lower stamps have not changed. With dense updates a row
+  // changes without a stamp while it is on disk.
+  uint32_t MinColdStamp() const {
+    const bool reads_all =
+        is_all_ || rule_.has_value() || table_.optimizer_.moves_idle_rows();
+    return reads_all ? 0 : since_ + 1;
+  }
+
+  // Adds a row on disk, if it is chosen, as it is after all steps.
+  absl::Status AddCold(const std::vector<Key>& lost, const char* record) {
+    const Key key = ColdFormat::KeyOf(record);
+    if (rule_.has_value()) {
+      const float* const counts =
+          table_.cold_->tier.format().StatisticsOf(record);
+      if (!Choose(lost, key, counts)) return absl::OkStatus();
+    } else if (ColdFormat::StampOf(record) < MinColdStamp()) {
+      return absl::OkStatus();
+    }
+    std::vector<float> embedding(static_cast<size_t>(table_.config_.dim));
+    table_.RacyLoadEmbedding(ColdFormat::WordsOf(record), *table_.Now(),
+                             embedding.data());
+    chunk_.Add(key, embedding.data(), embedding.size());
+    return chunk_.Emit(min_keys_, visit_);
+  }
+
   // Whether the rule chooses the row. If so, adds the row's score to the chunk.
-  bool ChooseLocked(Stripe* stripe, const std::vector<Key>& lost, Key key,
-                    StripeIndex::Entry entry) {
+  bool Choose(const std::vector<Key>& lost, Key key, const float* counts) {
     const RowStatistics& statistics = table_.statistics_;
-    counts_.resize(static_cast<size_t>(statistics.num_floats()));
-    table_.CopyStatisticsLocked(stripe, entry, counts_.data());
-    const UsageOfRow usage = statistics.Read(counts_.data(), day_);
+    const UsageOfRow usage = statistics.Read(counts, day_);
     // A key may have lost its row and have a new one. If the rule does not
     // choose the new row, readers see the key as removed. For such a key the
     // rule does not ask how much the score has grown, because an earlier export
@@ -232,18 +266,25 @@ absl::StatusOr<ChangeCursor> EmbeddingTable::Impl::ForEachChange(
   return cursor;
 }
 
-void EmbeddingTable::Impl::SubtractDeltaScores(absl::Span<const Key> keys,
-                                               absl::Span<const float> scores) {
-  const ChangeClock::Change change(&change_clock_);
-  const auto subtract = [&](const KeyPlace& place, size_t i) {
-    if (!place.has_row()) return absl::OkStatus();
-    ModifyLocked(place, RowRounding(), change.stamp(),
-                 [&](const RowFloats& row) {
-                   statistics_.SubtractDeltaScore(scores[i], row.statistics);
-                 });
-    return absl::OkStatus();
-  };
-  ForEachLocked(keys, subtract).IgnoreError();  // It cannot fail.
+absl::Status EmbeddingTable::Impl::SubtractDeltaScores(
+    absl::Span<const Key> keys, absl::Span<const float> scores) {
+  for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
+    if (cold_ != nullptr) TFSWITCH_RETURN_IF_ERROR(cold_->make_room(*this));
+    const ChangeClock::Change change(&change_clock_);
+    const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
+    TFSWITCH_RETURN_IF_ERROR(ReviveAbsent(block, change));
+    const auto subtract = [&](const KeyPlace& place, size_t i) {
+      if (!place.has_row()) return absl::OkStatus();
+      const float score = scores[begin + i];
+      ModifyLocked(place, RowRounding(), change.stamp(),
+                   [&](const RowFloats& row) {
+                     statistics_.SubtractDeltaScore(score, row.statistics);
+                   });
+      return absl::OkStatus();
+    };
+    TFSWITCH_RETURN_IF_ERROR(ForEachLocked(block, subtract));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace tfswitch

@@ -3,6 +3,7 @@
 //   embedding_table.cc             reading, stepping and setting rows
 //   embedding_table_admission.cc   keys that wait for a row
 //   embedding_table_changes.cc     changes since a cursor
+//   embedding_table_cold.cc        rows on disk
 //   embedding_table_dense.cc       steps that rows have missed
 //   embedding_table_shrink.cc      eviction, and giving memory back
 //   embedding_table_snapshot.cc    the table as it was at one moment
@@ -18,6 +19,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <thread>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -38,6 +40,7 @@
 #include "cc/table/batch_kernels.h"
 #include "cc/table/candidates.h"
 #include "cc/table/change_log.h"
+#include "cc/table/cold_tier.h"
 #include "cc/table/embedding_table.h"
 #include "cc/table/initializer.h"
 #include "cc/table/row_codec.h"
@@ -84,6 +87,9 @@ struct Stripe {
   // here also sees the counted rows.
   std::atomic<int64_t> inserted_rows{0};
   std::atomic<int64_t> erased_rows{0};
+  // Counts moves of rows between memory and disk, and between files. Changes
+  // before a row is missing in the place that it leaves.
+  std::atomic<uint32_t> num_moves{0};
   // If the admission policy needs no records, this is unused and takes no
   // memory.
   Candidates candidates;
@@ -106,6 +112,10 @@ struct Stripe {
                       std::memory_order_release);
   }
 };
+
+inline ColdPlace ColdPlaceOfHash(uint64_t hash) {
+  return uint64_t{StripeOfHash(hash)} << 32 | PositionOfHash(hash);
+}
 
 // A key and its place in the table. The mutex of its stripe must be held.
 struct KeyPlace {
@@ -162,11 +172,13 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
 
   absl::StatusOr<int64_t> Find(absl::Span<const Key> keys,
                                absl::Span<float> embeddings) const override {
-    return Read(keys, /*marks=*/false, embeddings);
+    return Read(keys, /*marks=*/false, /*marks_cold=*/false, embeddings);
   }
-  absl::StatusOr<int64_t> FindAndMark(
-      absl::Span<const Key> keys, absl::Span<float> embeddings) const override {
-    return Read(keys, /*marks=*/config_.admission.is_always(), embeddings);
+  absl::StatusOr<int64_t> FindAndMark(absl::Span<const Key> keys,
+                                      absl::Span<float> embeddings,
+                                      bool marks_cold) const override {
+    return Read(keys, /*marks=*/config_.admission.is_always(), marks_cold,
+                embeddings);
   }
   absl::StatusOr<int64_t> FindOrInsert(absl::Span<const Key> keys,
                                        absl::Span<float> embeddings) override;
@@ -183,14 +195,22 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   absl::StatusOr<int64_t> AssignRows(const RowChunk& rows,
                                      AssignMode mode) override;
   void Reserve(uint64_t num_rows) override;
-  int64_t Erase(absl::Span<const Key> keys) override;
+  absl::StatusOr<int64_t> Erase(absl::Span<const Key> keys) override;
   absl::StatusOr<ShrinkReport> Shrink(const EvictionConfig& rules, float day,
                                       bool dry_run) override;
   KeysByKind ChooseLeastUsed(int64_t num_rows, int64_t num_candidates,
                              absl::Span<const Key> kept) override;
-  void ReadUsage(absl::Span<const Key> keys, float day,
-                 absl::Span<UsageOfRow> usage,
-                 absl::Span<KeyState> states) const override;
+  void SetColdFolder(
+      std::shared_ptr<ColdFolder> folder,
+      std::function<absl::Status(EmbeddingTable&)> make_room) override;
+  void ReleaseFreeRows() override;
+  std::vector<Key> FindColdKeys(absl::Span<const Key> keys) const override;
+  absl::Status Promote(absl::Span<const Key> keys) override;
+  absl::StatusOr<int64_t> Demote(int64_t num_rows,
+                                 absl::Span<const Key> kept) override;
+  absl::Status ReadUsage(absl::Span<const Key> keys, float day,
+                         absl::Span<UsageOfRow> usage,
+                         absl::Span<KeyState> states) const override;
   absl::Status ReadRows(
       absl::Span<const Key> keys,
       const std::function<absl::Status(const RowChunk&)>& visit) const override;
@@ -220,15 +240,15 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   void Release() override;
   absl::StatusOr<std::unique_ptr<TableSnapshot>> TakeSnapshot(
       const ChangeCursor& since) override;
-  void SubtractDeltaScores(absl::Span<const Key> keys,
-                           absl::Span<const float> scores) override;
+  absl::Status SubtractDeltaScores(absl::Span<const Key> keys,
+                                   absl::Span<const float> scores) override;
   int64_t size() const override;
   int64_t SizeAtMost() const override;
   TableStats stats() const override;
   int slot_floats() const override { return row_floats() - dim(); }
   size_t bytes_per_row() const override {
     return stride_ + statistics_stride_ + kMaxIndexBytesPerKey +
-           (config_.evicts_when_full() ? sizeof(uint32_t) : 0);
+           (ranks_uses() ? sizeof(uint32_t) : 0);
   }
   size_t bytes_per_candidate() const override {
     return candidate_floats_ == 0
@@ -240,6 +260,7 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   // Does the kernels' work for single keys, and waits for locks.
   class PatientSink;
   class Snapshot;
+  class Cold;
   class RowGatherer;
   class ChangeVisit;
   class ShrinkRules;
@@ -297,6 +318,11 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   template <typename Work>
   absl::Status ForEachLocked(absl::Span<const Key> keys,
                              const Work& work) const;
+
+  // Whether the table must know which rows were used later than others.
+  bool ranks_uses() const {
+    return config_.evicts_when_full() || config_.demotes_when_full();
+  }
 
   bool is_dense() const { return config_.optimizer.is_dense; }
   // All steps that the table has taken; empty if a step without a gradient for
@@ -468,8 +494,9 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   // Whether a candidate must get its row.
   bool IsAdmitted(const float* record, float day) const;
 
-  // Find(), and FindAndMark() if `marks` is true.
+  // Find() and FindAndMark().
   absl::StatusOr<int64_t> Read(absl::Span<const Key> keys, bool marks,
+                               bool marks_cold,
                                absl::Span<float> embeddings) const;
 
   // How many rows have ever been inserted into each stripe.
@@ -485,8 +512,12 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   // Calls visit(key, embedding, statistics) for each row while the stripe's
   // mutex is held. Erases the row if visit() returns true. Without
   // `with_embeddings`, visit() gets null as the embedding.
-  void SiftRows(
+  absl::Status SiftRows(
       bool with_embeddings,
+      const std::function<bool(Key, const float*, const float*)>& visit);
+  // The same for rows on disk, without the mutex.
+  absl::Status SiftCold(
+      const ColdRange& range, bool with_embeddings,
       const std::function<bool(Key, const float*, const float*)>& visit);
   // The same for the candidates.
   void SiftCandidates(const std::function<bool(const float*)>& visit);
@@ -508,8 +539,60 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
                    absl::FunctionRef<std::pair<uint64_t, int64_t>(
                        Stripe* stripe, uint64_t begin)>
                        visit);
-  // Moves a stripe's rows to the lowest row numbers, and gives memory back.
-  void Compact(Stripe* stripe);
+  // Moves a stripe's rows to the lowest row numbers, and gives memory back, if
+  // one in `min_share` rows is free.
+  void Compact(Stripe* stripe, uint64_t min_share);
+
+  // Whether rows may be on disk.
+  bool has_cold_rows() const;
+  // Where the stripes' counters of moves stood at some time.
+  using Moves = std::array<uint32_t, kNumStripes>;
+  Moves ReadMoves() const;
+  // Copies a row as a record for a segment. REQUIRES: the stripe's mutex is
+  // held.
+  void CopyRecordLocked(Stripe* stripe, Key key, StripeIndex::Entry entry,
+                        char* record) const;
+  // Writes the record's row_floats() floats.
+  void DecodeRecord(const char* record, float* row) const;
+  // Moves a row to memory. REQUIRES: the record is live, and the stripe's mutex
+  // is held.
+  absl::Status ReviveLocked(const KeyPlace& place, const ColdHit& hit,
+                            ChangeStamp stamp);
+  // Moves the rows of the chosen keys of a block to memory, where they stay
+  // until `change` ends. Adds the keys that have a row now to `present`.
+  absl::Status Revive(absl::Span<const Key> block,
+                      absl::Span<const uint16_t> chosen,
+                      const ChangeClock::Change& change,
+                      std::vector<uint16_t>* present);
+  // The same for all keys of a block that have no row in memory.
+  absl::Status ReviveAbsent(absl::Span<const Key> block,
+                            const ChangeClock::Change& change);
+  // The keys of a block that have no row in memory.
+  std::vector<uint16_t> FindAbsent(absl::Span<const Key> block) const;
+  // Looks for rows of keys that an earlier search, after ReadMoves() had given
+  // `before`, did not find in memory. Calls one of the functions for each row
+  // that it finds: read_record(i, record), or read_place(i, place) under the
+  // mutex of the stripe. Removes these keys from `absent`.
+  absl::Status ReadCold(
+      absl::Span<const Key> block, Moves before,
+      absl::FunctionRef<void(size_t, const char*)> read_record,
+      absl::FunctionRef<void(size_t, const KeyPlace&)> read_place,
+      std::vector<uint16_t>* absent) const;
+  absl::Status ReadColdEmbeddings(absl::Span<const Key> block,
+                                  const StepHistory& now, const Moves& before,
+                                  uint16_t* missing, uint32_t* num_missing,
+                                  float* embeddings) const;
+  // Calls visit() for the records of a range.
+  absl::Status VisitCold(
+      const ColdRange& range,
+      absl::FunctionRef<absl::Status(const ColdHit& hit)> visit) const;
+  // Notes which rows of a stripe at positions [begin, end) are on disk, except
+  // in segments whose stamps are all below `min_stamp`. REQUIRES: the stripe's
+  // mutex is held.
+  ColdRange CollectCold(int stripe, uint64_t begin, uint64_t end,
+                        uint32_t min_stamp) const;
+  // Moves rows from the sources of a merge to its target.
+  void MoveMerged(ColdMerge* merge);
 
   bool has_weights() const {
     return config_.admission.not_admitted.kind == NotAdmittedKind::kWeight;
@@ -586,7 +669,56 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   // there is no snapshot.
   std::atomic<uint32_t> snapshot_from_{0};
   mutable std::array<Stripe, kNumStripes> stripes_;
+  // Null if the table has no rows on disk. Constant after SetColdFolder().
+  // Declared last, because its thread uses the other members.
+  std::unique_ptr<Cold> cold_;
 };
+
+// The rows on disk, and a thread that merges their files.
+//
+// Thread-safe.
+class EmbeddingTable::Impl::Cold {
+ public:
+  Cold(Impl* table, std::shared_ptr<ColdFolder> folder,
+       std::function<absl::Status(EmbeddingTable&)> its_make_room);
+  ~Cold();
+
+  // Wakes the thread. With `compacts`, it also calls Compact() for all stripes.
+  void StartMerge(bool compacts = false);
+  void WaitForMerges();
+  // Notes that a row has been moved to memory.
+  void NoteUsed(Key key);
+  // The rows that were moved to memory since the last call but one.
+  std::vector<Key> EndTurn();
+
+  ColdTier tier;
+  const std::function<absl::Status(EmbeddingTable&)> make_room;
+  std::atomic<int64_t> num_rows{0};
+  Mutex demote_mutex;  // One demotion at a time.
+
+ private:
+  // The thread.
+  void Merge();
+  // Merges until there is nothing to do.
+  absl::Status MergeAll();
+
+  Impl& table_;
+  std::atomic<bool> stops_{false};
+  bool has_told_ = false;  // Used by the thread only.
+  Mutex merge_mutex_;
+  CondVar changed_;
+  bool must_merge_ ABSL_GUARDED_BY(merge_mutex_) = false;
+  bool must_compact_ ABSL_GUARDED_BY(merge_mutex_) = false;
+  bool is_merging_ ABSL_GUARDED_BY(merge_mutex_) = false;
+  Mutex used_mutex_;
+  std::vector<Key> used_ ABSL_GUARDED_BY(used_mutex_);
+  std::vector<Key> used_before_ ABSL_GUARDED_BY(used_mutex_);
+  std::thread merger_;
+};
+
+inline bool EmbeddingTable::Impl::has_cold_rows() const {
+  return cold_ != nullptr && !cold_->tier.segments()->empty();
+}
 
 class EmbeddingTable::Impl::Snapshot final : public TableSnapshot {
  public:
@@ -628,6 +760,12 @@ class EmbeddingTable::Impl::PatientSink final : public RetrySink {
   bool Read(Key key, float* embedding) override {
     return Retry(key, [&](Bucket* bucket, uint32_t meta, int, float* row) {
       table_->RacyLoadEmbedding(row, now_, embedding);
+      return IsUnchanged(bucket, meta);
+    });
+  }
+
+  bool Has(Key key) {
+    return Retry(key, [](Bucket* bucket, uint32_t meta, int, float*) {
       return IsUnchanged(bucket, meta);
     });
   }

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "cc/base/steady_clock.h"
@@ -17,7 +18,7 @@
 
 namespace tfswitch {
 
-void EmbeddingTable::Impl::SiftRows(
+absl::Status EmbeddingTable::Impl::SiftRows(
     bool with_embeddings,
     const std::function<bool(Key, const float*, const float*)>& visit) {
   std::vector<float> embedding(
@@ -34,26 +35,70 @@ void EmbeddingTable::Impl::SiftRows(
       if (begin >= kEndOfPositions) continue;
       is_more = true;
       Stripe& stripe = stripes_[s];
-      const ChangeClock::Change change(&change_clock_);
-      MutexLock lock(&stripe.mutex);
-      chosen.clear();
-      begin = stripe.index.VisitEntries(
-          begin, kMaxBucketsPerVisit, [&](Key key, StripeIndex::Entry entry) {
-            if (with_embeddings) {
-              CopyEmbeddingLocked(&stripe, entry, StepHistory(),
-                                  embedding.data());
-            }
-            CopyStatisticsLocked(&stripe, entry, counts.data());
-            if (visit(key, with_embeddings ? embedding.data() : nullptr,
-                      counts.data())) {
-              chosen.push_back(key);
-            }
-          });
-      for (const Key key : chosen) {
-        EraseLocked(PlaceOfKey(&stripe, key), change.stamp());
+      ColdRange cold;
+      {
+        const ChangeClock::Change change(&change_clock_);
+        MutexLock lock(&stripe.mutex);
+        chosen.clear();
+        const uint64_t from = begin;
+        begin = stripe.index.VisitEntries(
+            begin, kMaxBucketsPerVisit, [&](Key key, StripeIndex::Entry entry) {
+              if (with_embeddings) {
+                CopyEmbeddingLocked(&stripe, entry, *Now(), embedding.data());
+              }
+              CopyStatisticsLocked(&stripe, entry, counts.data());
+              if (visit(key, with_embeddings ? embedding.data() : nullptr,
+                        counts.data())) {
+                chosen.push_back(key);
+              }
+            });
+        for (const Key key : chosen) {
+          EraseLocked(PlaceOfKey(&stripe, key), change.stamp());
+        }
+        cold = CollectCold(s, from, begin, /*min_stamp=*/0);
       }
+      TFSWITCH_RETURN_IF_ERROR(SiftCold(cold, with_embeddings, visit));
     }
   }
+  return absl::OkStatus();
+}
+
+absl::Status EmbeddingTable::Impl::SiftCold(
+    const ColdRange& range, bool with_embeddings,
+    const std::function<bool(Key, const float*, const float*)>& visit) {
+  std::vector<float> embedding(
+      with_embeddings ? static_cast<size_t>(config_.dim) : 0);
+  std::vector<Key> chosen;
+  std::vector<uint32_t> stamps;
+  TFSWITCH_RETURN_IF_ERROR(VisitCold(range, [&](const ColdHit& hit) {
+    const Key key = ColdFormat::KeyOf(hit.record);
+    if (with_embeddings) {
+      RacyLoadEmbedding(ColdFormat::WordsOf(hit.record), *Now(),
+                        embedding.data());
+    }
+    if (visit(key, with_embeddings ? embedding.data() : nullptr,
+              cold_->tier.format().StatisticsOf(hit.record))) {
+      chosen.push_back(key);
+      stamps.push_back(ColdFormat::StampOf(hit.record));
+    }
+    return absl::OkStatus();
+  }));
+  for (size_t begin = 0; begin < chosen.size(); begin += kMaxKernelKeys) {
+    const auto block =
+        absl::MakeConstSpan(chosen).subspan(begin, kMaxKernelKeys);
+    const ChangeClock::Change change(&change_clock_);
+    TFSWITCH_RETURN_IF_ERROR(ReviveAbsent(block, change));
+    TFSWITCH_RETURN_IF_ERROR(ForEachLocked(block, [&](const KeyPlace& place,
+                                                      size_t i) {
+      // Keeps a row that was pushed meanwhile.
+      if (place.has_row() && RacyLoad(place.stripe->rows.stamps() +
+                                      place.entry.row()) == stamps[begin + i]) {
+        EraseLocked(place, change.stamp());
+      }
+      return absl::OkStatus();
+    }));
+  }
+  return absl::OkStatus();
 }
 
 void EmbeddingTable::Impl::SiftCandidates(
@@ -221,56 +266,60 @@ absl::StatusOr<ShrinkReport> EmbeddingTable::Impl::Shrink(
   MutexLock lock(&shrink_mutex_);
   ShrinkRules rules(*this, config, DayOf(day));
   ShrinkReport& report = rules.report();
+  const auto end_generation = absl::MakeCleanup([&] {
+    if (!dry_run && report.evicted_rows > 0) EndGeneration();
+  });
   if (rules.reads_embeddings()) CatchUpAll();
   // Calls visit(key, value) for rows that no other rule removes. `value`
   // determines the order of removal.
   const auto visit_order = [&](const std::function<void(Key, float)>& visit) {
-    SiftRows(rules.reads_embeddings(),
-             [&](Key key, const float* embedding, const float* counts) {
-               if (rules.RuleFor(embedding, counts) == nullptr) {
-                 visit(key, rules.OrderOf(counts));
-               }
-               return false;
-             });
+    return SiftRows(rules.reads_embeddings(),
+                    [&](Key key, const float* embedding, const float* counts) {
+                      if (rules.RuleFor(embedding, counts) == nullptr) {
+                        visit(key, rules.OrderOf(counts));
+                      }
+                      return false;
+                    });
   };
   std::vector<float> order;
   if (config.max_rows.has_value()) {
     order.reserve(static_cast<size_t>(size()));
-    visit_order([&](Key, float value) { order.push_back(value); });
+    TFSWITCH_RETURN_IF_ERROR(
+        visit_order([&](Key, float value) { order.push_back(value); }));
   }
   Surplus surplus(std::move(order), config.max_rows.value_or(
                                         std::numeric_limits<uint64_t>::max()));
   if (surplus.must_choose()) {
     std::vector<uint64_t> hashes;
-    visit_order([&](Key key, float value) {
+    TFSWITCH_RETURN_IF_ERROR(visit_order([&](Key key, float value) {
       if (surplus.IsLast(value)) hashes.push_back(HashKey(key));
-    });
+    }));
     surplus.Choose(std::move(hashes));
   }
-  SiftRows(rules.reads_embeddings(),
-           [&](Key key, const float* embedding, const float* counts) {
-             int64_t* rule = rules.RuleFor(embedding, counts);
-             if (rule == nullptr && config.max_rows.has_value() &&
-                 surplus.Takes(rules.OrderOf(counts), key)) {
-               rule = &report.by_max_rows;
-             }
-             if (rule == nullptr) {
-               rules.CountRemaining(counts);
-               return false;
-             }
-             ++*rule;
-             ++report.evicted_rows;
-             return !dry_run;
-           });
+  TFSWITCH_RETURN_IF_ERROR(
+      SiftRows(rules.reads_embeddings(),
+               [&](Key key, const float* embedding, const float* counts) {
+                 int64_t* rule = rules.RuleFor(embedding, counts);
+                 if (rule == nullptr && config.max_rows.has_value() &&
+                     surplus.Takes(rules.OrderOf(counts), key)) {
+                   rule = &report.by_max_rows;
+                 }
+                 if (rule == nullptr) {
+                   rules.CountRemaining(counts);
+                   return false;
+                 }
+                 ++*rule;
+                 ++report.evicted_rows;
+                 return !dry_run;
+               }));
   report.evicted_bytes =
       report.evicted_rows * static_cast<int64_t>(stride_ + statistics_stride_);
   SiftCandidates([&](const float* record) {
     return rules.TakesCandidate(record) && !dry_run;
   });
   if (!dry_run) {
-    if (report.evicted_rows > 0) EndGeneration();
     for (Stripe& stripe : stripes_) {
-      Compact(&stripe);
+      Compact(&stripe, /*min_share=*/4);
       if (!config_.admission.has_candidates()) continue;
       MutexLock stripe_lock(&stripe.mutex);
       stripe.candidates.Compact(has_weights() && change_clock_.is_running());
@@ -303,7 +352,7 @@ struct Use {
 }  // namespace
 
 void EmbeddingTable::Impl::NoteUses(size_t num_rows) {
-  if (!config_.evicts_when_full()) return;
+  if (!ranks_uses()) return;
   // Each epoch has the uses of a sixteenth of the rows.
   const size_t num_uses = num_uses_.fetch_add(num_rows) + num_rows;
   if (num_uses >= static_cast<size_t>(size()) / 16) EndUseEpoch();
@@ -348,8 +397,10 @@ KeysByKind EmbeddingTable::Impl::ChooseLeastUsed(int64_t num_rows,
   constexpr int64_t kMinSample = 1024;
   MutexLock lock(&shrink_mutex_);
   const EvictionConfig& rules = config_.eviction;
-  const bool by_score = rules.delete_threshold.has_value();
-  const bool by_count = !by_score && rules.order == EvictionOrder::kLfu;
+  const bool evicts = config_.evicts_when_full();
+  const bool by_score = evicts && rules.delete_threshold.has_value();
+  const bool by_count =
+      evicts && !by_score && rules.order == EvictionOrder::kLfu;
   const uint32_t last_epoch =
       std::exchange(last_choice_epoch_, change_clock_.epoch());
   EndUseEpoch();
@@ -437,11 +488,11 @@ void MoveFloats(const float* from, size_t count, float* to,
 
 }  // namespace
 
-void EmbeddingTable::Impl::Compact(Stripe* stripe) {
+void EmbeddingTable::Impl::Compact(Stripe* stripe, uint64_t min_share) {
   uint64_t limit = 0;
   {
     MutexLock lock(&stripe->mutex);
-    if (!stripe->rows.IsWorthCompacting()) return;
+    if (!stripe->rows.IsWorthCompacting(min_share)) return;
     limit = stripe->rows.SortFreeRows();
     // Leaves free rows below `limit`, because each row that is inserted
     // meanwhile takes one. If no free row were left, some row above would stay,

@@ -88,9 +88,9 @@ bool RowStore::Extend() {
 
 void RowStore::Free(uint32_t row) { free_rows_.push_back(row); }
 
-bool RowStore::IsWorthCompacting() const {
+bool RowStore::IsWorthCompacting(uint64_t min_share) const {
   return free_rows_.size() * stride() >= kMinReleaseBytes &&
-         free_rows_.size() * 4 >= next_row_;
+         free_rows_.size() * min_share >= next_row_;
 }
 
 uint64_t RowStore::SortFreeRows() {

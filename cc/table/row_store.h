@@ -87,8 +87,9 @@ class RowStore {
   void Reserve(uint64_t num_rows);
 
   // The caller moves rows together with the functions below. This one tells
-  // whether enough rows are free to make that worthwhile.
-  bool IsWorthCompacting() const;
+  // whether one in `min_share` rows is free, and enough to make that
+  // worthwhile.
+  bool IsWorthCompacting(uint64_t min_share) const;
   // Makes Allocate() use the lowest free rows first. Returns the number of rows
   // in use. After the caller has moved rows together, they have the numbers
   // below this one.

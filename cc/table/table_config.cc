@@ -78,6 +78,7 @@ absl::Status ValidateInitializer(const std::string& table,
 absl::Status CheckDenseTable(const TableConfig& config) {
   if (!(config.admission == AdmissionConfig() &&
         config.eviction == EvictionConfig() && !config.evicts_when_full() &&
+        !config.demotes_when_full() &&
         config.statistics == StatisticsConfig())) {
     return FieldError(config.name, "admission, eviction and statistics", "none",
                       "some, for a dense table, whose rows all stay");
@@ -198,7 +199,11 @@ absl::Status TableConfig::Validate() const {
                         storage_dtype.ToString());
     }
   }
-  if (when_full > WhenFull::kEvict) {
+  if (demotes_when_full() && eviction.max_rows.has_value()) {
+    return FieldError(name, "when_full",
+                      "refuse or evict, for a table with max_rows", "disk");
+  }
+  if (when_full > WhenFull::kDisk) {
     return FieldError(name, "when_full", "a value that this version has",
                       "another one");
   }

@@ -159,6 +159,7 @@ enum class WhenFull : uint8_t {
   kDefault,  // kEvict for a table with max_rows, else kRefuse.
   kRefuse,   // The id gets no row.
   kEvict,    // The least used rows of the table are evicted.
+  kDisk,     // They move to disk. Not with max_rows.
 };
 
 struct TableConfig {
@@ -188,6 +189,7 @@ struct TableConfig {
     return when_full == WhenFull::kEvict ||
            (when_full == WhenFull::kDefault && eviction.max_rows.has_value());
   }
+  bool demotes_when_full() const { return when_full == WhenFull::kDisk; }
   // Whether a setting depends on how often a key is in a push, or on its shows.
   bool NeedsCounts() const;
 

@@ -13,7 +13,7 @@
 // pulled_keys counts the keys of all pulls; missing_keys counts those that had
 // no row when the pull came; refused_keys counts new keys of pulls and pushes
 // that got no row because the table was full. An evicted row counts for one
-// rule.
+// rule. Rows are demoted to disk, and promoted to memory.
 #define TFSWITCH_TABLE_COUNTERS(V) \
   V(num_pulls)                     \
   V(pulled_keys)                   \
@@ -25,7 +25,9 @@
   V(evicted_by_show_click_score)   \
   V(evicted_by_l2_norm)            \
   V(evicted_by_max_rows)           \
-  V(evicted_by_max_memory)
+  V(evicted_by_max_memory)         \
+  V(promoted_rows)                 \
+  V(demoted_rows)
 
 namespace tfswitch {
 

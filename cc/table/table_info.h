@@ -9,6 +9,25 @@
 
 namespace tfswitch {
 
+// Lists the fields of TableStats whose sums over shards describe the whole
+// table, besides TFSWITCH_TABLE_COUNTERS. TableInfo of the protocol has the
+// same ones.
+#define TFSWITCH_TABLE_SIZES(V) \
+  V(num_rows)                   \
+  V(index_bytes)                \
+  V(row_bytes)                  \
+  V(reserved_bytes)             \
+  V(inserted_rows)              \
+  V(erased_rows)                \
+  V(num_candidates)             \
+  V(admission_bytes)            \
+  V(change_bytes)               \
+  V(cold_rows)                  \
+  V(cold_file_bytes)            \
+  V(cold_memory_bytes)          \
+  V(cold_written_bytes)         \
+  V(cold_block_reads)
+
 // The description of a table by the server that has it. In a sharded client,
 // the counts are sums over servers.
 struct TableInfo {

@@ -11,19 +11,11 @@ namespace tfswitch {
 v1::TableInfo ToProto(const TableInfo& info) {
   v1::TableInfo proto;
   *proto.mutable_config() = ToProto(info.config);
-  proto.set_num_rows(info.stats.num_rows);
-  proto.set_index_bytes(info.stats.index_bytes);
-  proto.set_row_bytes(info.stats.row_bytes);
-  proto.set_reserved_bytes(info.stats.reserved_bytes);
   proto.set_row_stride_bytes(info.stats.row_stride_bytes);
-  proto.set_inserted_rows(info.stats.inserted_rows);
-  proto.set_erased_rows(info.stats.erased_rows);
   proto.set_slot_floats(static_cast<uint32_t>(info.slot_floats));
-  proto.set_num_candidates(info.stats.num_candidates);
-  proto.set_admission_bytes(info.stats.admission_bytes);
-  proto.set_change_bytes(info.stats.change_bytes);
   proto.set_num_steps(info.stats.num_steps);
 #define TFSWITCH_SET(name) proto.set_##name(info.stats.name);
+  TFSWITCH_TABLE_SIZES(TFSWITCH_SET)
   TFSWITCH_TABLE_COUNTERS(TFSWITCH_SET)
 #undef TFSWITCH_SET
   proto.set_incarnation(info.identity.incarnation);
@@ -36,20 +28,12 @@ v1::TableInfo ToProto(const TableInfo& info) {
 TableInfo FromProto(const v1::TableInfo& proto) {
   TableInfo info;
   info.config = FromProto(proto.config());
-  info.stats.num_rows = proto.num_rows();
-  info.stats.index_bytes = proto.index_bytes();
-  info.stats.row_bytes = proto.row_bytes();
-  info.stats.reserved_bytes = proto.reserved_bytes();
   info.stats.row_stride_bytes = proto.row_stride_bytes();
-  info.stats.inserted_rows = proto.inserted_rows();
-  info.stats.erased_rows = proto.erased_rows();
   info.slot_floats = static_cast<int>(
       std::min<uint32_t>(proto.slot_floats(), std::numeric_limits<int>::max()));
-  info.stats.num_candidates = proto.num_candidates();
-  info.stats.admission_bytes = proto.admission_bytes();
-  info.stats.change_bytes = proto.change_bytes();
   info.stats.num_steps = proto.num_steps();
 #define TFSWITCH_GET(name) info.stats.name = proto.name();
+  TFSWITCH_TABLE_SIZES(TFSWITCH_GET)
   TFSWITCH_TABLE_COUNTERS(TFSWITCH_GET)
 #undef TFSWITCH_GET
   info.identity = {

@@ -11,6 +11,7 @@ _MEMORY = (
     "reserved_bytes",
     "admission_bytes",
     "change_bytes",
+    "cold_memory_bytes",
 )
 _RULES = ("ttl", "show_click_score", "l2_norm", "max_rows")
 _PREFETCH = (
@@ -36,6 +37,12 @@ _COUNTS = (
     "refused_keys",
     "num_pushes",
     "pushed_keys",
+    "promoted_rows",
+    "demoted_rows",
+    "cold_rows",
+    "cold_file_bytes",
+    "cold_written_bytes",
+    "cold_block_reads",
     *(f"evicted_by_{rule}" for rule in (*_RULES, "max_memory")),
 )
 

@@ -13,12 +13,14 @@ from tfswitch import statistics as statistics_lib
 from tfswitch import storage_dtype as storage_dtype_lib
 from tfswitch._settings._ranges import (
     PUSH_DEPTH,
+    bad_argument,
     check_fields,
     check_wire_dtype,
     choices,
     integers,
 )
 from tfswitch.optimizers._conversion import from_table_config
+from tfswitch.storage import TieredStorage
 
 # The policies that need shows and clicks.
 _NEED_SHOW_CLICK = (admission_lib.ShowClick, eviction_lib.ShowClickScore)
@@ -41,7 +43,7 @@ _SEED = integers(0, 2**64 - 1)._replace(
     text="an integer from 0 to 2**64 - 1", or_none=True
 )
 _PUSH_DEPTH = PUSH_DEPTH._replace(or_none=True)
-_WHEN_FULL = choices("refuse", "evict")._replace(or_none=True)
+_WHEN_FULL = choices("refuse", "evict", "disk")._replace(or_none=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +57,8 @@ class TableSpec:
         seed: None if it is not known yet.
         capacity: The expected number of rows. Specs that differ only here are
             equal, because it does not change the rows.
+        storage: Bounds the memory of this process, for when_full="disk". It
+            does not take part in comparisons, and is not stored.
         push_depth: How many pushes of this process may be in flight, or None
             for the cluster's. It does not take part in comparisons either.
         wire_dtype: The type in which this process exchanges rows and gradients
@@ -74,6 +78,9 @@ class TableSpec:
     eviction: Any = None
     statistics: Any = None
     when_full: Annotated[str | None, _WHEN_FULL] = None
+    storage: TieredStorage | None = dataclasses.field(
+        default=None, compare=False
+    )
     update: Annotated[str, choices("sparse", "dense")] = "sparse"
     storage_dtype: Any = None
     seed: Annotated[int | None, _SEED] = None
@@ -90,6 +97,16 @@ class TableSpec:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.storage is not None:
+            if not isinstance(self.storage, TieredStorage):
+                raise bad_argument(
+                    "storage", self.storage, "a tfswitch.TieredStorage"
+                )
+            if self.when_full not in (None, "disk"):
+                raise bad_argument(
+                    "when_full", self.when_full, '"disk", because of `storage`'
+                )
+            self._set(when_full="disk")
         self._set(wire_dtype=check_wire_dtype(self.wire_dtype))
         for name, get in _OBJECTS.items():
             self._set(**{name: get(getattr(self, name))})

@@ -50,8 +50,8 @@ absl::Status CheckRowQuota(const Caller& caller, const Shard& shard,
   for (const Insertion& each : insertions) {
     std::vector<UsageOfRow> usage(each.keys.size());
     std::vector<KeyState> states(each.keys.size());
-    each.table->ReadUsage(each.keys, kServersDay, absl::MakeSpan(usage),
-                          absl::MakeSpan(states));
+    TFSWITCH_RETURN_IF_ERROR(each.table->ReadUsage(
+        each.keys, kServersDay, absl::MakeSpan(usage), absl::MakeSpan(states)));
     for (size_t i = 0; i < states.size(); ++i) {
       if (states[i] == KeyState::kUnknown) {
         missing.emplace(each.table, each.keys[i]);

@@ -770,8 +770,10 @@ TEST_F(CheckpointTest, IdsThatWaitKeepTheirCountsUnlessTheyHaveOptimizerState) {
       ASSERT_TRUE(status.ok()) << status;
       UsageOfRow usage;
       KeyState key_state;
-      table->ReadUsage({1}, 3.0f, absl::MakeSpan(&usage, 1),
-                       absl::MakeSpan(&key_state, 1));
+      EXPECT_TRUE(table
+                      ->ReadUsage({1}, 3.0f, absl::MakeSpan(&usage, 1),
+                                  absl::MakeSpan(&key_state, 1))
+                      .ok());
       const bool is_kept = kind == NotAdmittedKind::kZeros &&
                            state == LoadedState::kResetIfDifferent;
       EXPECT_EQ(key_state, is_kept ? KeyState::kCandidate : KeyState::kUnknown);

@@ -265,8 +265,10 @@ TEST(StateKeeperTest, SavesOfChangesBringTheSameRowsAsTheyWere) {
       std::vector<UsageOfRow> usage(all.size());
       std::vector<KeyState> states(all.size());
       const auto table = run->FindTable("t").value();
-      table->ReadUsage(all, 20000.0f, absl::MakeSpan(usage),
-                       absl::MakeSpan(states));
+      EXPECT_TRUE(table
+                      ->ReadUsage(all, 20000.0f, absl::MakeSpan(usage),
+                                  absl::MakeSpan(states))
+                      .ok());
       std::vector<float> result;
       for (size_t i = 0; i < all.size(); ++i) {
         result.push_back(static_cast<float>(states[i]));

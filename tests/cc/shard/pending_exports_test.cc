@@ -39,8 +39,10 @@ std::shared_ptr<EmbeddingTable> MakeTable() {
 float ScoreOf(const EmbeddingTable& table) {
   std::vector<UsageOfRow> usage(1);
   std::vector<KeyState> states(1);
-  table.ReadUsage(std::vector<Key>{kKey}, kServersDay, absl::MakeSpan(usage),
-                  absl::MakeSpan(states));
+  EXPECT_TRUE(table
+                  .ReadUsage(std::vector<Key>{kKey}, kServersDay,
+                             absl::MakeSpan(usage), absl::MakeSpan(states))
+                  .ok());
   return usage[0].delta_score;
 }
 
@@ -59,7 +61,7 @@ TEST(PendingExportsTest, EachOfManyTablesOfAnExportIsCommitted) {
   }
   for (const auto& table : tables) {
     ASSERT_EQ(ScoreOf(*table), 8.0f);
-    exports.End(*table, "a", /*commit=*/true);
+    EXPECT_TRUE(exports.End(*table, "a", /*commit=*/true).ok());
     EXPECT_EQ(ScoreOf(*table), 0.0f);
   }
 }
@@ -68,10 +70,10 @@ TEST(PendingExportsTest, ScoresStayOfWhatIsNotPublishedOrNotKnown) {
   PendingExports exports;
   const auto table = MakeTable();
   exports.Keep(ExportOf(table, "a", 1.0f));
-  exports.End(*table, "b", true);
-  exports.End(*MakeTable(), "a", true);
-  exports.End(*table, "a", false);
-  exports.End(*table, "a", true);  // It is committed already.
+  EXPECT_TRUE(exports.End(*table, "b", true).ok());
+  EXPECT_TRUE(exports.End(*MakeTable(), "a", true).ok());
+  EXPECT_TRUE(exports.End(*table, "a", false).ok());
+  EXPECT_TRUE(exports.End(*table, "a", true).ok());  // It is committed already.
   EXPECT_EQ(ScoreOf(*table), 8.0f);
 }
 
@@ -80,8 +82,8 @@ TEST(PendingExportsTest, AnExportUnderTheSameIdIsReplaced) {
   const auto table = MakeTable();
   exports.Keep(ExportOf(table, "a", 1.0f));
   exports.Keep(ExportOf(table, "a", 2.0f));
-  exports.End(*table, "a", true);
-  exports.End(*table, "a", true);
+  EXPECT_TRUE(exports.End(*table, "a", true).ok());
+  EXPECT_TRUE(exports.End(*table, "a", true).ok());
   EXPECT_EQ(ScoreOf(*table), 6.0f);
 }
 
@@ -91,9 +93,9 @@ TEST(PendingExportsTest, OnlyTheLastIdsAreKept) {
   for (int i = 0; i < 17; ++i) {
     exports.Keep(ExportOf(table, absl::StrCat(i), 1.0f));
   }
-  exports.End(*table, "0", true);
+  EXPECT_TRUE(exports.End(*table, "0", true).ok());
   EXPECT_EQ(ScoreOf(*table), 8.0f);
-  exports.End(*table, "1", true);
+  EXPECT_TRUE(exports.End(*table, "1", true).ok());
   EXPECT_EQ(ScoreOf(*table), 7.0f);
 }
 
@@ -105,7 +107,7 @@ TEST(PendingExportsTest, ThoseOfTablesThatAreGoneTakeNoPlace) {
   for (int i = 0; i < 40; ++i) {
     exports.Keep(ExportOf(MakeTable(), absl::StrCat(i)));
   }
-  exports.End(*table, "first", true);
+  EXPECT_TRUE(exports.End(*table, "first", true).ok());
   EXPECT_EQ(ScoreOf(*table), 7.0f);
 }
 

@@ -139,7 +139,7 @@ TEST(ChangeLogTest, RowsThatGoAreTold) {
   const auto table = MakeTable(Config());
   Assign(table.get(), {1, 2, 3}, 1.0f);
   const ChangeCursor cursor = VisitAll(table.get()).cursor;
-  EXPECT_EQ(table->Erase(std::vector<Key>{1, 2, 5}), 2);
+  EXPECT_EQ(table->Erase(std::vector<Key>{1, 2, 5}).value(), 2);
   Assign(table.get(), {2}, 4.0f);  // It has come back.
   const Changes changes = VisitSince(table.get(), cursor);
   EXPECT_THAT(changes.removed, ElementsAre(1));
@@ -286,7 +286,7 @@ TEST(ChangeLogTest, MemoryIsCountedFromTheFirstVisitOn) {
   const int64_t stamps = table->stats().change_bytes;
   EXPECT_GE(stamps, 4 * 100000);
   EXPECT_LT(stamps, 4 * 100000 + 16 * 4096);
-  table->Erase(keys);
+  EXPECT_TRUE(table->Erase(keys).ok());
   EXPECT_GE(table->stats().change_bytes, stamps + 16 * 100000);
 }
 
@@ -302,7 +302,7 @@ TEST(ChangeLogTest, WeightsOfCandidatesCountAsWhatTheirKeysReadAs) {
   EXPECT_THAT(more.rows.at(2), ElementsAre(1.0f, 0.0f));
 
   Push(table.get(), {1});  // Its third: now it has a row.
-  table->Erase(std::vector<Key>{2});
+  EXPECT_TRUE(table->Erase(std::vector<Key>{2}).ok());
   const Changes last = VisitSince(table.get(), more.cursor);
   EXPECT_THAT(last.rows.at(1), ElementsAre(3.0f, 1.0f));
   EXPECT_THAT(last.removed, ElementsAre(2));
@@ -324,7 +324,7 @@ TEST(ChangeLogTest, ARuleChoosesByScoreAndStartsAnewWhenItsModelIsWritten) {
   base.day = 100.0f;
   const Changes saved = Visit(table.get(), base);
   EXPECT_THAT(KeysOf(saved), ElementsAre(1, 2));
-  table->SubtractDeltaScores(saved.score_keys, saved.scores);
+  ASSERT_TRUE(table->SubtractDeltaScores(saved.score_keys, saved.scores).ok());
 
   ChangeFilter delta = base;
   delta.since = saved.cursor;
@@ -338,7 +338,8 @@ TEST(ChangeLogTest, ARuleChoosesByScoreAndStartsAnewWhenItsModelIsWritten) {
   EXPECT_FLOAT_EQ(changed.scores[0], 4.0f);
   // Pushes that come while the model is written are not lost.
   Push(table.get(), {2}, {one, more, none});
-  table->SubtractDeltaScores(changed.score_keys, changed.scores);
+  ASSERT_TRUE(
+      table->SubtractDeltaScores(changed.score_keys, changed.scores).ok());
   EXPECT_THAT(KeysOf(Visit(table.get(), delta)), ElementsAre(2));
 
   delta.day = 117.0f;
@@ -364,16 +365,16 @@ TEST(ChangeLogTest, WhatTheRuleLeavesOutAfterALossIsRemoved) {
   filter.day = 100.0f;
   const Changes base = Visit(table.get(), filter);
   EXPECT_THAT(KeysOf(base), ElementsAre(1, 2, 3, 4, 5, 6, 7, 8));
-  table->SubtractDeltaScores(base.score_keys, base.scores);
+  ASSERT_TRUE(table->SubtractDeltaScores(base.score_keys, base.scores).ok());
 
-  table->Erase(std::vector<Key>{1, 2, 3, 5, 6, 8});
+  EXPECT_TRUE(table->Erase(std::vector<Key>{1, 2, 3, 5, 6, 8}).ok());
   Assign(table.get(), {1}, 9.0f);  // A row without a score.
   push({2}, 1.0f);                 // A candidate below the threshold,
   push({3}, 3.0f);                 // one above it,
   push({5}, 6.0f);                 // and a row.
   push({7}, 1.0f);
   push({8}, 6.0f);  // A row that has gained nothing since it was exported.
-  table->SubtractDeltaScores({8}, {6.0f});
+  ASSERT_TRUE(table->SubtractDeltaScores({8}, {6.0f}).ok());
   filter.since = base.cursor;
   const Changes delta = Visit(table.get(), filter);
   EXPECT_THAT(KeysOf(delta), ElementsAre(3, 5, 7, 8));
@@ -456,7 +457,9 @@ TEST_P(ChangeLogStressTest, NothingIsMissedWhileRowsChange) {
         keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
         Push(table.get(), keys);
         if (t == 0 && round % 10 == 0) {
-          table->Erase(std::vector<Key>{round % 400, (round + 1) % 400});
+          EXPECT_TRUE(
+              table->Erase(std::vector<Key>{round % 400, (round + 1) % 400})
+                  .ok());
         }
       }
       is_over = true;

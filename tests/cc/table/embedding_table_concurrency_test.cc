@@ -159,7 +159,7 @@ TEST(EmbeddingTableConcurrencyTest, ErasedRowsAreNeverReadAsAnotherKeysRow) {
       ASSERT_TRUE(Assign(*table, keys, values).ok());
       std::shuffle(keys.begin(), keys.end(), random);
       keys.resize(kNumKeys / 5);
-      table->Erase(keys);
+      EXPECT_TRUE(table->Erase(keys).ok());
     }
     --num_running;
   };
@@ -200,31 +200,31 @@ TEST(EmbeddingTableConcurrencyTest, ForEachRowSeesEachStayingRowOnceInGrowth) {
   FindOrInsertAll(table.get(), staying);
   std::atomic<bool> is_growing{true};
 
-  RunThreads({[&] {
-                for (int64_t i = 0; i < num_new; i += 100) {
-                  FindOrInsertAll(table.get(), KeyRange(num_staying + i, 100));
-                  if (i % 300 == 0) {
-                    table->Erase(KeyRange(num_staying + i / 2, 20));
-                  }
-                }
-                is_growing = false;
-              },
-              [&] {
-                do {
-                  std::map<Key, int> seen;
-                  ASSERT_TRUE(table
-                                  ->ForEachRow(50,
-                                               [&](const RowChunk& chunk) {
-                                                 for (const Key key :
-                                                      chunk.keys) {
-                                                   ++seen[key];
-                                                 }
-                                                 return absl::OkStatus();
-                                               })
-                                  .ok());
-                  for (const Key key : staying) ASSERT_EQ(seen[key], 1) << key;
-                } while (is_growing);
-              }});
+  RunThreads(
+      {[&] {
+         for (int64_t i = 0; i < num_new; i += 100) {
+           FindOrInsertAll(table.get(), KeyRange(num_staying + i, 100));
+           if (i % 300 == 0) {
+             EXPECT_TRUE(table->Erase(KeyRange(num_staying + i / 2, 20)).ok());
+           }
+         }
+         is_growing = false;
+       },
+       [&] {
+         do {
+           std::map<Key, int> seen;
+           ASSERT_TRUE(table
+                           ->ForEachRow(50,
+                                        [&](const RowChunk& chunk) {
+                                          for (const Key key : chunk.keys) {
+                                            ++seen[key];
+                                          }
+                                          return absl::OkStatus();
+                                        })
+                           .ok());
+           for (const Key key : staying) ASSERT_EQ(seen[key], 1) << key;
+         } while (is_growing);
+       }});
 }
 
 TEST(EmbeddingTableConcurrencyTest, MixedWorkKeepsEachThreadsOwnKeysExact) {
@@ -260,7 +260,7 @@ TEST(EmbeddingTableConcurrencyTest, MixedWorkKeepsEachThreadsOwnKeysExact) {
             break;
           case 2:
             keys.resize(100);
-            table->Erase(keys);
+            EXPECT_TRUE(table->Erase(keys).ok());
             for (const Key key : keys) model.erase(key);
             break;
           case 3: {

@@ -72,7 +72,7 @@ TEST(EmbeddingTableTest, EveryInt64IsAnOrdinaryKey) {
   EXPECT_EQ(table->ApplyGradients({keys, values, 1.0f, false}).value(),
             static_cast<int64_t>(keys.size()));
   EXPECT_THAT(FindAll(*table, keys), Each(0.0f));
-  EXPECT_EQ(table->Erase(keys), static_cast<int64_t>(keys.size()));
+  EXPECT_EQ(table->Erase(keys).value(), static_cast<int64_t>(keys.size()));
   EXPECT_EQ(table->size(), 0);
 }
 
@@ -99,7 +99,7 @@ TEST(EmbeddingTableTest, KeysOfOneBucketOverflowAndAreAllFound) {
 
     std::vector<Key> even;
     for (size_t i = 0; i < keys.size(); i += 2) even.push_back(keys[i]);
-    EXPECT_EQ(table->Erase(even), 1000);
+    EXPECT_EQ(table->Erase(even).value(), 1000);
     for (size_t i = 0; i < keys.size(); i += 2) values[i] = 0.0f;
     EXPECT_EQ(FindAll(*table, keys), values);
   }
@@ -192,7 +192,7 @@ TEST(EmbeddingTableTest, EraseSkipsAbsentAndRepeatedKeys) {
   auto table = MakeTable(/*dim=*/1);
   ASSERT_TRUE(Assign(*table, {1, 2}, {1.0f, 2.0f}).ok());
 
-  EXPECT_EQ(table->Erase({2, 3, 2}), 1);
+  EXPECT_EQ(table->Erase({2, 3, 2}).value(), 1);
   EXPECT_EQ(table->size(), 1);
   EXPECT_THAT(FindAll(*table, {1, 2}), ElementsAre(1.0f, 0.0f));
 }
@@ -206,7 +206,7 @@ TEST(EmbeddingTableTest, ErasedRowsAreReusedAndStartAfresh) {
   const TableStats before = table->stats();
 
   for (int round = 0; round < 3; ++round) {
-    EXPECT_EQ(table->Erase(keys), 20000);
+    EXPECT_EQ(table->Erase(keys).value(), 20000);
     EXPECT_EQ(FindOrInsertAll(table.get(), keys), first);
   }
 
@@ -228,7 +228,7 @@ TEST(EmbeddingTableTest, EmptyBatchesDoNothing) {
   EXPECT_EQ(table->ApplyGradients({{}, {}, 0.1f, true}).value(), 0);
   EXPECT_TRUE(Assign(*table, {}, {}).ok());
   EXPECT_TRUE(table->AssignRows({{}, {}, {}}, AssignMode::kSaved).ok());
-  EXPECT_EQ(table->Erase({}), 0);
+  EXPECT_EQ(table->Erase({}).value(), 0);
   EXPECT_TRUE(
       table
           ->ForEachRow(
@@ -515,7 +515,7 @@ TEST_P(EmbeddingTableModelTest, BehavesLikeAnUnorderedMap) {
       case 5: {
         int64_t num_erased = 0;
         for (const Key key : keys) num_erased += model.erase(key);
-        ASSERT_EQ(table->Erase(keys), num_erased);
+        ASSERT_EQ(table->Erase(keys).value(), num_erased);
         break;
       }
     }

@@ -104,7 +104,10 @@ TEST(RowLifeTest, ScalarAndVectorKernelsCountAlike) {
     Push(table.get(), keys, 3.0f, counts);
     std::vector<UsageOfRow> usage(keys.size());
     std::vector<KeyState> states(keys.size());
-    table->ReadUsage(keys, 4.0f, absl::MakeSpan(usage), absl::MakeSpan(states));
+    EXPECT_TRUE(table
+                    ->ReadUsage(keys, 4.0f, absl::MakeSpan(usage),
+                                absl::MakeSpan(states))
+                    .ok());
     for (size_t i = 0; i < keys.size(); ++i) {
       ASSERT_EQ(states[i], KeyState::kRow);
       ASSERT_EQ(usage[i].count, 2 * counts[i]);
@@ -229,12 +232,18 @@ TEST(RowLifeTest, StatisticsAreReadWholeWhileTheyAreCounted) {
   std::vector<UsageOfRow> usage(keys.size());
   std::vector<KeyState> states(keys.size());
   while (!is_done && !HasFailure()) {
-    table->ReadUsage(keys, 1.0f, absl::MakeSpan(usage), absl::MakeSpan(states));
+    EXPECT_TRUE(table
+                    ->ReadUsage(keys, 1.0f, absl::MakeSpan(usage),
+                                absl::MakeSpan(states))
+                    .ok());
     // A push without observations is one occurrence and one show.
     for (const UsageOfRow& row : usage) EXPECT_EQ(row.count, row.show);
   }
   pusher.join();
-  table->ReadUsage(keys, 1.0f, absl::MakeSpan(usage), absl::MakeSpan(states));
+  EXPECT_TRUE(
+      table
+          ->ReadUsage(keys, 1.0f, absl::MakeSpan(usage), absl::MakeSpan(states))
+          .ok());
   for (const UsageOfRow& row : usage) {
     EXPECT_EQ(row.count, 1.0f + static_cast<float>(20'000 / kSlowdown));
   }

@@ -9,8 +9,10 @@
 #include <thread>
 #include <vector>
 
+#include "cc/table/cold_tier.h"
 #include "gtest/gtest.h"
 #include "tests/cc/table/table_testing.h"
+#include "tests/cc/testing/scoped_folder.h"
 #include "tests/cc/testing/snapshots.h"
 
 namespace tfswitch {
@@ -94,11 +96,15 @@ void ChangeSomething(EmbeddingTable& table, std::mt19937& random) {
   std::vector<float> values(keys.size() * static_cast<size_t>(table.dim()));
   for (float& value : values) value = static_cast<float>(random() % 64) / 64;
   switch (random() % 8) {
+    case 4:
+      if (!table.config().demotes_when_full()) break;
+      ASSERT_TRUE(table.Demote(kKeys / 4, {}).ok());
+      break;
     case 0:
       ASSERT_TRUE(Assign(table, keys, values).ok());
       break;
     case 1:
-      table.Erase(keys);
+      EXPECT_TRUE(table.Erase(keys).ok());
       break;
     case 2:
       ASSERT_TRUE(table.FindOrInsert(keys, absl::MakeSpan(values)).ok());
@@ -140,11 +146,22 @@ std::vector<TableConfig> Configs() {
                                   Rounding::kStochastic};
   configs.push_back(MakeConfig(4, AdamConfig{}));
   configs.back().optimizer.is_dense = true;
+  // The same with rows on disk.
+  for (size_t i = 0, end = configs.size(); i < end; ++i) {
+    configs.push_back(configs[i]);
+    configs.back().when_full = WhenFull::kDisk;
+  }
   return configs;
 }
 
 class SnapshotTest : public testing::TestWithParam<size_t> {
  protected:
+  void SetUp() override {
+    if (!table_->config().demotes_when_full()) return;
+    table_->SetColdFolder(*ColdFolder::Open(folder_.path()),
+                          [](EmbeddingTable&) { return absl::OkStatus(); });
+  }
+
   // Rows that have not changed take the steps that they have missed, in one go.
   void ExpectRowsWithSteps(const State& saved, const SavedSteps& steps,
                            const State& now) {
@@ -187,6 +204,7 @@ class SnapshotTest : public testing::TestWithParam<size_t> {
     std::vector<std::thread> threads_;
   };
 
+  const ScopedFolder folder_;
   const std::unique_ptr<EmbeddingTable> table_ =
       MakeTable(Configs()[GetParam()]);
   std::mt19937 random_{17};

@@ -247,8 +247,10 @@ TEST_P(StorageDtypeTest, RowsAreFoundAfterAShrinkHasMovedThem) {
     ASSERT_THAT(FindAll(*table, {key}), Each(expected)) << key;
     UsageOfRow usage;
     KeyState state;
-    table->ReadUsage({key}, 300.0f, absl::MakeSpan(&usage, 1),
-                     absl::MakeSpan(&state, 1));
+    EXPECT_TRUE(table
+                    ->ReadUsage({key}, 300.0f, absl::MakeSpan(&usage, 1),
+                                absl::MakeSpan(&state, 1))
+                    .ok());
     EXPECT_EQ(usage.count, expected);
     EXPECT_EQ(usage.last_seen_day, expected);
   }

@@ -47,6 +47,7 @@ from tfswitch.keras import (
 )
 from tfswitch.keras.layers import _embedding_arguments, id_inputs
 from tfswitch.statistics import Statistics
+from tfswitch.storage import TieredStorage
 from tfswitch.storage_dtype import StorageDtypeLike
 from tfswitch.table import (
     EmbeddingTable,
@@ -204,8 +205,10 @@ class DynamicEmbedding(_backend.Layer):
         statistics: The statistics of each row: an object of
             `tfswitch.statistics`. None means the statistics that the policies
             need.
-        when_full: The treatment of a new id when the table is full: "refuse"
-            or "evict", as for `tfswitch.EmbeddingTable`.
+        when_full: The treatment of a new id when the table is full: "refuse",
+            "evict" or "disk", as for `tfswitch.EmbeddingTable`.
+        storage: A `tfswitch.TieredStorage`, as for `tfswitch.EmbeddingTable`.
+            It is not stored with the model, but `when_full="disk"` is.
         update: Which rows a step moves. "sparse" moves the rows of the batch,
             "dense" all rows, as with `keras.layers.Embedding`. With
             `optimizer="auto"`, "auto" moves the rows that the Keras optimizer
@@ -309,6 +312,7 @@ class DynamicEmbedding(_backend.Layer):
         eviction: Eviction | Config | None = None,
         statistics: Statistics | Config | None = None,
         when_full: str | None = None,
+        storage: TieredStorage | None = None,
         update: str = "auto",
         storage_dtype: StorageDtypeLike | None = None,
         seed: int | None = None,
@@ -357,6 +361,7 @@ class DynamicEmbedding(_backend.Layer):
             eviction=eviction,
             statistics=statistics,
             when_full=when_full,
+            storage=storage,
             update=update,
             storage_dtype=storage_dtype,
         )
