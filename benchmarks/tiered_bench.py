@@ -33,7 +33,7 @@ import tfswitch as tsw
 _ROWS = flags.DEFINE_integer("rows", 8_000_000, "Rows of the table.")
 _ROUNDS = flags.DEFINE_integer("rounds", 7, "Rounds of each table.")
 _STEPS = flags.DEFINE_integer("steps", 60, "Steps of a round.")
-_WARM_UP = flags.DEFINE_integer("warm_up", 300, "Steps before the rounds.")
+_WARM_UP = flags.DEFINE_integer("warm_up", 1000, "Steps before the rounds.")
 _FOLDER = flags.DEFINE_string("folder", None, "For rows on disk.")
 _ALPHAS = flags.DEFINE_multi_float("alpha", [1.2, 1.05], "Of the zipf law.")
 
@@ -82,9 +82,8 @@ class _Model:
         self._model.compile("adagrad", "mse")
 
     def fill(self) -> None:
-        for ids in np.array_split(
-            np.arange(_ROWS.value), _ROWS.value // 50_000
-        ):
+        """Makes all rows, the most popular last, as long use would."""
+        for ids in np.array_split(_by_rank()[::-1], _ROWS.value // 50_000):
             self.table.lookup_or_create(ids)
 
     def train(self, ids: np.ndarray) -> float:
@@ -95,31 +94,36 @@ class _Model:
                 np.ones((len(ids) // _BATCH, _BATCH)),
             )
         )
-        data = tsw.data.prefetch_embeddings(data, self.layer)
+        data = tsw.data.prefetch_embeddings(data, self.layer, depth=4)
         begin = time.perf_counter()
         self._model.fit(data, verbose=0)
         return (time.perf_counter() - begin) / (len(ids) // _BATCH)
+
+
+def _by_rank() -> np.ndarray:
+    """All ids, the most popular first; they are anywhere in the table."""
+    return np.random.default_rng(2).permutation(_ROWS.value)
 
 
 def _sampler(alpha: float) -> Any:
     weights = np.arange(1, _ROWS.value + 1, dtype=np.float64) ** -alpha
     bounds = np.cumsum(weights)
     random = np.random.default_rng(1)
-    # Popular ids are anywhere in the table.
-    places = np.random.default_rng(2).permutation(_ROWS.value)
+    ids = _by_rank()
 
     def sample(steps: int) -> np.ndarray:
         draws = random.random((steps * _BATCH, _IDS)) * bounds[-1]
-        return places[np.searchsorted(bounds, draws).clip(max=_ROWS.value - 1)]
+        return ids[np.searchsorted(bounds, draws).clip(max=_ROWS.value - 1)]
 
     return sample
 
 
 def _compare(alpha: float, plain: _Model, tiered: _Model, reads: float) -> None:
     sample = _sampler(alpha)
-    warm_up = sample(_WARM_UP.value)
-    for model in (plain, tiered):
-        model.train(warm_up)
+    for _ in range(_WARM_UP.value // 100):
+        ids = sample(100)
+        for model in (plain, tiered):
+            model.train(ids)
     before = tiered.table.stats()
     times: dict[str, list[float]] = {"plain": [], "tiered": []}
     for _ in range(_ROUNDS.value):

@@ -191,14 +191,19 @@ bool GrowthLimits::MayDemote() const {
 
 absl::StatusOr<int64_t> GrowthLimits::NoteDemotion(
     const EmbeddingTable& table, absl::StatusOr<int64_t> moved) {
-  if (moved.ok()) return moved;
-  next_demotion_ms_ = absl::ToUnixMillis(SteadyNow() + absl::Seconds(10));
+  if (moved.ok()) {
+    has_told_of_disk_ = false;
+    return moved;
+  }
+  next_demotion_ms_ = absl::ToUnixMillis(SteadyNow() + absl::Seconds(2));
+  if (has_told_of_disk_.exchange(true)) return moved;
   LogMessageInOrder(
       LogLevel::kError, {"not_demoted"},
       absl::StrCat(moved.status().message(), ". No rows of table '",
                    table.config().name, "'", options_.OnShard(),
                    " can move to disk. Until they can, new ids get no rows, "
-                   "and ids on disk do not learn"));
+                   "and ids on disk do not learn. This message is not "
+                   "repeated before rows have moved"));
   return moved;
 }
 

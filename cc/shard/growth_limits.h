@@ -170,6 +170,7 @@ class GrowthLimits {
   // Bytes that may be taken without counting the memory again.
   std::atomic<int64_t> credit_{0};
   std::atomic<bool> has_told_{false};
+  std::atomic<bool> has_told_of_disk_{false};
   // One eviction or demotion at a time. Locked before the gate is closed.
   Mutex evict_mutex_;
   // After an error of the disk, in milliseconds of SteadyNow().

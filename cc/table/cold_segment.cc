@@ -23,7 +23,7 @@ constexpr size_t kWriteBytes = size_t{1} << 20;
 // search reads one cache line (Putze, Sanders and Singler, "Cache-, Hash- and
 // Space-Efficient Bloom Filters", 2007).
 constexpr uint64_t kWordsPerLine = 8;
-constexpr uint64_t kFilterBitsPerRow = 12;
+constexpr uint64_t kFilterBitsPerRow = 10;
 constexpr int kBitsPerKey = 6;
 
 uint64_t LineOf(uint64_t hash, uint64_t num_words) {
@@ -123,13 +123,21 @@ std::pair<uint64_t, uint64_t> ColdSegment::BlocksOf(ColdPlace begin,
 
 absl::Status ColdSegment::ReadBlocks(uint64_t begin, uint64_t end,
                                      char* buffer) const {
-  absl::Status status = TryReadBlocks(begin, end, buffer);
-  if (!status.ok()) is_damaged_ = true;
-  return status;
+  absl::Status status = Read(begin, end, buffer);
+  if (!status.ok()) {
+    is_damaged_ = true;
+    return status;
+  }
+  return Check(begin, end, buffer);
 }
 
-absl::Status ColdSegment::TryReadBlocks(uint64_t begin, uint64_t end,
-                                        char* buffer) const {
+FileRead ColdSegment::ReadOf(uint64_t block, char* buffer) const {
+  return {fd_, block * format_.block_bytes,
+          static_cast<uint32_t>(format_.block_bytes), buffer};
+}
+
+absl::Status ColdSegment::Read(uint64_t begin, uint64_t end,
+                               char* buffer) const {
   const size_t size = (end - begin) * format_.block_bytes;
   for (size_t done = 0; done < size;) {
     const ssize_t got =
@@ -144,12 +152,18 @@ absl::Status ColdSegment::TryReadBlocks(uint64_t begin, uint64_t end,
     }
     done += static_cast<size_t>(got);
   }
+  return absl::OkStatus();
+}
+
+absl::Status ColdSegment::Check(uint64_t begin, uint64_t end,
+                                const char* buffer) const {
   for (uint64_t block = begin; block < end; ++block) {
     const char* const bytes = buffer + (block - begin) * format_.block_bytes;
     uint64_t sum;
     std::memcpy(&sum, bytes + format_.block_bytes - kChecksumBytes,
                 sizeof(sum));
     if (sum == ChecksumOf(bytes, format_.block_bytes, block)) continue;
+    is_damaged_ = true;
     const uint64_t row = block * format_.rows_per_block;
     return absl::InternalError(absl::StrCat(
         "'", path_, "': rows ", row, " to ", row + RowsInBlock(block) - 1,

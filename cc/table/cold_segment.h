@@ -1,5 +1,5 @@
 // A file of rows that a table has moved from memory to disk, with what a search
-// for them needs in memory: a filter of 12 bits a row, the first place of each
+// for them needs in memory: a filter of 10 bits a row, the first place of each
 // block, and a bit that tells whether the row is still here.
 //
 //   file:    block 0 | block 1 | ...             whole pages
@@ -27,6 +27,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "cc/base/batch_reads.h"
 #include "cc/base/files.h"
 #include "cc/base/hash.h"
 
@@ -84,8 +85,11 @@ class ColdSegment {
   // Reads whole blocks. `buffer` is aligned to pages and has room for them.
   // Internal that names the file and the rows if a block is damaged.
   absl::Status ReadBlocks(uint64_t begin, uint64_t end, char* buffer) const;
+  // The same in two parts, so that many reads can run at the same time.
+  FileRead ReadOf(uint64_t block, char* buffer) const;
+  absl::Status Check(uint64_t begin, uint64_t end, const char* buffer) const;
   uint64_t RowsInBlock(uint64_t block) const;
-  // Whether ReadBlocks() has ever failed.
+  // Whether a block could not be read.
   bool is_damaged() const { return is_damaged_; }
 
   // A live row is in this segment and nowhere else. Changes only while the
@@ -102,7 +106,7 @@ class ColdSegment {
 
  private:
   friend class ColdSegmentWriter;
-  absl::Status TryReadBlocks(uint64_t begin, uint64_t end, char* buffer) const;
+  absl::Status Read(uint64_t begin, uint64_t end, char* buffer) const;
   ColdSegment(const ColdFormat& format, std::string path, int fd)
       : format_(format), path_(std::move(path)), fd_(fd) {}
 

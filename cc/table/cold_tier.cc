@@ -11,7 +11,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "cc/base/parallel.h"
 #include "cc/base/random_id.h"
 #include "cc/base/status_macros.h"
 
@@ -19,8 +18,6 @@ namespace tfswitch {
 namespace {
 
 constexpr char kSuffix[] = ".cold";
-// So many reads at a time keep a disk busy.
-constexpr int kNumReaders = 32;
 // Records are read in order in parts of about this size.
 constexpr size_t kReadBytes = size_t{256} << 10;
 
@@ -29,6 +26,9 @@ constexpr size_t kReadBytes = size_t{256} << 10;
 constexpr size_t kMergedSegments = 8;
 constexpr int kLevelBits = 3;
 constexpr size_t kMaxSources = 256;
+// A segment with fewer live rows is written again, because the memory for its
+// filter stays.
+constexpr double kMinLiveShare = 0.6;
 // The memory of a row during a merge: its origin, and bits of the filter.
 constexpr int64_t kBytesOfMergedRow = 3;
 
@@ -109,7 +109,7 @@ ColdRange::Part PartOf(std::shared_ptr<ColdSegment> segment, uint64_t begin,
 }  // namespace
 
 ColdFolder::ColdFolder(std::string path, std::unique_ptr<FolderLock> lock)
-    : path_(std::move(path)), lock_(std::move(lock)), threads_(kNumReaders) {}
+    : path_(std::move(path)), lock_(std::move(lock)) {}
 
 absl::StatusOr<std::shared_ptr<ColdFolder>> ColdFolder::Open(
     const std::string& path) {
@@ -211,12 +211,22 @@ absl::Status ColdTier::Find(absl::Span<const Key> keys,
       return absl::ResourceExhaustedError("no memory to read rows on disk");
     }
     num_reads_ += static_cast<int64_t>(requests.size());
-    TFSWITCH_RETURN_IF_ERROR(
-        RunEach(&folder_->threads(), requests.size(), [&](size_t r) {
-          const auto& [segment, block] = requests[r];
-          return all[segment]->ReadBlocks(
-              block, block + 1, buffer.data() + r * format_.block_bytes);
-        }));
+    std::vector<FileRead> reads;
+    reads.reserve(requests.size());
+    for (const auto& [segment, block] : requests) {
+      reads.push_back(all[segment]->ReadOf(
+          block, buffer.data() + reads.size() * format_.block_bytes));
+    }
+    std::vector<absl::Status> statuses(requests.size());
+    folder_->reads().Run(reads, [&](size_t r, bool whole) {
+      const auto& [segment, block] = requests[r];
+      statuses[r] =
+          whole ? all[segment]->Check(block, block + 1, reads[r].to)
+                : all[segment]->ReadBlocks(block, block + 1, reads[r].to);
+    });
+    for (const absl::Status& status : statuses) {
+      TFSWITCH_RETURN_IF_ERROR(status);
+    }
     const auto find_in_block = [&](const Pending& key, uint64_t block) {
       const auto at = std::lower_bound(requests.begin(), requests.end(),
                                        Request(key.num_left, block));
@@ -321,7 +331,8 @@ ColdSegments ColdTier::ChooseRun() const {
   for (size_t i = 0; i < size; ++i) {
     const auto& segment = (*all)[i];
     if (!segment->is_damaged() &&
-        segment->num_live() < static_cast<int64_t>(segment->num_rows()) / 2) {
+        static_cast<double>(segment->num_live()) <
+            kMinLiveShare * static_cast<double>(segment->num_rows())) {
       return {segment};
     }
   }

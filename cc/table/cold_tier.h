@@ -18,10 +18,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "cc/base/batch_reads.h"
 #include "cc/base/files.h"
 #include "cc/base/hash.h"
 #include "cc/base/mutex.h"
-#include "cc/base/thread_pool.h"
 #include "cc/table/batch_kernels.h"
 #include "cc/table/cold_segment.h"
 
@@ -41,8 +41,7 @@ class ColdFolder {
   const std::string& path() const { return path_; }
   // The path of a new file.
   std::string NextFile();
-  // Threads for reads at the same time.
-  const LentThreads& threads() const { return threads_; }
+  BatchReads& reads() { return reads_; }
 
  private:
   ColdFolder(std::string path, std::unique_ptr<FolderLock> lock);
@@ -50,7 +49,7 @@ class ColdFolder {
   const std::string path_;
   const std::unique_ptr<FolderLock> lock_;
   std::atomic<uint64_t> num_files_{0};
-  const ThreadPool threads_;
+  BatchReads reads_;
 };
 
 using ColdSegments = std::vector<std::shared_ptr<ColdSegment>>;

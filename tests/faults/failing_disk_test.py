@@ -218,3 +218,54 @@ def test_no_call_that_fails_loses_an_acknowledged_write(
             assert Pushes().push(table)
             assert count_of_all(table) == before + 1
             assert cluster.save("save")["num_rows"] == IDS.size
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+def test_training_goes_on_while_rows_cannot_move_to_disk(
+    tmp_path: Path, error: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cold = tmp_path / "cold"
+    disk = FailingDisk(cold, tmp_path)
+    flags = ("--max_memory=6MiB", f"--cold_dir={cold}")
+    ids = np.arange(60_000)
+    new = np.arange(100_000, 130_000)
+    with (
+        ServerProcess(flags=flags, variables=disk.variables) as server,
+        connect(server) as cluster,
+    ):
+        table = tsw.EmbeddingTable(
+            "t",
+            32,
+            initializer="zeros",
+            optimizer=tsw.optimizers.SGD(1.0),
+            when_full="disk",
+            cluster=cluster,
+        )
+
+        def push(some: np.ndarray) -> int:
+            """Returns how many ids did not learn."""
+            before = table.stats()["refused_keys"]
+            table.push(some, -np.ones((len(some), 32)))
+            return int(table.stats()["refused_keys"] - before)
+
+        for part in np.split(ids, 60):
+            assert push(part) == 0
+        demoted = table.stats()["demoted_rows"]
+        assert demoted > 10_000
+        disk.fail(1, error, forever=True)
+        refused = sum(push(part) for part in np.split(new, 30))
+        assert refused > 10_000
+        # Rows in memory learn, and rows on disk are read.
+        assert push(ids[-1000:]) == 0
+        assert push(ids[:1000]) == 1000
+        rows = table.lookup(ids).numpy()
+        np.testing.assert_array_equal(rows[-1000:], 2)
+        np.testing.assert_array_equal(rows[:-1000], 1)
+        assert table.stats()["demoted_rows"] == demoted
+        said = wait_for_stderr(capfd, "not_demoted")
+        assert said.count("not_demoted") == 1
+        disk.work()
+        wait_until(lambda: push(ids[:1000]) == 0)
+        np.testing.assert_array_equal(table.lookup(ids[:1000]).numpy(), 2)
+        assert push(new) == 0
+        assert table.size() == len(ids) + len(new)

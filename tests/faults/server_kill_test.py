@@ -80,6 +80,50 @@ def test_each_acknowledged_push_counts_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_each_push_to_rows_on_disk_counts_once(tmp_path: Path) -> None:
+    seed = new_seed()
+    stop = threading.Event()
+    counts = np.zeros((2, 40_000))
+    flags = ("--max_memory=4MiB", f"--cold_dir={tmp_path}/cold")
+    with (
+        Servers(tmp_path, 2, flags) as cluster,
+        tsw.Cluster(cluster.address, timeout_secs=60.0) as client,
+    ):
+        table = tsw.EmbeddingTable(
+            "t",
+            32,
+            initializer="zeros",
+            optimizer=tsw.optimizers.SGD(1.0),
+            when_full="disk",
+            cluster=client,
+        )
+        table.push(np.arange(40_000), np.zeros((40_000, 32)))
+
+        def train(number: int) -> None:
+            draw = np.random.default_rng(seed + number)
+
+            def push() -> None:
+                ids = np.unique(draw.integers(0, 40_000, 1000))
+                table.push(ids, -np.ones((len(ids), 32)))
+                counts[number, ids] += 1
+
+            until(stop, push)
+
+        calls = [Call(train, number) for number in range(2)]
+        kill_while(cluster, calls, seed)
+        stop.set()
+        for call in calls:
+            call.result()
+
+        rows = table.lookup(np.arange(40_000)).numpy()
+        np.testing.assert_array_equal(rows, np.tile(counts.sum(0), (32, 1)).T)
+        assert counts.sum() > 100_000
+        stats = table.stats()
+        assert stats["cold_rows"] > 5_000
+        assert stats["refused_keys"] == 0
+
+
+@pytest.mark.slow
 def test_bsp_ends_with_the_bits_of_an_undisturbed_run(tmp_path: Path) -> None:
     num_steps = 60 * NUM_KILLS
 

@@ -1,6 +1,7 @@
 """Tables with `when_full="disk"`, whose least used rows move to disk."""
 
 import contextlib
+import dataclasses
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -184,3 +185,31 @@ def test_wrong_folders_are_named(tmp_path: Path, local: tsw.Cluster) -> None:
         pytest.raises(RuntimeError, match="Start servers with --cold_dir"),
     ):
         make_table(when_full="disk")
+
+
+def test_a_tiered_storage_bounds_the_memory_of_the_process(
+    tmp_path: Path,
+) -> None:
+    storage = tsw.TieredStorage(memory=8 * MIB, path=tmp_path / "cold")
+    with tsw.connect(f"local://{tmp_path.name}"):
+        layer = tsw.keras.DynamicEmbedding(16, storage=storage)
+        for ids in np.split(np.arange(100_000), 20):
+            layer(ids, training=True)
+        assert layer.table.stats()["cold_rows"] > 10_000
+        # The folder belongs to this process, not to the model.
+        config = layer.get_config()
+        assert config["when_full"] == "disk"
+        assert "storage" not in config
+        other = dataclasses.replace(storage, memory=MIB)
+        with pytest.raises(ValueError, match="bounds all tables"):
+            make_table(storage=other)
+        with pytest.raises(ValueError, match='"disk", because of `storage`'):
+            make_table(storage=storage, when_full="evict")
+    with pytest.raises(ValueError, match="memory"):
+        tsw.TieredStorage(memory=0, path="cold")
+    with (
+        ServerProcess() as server,
+        tsw.connect(f"grpc://{server.address}"),
+        pytest.raises(ValueError, match="Start servers with --max_memory"),
+    ):
+        make_table(storage=storage)

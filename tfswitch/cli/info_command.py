@@ -200,6 +200,7 @@ def _sums(servers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 "table": name,
                 "dim": parts[0]["config"]["dim"],
                 "rows": sum(each["num_rows"] for each in stats),
+                "on_disk": sum(each["cold_rows"] for each in stats),
                 "bytes": sum(each.memory_bytes for each in stats),
                 "optimizer": rules[0] if len(rules) == 1 else "segments",
                 "refused": sum(each["refused_keys"] for each in stats),
@@ -232,6 +233,7 @@ def _print(
                 "rows": f"{table['rows']:,}",
                 "bytes": format_bytes(table["bytes"]),
                 # Empty columns are left out.
+                "on_disk": f"{table['on_disk']:,}" if table["on_disk"] else "",
                 "refused": table["refused"] or "",
             }
             for table in tables
