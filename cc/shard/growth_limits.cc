@@ -127,15 +127,17 @@ int64_t GrowthLimits::SurplusRows(const EmbeddingTable& table,
       BytesForRows(table, stats);
   const int64_t rows = std::max<int64_t>(
       1, missing_bytes / std::max<int64_t>(1, stats.row_stride_bytes) + 1);
-  // Without this, other tables that take its memory would empty the table.
-  return rows > stats.num_rows - stats.cold_rows ? 0 : rows;
+  const int64_t in_memory = stats.num_rows - stats.cold_rows;
+  if (rows <= in_memory) return rows;
+  // Without this, other tables that take its memory would empty the table. Rows
+  // on disk are not lost.
+  return table.config().demotes_when_full() ? in_memory : 0;
 }
 
 bool GrowthLimits::Demote(EmbeddingTable& table, int64_t missing,
                           absl::Span<const Key> kept) {
   if (!MayDemote()) return false;
-  // Moves more than is missing: a large file at a time, but only for some tens
-  // of milliseconds.
+  // Moves more than is missing: a large file at a time, but not for long.
   constexpr int64_t kMost = 131072;
   const int64_t rows = SurplusRows(table, missing);
   if (rows == 0) return false;
@@ -154,9 +156,15 @@ bool GrowthLimits::Demote(EmbeddingTable& table, int64_t missing,
 absl::StatusOr<std::vector<Key>> GrowthLimits::Promote(
     EmbeddingTable& table, absl::Span<const Key> keys,
     absl::Span<const Key> kept) {
+  if (!table.config().demotes_when_full() || !is_on(table)) {
+    return std::vector<Key>();
+  }
+  return PromoteCold(table, table.FindColdKeys(keys), kept);
+}
+
+absl::StatusOr<std::vector<Key>> GrowthLimits::PromoteCold(
+    EmbeddingTable& table, std::vector<Key> cold, absl::Span<const Key> kept) {
   std::vector<Key> refused;
-  if (!table.config().demotes_when_full() || !is_on(table)) return refused;
-  std::vector<Key> cold = table.FindColdKeys(keys);
   if (cold.empty()) return refused;
   Claim claim(this, &table);
   refused = claim.TakeFor({cold, {}}, kept);
@@ -300,6 +308,9 @@ std::vector<Key> GrowthLimits::Claim::TakeFor(KeysByKind keys,
       }
     }
   }
+  // The rows of one batch are in memory together, even if they are more than the
+  // ceiling allows. Others then go to disk.
+  if (demotes && limits_.MayDemote()) missing.rows = 0;
   std::vector<Key> refused;
   const auto refuse = [&refused](std::vector<Key>* all, int64_t count) {
     std::sort(all->begin(), all->end());

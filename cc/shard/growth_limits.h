@@ -91,6 +91,10 @@ class GrowthLimits {
   absl::StatusOr<std::vector<Key>> Promote(EmbeddingTable& table,
                                            absl::Span<const Key> keys,
                                            absl::Span<const Key> kept);
+  // The same for sorted keys that FindColdKeys() or a mark has named.
+  absl::StatusOr<std::vector<Key>> PromoteCold(EmbeddingTable& table,
+                                               std::vector<Key> cold,
+                                               absl::Span<const Key> kept);
   // Moves rows to disk if the memory of all tables is above max_memory, and the
   // table does so. Counts tables that are being loaded if this is one of them.
   absl::Status Relieve(EmbeddingTable& table);

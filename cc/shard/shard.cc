@@ -163,7 +163,11 @@ absl::StatusOr<int64_t> Shard::PromoteMarked(EmbeddingTable& table,
   std::vector<Key> cold;
   cold.reserve(marked.size());
   for (const size_t i : marked) cold.push_back(keys[i]);
-  TFSWITCH_RETURN_IF_ERROR(core_.limits.Promote(table, cold, keys).status());
+  std::vector<Key> sorted = cold;
+  std::sort(sorted.begin(), sorted.end());
+  sorted.erase(std::unique(sorted.begin(), sorted.end()), sorted.end());
+  TFSWITCH_RETURN_IF_ERROR(
+      core_.limits.PromoteCold(table, std::move(sorted), keys).status());
   // Reads a row for which there is no room from the disk.
   std::vector<float> rows(cold.size() * dim);
   TFSWITCH_ASSIGN_OR_RETURN(const int64_t num_found,

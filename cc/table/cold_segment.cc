@@ -111,6 +111,10 @@ bool ColdSegment::MayContain(Key key) const {
   });
 }
 
+void ColdSegment::Prefetch(Key key) const {
+  __builtin_prefetch(&filter_[LineOf(HashKey(key), filter_.size())]);
+}
+
 std::pair<uint64_t, uint64_t> ColdSegment::BlocksOf(ColdPlace begin,
                                                     ColdPlace end) const {
   const auto all = first_places_.begin();

@@ -80,6 +80,7 @@ class ColdSegment {
   // Whether it may have a row of `key`: true for each row that it has, live or
   // not, and for one in a hundred other keys.
   bool MayContain(Key key) const;
+  void Prefetch(Key key) const;  // For MayContain().
   // The blocks [first, second) that have all records of places [begin, end).
   std::pair<uint64_t, uint64_t> BlocksOf(ColdPlace begin, ColdPlace end) const;
   // Reads whole blocks. `buffer` is aligned to pages and has room for them.

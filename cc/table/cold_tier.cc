@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <limits>
 #include <tuple>
 #include <utility>
 
@@ -96,6 +97,50 @@ class RecordReader {
   const char* record_ = nullptr;
 };
 
+// The search for a key on disk.
+struct Search {
+  size_t i;  // The index of the key.
+  // The segment that may have the key. Newer ones do not have it.
+  size_t segment = std::numeric_limits<size_t>::max();
+  // Its blocks that may have the key.
+  uint64_t begin = 0;
+  uint64_t end = 0;
+};
+
+std::vector<Search> SearchesOf(absl::Span<const uint16_t> chosen) {
+  std::vector<Search> searches;
+  searches.reserve(chosen.size());
+  for (const uint16_t i : chosen) searches.push_back({i});
+  return searches;
+}
+
+// Lets each search go on to the next older segment that may have its key.
+// Removes the searches for which there is none. It is faster to ask one filter
+// after another for all keys, because their bits can be prefetched.
+void Advance(const ColdSegments& all, absl::Span<const Key> keys,
+             std::vector<Search>* searches) {
+  constexpr size_t kAhead = 8;
+  std::vector<Search> found;
+  found.reserve(searches->size());
+  for (size_t n = all.size(); n-- > 0 && !searches->empty();) {
+    size_t num_left = 0;
+    for (size_t s = 0; s < searches->size(); ++s) {
+      if (s + kAhead < searches->size()) {
+        all[n]->Prefetch(keys[(*searches)[s + kAhead].i]);
+      }
+      Search& search = (*searches)[s];
+      if (n < search.segment && all[n]->MayContain(keys[search.i])) {
+        search.segment = n;
+        found.push_back(search);
+      } else {
+        (*searches)[num_left++] = search;
+      }
+    }
+    searches->resize(num_left);
+  }
+  searches->swap(found);
+}
+
 // The blocks [begin, end) of a segment, with the rows that are live now.
 ColdRange::Part PartOf(std::shared_ptr<ColdSegment> segment, uint64_t begin,
                        uint64_t end) {
@@ -156,11 +201,16 @@ int64_t ColdTier::memory_bytes() const {
   return bytes;
 }
 
-bool ColdTier::MayContain(Key key) const {
-  const auto all = segments();
-  return std::any_of(all->begin(), all->end(), [key](const auto& segment) {
-    return segment->MayContain(key);
-  });
+std::vector<uint16_t> ColdTier::FindCandidates(
+    absl::Span<const Key> keys, absl::Span<const uint16_t> chosen) const {
+  std::vector<Search> searches = SearchesOf(chosen);
+  Advance(*segments(), keys, &searches);
+  std::vector<uint16_t> found;
+  found.reserve(searches.size());
+  for (const Search& search : searches) {
+    found.push_back(static_cast<uint16_t>(search.i));
+  }
+  return found;
 }
 
 absl::Status ColdTier::Find(absl::Span<const Key> keys,
@@ -168,41 +218,21 @@ absl::Status ColdTier::Find(absl::Span<const Key> keys,
                             ColdBatch* batch) const {
   batch->segments = segments();
   const ColdSegments& all = *batch->segments;
-  // A key that has not been found, and the number of segments that it may still
-  // be in.
-  struct Pending {
-    size_t i;
-    size_t num_left;
-    uint64_t begin = 0;  // Blocks of segment `num_left`.
-    uint64_t end = 0;
-  };
-  std::vector<Pending> pending;
-  pending.reserve(chosen.size());
-  for (const uint16_t i : chosen) pending.push_back({i, all.size()});
+  std::vector<Search> pending = SearchesOf(chosen);
   using Request = std::pair<size_t, uint64_t>;  // A segment and a block.
   std::vector<Request> requests;
-  while (!pending.empty()) {
-    // From the newest segment to the oldest, because a row is live in the
-    // newest of the segments that have it.
+  for (;;) {
+    Advance(all, keys, &pending);
+    if (pending.empty()) return absl::OkStatus();
     requests.clear();
-    size_t num_kept = 0;
-    for (Pending& key : pending) {
-      while (key.num_left > 0 &&
-             !all[key.num_left - 1]->MayContain(keys[key.i])) {
-        --key.num_left;
-      }
-      if (key.num_left == 0) continue;
-      --key.num_left;
+    for (Search& key : pending) {
       const ColdPlace place = place_of_(keys[key.i]);
       std::tie(key.begin, key.end) =
-          all[key.num_left]->BlocksOf(place, place + 1);
+          all[key.segment]->BlocksOf(place, place + 1);
       for (uint64_t block = key.begin; block < key.end; ++block) {
-        requests.emplace_back(key.num_left, block);
+        requests.emplace_back(key.segment, block);
       }
-      pending[num_kept++] = key;
     }
-    pending.resize(num_kept);
-    if (requests.empty()) continue;
     std::sort(requests.begin(), requests.end());
     requests.erase(std::unique(requests.begin(), requests.end()),
                    requests.end());
@@ -227,13 +257,13 @@ absl::Status ColdTier::Find(absl::Span<const Key> keys,
     for (const absl::Status& status : statuses) {
       TFSWITCH_RETURN_IF_ERROR(status);
     }
-    const auto find_in_block = [&](const Pending& key, uint64_t block) {
+    const auto find_in_block = [&](const Search& key, uint64_t block) {
       const auto at = std::lower_bound(requests.begin(), requests.end(),
-                                       Request(key.num_left, block));
+                                       Request(key.segment, block));
       const char* record =
           buffer.data() +
           static_cast<size_t>(at - requests.begin()) * format_.block_bytes;
-      ColdSegment* const segment = all[key.num_left].get();
+      ColdSegment* const segment = all[key.segment].get();
       const uint64_t num_rows = segment->RowsInBlock(block);
       for (uint64_t n = 0; n < num_rows; ++n, record += format_.record_bytes) {
         if (ColdFormat::KeyOf(record) != keys[key.i]) continue;
@@ -245,7 +275,7 @@ absl::Status ColdTier::Find(absl::Span<const Key> keys,
       return false;
     };
     pending.erase(std::remove_if(pending.begin(), pending.end(),
-                                 [&](const Pending& key) {
+                                 [&](const Search& key) {
                                    for (uint64_t b = key.begin; b < key.end;
                                         ++b) {
                                      if (find_in_block(key, b)) return true;
@@ -254,7 +284,6 @@ absl::Status ColdTier::Find(absl::Span<const Key> keys,
                                  }),
                   pending.end());
   }
-  return absl::OkStatus();
 }
 
 ColdRange ColdTier::Collect(ColdPlace begin, ColdPlace end,

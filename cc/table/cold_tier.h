@@ -123,8 +123,10 @@ class ColdTier {
   int64_t written_bytes() const { return written_bytes_; }
   int64_t num_reads() const { return num_reads_; }
 
-  // Whether a key may have a row on disk: true if it has one.
-  bool MayContain(Key key) const;
+  // Returns those i of `chosen` for which keys[i] may have a row on disk: all
+  // that have one, and a few others.
+  std::vector<uint16_t> FindCandidates(absl::Span<const Key> keys,
+                                       absl::Span<const uint16_t> chosen) const;
   // Reads the live records of keys[i] for each i of `chosen`. A row that moves
   // meanwhile may be missing.
   absl::Status Find(absl::Span<const Key> keys,

@@ -338,6 +338,11 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::Read(
     num_found += static_cast<int64_t>(block.size() - num_missing);
     if (num_missing > 0 && has_cold_rows()) {
       if (marks_cold) {
+        std::vector<bool> may_be_cold(block.size());
+        for (const uint16_t i :
+             cold_->tier.FindCandidates(block, {missing, num_missing})) {
+          may_be_cold[i] = true;
+        }
         num_missing = static_cast<uint32_t>(
             std::remove_if(missing, missing + num_missing,
                            [&](uint16_t i) {
@@ -345,7 +350,7 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::Read(
                                  StripeOfHash(hash_(block[i]));
                              // A row that has moved may have been in a file
                              // that is gone.
-                             if (!cold_->tier.MayContain(block[i]) &&
+                             if (!may_be_cold[i] &&
                                  stripes_[stripe].num_moves == moves[stripe]) {
                                return false;
                              }
@@ -854,7 +859,7 @@ absl::Status EmbeddingTable::Impl::ForEachRow(
     std::vector<bool> changed;
     if (snapshot != nullptr && !snapshot->is_whole) {
       MutexLock lock(&stripe.mutex);
-      changed = stripe.rows.ChangedSince(snapshot_from_ - 1);
+      changed = stripe.rows.RowsWithStamps(snapshot_from_, kAnyStamp);
     }
     const bool is_unchanged =
         snapshot != nullptr && !snapshot->is_whole && changed.empty();

@@ -419,9 +419,7 @@ class EmbeddingTable {
   // rules, rows that changed after the last call are chosen only if there are
   // no others, because a new row has had no time to be used.
   //
-  // A table with demotes_when_full() chooses by the time of the last use only.
-  //
-  // REQUIRES: config().evicts_when_full() or config().demotes_when_full().
+  // REQUIRES: config().evicts_when_full().
   virtual KeysByKind ChooseLeastUsed(int64_t num_rows, int64_t num_candidates,
                                      absl::Span<const Key> kept) = 0;
 
@@ -433,8 +431,8 @@ class EmbeddingTable {
   virtual void SetColdFolder(
       std::shared_ptr<ColdFolder> folder,
       std::function<absl::Status(EmbeddingTable&)> make_room) = 0;
-  // Moves the `num_rows` least used rows from memory to disk, as
-  // ChooseLeastUsed() chooses them. Returns how many it has moved: less if
+  // Moves `num_rows` rows from memory to disk, but none of `kept`: rows of
+  // those that changed longest ago. Returns how many it has moved: less if
   // there are not so many, or if rows change meanwhile. All other calls work as
   // before: they read a row on disk where it is, and a call that changes it
   // moves it to memory first. They may return ResourceExhausted if the disk is

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <new>
 #include <thread>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "cc/base/log_writer.h"
+#include "cc/base/random_id.h"
 #include "cc/table/embedding_table_impl.h"
 
 namespace tfswitch {
@@ -274,8 +276,9 @@ std::vector<Key> EmbeddingTable::Impl::FindColdKeys(
   if (!has_cold_rows()) return cold;
   for (size_t begin = 0; begin < keys.size(); begin += kMaxKernelKeys) {
     const absl::Span<const Key> block = keys.subspan(begin, kMaxKernelKeys);
-    for (const uint16_t i : FindAbsent(block)) {
-      if (cold_->tier.MayContain(block[i])) cold.push_back(block[i]);
+    for (const uint16_t i :
+         cold_->tier.FindCandidates(block, FindAbsent(block))) {
+      cold.push_back(block[i]);
     }
   }
   std::sort(cold.begin(), cold.end());
@@ -361,6 +364,56 @@ void EmbeddingTable::Impl::ReleaseFreeRows() {
   if (cold_ != nullptr) cold_->StartMerge(/*compacts=*/true);
 }
 
+std::vector<Key> EmbeddingTable::Impl::ChooseLongestUnused(
+    int64_t num_rows, absl::Span<const Key> kept) {
+  constexpr uint64_t kSample = 1024;  // Of each stripe.
+  MutexLock lock(&shrink_mutex_);
+  EndUseEpoch();
+  std::vector<uint32_t> stamps;
+  for (Stripe& stripe : stripes_) {
+    MutexLock stripe_lock(&stripe.mutex);
+    stripe.rows.SampleStamps(kSample, &stamps);
+  }
+  std::vector<Key> chosen;
+  if (stamps.empty()) return chosen;
+  std::sort(stamps.begin(), stamps.end());
+  const auto num_stamps = static_cast<double>(stamps.size());
+  const auto in_memory =
+      static_cast<double>(std::max<int64_t>(1, size() - cold_->num_rows));
+  const double wanted =
+      std::min(1.0, static_cast<double>(num_rows) / in_memory);
+  // A little more than is wanted, because the sample is not exact.
+  const double share = std::min(1.0, 1.25 * wanted);
+  const uint32_t limit = stamps[static_cast<size_t>(share * (num_stamps - 1))];
+  const auto num_old = static_cast<double>(
+      std::upper_bound(stamps.begin(), stamps.end(), limit) - stamps.begin());
+  // Takes rows from everywhere: if parts of the index became empty, others
+  // would become too full, because new keys go to all parts.
+  const double taken = std::min(1.0, wanted * num_stamps / num_old);
+  const auto max_hash = static_cast<uint64_t>(
+      taken * static_cast<double>(std::numeric_limits<uint32_t>::max()));
+  const uint64_t salt = DrawId();
+  for (Stripe& stripe : stripes_) {
+    std::vector<bool> old;
+    for (uint64_t begin = 0; begin < kEndOfPositions;) {
+      MutexLock stripe_lock(&stripe.mutex);
+      if (begin == 0) old = stripe.rows.RowsWithStamps(0, limit);
+      if (old.empty()) break;
+      begin = stripe.index.VisitEntries(
+          begin, kMaxBucketsPerVisit,
+          [&](Key key, StripeIndex::Entry) {
+            if (HashKey(static_cast<Key>(salt ^ static_cast<uint64_t>(key))) >>
+                    32 <= max_hash &&
+                !std::binary_search(kept.begin(), kept.end(), key)) {
+              chosen.push_back(key);
+            }
+          },
+          &old);
+    }
+  }
+  return chosen;
+}
+
 absl::StatusOr<int64_t> EmbeddingTable::Impl::Demote(
     int64_t num_rows, absl::Span<const Key> kept) {
   if (cold_ == nullptr) {
@@ -375,11 +428,11 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::Demote(
   std::vector<Key> sorted = cold_->EndTurn();
   sorted.insert(sorted.end(), kept.begin(), kept.end());
   std::sort(sorted.begin(), sorted.end());
-  std::vector<Key> chosen = ChooseLeastUsed(num_rows, 0, sorted).rows;
-  if (chosen.empty()) {
+  std::vector<Key> chosen = ChooseLongestUnused(num_rows, sorted);
+  if (static_cast<int64_t>(chosen.size()) < num_rows / 2) {
     sorted.assign(kept.begin(), kept.end());
     std::sort(sorted.begin(), sorted.end());
-    chosen = ChooseLeastUsed(num_rows, 0, sorted).rows;
+    chosen = ChooseLongestUnused(num_rows, sorted);
   }
   struct Row {
     ColdPlace place;
@@ -400,6 +453,10 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::Demote(
       MutexLock stripe_lock(&stripe.mutex);
       for (const size_t end = std::min(rows.size(), n + kRowsAtOnce);
            n < end && &stripes_[rows[n].place >> 32] == &stripe; ++n) {
+        if (n + kLockedDistance < rows.size()) {
+          __builtin_prefetch(stripe.index.Home(
+              static_cast<uint32_t>(rows[n + kLockedDistance].place)));
+        }
         const KeyPlace place = PlaceOfKey(&stripe, rows[n].key);
         if (place.has_row()) visit(place, n);
       }

@@ -591,6 +591,10 @@ class EmbeddingTable::Impl final : public EmbeddingTable {
   // mutex is held.
   ColdRange CollectCold(int stripe, uint64_t begin, uint64_t end,
                         uint32_t min_stamp) const;
+  // Chooses rows in memory, but none of `kept`, which is sorted: rows of those
+  // that changed longest ago.
+  std::vector<Key> ChooseLongestUnused(int64_t num_rows,
+                                       absl::Span<const Key> kept);
   // Moves rows from the sources of a merge to its target.
   void MoveMerged(ColdMerge* merge);
 

@@ -397,10 +397,8 @@ KeysByKind EmbeddingTable::Impl::ChooseLeastUsed(int64_t num_rows,
   constexpr int64_t kMinSample = 1024;
   MutexLock lock(&shrink_mutex_);
   const EvictionConfig& rules = config_.eviction;
-  const bool evicts = config_.evicts_when_full();
-  const bool by_score = evicts && rules.delete_threshold.has_value();
-  const bool by_count =
-      evicts && !by_score && rules.order == EvictionOrder::kLfu;
+  const bool by_score = rules.delete_threshold.has_value();
+  const bool by_count = !by_score && rules.order == EvictionOrder::kLfu;
   const uint32_t last_epoch =
       std::exchange(last_choice_epoch_, change_clock_.epoch());
   EndUseEpoch();

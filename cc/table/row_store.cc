@@ -181,15 +181,25 @@ void RowStore::Column::Reserve(uint64_t num_rows, bool is_empty) {
   reserved_end = end;
 }
 
-std::vector<bool> RowStore::ChangedSince(uint32_t epoch) const {
-  std::vector<bool> changed(next_row_);
+std::vector<bool> RowStore::RowsWithStamps(uint32_t first,
+                                           uint32_t last) const {
+  std::vector<bool> rows(next_row_);
   bool is_any = false;
   for (uint64_t row = 0; row < next_row_; ++row) {
-    if (RacyLoad(stamps() + row) <= epoch) continue;
-    changed[row] = true;
+    const uint32_t stamp = RacyLoad(stamps() + row);
+    if (stamp < first || stamp > last) continue;
+    rows[row] = true;
     is_any = true;
   }
-  return is_any ? changed : std::vector<bool>();
+  return is_any ? rows : std::vector<bool>();
+}
+
+void RowStore::SampleStamps(uint64_t count,
+                            std::vector<uint32_t>* sample) const {
+  const uint64_t distance = std::max<uint64_t>(1, next_row_ / count);
+  for (uint64_t row = 0; row < next_row_; row += distance) {
+    sample->push_back(RacyLoad(stamps() + row));
+  }
 }
 
 size_t RowStore::Column::resident_bytes(uint64_t num_rows) const {

@@ -101,9 +101,11 @@ class RowStore {
   // nothing to give back. REQUIRES: SortFreeRows() was called.
   bool ReleaseTail();
 
-  // Element r tells whether the stamp of row r is above `epoch`. The result is
-  // empty if no stamp is. REQUIRES: InitStamps().
-  std::vector<bool> ChangedSince(uint32_t epoch) const;
+  // Element r tells whether the stamp of row r is from `first` to `last`. The
+  // result is empty if no stamp is. REQUIRES: InitStamps().
+  std::vector<bool> RowsWithStamps(uint32_t first, uint32_t last) const;
+  // Adds up to `count` stamps, those of rows at equal distances.
+  void SampleStamps(uint64_t count, std::vector<uint32_t>* sample) const;
 
   // The bytes of rows and statistics; stamps are not counted.
   size_t resident_bytes() const;

@@ -83,7 +83,7 @@ def test_each_acknowledged_push_counts_once(tmp_path: Path) -> None:
 def test_each_push_to_rows_on_disk_counts_once(tmp_path: Path) -> None:
     seed = new_seed()
     stop = threading.Event()
-    counts = np.zeros((2, 40_000))
+    counts = np.zeros((2, 100_000))
     flags = ("--max_memory=4MiB", f"--cold_dir={tmp_path}/cold")
     with (
         Servers(tmp_path, 2, flags) as cluster,
@@ -97,13 +97,13 @@ def test_each_push_to_rows_on_disk_counts_once(tmp_path: Path) -> None:
             when_full="disk",
             cluster=client,
         )
-        table.push(np.arange(40_000), np.zeros((40_000, 32)))
+        table.push(np.arange(100_000), np.zeros((100_000, 32)))
 
         def train(number: int) -> None:
             draw = np.random.default_rng(seed + number)
 
             def push() -> None:
-                ids = np.unique(draw.integers(0, 40_000, 1000))
+                ids = np.unique(draw.integers(0, 100_000, 2000))
                 table.push(ids, -np.ones((len(ids), 32)))
                 counts[number, ids] += 1
 
@@ -115,7 +115,7 @@ def test_each_push_to_rows_on_disk_counts_once(tmp_path: Path) -> None:
         for call in calls:
             call.result()
 
-        rows = table.lookup(np.arange(40_000)).numpy()
+        rows = table.lookup(np.arange(100_000)).numpy()
         np.testing.assert_array_equal(rows, np.tile(counts.sum(0), (32, 1)).T)
         assert counts.sum() > 100_000
         stats = table.stats()
