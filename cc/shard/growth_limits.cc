@@ -308,8 +308,8 @@ std::vector<Key> GrowthLimits::Claim::TakeFor(KeysByKind keys,
       }
     }
   }
-  // The rows of one batch are in memory together, even if they are more than the
-  // ceiling allows. Others then go to disk.
+  // The rows of one batch are in memory together, even if they are more than
+  // the ceiling allows. Others then go to disk.
   if (demotes && limits_.MayDemote()) missing.rows = 0;
   std::vector<Key> refused;
   const auto refuse = [&refused](std::vector<Key>* all, int64_t count) {
