@@ -87,6 +87,7 @@ SUITES = {
         "python benchmarks/scale_bench.py",
         "python benchmarks/scale_bench.py --full --secs=3600",
     ],
+    "tiered": ["python benchmarks/tiered_bench.py"],
     "scaling": [
         "python benchmarks/scaling_bench.py --plot=docs/images/scaling.png"
     ],

@@ -51,6 +51,9 @@ class BatchReads::Ring {
   // ring can not be used any more.
   bool Run(absl::Span<const FileRead> reads,
            absl::FunctionRef<void(size_t, bool)> done) {
+    // Calls done() at the end, because it may throw, and the kernel must not
+    // write to memory that the caller then frees.
+    std::vector<bool> is_whole(reads.size());
     size_t num_begun = 0;
     unsigned num_queued = 0;
     for (size_t num_done = 0; num_done < reads.size();) {
@@ -71,10 +74,11 @@ class BatchReads::Ring {
       for (; head != tail; ++head, ++num_done) {
         const io_uring_cqe& result = results_[head & result_mask_];
         const auto i = static_cast<size_t>(result.user_data);
-        done(i, result.res == static_cast<int>(reads[i].size));
+        is_whole[i] = result.res == static_cast<int>(reads[i].size);
       }
       __atomic_store_n(result_head_, head, __ATOMIC_RELEASE);
     }
+    for (size_t i = 0; i < reads.size(); ++i) done(i, is_whole[i]);
     return true;
   }
 

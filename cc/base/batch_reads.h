@@ -24,7 +24,8 @@ struct FileRead {
 };
 
 // Uses io_uring, or threads that call pread() where the kernel has no io_uring
-// or a sandbox forbids it.
+// or a sandbox forbids it. If there is no memory for another ring, a batch is
+// read one block after another.
 //
 // Thread-safe.
 class BatchReads {

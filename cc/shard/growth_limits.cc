@@ -137,13 +137,12 @@ int64_t GrowthLimits::SurplusRows(const EmbeddingTable& table,
 bool GrowthLimits::Demote(EmbeddingTable& table, int64_t missing,
                           absl::Span<const Key> kept) {
   if (!MayDemote()) return false;
-  // Moves more than is missing: a large file at a time, but not for long.
-  constexpr int64_t kMost = 131072;
   const int64_t rows = SurplusRows(table, missing);
   if (rows == 0) return false;
   const TableStats stats = table.stats();
   const int64_t in_memory = stats.num_rows - stats.cold_rows;
-  int64_t reserve = std::min(in_memory / 32, kMost);
+  // Moves more than is missing, to write larger files.
+  int64_t reserve = in_memory / 32;
   // The memory that finds rows on disk grows. Rows in memory make room for it.
   const bool is_above = UsedBytes() > max_bytes_ + max_bytes_ / 64;
   if (is_above) reserve = std::max(reserve, in_memory / 16);
@@ -180,17 +179,21 @@ absl::Status GrowthLimits::Relieve(EmbeddingTable& table) {
   // Does not lock evict_mutex_, because the caller may be inside the gate.
   MutexLock lock(&relieve_mutex_);
   const bool is_present = tables_.IsPresent(table);
-  const TableStats stats = table.stats();
-  // Memory that the table has touched is there for its own rows.
-  const int64_t surplus = UsedBytes(/*with_loading=*/!is_present) -
-                          stats.reserved_bytes - max_bytes_;
-  const int64_t in_memory = stats.num_rows - stats.cold_rows;
-  if (surplus <= 0 || in_memory == 0) return absl::OkStatus();
-  if (is_present && !MayDemote()) return absl::OkStatus();
-  const int64_t rows =
-      surplus / std::max<int64_t>(1, stats.row_stride_bytes) + in_memory / 32;
-  return NoteDemotion(table, table.Demote(std::min(rows + 1, in_memory), {}))
-      .status();
+  for (;;) {
+    const TableStats stats = table.stats();
+    // Memory that the table has touched is there for its own rows.
+    const int64_t surplus = UsedBytes(/*with_loading=*/!is_present) -
+                            stats.reserved_bytes - max_bytes_;
+    const int64_t in_memory = stats.num_rows - stats.cold_rows;
+    if (surplus <= 0 || in_memory == 0) return absl::OkStatus();
+    if (is_present && !MayDemote()) return absl::OkStatus();
+    const int64_t rows =
+        surplus / std::max<int64_t>(1, stats.row_stride_bytes) + in_memory / 32;
+    TFSWITCH_ASSIGN_OR_RETURN(
+        const int64_t moved,
+        NoteDemotion(table, table.Demote(std::min(rows + 1, in_memory), {})));
+    if (moved == 0) return absl::OkStatus();
+  }
 }
 
 bool GrowthLimits::MayDemote() const {

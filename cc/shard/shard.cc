@@ -410,11 +410,9 @@ absl::StatusOr<WriteResult> Shard::AssignOnce(const AssignRequest& request) {
   const auto missing = [&] {
     return GrowthLimits::KeysWithoutRows(*table, request.keys);
   };
-  // Rows on disk that the call does not change stay there.
-  const absl::Span<const Key> set =
-      request.only_missing ? absl::Span<const Key>() : request.keys;
-  TFSWITCH_ASSIGN_OR_RETURN(const std::vector<Key> on_disk,
-                            core_.limits.Promote(*table, set, request.keys));
+  TFSWITCH_ASSIGN_OR_RETURN(
+      const std::vector<Key> on_disk,
+      core_.limits.Promote(*table, request.keys, request.keys));
   bool is_possible = on_disk.empty();
   if (!has_all && is_possible) {
     TFSWITCH_ASSIGN_OR_RETURN(KeysByKind new_keys, missing());
@@ -426,7 +424,8 @@ absl::StatusOr<WriteResult> Shard::AssignOnce(const AssignRequest& request) {
       [&]() -> absl::StatusOr<uint64_t> {
         TFSWITCH_RETURN_IF_ERROR(CheckPresent(*table));
         if (!is_possible) return core_.limits.Error(*table);
-        if (!has_all && table->generation() != generation) {
+        if (!has_all && !table->config().demotes_when_full() &&
+            table->generation() != generation) {
           TFSWITCH_ASSIGN_OR_RETURN(const KeysByKind new_keys, missing());
           if (static_cast<int64_t>(new_keys.rows.size()) > claim.num_rows()) {
             return absl::UnavailableError(

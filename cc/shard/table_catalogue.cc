@@ -109,6 +109,7 @@ absl::StatusOr<TableCatalogue::Handle> TableCatalogue::Create(
       if (table != nullptr) {
         const Handle made{true, table->incarnation()};
         WarnOfReleased("it is made again, without rows", config.name);
+        EndLoading(*table);
         tables_.emplace(config.name, std::move(table));
         shrink_timer_.Set(config.name,
                           absl::Seconds(config.eviction.every_secs.value));
@@ -147,10 +148,7 @@ absl::StatusOr<std::shared_ptr<EmbeddingTable>> TableCatalogue::Make(
                             EmbeddingTable::Create(config));
   if (folder != nullptr) table->SetColdFolder(std::move(folder), make_room_);
   MutexLock lock(&mutex_);
-  made_.erase(std::remove_if(made_.begin(), made_.end(),
-                             [](const auto& each) { return each.expired(); }),
-              made_.end());
-  made_.push_back(table);
+  loading_.push_back(table);
   return table;
 }
 
@@ -169,16 +167,27 @@ absl::Status TableCatalogue::OpenColdFolder(const std::string& path) {
 
 std::vector<std::shared_ptr<EmbeddingTable>> TableCatalogue::WithLoading()
     const {
+  // Freed after the unlock.
+  std::vector<std::shared_ptr<EmbeddingTable>> loading;
   MutexLock lock(&mutex_);
   TableMap tables = tables_;
-  for (const auto& each : made_) {
-    auto table = each.lock();
-    if (table == nullptr) continue;
-    const auto present = tables_.find(table->config().name);
-    if (present != tables_.end() && present->second == table) continue;
-    tables[table->config().name] = std::move(table);
+  for (const auto& each : loading_) {
+    if (auto table = each.lock()) {
+      loading.push_back(table);
+      tables[table->config().name] = std::move(table);
+    }
   }
   return Values(tables);
+}
+
+void TableCatalogue::EndLoading(const EmbeddingTable& table) {
+  loading_.erase(std::remove_if(loading_.begin(), loading_.end(),
+                                [&table](const auto& each) {
+                                  const auto other = each.lock();
+                                  return other == nullptr ||
+                                         other.get() == &table;
+                                }),
+                 loading_.end());
 }
 
 absl::Status TableCatalogue::CheckCapacity(const TableConfig& config) const {
@@ -238,6 +247,7 @@ absl::Status TableCatalogue::CloseOptimizer(const TableConfig& config) {
     return absl::UnavailableError(absl::StrCat(
         "table '", config.name, "' was dropped during the call. Try again"));
   }
+  EndLoading(*table);
   it->second.swap(table);
   journal_.Tell("table_changed",
                 {{"table", config.name}, {"what", "optimizer"}});
@@ -393,6 +403,7 @@ void TableCatalogue::Install(TableMap* tables) {
   for (auto& [name, table] : *tables) {
     shrink_timer_.Set(name,
                       absl::Seconds(table->config().eviction.every_secs.value));
+    EndLoading(*table);
     std::swap(tables_[name], table);
     released_rows_.erase(name);
   }

@@ -129,6 +129,8 @@ class TableCatalogue {
   void WarnOfUnsaved();
 
  private:
+  void EndLoading(const EmbeddingTable& table)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckRoomLocked(const TableConfig& config,
                                const TableMap& coming) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -158,8 +160,8 @@ class TableCatalogue {
 
   mutable Mutex mutex_;
   std::shared_ptr<ColdFolder> cold_folder_ ABSL_GUARDED_BY(mutex_);
-  // All tables of Make() that still exist.
-  mutable std::vector<std::weak_ptr<EmbeddingTable>> made_
+  // The tables of Make() that calls cannot use yet.
+  mutable std::vector<std::weak_ptr<EmbeddingTable>> loading_
       ABSL_GUARDED_BY(mutex_);
   TableMap tables_ ABSL_GUARDED_BY(mutex_);
   // The number of holds on each table.

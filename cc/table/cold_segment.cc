@@ -127,11 +127,7 @@ std::pair<uint64_t, uint64_t> ColdSegment::BlocksOf(ColdPlace begin,
 
 absl::Status ColdSegment::ReadBlocks(uint64_t begin, uint64_t end,
                                      char* buffer) const {
-  absl::Status status = Read(begin, end, buffer);
-  if (!status.ok()) {
-    is_damaged_ = true;
-    return status;
-  }
+  TFSWITCH_RETURN_IF_ERROR(Read(begin, end, buffer));
   return Check(begin, end, buffer);
 }
 

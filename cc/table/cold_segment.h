@@ -1,6 +1,6 @@
-// A file of rows that a table has moved from memory to disk, with what a search
-// for them needs in memory: a filter of 10 bits a row, the first place of each
-// block, and a bit that tells whether the row is still here.
+// A file of rows that a table has moved from memory to disk, and, in memory,
+// what a search for them needs: a filter of 10 bits a row, the first place of
+// each block, and a bit that tells whether the row is still here.
 //
 //   file:    block 0 | block 1 | ...             whole pages
 //   block:   record | record | ... | 0 | sum     the checksum is in the last 8
@@ -90,7 +90,7 @@ class ColdSegment {
   FileRead ReadOf(uint64_t block, char* buffer) const;
   absl::Status Check(uint64_t begin, uint64_t end, const char* buffer) const;
   uint64_t RowsInBlock(uint64_t block) const;
-  // Whether a block could not be read.
+  // Whether a block did not have what was written.
   bool is_damaged() const { return is_damaged_; }
 
   // A live row is in this segment and nowhere else. Changes only while the
@@ -117,8 +117,9 @@ class ColdSegment {
   // These are constant once the segment has been written.
   uint64_t num_rows_ = 0;
   uint32_t max_stamp_ = 0;
-  std::vector<ColdPlace> first_places_;  // Of each block.
-  std::vector<uint64_t> filter_;         // Lines of 64 bytes.
+  // The first place of each block.
+  std::vector<ColdPlace> first_places_;
+  std::vector<uint64_t> filter_;  // Lines of 64 bytes.
   std::vector<std::atomic<uint64_t>> live_;
   std::atomic<int64_t> num_live_{0};
   mutable std::atomic<bool> is_damaged_{false};

@@ -22,8 +22,8 @@ constexpr char kSuffix[] = ".cold";
 // Records are read in order in parts of about this size.
 constexpr size_t kReadBytes = size_t{256} << 10;
 
-// So many segments of similar sizes are merged. A row is then written about
-// once for each factor of 8 between the rows of a demotion and all rows.
+// This many segments of similar size are merged into one. A row is then written
+// about once for each factor of 8 between the rows of a demotion and all rows.
 constexpr size_t kMergedSegments = 8;
 constexpr int kLevelBits = 3;
 constexpr size_t kMaxSources = 256;

@@ -62,7 +62,7 @@ struct ColdHit {
   const char* record;
 };
 
-// What ColdTier::Find() has found. Owns the memory of the records, and keeps
+// The result of ColdTier::Find(). Owns the memory of the records, and keeps
 // the segments.
 struct ColdBatch {
   std::vector<ColdHit> hits;
@@ -146,10 +146,10 @@ class ColdTier {
   // Adds a new segment. Its rows become live afterwards.
   void Add(std::shared_ptr<ColdSegment> segment);
 
-  // Writes one segment from several, if there are so many that searches become
-  // slow, or from one that has few live rows. Null if there is nothing to do.
-  // Only one thread at a time may merge.
-  // Cancelled soon after `stops` is set.
+  // Merges several segments of similar size, or rewrites one with few live
+  // rows: writes the file, and moves no rows yet. Null if there is nothing to
+  // do. Only one thread at a time may merge. Cancelled soon after `stops` is
+  // set.
   absl::StatusOr<std::unique_ptr<ColdMerge>> WriteMerge(
       const std::atomic<bool>& stops) const;
   // These begin and end the move of rows from the sources to the target.

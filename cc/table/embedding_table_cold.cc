@@ -11,6 +11,7 @@
 #include <cstring>
 #include <limits>
 #include <new>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -28,6 +29,8 @@ namespace {
 constexpr size_t kMaxSegments = 48;
 // How many rows Demote() copies or removes while it holds a mutex.
 constexpr size_t kRowsAtOnce = 1024;
+// The most rows that Demote() moves, because no row can change at its end.
+constexpr int64_t kMaxDemotion = 131072;
 
 }  // namespace
 
@@ -63,13 +66,7 @@ void EmbeddingTable::Impl::Cold::Merge() {
       compacts = std::exchange(must_compact_, false);
       is_merging_ = true;
     }
-    if (compacts) {
-      MutexLock lock(&table_.shrink_mutex_);
-      for (Stripe& stripe : table_.stripes_) {
-        if (!stops_) table_.Compact(&stripe, /*min_share=*/16);
-      }
-    }
-    const absl::Status merged = MergeAll();
+    const absl::Status merged = MergeAll(compacts);
     if (merged.ok() || stops_ || std::exchange(has_told_, true)) continue;
     LogMessageInOrder(
         LogLevel::kWarning, {"cold_merge_failed"},
@@ -80,8 +77,14 @@ void EmbeddingTable::Impl::Cold::Merge() {
   }
 }
 
-absl::Status EmbeddingTable::Impl::Cold::MergeAll() {
+absl::Status EmbeddingTable::Impl::Cold::MergeAll(bool compacts) {
   try {
+    if (compacts) {
+      MutexLock lock(&table_.shrink_mutex_);
+      for (Stripe& stripe : table_.stripes_) {
+        if (!stops_) table_.Compact(&stripe, /*min_share=*/16);
+      }
+    }
     for (;;) {
       TFSWITCH_ASSIGN_OR_RETURN(const auto merge, tier.WriteMerge(stops_));
       if (merge == nullptr) return absl::OkStatus();
@@ -96,7 +99,11 @@ void EmbeddingTable::Impl::Cold::StartMerge(bool compacts) {
   MutexLock lock(&merge_mutex_);
   must_merge_ = true;
   must_compact_ |= compacts;
-  if (!merger_.joinable()) merger_ = std::thread([this] { Merge(); });
+  try {
+    if (!merger_.joinable()) merger_ = std::thread([this] { Merge(); });
+  } catch (const std::system_error&) {
+    must_merge_ = false;  // Nobody must wait for it.
+  }
   changed_.NotifyAll();
 }
 
@@ -106,7 +113,7 @@ void EmbeddingTable::Impl::Cold::WaitForMerges() {
 }
 
 void EmbeddingTable::Impl::Cold::NoteUsed(Key key) {
-  // More would not fit in memory until the next demotion anyway.
+  // More rows are rarely promoted between two demotions.
   constexpr size_t kMaxKeys = 262144;
   MutexLock lock(&used_mutex_);
   if (used_.size() >= kMaxKeys) used_before_ = std::exchange(used_, {});
@@ -366,7 +373,7 @@ void EmbeddingTable::Impl::ReleaseFreeRows() {
 
 std::vector<Key> EmbeddingTable::Impl::ChooseLongestUnused(
     int64_t num_rows, absl::Span<const Key> kept) {
-  constexpr uint64_t kSample = 1024;  // Of each stripe.
+  constexpr uint64_t kSample = 1024;  // Per stripe.
   MutexLock lock(&shrink_mutex_);
   EndUseEpoch();
   std::vector<uint32_t> stamps;
@@ -420,6 +427,7 @@ absl::StatusOr<int64_t> EmbeddingTable::Impl::Demote(
     return absl::FailedPreconditionError(absl::StrCat(
         "table '", config_.name, "' has no folder for rows on disk"));
   }
+  num_rows = std::min(num_rows, kMaxDemotion);
   MutexLock lock(&cold_->demote_mutex);
   ColdTier& tier = cold_->tier;
   if (tier.segments()->size() > kMaxSegments) cold_->WaitForMerges();

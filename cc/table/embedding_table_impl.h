@@ -704,7 +704,7 @@ class EmbeddingTable::Impl::Cold {
   // The thread.
   void Merge();
   // Merges until there is nothing to do.
-  absl::Status MergeAll();
+  absl::Status MergeAll(bool compacts);
 
   Impl& table_;
   std::atomic<bool> stops_{false};

@@ -500,7 +500,8 @@ void EmbeddingTable::Impl::Compact(Stripe* stripe, uint64_t min_share) {
   std::vector<StripeIndex::Entry> beyond;
   std::vector<uint32_t> left;
   std::vector<float> buffer;
-  for (uint64_t begin = 0; begin < kEndOfPositions;) {
+  bool has_room = true;
+  for (uint64_t begin = 0; begin < kEndOfPositions && has_room;) {
     const ChangeClock::Change change(&change_clock_);
     // A snapshot identifies changed rows by their row numbers, so while there
     // is one, no row may move.
@@ -513,9 +514,15 @@ void EmbeddingTable::Impl::Compact(Stripe* stripe, uint64_t min_share) {
                                            beyond.push_back(entry);
                                          }
                                        });
+    left.reserve(left.size() + beyond.size());
     for (const StripeIndex::Entry& entry : beyond) {
       uint32_t row;
-      if (!stripe->rows.AllocateBelow(limit, &row)) break;
+      if (!stripe->rows.AllocateBelow(limit, &row)) {
+        // Other threads may have freed rows.
+        stripe->rows.SortFreeRows();
+        has_room = stripe->rows.AllocateBelow(limit, &row);
+        if (!has_room) break;
+      }
       // Locks the bucket, because other threads find the row through it.
       const uint32_t meta = LockBucket(entry.bucket);
       const uint32_t old_row = entry.row();

@@ -196,9 +196,11 @@ std::vector<bool> RowStore::RowsWithStamps(uint32_t first,
 
 void RowStore::SampleStamps(uint64_t count,
                             std::vector<uint32_t>* sample) const {
+  std::vector<bool> is_free(next_row_);
+  for (const uint32_t row : free_rows_) is_free[row] = true;
   const uint64_t distance = std::max<uint64_t>(1, next_row_ / count);
   for (uint64_t row = 0; row < next_row_; row += distance) {
-    sample->push_back(RacyLoad(stamps() + row));
+    if (!is_free[row]) sample->push_back(RacyLoad(stamps() + row));
   }
 }
 

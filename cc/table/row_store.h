@@ -104,7 +104,7 @@ class RowStore {
   // Element r tells whether the stamp of row r is from `first` to `last`. The
   // result is empty if no stamp is. REQUIRES: InitStamps().
   std::vector<bool> RowsWithStamps(uint32_t first, uint32_t last) const;
-  // Adds up to `count` stamps, those of rows at equal distances.
+  // Adds about `count` stamps of rows in use.
   void SampleStamps(uint64_t count, std::vector<uint32_t>* sample) const;
 
   // The bytes of rows and statistics; stamps are not counted.
