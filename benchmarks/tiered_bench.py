@@ -152,6 +152,7 @@ def _compare(alpha: float, plain: _Model, tiered: _Model, reads: float) -> None:
         1, count["demoted_rows"] * _RECORD
     )
     figures = {
+        "random reads/s of the disk": (reads, ""),
         "step in memory, ms": (in_memory * 1e3, ""),
         "step with rows on disk, ms": (on_disk * 1e3, ""),
         "steps/s over those in memory": (
@@ -179,7 +180,7 @@ def _compare(alpha: float, plain: _Model, tiered: _Model, reads: float) -> None:
     row = f"zipf {alpha:g}"
     for name, (value, bar) in figures.items():
         print(f"{row}: {name} {value:.2f}", flush=True)
-        report(f"tiered | {row} | {name}", "", [value], bar)
+        report(f"tiered | {name} | {row}", "", [value], bar)
     assert after["refused_keys"] == 0
 
 
@@ -191,7 +192,6 @@ def main(argv: list[str]) -> None:
     try:
         reads = _random_reads(folder)
         print(f"random reads/s of the disk {reads:,.0f}", flush=True)
-        report("tiered | disk | random reads/s", "", [reads])
         plain = _Model("plain")
         plain.fill()
         ceiling = plain.table.stats().memory_bytes // 4
