@@ -140,8 +140,8 @@ class BatchReads::Ring {
   io_uring_cqe* results_ = nullptr;
 };
 
-BatchReads::BatchReads() {
-  auto ring = Ring::Create();
+BatchReads::BatchReads(bool uses_ring) {
+  auto ring = uses_ring ? Ring::Create() : nullptr;
   if (ring == nullptr) {
     threads_ = std::make_unique<ThreadPool>(kNumThreads);
     return;

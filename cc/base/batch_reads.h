@@ -30,7 +30,8 @@ struct FileRead {
 // Thread-safe.
 class BatchReads {
  public:
-  BatchReads();
+  // Tests may choose threads.
+  explicit BatchReads(bool uses_ring = true);
   ~BatchReads();
   BatchReads(const BatchReads&) = delete;
   BatchReads& operator=(const BatchReads&) = delete;

@@ -187,7 +187,8 @@ std::string ColdFolder::NextFile() {
 
 int64_t ColdTier::file_bytes() const {
   int64_t bytes = 0;
-  for (const auto& segment : *segments()) {
+  const auto all = segments();
+  for (const auto& segment : *all) {
     bytes += static_cast<int64_t>(segment->file_bytes());
   }
   return bytes;
@@ -195,7 +196,8 @@ int64_t ColdTier::file_bytes() const {
 
 int64_t ColdTier::memory_bytes() const {
   int64_t bytes = merge_bytes_;
-  for (const auto& segment : *segments()) {
+  const auto all = segments();
+  for (const auto& segment : *all) {
     bytes += static_cast<int64_t>(segment->memory_bytes());
   }
   return bytes;
@@ -289,7 +291,8 @@ absl::Status ColdTier::Find(absl::Span<const Key> keys,
 ColdRange ColdTier::Collect(ColdPlace begin, ColdPlace end,
                             uint32_t min_stamp) const {
   ColdRange range{begin, end, {}};
-  for (const auto& segment : *segments()) {
+  const auto all = segments();
+  for (const auto& segment : *all) {
     if (segment->max_stamp() < min_stamp) continue;
     const auto [first, last] = segment->BlocksOf(begin, end);
     if (first < last) range.parts.push_back(PartOf(segment, first, last));
