@@ -108,7 +108,7 @@ absl::Status Shard::ReplayAssign(absl::string_view payload) {
   const auto table =
       core_.tables.Find({assign.table, assign.table_incarnation});
   if (!table.ok()) return absl::NotFoundError("its table is gone");
-  const absl::Status status = AssignOnce(assign).status();
+  absl::Status status = AssignOnce(assign).status();
   core_.limits.Trim(**table);
   return status;
 }

@@ -188,6 +188,7 @@ absl::StatusOr<int64_t> Shard::InsertMarked(EmbeddingTable& table,
   const std::vector<size_t> marked =
       FindMarked(embeddings, dim, {kMissingMark, kColdMark});
   std::vector<Key> made;
+  made.reserve(marked.size());
   for (const size_t i : marked) made.push_back(keys[i]);
   std::sort(made.begin(), made.end());
   made.erase(std::unique(made.begin(), made.end()), made.end());
