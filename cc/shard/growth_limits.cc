@@ -395,7 +395,8 @@ int64_t GrowthLimits::Surplus(const EmbeddingTable& table) const {
 
 void GrowthLimits::Trim(EmbeddingTable& table) {
   if (table.config().demotes_when_full()) {
-    Relieve(table).IgnoreError();  // It is logged.
+    // Relieve() has logged the error, and the next call tries again.
+    Relieve(table).IgnoreError();
     return;
   }
   if (Surplus(table) == 0) return;

@@ -97,6 +97,7 @@ class GrowthLimits {
                                                absl::Span<const Key> kept);
   // Moves rows to disk if the memory of all tables is above max_memory, and the
   // table does so. Counts tables that are being loaded if this is one of them.
+  // Logs errors of the disk.
   absl::Status Relieve(EmbeddingTable& table);
   // Whether a write may now give rows to all of `keys`.
   absl::StatusOr<bool> HasRoomFor(EmbeddingTable& table,

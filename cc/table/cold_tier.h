@@ -77,7 +77,8 @@ struct ColdRange {
     std::shared_ptr<ColdSegment> segment;
     uint64_t begin = 0;  // Blocks.
     uint64_t end = 0;
-    std::vector<uint64_t> live;  // From the word of the first row on.
+    // The live bits. The first word has the bit of the first row.
+    std::vector<uint64_t> live;
   };
   // The range has records of these places only.
   ColdPlace begin = 0;
@@ -113,7 +114,6 @@ class ColdTier {
         segments_(std::make_shared<ColdSegments>()) {}
 
   const ColdFormat& format() const { return format_; }
-  const std::string& path() const { return folder_->path(); }
   std::shared_ptr<const ColdSegments> segments() const {
     MutexLock lock(&mutex_);
     return segments_;

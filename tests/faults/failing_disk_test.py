@@ -233,14 +233,7 @@ def test_training_goes_on_while_rows_cannot_move_to_disk(
         ServerProcess(flags=flags, variables=disk.variables) as server,
         connect(server) as cluster,
     ):
-        table = tsw.EmbeddingTable(
-            "t",
-            32,
-            initializer="zeros",
-            optimizer=tsw.optimizers.SGD(1.0),
-            when_full="disk",
-            cluster=cluster,
-        )
+        table = count_table(cluster, dim=32, when_full="disk")
 
         def push(some: np.ndarray) -> int:
             """Returns how many ids did not learn."""

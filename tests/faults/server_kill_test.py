@@ -89,14 +89,7 @@ def test_each_push_to_rows_on_disk_counts_once(tmp_path: Path) -> None:
         Servers(tmp_path, 2, flags) as cluster,
         tsw.Cluster(cluster.address, timeout_secs=60.0) as client,
     ):
-        table = tsw.EmbeddingTable(
-            "t",
-            32,
-            initializer="zeros",
-            optimizer=tsw.optimizers.SGD(1.0),
-            when_full="disk",
-            cluster=client,
-        )
+        table = count_table(client, dim=32, when_full="disk")
         table.push(np.arange(100_000), np.zeros((100_000, 32)))
 
         def train(number: int) -> None:

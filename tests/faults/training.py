@@ -24,14 +24,18 @@ def new_seed() -> int:
 def count_table(
     cluster: tsw.Cluster,
     consistency: tsw.train.Consistency | None = None,
+    *,
+    dim: int = 1,
+    when_full: str | None = None,
 ) -> tsw.EmbeddingTable:
     """Each push of -1 adds 1 to its rows, which begin with 0."""
     return tsw.EmbeddingTable(
         "count",
-        1,
+        dim,
         initializer="zeros",
         optimizer=tsw.optimizers.SGD(1.0),
         consistency=consistency,
+        when_full=when_full,
         cluster=cluster,
     )
 

@@ -19,6 +19,7 @@
 #include "tests/cc/table/odd_optimizers.h"
 #include "tests/cc/table/row_lives.h"
 #include "tests/cc/table/table_testing.h"
+#include "tests/cc/testing/deadlines.h"
 #include "tests/cc/testing/scoped_folder.h"
 
 namespace tfswitch {
@@ -371,8 +372,9 @@ TEST_F(ColdRowsTest, MergesKeepFewFilesAndLittleMemory) {
     FindOrInsertAll(table.get(), KeyRange(i * kAtOnce, kAtOnce));
     ASSERT_EQ(table->Demote(kAtOnce, {}).value(), kAtOnce);
   }
-  for (int tries = 0; Files().size() > 24 && tries < 1000; ++tries) {
-    absl::SleepFor(absl::Milliseconds(10));
+  for (const absl::Time end = Soon();
+       Files().size() > 24 && SteadyNow() < end;) {
+    std::this_thread::yield();
   }
   const TableStats stats = table->stats();
   EXPECT_EQ(stats.cold_rows, kTimes * kAtOnce);
